@@ -1,0 +1,101 @@
+"""Names, dtypes and manifest of a split-binary dataset: one file a feature, no headers.
+
+    DATASET/feature_spec.yaml  model_size.json  manifest.json
+    DATASET/train/label.bin numerical.bin cat_0.bin cat_1.bin ...     (the same in test/ and validation/)
+
+Row k of every file belongs to sample k: a label is one byte (0 or 1), a numerical row is float16
+`[num_numerical]`, an id is a signed integer as narrow as the table's cardinality allows. This is the
+layout of NVIDIA's DLRM. Only numpy and the standard library are imported, so that preprocessing and
+serving run where torch is not.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.files import read_manifest, write_atomically, write_manifest
+
+SPLITS = ("train", "test", "validation")
+FEATURE_SPEC = "feature_spec.yaml"
+MODEL_SIZE = "model_size.json"
+LABEL = "label"
+LABEL_DTYPE = np.dtype(bool)
+NUMERICAL_DTYPE = np.dtype(np.float16)
+_FIRST_CRITEO_COLUMN = 14  # model_size.json calls the tables _c14, _c15, ... whatever the dataset
+
+
+def id_dtype(cardinality: int) -> np.dtype:
+    """Returns the narrowest dtype for ids in [0, cardinality), by NVIDIA's rule (strictly less than).
+
+    Raises:
+        ValueError: a table of 2**31 - 1 rows or more.
+    """
+    for dtype in (np.int8, np.int16, np.int32):
+        if cardinality < np.iinfo(dtype).max:
+            return np.dtype(dtype)
+    raise ValueError(f"cardinality {cardinality}: expected less than {np.iinfo(np.int32).max}")
+
+
+def numerical_name(index: int) -> str:
+    return f"num_{index}"
+
+
+def categorical_name(index: int) -> str:
+    """The default name of a categorical feature; ".bin" is part of it, as in NVIDIA's datasets."""
+    return f"cat_{index}.bin"
+
+
+def write_model_size(directory: Path, cardinalities: Sequence[int]) -> None:
+    """Writes `model_size.json`: for every table its greatest id, which is its cardinality less one."""
+    sizes = {f"_c{_FIRST_CRITEO_COLUMN + i}": n - 1 for i, n in enumerate(cardinalities)}
+    write_atomically(directory / MODEL_SIZE, json.dumps(sizes, indent=4) + "\n")
+
+
+def read_model_size(directory: Path) -> list[int]:
+    """Reads `model_size.json` and returns the cardinalities in table order.
+
+    Raises:
+        ValueError: it is not an object of non-negative integers; the file and the entry are named.
+    """
+    path = directory / MODEL_SIZE
+    try:
+        sizes = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    if not isinstance(sizes, dict):
+        raise ValueError(f"{path}: expected an object of table sizes, got {type(sizes).__name__}")
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ValueError(
+                f"{path}: entry {name}: expected a greatest id of 0 or more, got {size!r}"
+            )
+    return [size + 1 for size in sizes.values()]
+
+
+def write_dataset_manifest(
+    directory: Path, rows: dict[str, int], cardinalities: Sequence[int], transform: dict[str, Any]
+) -> None:
+    """Writes `manifest.json`, last: a dataset without it is unfinished and refused by readers.
+
+    Args:
+        directory: the dataset.
+        rows: samples of each split.
+        cardinalities: rows of each table, in feature order.
+        transform: what made the numbers: engine-independent options such as the frequency limit.
+    """
+    facts = {"rows": rows, "cardinalities": list(cardinalities), "transform": transform}
+    write_manifest(directory, "dataset", **facts)
+
+
+def read_dataset_manifest(directory: Path, check_crc: bool = False) -> dict[str, Any] | None:
+    """Checks a dataset against its manifest; returns None where foreign software wrote no manifest.
+
+    A dataset of ours is staged beside its final name and renamed when whole, so that one without a
+    manifest can only be NVIDIA's; the readers then check sizes against the feature specification.
+    """
+    if not (directory / "manifest.json").exists():
+        return None
+    return read_manifest(directory, "dataset", check_crc)

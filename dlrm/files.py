@@ -1,0 +1,158 @@
+"""Directories that appear whole or not at all, and the manifest that says what is in them.
+
+Datasets and checkpoints are written with these. Only the standard library is imported.
+"""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+_BLOCK = 1 << 22
+
+
+@contextmanager
+def staged_directory(path: str | os.PathLike, replace: bool = False) -> Iterator[Path]:
+    """Yields a new directory beside `path` that becomes `path` when the block ends without an error.
+
+    After an error the new directory is removed and whatever stood at `path` is as it was.
+
+    Args:
+        path: the directory to create; its parents are created.
+        replace: whether a directory that stands at `path` already may be replaced. Only one that has a
+            manifest (that is: one that we wrote) is, so that a mistyped path loses nothing.
+
+    Raises:
+        FileExistsError: something that may not be replaced stands at `path`.
+    """
+    final = Path(path).absolute()
+    check_replaceable(final, replace)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    staging = final.with_name(f".{final.name}.partial-{os.getpid()}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        yield staging
+        _sync_tree(staging)
+        _swap(staging, final)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def check_replaceable(path: Path, replace: bool) -> None:
+    """Raises FileExistsError where `staged_directory` would refuse `path`."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not path.is_dir():
+        raise FileExistsError(f"{path}: expected a directory or nothing, got a file")
+    if not replace:
+        raise FileExistsError(
+            f"{path}: exists and is not empty; name another directory or remove it"
+        )
+    if not (path / MANIFEST).is_file():
+        raise FileExistsError(
+            f"{path}: exists and has no {MANIFEST}, so it was not written by this program and is not "
+            "replaced; name another directory or remove it"
+        )
+
+
+def _swap(staging: Path, final: Path) -> None:
+    if not final.exists():
+        staging.rename(final)
+    else:
+        old = final.with_name(f".{final.name}.old-{os.getpid()}")
+        final.rename(old)
+        staging.rename(final)
+        shutil.rmtree(old)
+    _sync(final.parent)
+
+
+def _sync_tree(directory: Path) -> None:
+    for parent, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            _sync(Path(parent, name))
+        _sync(Path(parent))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: str | os.PathLike, text: str) -> None:
+    """Writes a text file that readers see whole or not at all."""
+    final = Path(path)
+    partial = final.with_name(f".{final.name}.partial-{os.getpid()}")
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(final)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def crc32(path: str | os.PathLike) -> str:
+    """Returns the CRC-32 of a file as eight hexadecimal digits."""
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            value = zlib.crc32(block, value)
+    return f"{value:08x}"
+
+
+def write_manifest(directory: Path, kind: str, **facts: Any) -> None:
+    """Writes `manifest.json`: size and CRC-32 of every file in `directory`, and `facts`. Call it last."""
+    files = {}
+    for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != MANIFEST):
+        files[path.relative_to(directory).as_posix()] = {
+            "bytes": path.stat().st_size,
+            "crc32": crc32(path),
+        }
+    manifest = {"kind": kind, "version": 1, **facts, "files": files}
+    write_atomically(directory / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+
+
+def read_manifest(directory: Path, kind: str, check_crc: bool = False) -> dict[str, Any]:
+    """Reads `manifest.json` and checks that every file it names is there with its size.
+
+    Args:
+        directory: the dataset or checkpoint.
+        kind: what it should be: "dataset" or "checkpoint".
+        check_crc: also read every file and compare its CRC-32.
+
+    Raises:
+        FileNotFoundError: there is no manifest, or a file it names is missing.
+        ValueError: it is of another kind or version, or a file has another size or CRC-32.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file, so {directory} is not a complete {kind}")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        found, version, files = manifest["kind"], manifest["version"], manifest["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a manifest ({error!r})") from error
+    if (found, version) != (kind, 1):
+        raise ValueError(
+            f"{path}: expected a {kind} of version 1, got a {found} of version {version}"
+        )
+    for name, expected in files.items():
+        file = directory / name
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: missing, though {path} names it")
+        if (size := file.stat().st_size) != expected["bytes"]:
+            raise ValueError(f"{file}: expected {expected['bytes']} bytes, got {size}")
+        if check_crc and (crc := crc32(file)) != expected["crc32"]:
+            raise ValueError(f"{file}: expected CRC-32 {expected['crc32']}, got {crc}: damaged")
+    return manifest
