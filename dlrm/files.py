@@ -18,14 +18,14 @@ _BLOCK = 1 << 22
 
 @contextmanager
 def staged_directory(path: str | os.PathLike, replace: bool = False) -> Iterator[Path]:
-    """Yields a new directory beside `path` that becomes `path` when the block ends without an error.
+    """Yields a new directory that becomes `path` when the block ends without an error.
 
     After an error the new directory is removed and whatever stood at `path` is as it was.
 
     Args:
         path: the directory to create; its parents are created.
-        replace: whether a directory that stands at `path` already may be replaced. Only one that has a
-            manifest (that is: one that we wrote) is, so that a mistyped path loses nothing.
+        replace: whether a directory that stands at `path` already may be replaced. Only one that
+            has a manifest (one that we wrote) is, so that a mistyped path loses nothing.
 
     Raises:
         FileExistsError: something that may not be replaced stands at `path`.
@@ -52,13 +52,11 @@ def check_replaceable(path: Path, replace: bool) -> None:
     if not path.is_dir():
         raise FileExistsError(f"{path}: expected a directory or nothing, got a file")
     if not replace:
-        raise FileExistsError(
-            f"{path}: exists and is not empty; name another directory or remove it"
-        )
+        raise FileExistsError(f"{path}: exists and is not empty; name another or remove it")
     if not (path / MANIFEST).is_file():
         raise FileExistsError(
-            f"{path}: exists and has no {MANIFEST}, so it was not written by this program and is not "
-            "replaced; name another directory or remove it"
+            f"{path}: exists and has no {MANIFEST}, so it was not written by this program and is "
+            "not replaced; name another directory or remove it"
         )
 
 
@@ -112,7 +110,7 @@ def crc32(path: str | os.PathLike) -> str:
 
 
 def write_manifest(directory: Path, kind: str, **facts: Any) -> None:
-    """Writes `manifest.json`: size and CRC-32 of every file in `directory`, and `facts`. Call it last."""
+    """Writes `manifest.json`: `facts`, and size and CRC-32 of every file. Call it last."""
     files = {}
     for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != MANIFEST):
         files[path.relative_to(directory).as_posix()] = {

@@ -53,8 +53,8 @@ class FeatureSpec:
     def load(cls, path: str | os.PathLike) -> "FeatureSpec":
         """Reads a feature specification, or that of a dataset directory.
 
-        A directory without `feature_spec.yaml` but with `model_size.json` is read by the latter: its
-        tables are `cat_0.bin`, `cat_1.bin`, ... and its id widths those of the files.
+        A directory without `feature_spec.yaml` but with `model_size.json` is read by the latter:
+        its tables are `cat_0.bin`, `cat_1.bin`, ... and its id widths those of the files.
         """
         path = Path(path)
         if path.is_dir():
@@ -160,8 +160,8 @@ class FeatureSpec:
             size = _size(self.directory / name)
             if size != rows * width:
                 raise ValueError(
-                    f"{self.directory / name}: expected {rows} rows of {width} bytes, {rows * width} "
-                    f"bytes (the label file has {rows} rows), got {size} bytes"
+                    f"{self.directory / name}: expected {rows * width} bytes ({rows} rows, as the "
+                    f"label file has, of {width} bytes), got {size}"
                 )
         return rows
 
@@ -295,7 +295,9 @@ def _check_features(spec: FeatureSpec) -> None:
         if name in spec.categorical:
             size = facts.get("cardinality")
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                _fail(spec, f"feature {name}: expected a cardinality of 1 or more, got {size!r}")
+                raise ValueError(
+                    f"{spec.path}: feature {name}: expected a cardinality >= 1, got {size!r}"
+                )
             if dtype.kind != "i":
                 _fail(spec, f"feature {name}: expected a signed integer dtype, got {dtype}")
             if size - 1 > np.iinfo(dtype).max:

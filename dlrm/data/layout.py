@@ -1,12 +1,12 @@
 """Names, dtypes and manifest of a split-binary dataset: one file a feature, no headers.
 
     DATASET/feature_spec.yaml  model_size.json  manifest.json
-    DATASET/train/label.bin numerical.bin cat_0.bin cat_1.bin ...     (the same in test/ and validation/)
+    DATASET/train/label.bin numerical.bin cat_0.bin cat_1.bin ...   (the same in test/, validation/)
 
 Row k of every file belongs to sample k: a label is one byte (0 or 1), a numerical row is float16
-`[num_numerical]`, an id is a signed integer as narrow as the table's cardinality allows. This is the
-layout of NVIDIA's DLRM. Only numpy and the standard library are imported, so that preprocessing and
-serving run where torch is not.
+`[num_numerical]`, an id is a signed integer as narrow as the table's cardinality allows. This is
+the layout of NVIDIA's DLRM. Only numpy and the standard library are imported, so that preprocessing
+and serving run where torch is not.
 """
 
 import json
@@ -28,7 +28,7 @@ _FIRST_CRITEO_COLUMN = 14  # model_size.json calls the tables _c14, _c15, ... wh
 
 
 def id_dtype(cardinality: int) -> np.dtype:
-    """Returns the narrowest dtype for ids in [0, cardinality), by NVIDIA's rule (strictly less than).
+    """Returns the narrowest dtype for ids in [0, cardinality); NVIDIA's rule, strictly less than.
 
     Raises:
         ValueError: a table of 2**31 - 1 rows or more.
@@ -49,7 +49,7 @@ def categorical_name(index: int) -> str:
 
 
 def write_model_size(directory: Path, cardinalities: Sequence[int]) -> None:
-    """Writes `model_size.json`: for every table its greatest id, which is its cardinality less one."""
+    """Writes `model_size.json`: the greatest id of each table, its cardinality less one."""
     sizes = {f"_c{_FIRST_CRITEO_COLUMN + i}": n - 1 for i, n in enumerate(cardinalities)}
     write_atomically(directory / MODEL_SIZE, json.dumps(sizes, indent=4) + "\n")
 
