@@ -1,0 +1,75 @@
+"""What a dataset is to the rest of the package: batches, each a pure function of its index."""
+
+import math
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Samples as the model takes them; ids and numericals stay as narrow as they were stored.
+
+    Attributes:
+        numerical: `[batch, num_numerical]`, float16 (as on disk) or float32.
+        categorical: `[batch, tables]`, int8 to int64, one id for each table.
+        labels: `[batch]`, float32, 0 or 1.
+    """
+
+    numerical: Tensor
+    categorical: Tensor
+    labels: Tensor
+
+
+class Dataset(Protocol):
+    """One split of a dataset.
+
+    Attributes:
+        table_sizes: rows of each table, in feature order.
+        categorical_names: the tables' features, in the same order.
+        num_numerical: numerical features of a sample.
+        num_samples: samples in all batches together.
+        batch_size: samples of every batch but possibly the last.
+    """
+
+    table_sizes: list[int]
+    categorical_names: list[str]
+    num_numerical: int
+    num_samples: int
+    batch_size: int
+
+    def __len__(self) -> int:
+        """Returns the number of batches, the short last one included."""
+        ...
+
+    def batch(self, index: int) -> Batch:
+        """Returns a batch, which depends on `index` and on nothing that was read before."""
+        ...
+
+
+class BatchedRows:
+    """Divides rows into batches; the datasets inherit their length from it.
+
+    Args:
+        num_rows: rows that there are.
+        batch_size: rows of a batch.
+        subset: use only this fraction of the batches, in (0, 1], rounded up.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, subset: float = 1.0) -> None:
+        self.batch_size = batch_size
+        self._num_batches = math.ceil(math.ceil(num_rows / batch_size) * subset)
+        self.num_samples = min(num_rows, self._num_batches * batch_size)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def rows(self, index: int) -> tuple[int, int]:
+        """Returns the first row of a batch and the one after its last.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
+        if not 0 <= index < self._num_batches:
+            raise IndexError(f"batch {index}: expected one of 0 to {self._num_batches - 1}")
+        start = index * self.batch_size
+        return start, min(start + self.batch_size, self.num_samples)

@@ -1,0 +1,373 @@
+"""From flags to batches: opens the dataset that is asked for and reads it ahead of its use."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm.data import layout
+from dlrm.data.batch import Batch, Dataset
+from dlrm.data.criteo import BINARY_FILES, SplitDataset, open_binary
+from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.synthetic import IDS, SyntheticDataset, ensure_synthetic_dataset
+
+__all__ = ["Batch", "DataConfig", "Dataset", "Datasets", "batch_order", "open_datasets", "prefetch"]
+
+# What each type is read as; "memmap" is a name of 2020, "parametric" of 2021.
+DATASET_TYPES = {
+    "split": "split",
+    "memmap": "split",
+    "parametric": "split",
+    "binary": "binary",
+    "synthetic_gpu": "synthetic_gpu",
+    "synthetic_disk": "synthetic_disk",
+}
+_DEFAULT_TABLE_SIZES = (100_000,) * 26
+
+
+class Datasets(NamedTuple):
+    """The splits of a dataset; `validation` is None where there is none."""
+
+    train: Dataset
+    test: Dataset
+    validation: Dataset | None
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data to read and how; the fields are the flags of the same names.
+
+    Attributes:
+        dataset: the dataset's directory.
+        dataset_type: a key of `DATASET_TYPES`.
+        feature_spec: file in `dataset` that describes it; a `model_size.json` does instead.
+        batch_size: samples of a training batch.
+        test_batch_size: samples of a test or validation batch.
+        shuffle_batch_order: whether each epoch takes the training batches in a new order.
+        dataset_subset: fraction of the training batches to use, in (0, 1]; None is all.
+        seed: of the order of batches and of the synthetic values.
+        num_numerical_features: of a binary dataset and of a synthetic one; others know theirs.
+        synthetic_dataset_dir: where synthetic_disk writes.
+        synthetic_dataset_table_sizes: rows of each synthetic table.
+        synthetic_dataset_num_entries: samples of each synthetic split.
+        synthetic_dataset_numerical_features: overrides `num_numerical_features` where given.
+        synthetic_dataset_use_feature_spec: take table sizes, names and the number of numerical
+            features of synthetic data from `dataset` and `feature_spec`.
+        synthetic_ids: "uniform" over each table, or "power_law".
+        device: where synthetic_gpu makes its batches.
+
+    Raises:
+        ValueError: an impossible value; the flag, what it expects and what came are named.
+    """
+
+    dataset: str | None = None
+    dataset_type: str = "split"
+    feature_spec: str = layout.FEATURE_SPEC
+    batch_size: int = 32768
+    test_batch_size: int = 32768
+    shuffle_batch_order: bool = False
+    dataset_subset: float | None = None
+    seed: int = 12345
+    num_numerical_features: int = 13
+    synthetic_dataset_dir: str = "/tmp/dlrm_sythetic_dataset"
+    synthetic_dataset_table_sizes: tuple[int, ...] = _DEFAULT_TABLE_SIZES
+    synthetic_dataset_num_entries: int = 2**25
+    synthetic_dataset_numerical_features: int | None = None
+    synthetic_dataset_use_feature_spec: bool = False
+    synthetic_ids: str = "uniform"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        _expect("dataset_type", self.dataset_type, tuple(DATASET_TYPES))
+        _expect("synthetic_ids", self.synthetic_ids, IDS)
+        for flag in ("batch_size", "test_batch_size", "synthetic_dataset_num_entries"):
+            _expect_at_least(flag, getattr(self, flag), 1)
+        for flag in ("num_numerical_features", "synthetic_dataset_numerical_features", "seed"):
+            if getattr(self, flag) is not None:
+                _expect_at_least(flag, getattr(self, flag), 0)
+        if self.dataset_subset is not None and not 0 < self.dataset_subset <= 1:
+            raise ValueError(
+                f"--dataset_subset: expected a fraction in (0, 1], got {self.dataset_subset}"
+            )
+        # A list from the command line becomes a tuple, so that the configuration stays hashable.
+        object.__setattr__(
+            self, "synthetic_dataset_table_sizes", tuple(self.synthetic_dataset_table_sizes)
+        )
+        for size in self.synthetic_dataset_table_sizes:
+            _expect_at_least("synthetic_dataset_table_sizes", size, 1)
+        self._check_dataset()
+
+    def _check_dataset(self) -> None:
+        synthetic = self.dataset_type.startswith("synthetic")
+        if not synthetic and self.synthetic_dataset_use_feature_spec:
+            raise ValueError(
+                "--synthetic_dataset_use_feature_spec: expected --dataset_type synthetic_gpu or "
+                f"synthetic_disk, got {self.dataset_type}"
+            )
+        if self.dataset is None and (not synthetic or self.synthetic_dataset_use_feature_spec):
+            reason = (
+                "--synthetic_dataset_use_feature_spec"
+                if synthetic
+                else f"--dataset_type {self.dataset_type}"
+            )
+            raise ValueError(f"--dataset: expected the dataset's directory for {reason}, got none")
+
+
+def _expect(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"--{flag}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def _expect_at_least(flag: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"--{flag}: expected an integer of {least} or more, got {value!r}")
+
+
+def open_datasets(config: DataConfig) -> Datasets:
+    """Opens the splits of the dataset that `config` describes, and checks their files' sizes.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: a directory or file is missing.
+        ValueError: a specification breaks a rule, a file has another size than its rows need, or
+            there are no training rows.
+    """
+    kind = DATASET_TYPES[config.dataset_type]
+    datasets = {
+        "split": _open_split,
+        "binary": _open_binary,
+        "synthetic_gpu": _open_synthetic_gpu,
+        "synthetic_disk": _open_synthetic_disk,
+    }[kind](config)
+    if not datasets.train.num_samples:
+        raise ValueError(f"{config.dataset}: the training split has no rows")
+    return datasets
+
+
+def _open_split(config: DataConfig) -> Datasets:
+    return _split_datasets(_load_spec(config), config)
+
+
+def _split_datasets(spec: FeatureSpec, config: DataConfig) -> Datasets:
+    _check_manifest(spec)
+    test_size = config.test_batch_size
+    return Datasets(
+        SplitDataset(spec, "train", config.batch_size, config.dataset_subset or 1.0),
+        SplitDataset(spec, "test", test_size),
+        SplitDataset(spec, "validation", test_size) if "validation" in spec.splits else None,
+    )
+
+
+def _check_manifest(spec: FeatureSpec) -> None:
+    """Compares a dataset of ours with its manifest; the sizes of foreign ones `num_rows` checks."""
+    manifest = layout.read_dataset_manifest(spec.directory)
+    if manifest is None:
+        return
+    found = {split: spec.num_rows(split) for split in spec.splits}
+    if manifest["rows"] != found:
+        raise ValueError(
+            f"{spec.directory}: expected the rows of the manifest, {manifest['rows']}, got {found}"
+        )
+    if manifest["cardinalities"] != spec.cardinalities:
+        raise ValueError(
+            f"{spec.path}: expected the cardinalities of the manifest, "
+            f"{manifest['cardinalities']}, got {spec.cardinalities}"
+        )
+
+
+def _load_spec(config: DataConfig) -> FeatureSpec:
+    directory = _dataset_directory(config)
+    path = directory / config.feature_spec
+    if path.is_file():
+        return FeatureSpec.load(path)
+    if config.feature_spec == layout.FEATURE_SPEC and (directory / layout.MODEL_SIZE).is_file():
+        return FeatureSpec.load(directory)
+    hint = (
+        "; it has train_data.bin: --dataset_type binary reads that"
+        if (directory / BINARY_FILES["train"][0]).is_file()
+        else ""
+    )
+    raise FileNotFoundError(
+        f"{directory}: expected {config.feature_spec} (or the {layout.MODEL_SIZE} of a dataset of "
+        f"2020), found neither{hint}"
+    )
+
+
+def _dataset_directory(config: DataConfig) -> Path:
+    assert config.dataset is not None
+    directory = Path(config.dataset)
+    if not directory.exists():
+        raise FileNotFoundError(f"{directory}: no such dataset directory (--dataset)")
+    if not directory.is_dir():
+        raise NotADirectoryError(
+            f"{directory}: expected a dataset directory (--dataset), got a file"
+        )
+    return directory
+
+
+def _open_binary(config: DataConfig) -> Datasets:
+    directory = _dataset_directory(config)
+    train, test, validation = (
+        open_binary(directory, split, config.num_numerical_features, size, subset)
+        for split, size, subset in (
+            ("train", config.batch_size, config.dataset_subset or 1.0),
+            ("test", config.test_batch_size, 1.0),
+            ("validation", config.test_batch_size, 1.0),
+        )
+    )
+    assert train is not None
+    assert test is not None
+    return Datasets(train, test, validation)
+
+
+def _open_synthetic_gpu(config: DataConfig) -> Datasets:
+    spec = _synthetic_spec(config)
+    splits = (
+        ("train", config.batch_size, config.dataset_subset or 1.0),
+        ("test", config.test_batch_size, 1.0),
+    )
+    train, test = (
+        SyntheticDataset(
+            spec,
+            split,
+            config.synthetic_dataset_num_entries,
+            batch_size,
+            seed=config.seed,
+            ids=config.synthetic_ids,
+            device=config.device,
+            subset=subset,
+        )
+        for split, batch_size, subset in splits
+    )
+    return Datasets(train, test, None)
+
+
+def _open_synthetic_disk(config: DataConfig) -> Datasets:
+    spec = ensure_synthetic_dataset(
+        config.synthetic_dataset_dir,
+        _synthetic_spec(config),
+        config.synthetic_dataset_num_entries,
+        seed=config.seed,
+        ids=config.synthetic_ids,
+    )
+    return _split_datasets(spec, config)
+
+
+def _synthetic_spec(config: DataConfig) -> FeatureSpec:
+    if config.synthetic_dataset_use_feature_spec:
+        return _load_spec(config)
+    num_numerical = config.synthetic_dataset_numerical_features
+    if num_numerical is None:
+        num_numerical = config.num_numerical_features
+    return FeatureSpec.default(
+        config.synthetic_dataset_dir, num_numerical, config.synthetic_dataset_table_sizes
+    )
+
+
+def batch_order(num_batches: int, epoch: int, seed: int, shuffle: bool) -> np.ndarray:
+    """Returns the order in which an epoch takes its batches.
+
+    It depends on the arguments alone, so that a resumed run can start in the middle of an epoch. A
+    shuffled order sorts random keys: numpy guarantees those over its versions, a permutation not.
+
+    Args:
+        num_batches: length of the training set.
+        epoch: counted from 0; each has an order of its own.
+        seed: 0 or more.
+        shuffle: whether the order is random; only whole batches move, never rows.
+    """
+    if not shuffle:
+        return np.arange(num_batches)
+    keys = np.random.SFC64([seed, epoch]).random_raw(num_batches)
+    return np.argsort(keys, kind="stable")
+
+
+def prefetch(
+    dataset: Dataset, indices: Iterable[int], device: str | torch.device = "cpu", depth: int = 4
+) -> Generator[Batch, None, None]:
+    """Yields batches in the order of `indices`, read ahead by background threads.
+
+    An error in a reader is raised here, at the batch it belongs to. No thread outlives the
+    generator: exhaust it, or close it (`contextlib.closing`). Reading starts at the first `next`.
+
+    On CUDA the readers also copy, through pinned memory and on a stream of their own, so that a
+    batch is on the device before its turn. They allocate while the caller computes: whoever
+    captures a CUDA graph meanwhile uses `capture_error_mode="thread_local"`.
+
+    Args:
+        dataset: what to read.
+        indices: batches to read; taken from as the reading advances.
+        device: where the batches are wanted.
+        depth: batches that are read, or being read, ahead of the one in use.
+    """
+    if depth < 1:
+        raise ValueError(f"depth: expected 1 or more, got {depth}")
+    device = torch.device(device)
+    if device.type == "cuda":
+        reader = _CudaReader(dataset, device)
+        return _in_order(reader.read, reader.take, indices, depth)
+    return _in_order(
+        lambda index: _on_device(dataset.batch(index), device), _itself, indices, depth
+    )
+
+
+def _in_order(
+    read: Callable, take: Callable, indices: Iterable[int], depth: int
+) -> Generator[Batch, None, None]:
+    pending: deque[Future] = deque()
+    remaining = iter(indices)
+    readers = ThreadPoolExecutor(depth, thread_name_prefix="dlrm-reader")
+    try:
+        pending.extend(readers.submit(read, index) for index in islice(remaining, depth))
+        while pending:
+            batch = take(pending.popleft().result())
+            pending.extend(readers.submit(read, index) for index in islice(remaining, 1))
+            yield batch
+    finally:
+        readers.shutdown(wait=True, cancel_futures=True)
+
+
+def _itself(batch: Batch) -> Batch:
+    return batch
+
+
+def _on_device(batch: Batch, device: torch.device) -> Batch:
+    return Batch(*(tensor.to(device) for tensor in batch))  # no copy where it is there already
+
+
+class _CudaReader:
+    """Reads batches and copies them to a device on a side stream."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self._dataset, self._device = dataset, device
+        self._stream = torch.cuda.Stream(device)
+
+    def read(self, index: int) -> tuple[Batch, torch.cuda.Event]:
+        """In a reader's thread: starts the copy and marks its end."""
+        with torch.cuda.stream(self._stream):
+            batch = self._dataset.batch(index)
+            moved = Batch(*(self._move(tensor) for tensor in batch))
+            return moved, self._stream.record_event()
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":
+            return tensor
+        # numpy copies on this thread alone; torch would start a team of threads for each reader.
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        np.copyto(pinned.numpy(), tensor.numpy())
+        return pinned.to(self._device, non_blocking=True)
+
+    def take(self, read: tuple[Batch, torch.cuda.Event]) -> Batch:
+        """In the caller's thread: makes its stream wait for the copy, without waiting itself."""
+        batch, copied = read
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(copied)
+        for tensor in batch:
+            tensor.record_stream(stream)
+        return batch
