@@ -1,0 +1,144 @@
+#include "../row_update.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <cmath>
+
+#include "isa.h"
+#include "sort_rows.h"
+
+namespace dlrm {
+namespace {
+
+// An update rule: where the weight and its state lie, and the numbers of this step.
+struct SgdRule {
+  float* weight;
+  float lr;
+};
+struct AdagradRule {
+  float* weight;
+  float* state_sum;
+  float lr, eps;
+};
+struct RowWiseAdagradRule {
+  float* weight;
+  float* state_sum;
+  float lr, eps;
+};
+struct AdamRule {
+  float* weight;
+  float* exp_avg;
+  float* exp_avg_sq;
+  float step_size, beta1, beta2, eps;  // step_size = lr * sqrt(1 - beta2^step) / (1 - beta1^step)
+};
+
+}  // namespace
+}  // namespace dlrm
+
+#define DLRM_KERNELS "row_update_kernels.h"
+#include "for_each_isa.h"
+
+namespace dlrm {
+namespace {
+
+constexpr int64_t kElementsPerTask = 16384;
+
+double scalar(const char* name, const char* what, const Tensor& tensor) {
+  check(tensor.numel() == 1 && tensor.is_cpu(), name, ": expected ", what,
+        " to be one value on the CPU, got ", shape_of(tensor));
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return *tensor.const_data_ptr<float>();
+    case ScalarType::Double:
+      return *tensor.const_data_ptr<double>();
+    case ScalarType::Long:
+      return static_cast<double>(*tensor.const_data_ptr<int64_t>());
+    case ScalarType::Bool:
+      return *tensor.const_data_ptr<bool>();
+    default:
+      check(false, name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
+            dtype_of(tensor));
+      return 0;
+  }
+}
+
+// Applies `rule` to every touched row, unless found_inf says that the gradients are no numbers.
+template <typename Rule>
+void update(const RowUpdateInputs& inputs, const Rule& rule,
+            const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf) {
+  if (found_inf && scalar(inputs.name, "found_inf", *found_inf) != 0) return;
+  const double scale = grad_scale ? scalar(inputs.name, "grad_scale", *grad_scale) : 1;
+  const SortedRows pairs(inputs.name, inputs.rows.const_data_ptr<int64_t>(), inputs.count,
+                         inputs.total_rows);
+  dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
+    const auto* grad = inputs.grad.const_data_ptr<grad_t>();
+    const auto update_rows = DLRM_KERNEL(update_rows<grad_t, Rule>);
+    torch::stable::parallel_for(
+        0, inputs.count, std::max<int64_t>(1, kElementsPerTask / inputs.dim),
+        [&](int64_t begin, int64_t end) {
+          const Scratch<float> sum(inputs.dim);
+          update_rows(rule, pairs, grad, inputs.dim, static_cast<float>(1 / scale), sum.get(),
+                      pairs.run_start(begin), pairs.run_start(end));
+        });
+  });
+}
+
+void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr,
+             std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_sgd_", weight, rows, grad);
+  const SgdRule rule{weight.mutable_data_ptr<float>(),
+                     static_cast<float>(scalar(inputs.name, "lr", lr))};
+  update(inputs, rule, grad_scale, found_inf);
+}
+
+void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
+                 const Tensor& lr, double eps, std::optional<Tensor> grad_scale,
+                 std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_adagrad_", weight, rows, grad);
+  inputs.check_state("state_sum", state_sum, weight, inputs.dim);
+  const AdagradRule rule{weight.mutable_data_ptr<float>(), state_sum.mutable_data_ptr<float>(),
+                         static_cast<float>(scalar(inputs.name, "lr", lr)),
+                         static_cast<float>(eps)};
+  update(inputs, rule, grad_scale, found_inf);
+}
+
+void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
+                      const Tensor& lr, double eps, std::optional<Tensor> grad_scale,
+                      std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_wise_adagrad_", weight, rows, grad);
+  inputs.check_state("state_sum", state_sum, weight, 0);
+  const RowWiseAdagradRule rule{
+      weight.mutable_data_ptr<float>(), state_sum.mutable_data_ptr<float>(),
+      static_cast<float>(scalar(inputs.name, "lr", lr)), static_cast<float>(eps)};
+  update(inputs, rule, grad_scale, found_inf);
+}
+
+void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& rows,
+              const Tensor& grad, const Tensor& lr, const Tensor& step, double beta1, double beta2,
+              double eps, std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_adam_", weight, rows, grad);
+  inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
+  inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
+  const double steps = scalar(inputs.name, "step", step);
+  check(steps >= 1, "row_adam_: expected step >= 1, the number of this update, got ", steps);
+  const double step_size = scalar(inputs.name, "lr", lr) * std::sqrt(1 - std::pow(beta2, steps)) /
+                           (1 - std::pow(beta1, steps));
+  const AdamRule rule{weight.mutable_data_ptr<float>(),
+                      exp_avg.mutable_data_ptr<float>(),
+                      exp_avg_sq.mutable_data_ptr<float>(),
+                      static_cast<float>(step_size),
+                      static_cast<float>(beta1),
+                      static_cast<float>(beta2),
+                      static_cast<float>(eps)};
+  update(inputs, rule, grad_scale, found_inf);
+}
+
+}  // namespace
+}  // namespace dlrm
+
+STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
+  m.impl("row_sgd_", TORCH_BOX(&dlrm::row_sgd));
+  m.impl("row_adagrad_", TORCH_BOX(&dlrm::row_adagrad));
+  m.impl("row_wise_adagrad_", TORCH_BOX(&dlrm::row_wise_adagrad));
+  m.impl("row_adam_", TORCH_BOX(&dlrm::row_adam));
+}

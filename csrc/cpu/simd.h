@@ -1,0 +1,126 @@
+// Vectors of kLanes floats for one instruction set. No include guard: for_each_isa.h includes this
+// once for each, inside that set's namespace and target.
+
+constexpr int64_t kLanes = DLRM_LANES;
+constexpr bool kBFloat16Dot = DLRM_BF16_DOT;
+
+typedef float Vec __attribute__((vector_size(4 * DLRM_LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * DLRM_LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * DLRM_LANES)));
+
+DLRM_INLINE Vec zero() { return Vec{}; }
+
+DLRM_INLINE Vec broadcast(float value) { return value - Vec{}; }
+
+DLRM_INLINE Vec load(const float* from) {
+  Vec v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+DLRM_INLINE Vec load(const BFloat16* from) {
+  Halves h;
+  std::memcpy(&h, from, sizeof h);
+  return (Vec)(__builtin_convertvector(h, Bits) << 16);
+}
+
+DLRM_INLINE Vec load(const Half* from) {
+#if DLRM_LANES == 16
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif DLRM_LANES == 8
+  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  Vec v;
+  for (int64_t lane = 0; lane < kLanes; ++lane) v[lane] = static_cast<float>(from[lane]);
+  return v;
+#endif
+}
+
+DLRM_INLINE Halves to_bfloat16(Vec v) {
+  const Bits bits = (Bits)v;
+  const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  const Bits is_nan = (Bits)(v != v);
+  return __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0), Halves);
+}
+
+DLRM_INLINE Halves to_half(Vec v) {
+#if DLRM_LANES == 16
+  return (Halves)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+#elif DLRM_LANES == 8
+  return (Halves)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+#else
+  Halves h;
+  for (int64_t lane = 0; lane < kLanes; ++lane) h[lane] = static_cast<Half>(v[lane]).x;
+  return h;
+#endif
+}
+
+// Stores write around the caches where kStream says so; the address is then a multiple of the
+// vector's size.
+template <bool kStream, typename V>
+DLRM_INLINE void store_bytes(void* to, V v) {
+#if DLRM_LANES >= 8
+  if constexpr (kStream && sizeof(V) == 16) {
+    return _mm_stream_si128(static_cast<__m128i*>(to), (__m128i)v);
+  }
+  if constexpr (kStream && sizeof(V) == 32) {
+    return _mm256_stream_si256(static_cast<__m256i*>(to), (__m256i)v);
+  }
+#endif
+#if DLRM_LANES == 16
+  if constexpr (kStream && sizeof(V) == 64) {
+    return _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)v);
+  }
+#endif
+  std::memcpy(to, &v, sizeof v);
+}
+
+template <bool kStream = false>
+DLRM_INLINE void store(float* to, Vec v) {
+  store_bytes<kStream>(to, v);
+}
+template <bool kStream = false>
+DLRM_INLINE void store(BFloat16* to, Vec v) {
+  store_bytes<kStream>(to, to_bfloat16(v));
+}
+template <bool kStream = false>
+DLRM_INLINE void store(Half* to, Vec v) {
+  store_bytes<kStream>(to, to_half(v));
+}
+
+// Waits until streamed stores can be seen by other threads.
+DLRM_INLINE void finish_streaming() {
+#if DLRM_LANES >= 8
+  _mm_sfence();
+#endif
+}
+
+// The first `count` < kLanes elements; the other lanes are 0.
+template <typename scalar_t>
+DLRM_INLINE Vec load_first(const scalar_t* from, int64_t count) {
+  scalar_t buffer[kLanes] = {};
+  for (int64_t lane = 0; lane < count; ++lane) buffer[lane] = from[lane];
+  return load(buffer);
+}
+
+template <typename scalar_t>
+DLRM_INLINE void store_first(scalar_t* to, Vec v, int64_t count) {
+  scalar_t buffer[kLanes];
+  store(buffer, v);
+  for (int64_t lane = 0; lane < count; ++lane) to[lane] = buffer[lane];
+}
+
+// Copies `size` elements, rounding to the target's dtype.
+template <bool kStream = false, typename from_t, typename to_t>
+DLRM_INLINE void copy_elements(const from_t* from, to_t* to, int64_t size) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store<kStream>(to + i, load(from + i));
+  if (i < size) store_first(to + i, load_first(from + i, size - i), size - i);
+}
+
+// Asks for every cache line of a run of bytes. The address need not be one of ours.
+DLRM_INLINE void prefetch_bytes(uintptr_t begin, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + byte));
+  }
+}

@@ -1,0 +1,49 @@
+// What the kernels of every instruction set share: included outside their regions.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "../tensors.h"
+
+#define DLRM_INLINE static inline __attribute__((always_inline))
+
+namespace dlrm {
+
+// A bf16 pair, taken as one 32-bit lane.
+enum BFloat16Pair : uint32_t {};
+
+// Zeroed memory for one task, aligned to a cache line.
+template <typename T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t size) {
+    const size_t bytes = (std::max<int64_t>(size, 1) * sizeof(T) + 63) / 64 * 64;
+    data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+    if (!data_) throw std::bad_alloc();
+    std::memset(data_.get(), 0, bytes);
+  }
+  T* get() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(T* data) const { std::free(data); }
+  };
+  std::unique_ptr<T, Free> data_;
+};
+
+// Outputs larger than this are written around the caches: what reads them next finds them in
+// memory either way, and the lines need not be read before they are written.
+constexpr int64_t kStreamBytes = 32 << 20;
+
+}  // namespace dlrm

@@ -1,0 +1,57 @@
+// Sizes and checks of one joint_embedding call, for every backend.
+#pragma once
+
+#include <optional>
+
+#include "tensors.h"
+
+namespace dlrm {
+
+struct JointEmbeddingInputs {
+  int64_t batch;
+  int64_t tables;
+  int64_t dim;
+  int64_t total_rows;
+  Tensor weight;         // [total_rows, dim], contiguous
+  Tensor ids;            // [batch, tables], contiguous
+  Tensor table_offsets;  // [tables + 1] int64, contiguous
+  ScalarType output_dtype;
+
+  JointEmbeddingInputs(const Tensor& weight_, const Tensor& ids_, const Tensor& table_offsets_,
+                       std::optional<ScalarType> dtype) {
+    check(weight_.dim() == 2 && weight_.size(1) > 0 && is_floating(weight_.scalar_type()),
+          "joint_embedding: expected weight [rows, dim > 0] of Float, BFloat16 or Half, got ",
+          shape_of(weight_), " ", dtype_of(weight_));
+    check(ids_.dim() == 2 && is_id(ids_.scalar_type()),
+          "joint_embedding: expected ids [batch, tables] of Char, Short, Int or Long, got ",
+          shape_of(ids_), " ", dtype_of(ids_));
+    check(table_offsets_.dim() == 1 && table_offsets_.size(0) == ids_.size(1) + 1 &&
+              table_offsets_.scalar_type() == ScalarType::Long,
+          "joint_embedding: expected table_offsets [", ids_.size(1) + 1, "] Long for ids ",
+          shape_of(ids_), ", got ", shape_of(table_offsets_), " ", dtype_of(table_offsets_));
+    check(weight_.device() == ids_.device() && weight_.device() == table_offsets_.device(),
+          "joint_embedding: weight, ids and table_offsets are not all on one device");
+    output_dtype = dtype.value_or(weight_.scalar_type());
+    check(is_floating(output_dtype),
+          "joint_embedding: expected dtype Float, BFloat16 or Half, got ",
+          torch::headeronly::toString(output_dtype));
+    batch = ids_.size(0);
+    tables = ids_.size(1);
+    dim = weight_.size(1);
+    total_rows = weight_.size(0);
+    weight = torch::stable::contiguous(weight_);
+    ids = torch::stable::contiguous(ids_);
+    table_offsets = torch::stable::contiguous(table_offsets_);
+  }
+};
+
+// `offsets` are readable here: on the host.
+inline void check_table_offsets(const int64_t* offsets, int64_t tables, int64_t total_rows) {
+  for (int64_t t = 0; t <= tables; ++t) {
+    check(offsets[t] >= (t == 0 ? 0 : offsets[t - 1]) && offsets[t] <= total_rows,
+          "joint_embedding: table_offsets[", t, "] = ", offsets[t],
+          ": expected offsets that do not fall, within the weight's ", total_rows, " rows");
+  }
+}
+
+}  // namespace dlrm

@@ -1,0 +1,44 @@
+// The schema of every op, and what the library can say about itself.
+
+#include <torch/csrc/stable/library.h>
+
+#include "cpu/isa.h"
+
+namespace {
+
+// Returns the instruction set in use as an Isa; `limit` >= 0 caps it (for tests), -1 changes
+// nothing.
+int64_t cpu_isa(int64_t limit) {
+  if (limit >= 0) dlrm::limit_isa(static_cast<dlrm::Isa>(limit));
+  return static_cast<int64_t>(dlrm::current_isa());
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(dlrm, m) {
+  m.def("dot_interaction(Tensor dense, Tensor embeddings) -> Tensor");
+  m.def(
+      "dot_interaction_backward(Tensor grad, Tensor dense, Tensor embeddings)"
+      " -> (Tensor, Tensor)");
+  m.def(
+      "joint_embedding(Tensor weight, Tensor ids, Tensor table_offsets, *, ScalarType? dtype=None)"
+      " -> Tensor");
+  m.def(
+      "row_sgd_(Tensor(a!) weight, Tensor rows, Tensor grad, Tensor lr, *,"
+      " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+  m.def(
+      "row_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad, Tensor lr,"
+      " *, float eps=1e-10, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+  m.def(
+      "row_wise_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad,"
+      " Tensor lr, *, float eps=1e-10, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+  m.def(
+      "row_adam_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor rows,"
+      " Tensor grad, Tensor lr, Tensor step, *, float beta1=0.9, float beta2=0.999,"
+      " float eps=1e-8, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+  m.def("cpu_isa(int limit=-1) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(dlrm, CompositeExplicitAutograd, m) {
+  m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
+}

@@ -1,0 +1,52 @@
+// Sizes and checks of one row update (SGD, Adagrad, ...), for every backend.
+#pragma once
+
+#include <optional>
+
+#include "tensors.h"
+
+namespace dlrm {
+
+struct RowUpdateInputs {
+  const char* name;
+  int64_t total_rows;
+  int64_t dim;
+  int64_t count;  // of (row, gradient) pairs
+  Tensor rows;    // [count] int64, contiguous
+  Tensor grad;    // [count, dim], contiguous
+
+  RowUpdateInputs(const char* name_, const Tensor& weight, const Tensor& rows_, const Tensor& grad_)
+      : name(name_) {
+    check(weight.dim() == 2 && weight.size(1) > 0 && weight.scalar_type() == ScalarType::Float &&
+              weight.is_contiguous(),
+          name, ": expected a contiguous Float weight [rows, dim > 0], got ", shape_of(weight), " ",
+          dtype_of(weight));
+    check(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, name,
+          ": expected rows [count] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
+    check(grad_.dim() == 2 && grad_.size(0) == rows_.size(0) && grad_.size(1) == weight.size(1) &&
+              is_floating(grad_.scalar_type()),
+          name, ": expected grad [", rows_.size(0), ", ", weight.size(1),
+          "] of Float, BFloat16 or Half, got ", shape_of(grad_), " ", dtype_of(grad_));
+    check(weight.device() == rows_.device() && weight.device() == grad_.device(), name,
+          ": weight, rows and grad are not all on one device");
+    total_rows = weight.size(0);
+    dim = weight.size(1);
+    count = rows_.size(0);
+    rows = torch::stable::contiguous(rows_);
+    grad = torch::stable::contiguous(grad_);
+  }
+
+  // Optimizer state of `columns` values a row: [rows, columns], or [rows] where `columns` is 0.
+  void check_state(const char* state_name, const Tensor& state, const Tensor& weight,
+                   int64_t columns) const {
+    const bool shape_fits =
+        columns == 0 ? state.dim() == 1 : state.dim() == 2 && state.size(1) == columns;
+    check(shape_fits && state.size(0) == total_rows && state.scalar_type() == ScalarType::Float &&
+              state.is_contiguous() && state.device() == weight.device(),
+          name, ": expected contiguous Float ", state_name, " of ", total_rows, " rows",
+          columns == 0 ? "" : " shaped as the weight", " on its device, got ", shape_of(state), " ",
+          dtype_of(state));
+  }
+};
+
+}  // namespace dlrm

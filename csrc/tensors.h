@@ -1,0 +1,87 @@
+// What every op needs to take tensors in: names for messages, and dispatch over dtypes.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace dlrm {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Throws a RuntimeError that says only what the user can act on. STD_TORCH_CHECK would put the
+// place in our source in front.
+template <typename... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (condition) [[likely]]
+    return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+// "[2, 3]", as Python prints a shape.
+inline std::string shape_of(const Tensor& tensor) {
+  std::ostringstream text;
+  const char* separator = "[";
+  for (int64_t size : tensor.sizes()) {
+    text << separator << size;
+    separator = ", ";
+  }
+  text << (tensor.dim() == 0 ? "[]" : "]");
+  return text.str();
+}
+
+inline const char* dtype_of(const Tensor& tensor) {
+  return torch::headeronly::toString(tensor.scalar_type());
+}
+
+inline bool is_floating(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
+}
+
+inline bool is_id(ScalarType dtype) {
+  return dtype == ScalarType::Char || dtype == ScalarType::Short || dtype == ScalarType::Int ||
+         dtype == ScalarType::Long;
+}
+
+// Calls f<scalar_t>() with the C++ type of a dtype that is_floating.
+template <typename Function>
+void dispatch_floating(ScalarType dtype, const Function& f) {
+  switch (dtype) {
+    case ScalarType::BFloat16:
+      return f.template operator()<BFloat16>();
+    case ScalarType::Half:
+      return f.template operator()<Half>();
+    default:
+      return f.template operator()<float>();
+  }
+}
+
+// Calls f<id_t>() with the C++ type of a dtype that is_id.
+template <typename Function>
+void dispatch_id(ScalarType dtype, const Function& f) {
+  switch (dtype) {
+    case ScalarType::Char:
+      return f.template operator()<int8_t>();
+    case ScalarType::Short:
+      return f.template operator()<int16_t>();
+    case ScalarType::Int:
+      return f.template operator()<int32_t>();
+    default:
+      return f.template operator()<int64_t>();
+  }
+}
+
+}  // namespace dlrm

@@ -1,0 +1,41 @@
+"""The operators that DLRM needs and torch lacks, or has slower.
+
+Each runs compiled where `dlrm/_ops_cpu.so` was built and can be loaded, and as its plain-torch
+reference elsewhere, with the same values and the same errors.
+"""
+
+from dlrm.ops.dot_interaction import (
+    dot_interaction,
+    dot_interaction_reference,
+    interaction_width,
+)
+from dlrm.ops.joint_embedding import joint_embedding, joint_embedding_reference
+from dlrm.ops.library import instruction_set, native_available
+from dlrm.ops.row_update import (
+    row_adagrad_,
+    row_adagrad_reference,
+    row_adam_,
+    row_adam_reference,
+    row_sgd_,
+    row_sgd_reference,
+    row_wise_adagrad_,
+    row_wise_adagrad_reference,
+)
+
+__all__ = [
+    "dot_interaction",
+    "dot_interaction_reference",
+    "instruction_set",
+    "interaction_width",
+    "joint_embedding",
+    "joint_embedding_reference",
+    "native_available",
+    "row_adagrad_",
+    "row_adagrad_reference",
+    "row_adam_",
+    "row_adam_reference",
+    "row_sgd_",
+    "row_sgd_reference",
+    "row_wise_adagrad_",
+    "row_wise_adagrad_reference",
+]

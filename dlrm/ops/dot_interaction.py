@@ -1,0 +1,93 @@
+"""Dot interaction: every pair of a sample's feature vectors, multiplied.
+
+The schema is in csrc/library.cpp, the kernels in csrc/cpu/dot_interaction*.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlrm.ops.library import has_native, native_available
+
+
+def interaction_width(tables: int, dim: int) -> int:
+    """The width of an output row: `dim` and the dots of `tables + 1` vectors, to a multiple of 8."""
+    return (dim + (tables + 1) * tables // 2 + 7) // 8 * 8
+
+
+def dot_interaction(dense: Tensor, embeddings: Tensor) -> Tensor:
+    """Returns `[dense | dots | zeros]`, of shape `[batch, interaction_width(tables, dim)]`.
+
+    The dots are those of vector i with vector j for i > j, row by row, where vector 0 is `dense`
+    and vector k the embedding of table k - 1 (Naumov et al., 2019, section 2). They are summed in
+    float32 and rounded once to the inputs' dtype.
+
+    Args:
+        dense: bottom MLP output, `[batch, dim]`, float32, bfloat16 or float16.
+        embeddings: one row of each table, `[batch, tables, dim]`, of the same dtype.
+
+    Raises:
+        RuntimeError: shapes or dtypes of the two do not fit together; both are named.
+    """
+    if has_native(dense):
+        return torch.ops.dlrm.dot_interaction(dense, embeddings)
+    _check(dense, embeddings)
+    return dot_interaction_reference(dense, embeddings)
+
+
+def dot_interaction_reference(dense: Tensor, embeddings: Tensor) -> Tensor:
+    """The same in plain PyTorch: the fallback, the oracle of the tests, and what is exported."""
+    vectors = torch.cat([dense.unsqueeze(1), embeddings], dim=1)
+    num_vectors = vectors.shape[1]
+    i, j = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=dense.device)
+    output = torch.cat([dense, (vectors @ vectors.mT)[:, i, j]], dim=1)
+    width = interaction_width(num_vectors - 1, dense.shape[1])
+    return F.pad(output, (0, width - output.shape[1]))
+
+
+def _check(dense: Tensor, embeddings: Tensor) -> None:
+    """What csrc/dot_interaction.h checks, for the fallback."""
+    shapes = f"got dense {list(dense.shape)} and embeddings {list(embeddings.shape)}"
+    if (
+        dense.dim() != 2
+        or embeddings.dim() != 3
+        or dense.shape != (embeddings.shape[0], embeddings.shape[2])
+    ):
+        raise RuntimeError(
+            "dot_interaction: expected dense [batch, dim] and embeddings [batch, tables, dim], "
+            + shapes
+        )
+    if dense.shape[1] == 0:
+        raise RuntimeError(f"dot_interaction: expected dim > 0, {shapes}")
+    if dense.dtype != embeddings.dtype or dense.dtype not in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+    ):
+        raise RuntimeError(
+            "dot_interaction: expected dense and embeddings of one dtype (Float, BFloat16 or Half),"
+            f" got dense {dense.dtype} and embeddings {embeddings.dtype}"
+        )
+
+
+def _backward(ctx, grad):
+    return torch.ops.dlrm.dot_interaction_backward(grad, *ctx.saved_tensors)
+
+
+if native_available():
+
+    @torch.library.register_fake("dlrm::dot_interaction")
+    def _(dense, embeddings):
+        _check(dense, embeddings)
+        width = interaction_width(embeddings.shape[1], dense.shape[1])
+        return dense.new_empty(dense.shape[0], width)
+
+    @torch.library.register_fake("dlrm::dot_interaction_backward")
+    def _(grad, dense, embeddings):
+        return dense.new_empty(dense.shape), embeddings.new_empty(embeddings.shape)
+
+    torch.library.register_autograd(
+        "dlrm::dot_interaction",
+        _backward,
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )

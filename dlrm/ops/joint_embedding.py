@@ -1,0 +1,120 @@
+"""Joint embedding: one look-up for all tables, which lie behind each other in one weight.
+
+The schema is in csrc/library.cpp, the kernels in csrc/cpu/joint_embedding*.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlrm.ops.library import has_native, native_available
+
+
+def joint_embedding(
+    weight: Tensor, ids: Tensor, table_offsets: Tensor, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Returns row `table_offsets[t] + ids[b, t]` of `weight` as output `[b, t]`, cast to `dtype`.
+
+    The gradient of `weight` is a sparse COO tensor, uncoalesced and without a copy: its indices are
+    the rows looked up, `[1, batch * tables]` int64, its values the output's gradient. Autograd
+    casts the values to the weight's dtype, as `torch.optim` needs them; with
+    `weight.grad_dtype = None` they stay in the output's, which saves a pass over them and is what
+    `row_sgd_` and its like take.
+
+    Args:
+        weight: all tables' rows, `[rows, dim]`, float32, bfloat16 or float16.
+        ids: `[batch, tables]`, int8 to int64, each within its own table.
+        table_offsets: the first row of each table, and the end, `[tables + 1]` int64.
+        dtype: the output's dtype, the weight's by default.
+
+    Raises:
+        RuntimeError: an id is outside its table (table, batch row and value are named), or shapes
+            or dtypes do not fit together.
+    """
+    if has_native(weight):
+        return torch.ops.dlrm.joint_embedding(weight, ids, table_offsets, dtype=dtype)
+    _check(weight, ids, table_offsets, dtype)
+    _check_ids(ids, table_offsets)
+    return joint_embedding_reference(weight, ids, table_offsets, dtype=dtype)
+
+
+def joint_embedding_reference(
+    weight: Tensor, ids: Tensor, table_offsets: Tensor, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The same in plain PyTorch: the fallback, the oracle of the tests, and what is exported."""
+    return F.embedding(ids + table_offsets[:-1], weight, sparse=True).to(dtype or weight.dtype)
+
+
+_FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+_IDS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _check(weight: Tensor, ids: Tensor, table_offsets: Tensor, dtype: torch.dtype | None) -> None:
+    """What csrc/joint_embedding.h checks, for the fallback."""
+
+    def check(condition: bool, expected: str, got: Tensor) -> None:
+        if not condition:
+            shape = list(got.shape)
+            raise RuntimeError(f"joint_embedding: expected {expected}, got {shape} {got.dtype}")
+
+    check(
+        weight.dim() == 2 and weight.shape[1] > 0 and weight.dtype in _FLOATING,
+        "weight [rows, dim > 0] of Float, BFloat16 or Half",
+        weight,
+    )
+    check(
+        ids.dim() == 2 and ids.dtype in _IDS,
+        "ids [batch, tables] of Char, Short, Int or Long",
+        ids,
+    )
+    check(
+        table_offsets.shape == (ids.shape[1] + 1,) and table_offsets.dtype == torch.int64,
+        f"table_offsets [{ids.shape[1] + 1}] Long for ids {list(ids.shape)}",
+        table_offsets,
+    )
+    if dtype is not None and dtype not in _FLOATING:
+        raise RuntimeError(f"joint_embedding: expected dtype Float, BFloat16 or Half, got {dtype}")
+
+
+def _check_ids(ids: Tensor, table_offsets: Tensor) -> None:
+    """Raises on the first bad id; on a GPU the device asserts, so that the host need not wait."""
+    if torch.compiler.is_compiling():
+        return
+    sizes = table_offsets.diff()
+    bad = (ids < 0) | (ids >= sizes)
+    if ids.device.type != "cpu":
+        torch._assert_async(~bad.any(), "joint_embedding: an id is outside its table")
+    elif bad.any():
+        row, table = bad.nonzero()[0].tolist()
+        raise RuntimeError(
+            f"joint_embedding: id {ids[row, table]} of table {table} in batch row {row}: "
+            f"expected 0 <= id < {sizes[table]}"
+        )
+
+
+def _setup_context(ctx, inputs, keyword_only_inputs, output):
+    weight, ids, table_offsets = inputs
+    ctx.save_for_backward(ids, table_offsets)
+    ctx.weight_shape = weight.shape
+
+
+def _backward(ctx, grad):
+    ids, table_offsets = ctx.saved_tensors
+    rows = (ids + table_offsets[:-1]).reshape(1, -1)
+    values = grad.reshape(-1, ctx.weight_shape[1])
+    sparse = torch.sparse_coo_tensor(
+        rows, values, ctx.weight_shape, check_invariants=False, is_coalesced=False
+    )
+    return sparse, None, None
+
+
+if native_available():
+
+    @torch.library.register_fake("dlrm::joint_embedding")
+    def _(weight, ids, table_offsets, *, dtype=None):
+        _check(weight, ids, table_offsets, dtype)
+        return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype or weight.dtype)
+
+    torch.library.register_autograd(
+        "dlrm::joint_embedding", _backward, setup_context=_setup_context
+    )

@@ -1,0 +1,48 @@
+"""Loads the compiled ops, once, and knows which devices they have kernels for."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+_INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")  # in the order of csrc/cpu/isa.h
+
+
+def native_available() -> bool:
+    """Whether the compiled CPU ops are loaded; the plain-torch references run where they are not."""
+    return "cpu" in _native_devices
+
+
+def has_native(tensor: torch.Tensor) -> bool:
+    """Whether there are compiled kernels for the device that `tensor` is on."""
+    return tensor.device.type in _native_devices
+
+
+def instruction_set(limit: str | None = None) -> str:
+    """The instruction set that the CPU kernels use: "generic", "avx2", "avx512" or "avx512_bf16".
+
+    It is the best that this processor has, or `limit` where that is given and less; the limit holds
+    until the next. Without the compiled ops it is "none".
+    """
+    if not native_available():
+        return "none"
+    return _INSTRUCTION_SETS[
+        torch.ops.dlrm.cpu_isa(-1 if limit is None else _INSTRUCTION_SETS.index(limit))
+    ]
+
+
+def _load(path: Path) -> bool:
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:  # not built, for another machine, or for a later torch
+        reason = error if path.exists() else f"{path} was not built"
+        logging.getLogger(__name__).warning(
+            "dlrm.ops: plain-torch references run instead of the native ops: %s", reason
+        )
+        return False
+    return True
+
+
+_native_devices = frozenset(
+    ["cpu"] if _load(Path(__file__).resolve().parent.parent / "_ops_cpu.so") else []
+)

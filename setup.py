@@ -1,0 +1,120 @@
+"""Builds the native ops, where there is a C++ compiler.
+
+`dlrm/_ops_cpu.so` is built against torch's stable C++ ABI: one file serves every torch from 2.11 on
+and every Python. Without a compiler, or with `DLRM_NATIVE=0` in the environment, the package is
+installed without it, and its plain-torch references run. A compile error fails the installation.
+"""
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Distribution, Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+COMPILE_FLAGS = """
+    -std=c++20 -O3 -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math -Wall -Wno-psabi
+    -Wno-unused-function -Wno-maybe-uninitialized -Wno-uninitialized -DTORCH_TARGET_VERSION=0x020b000000000000
+""".split()
+
+
+def cpp_compiler() -> list[str] | None:
+    """The command of the C++ compiler, `CXX` first, or None where there is none."""
+    if os.environ.get("CXX"):
+        return shlex.split(os.environ["CXX"])
+    found = next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
+    return [found] if found else None
+
+
+def torch_folder() -> Path:
+    """Where torch lies. It is not imported: that takes seconds, and its headers are all we need."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise SystemExit(
+            "dlrm's native ops are built against torch, which is not installed here. Install torch "
+            "first and use `pip install --no-build-isolation`, or set DLRM_NATIVE=0 to do without."
+        )
+    return Path(spec.origin).parent
+
+
+def reason_to_skip() -> str | None:
+    if os.environ.get("DLRM_NATIVE") == "0":
+        return "DLRM_NATIVE=0"
+    if cpp_compiler() is None:
+        return "no C++ compiler was found (g++, c++, clang++ or CXX)"
+    return None
+
+
+class BuildNative(build_ext):
+    """Compiles the sources at once, in as many processes as there are cores, and links them."""
+
+    def build_extension(self, ext: Extension) -> None:
+        compiler, torch = cpp_compiler(), torch_folder()
+        assert compiler is not None
+        objects = Path(self.build_temp) / "csrc"
+        objects.mkdir(parents=True, exist_ok=True)
+        newest_header = max(path.stat().st_mtime for path in [*headers(), Path(__file__)])
+
+        def compile_source(source: str) -> str:
+            target = objects / source.replace("/", "_").replace(".cpp", ".o")
+            newest = max(newest_header, os.stat(source).st_mtime)
+            if not target.exists() or target.stat().st_mtime < newest:
+                include = ["-isystem", str(torch / "include")]
+                run([*compiler, *COMPILE_FLAGS, *include, "-c", source, "-o", str(target)])
+            return str(target)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            compiled = list(pool.map(compile_source, ext.sources))
+        output = Path(self.get_ext_fullpath(ext.name))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # Beside and renamed: a process that has the old file mapped keeps it whole.
+        unfinished = output.with_suffix(".unfinished")
+        link = ["-shared", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
+        run([*compiler, *compiled, *link, "-o", str(unfinished)])
+        unfinished.replace(output)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return fullname.replace(".", "/") + ".so"  # no Python version: it knows none
+
+
+class Wheel(bdist_wheel):
+    """Tags the wheel for any Python 3 on this platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+class Package(Distribution):
+    def has_ext_modules(self) -> bool:
+        return bool(self.ext_modules)
+
+
+def headers() -> list[Path]:
+    return list(Path("csrc").rglob("*.h"))
+
+
+def run(command: list[str]) -> None:
+    print(shlex.join(command), flush=True)
+    result = subprocess.run(command, check=False)
+    if result.returncode != 0:
+        raise SystemExit(f"dlrm: this failed ({result.returncode}): {shlex.join(command)}")
+
+
+sources = sorted(str(path) for path in [Path("csrc/library.cpp"), *Path("csrc/cpu").glob("*.cpp")])
+reason = reason_to_skip()
+if reason:
+    print(
+        f"WARNING: dlrm is installed WITHOUT its native ops, because {reason}. "
+        "Plain-torch references run instead: the same values, several times slower.",
+        flush=True,
+    )
+setup(
+    distclass=Package,
+    ext_modules=[] if reason else [Extension("dlrm._ops_cpu", sources)],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
+)
