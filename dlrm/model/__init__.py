@@ -1,0 +1,1 @@
+"""Networks: no training, no data, no flags."""

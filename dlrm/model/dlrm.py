@@ -1,0 +1,152 @@
+"""Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dlrm.distributed import World
+from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
+from dlrm.model.interaction import INTERACTIONS, interaction_width
+from dlrm.model.mlp import mlp, output_layer
+
+EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
+
+
+@dataclass(frozen=True)
+class DLRMConfig:
+    """The architecture; field names are those of the command line's flags.
+
+    Attributes:
+        table_sizes: rows of each embedding table, as the data set has them.
+        num_numerical_features: numerical features of a sample.
+        embedding_dim: columns of every table.
+        bottom_mlp_sizes: layers over the numerical features; the last is `embedding_dim`.
+        top_mlp_sizes: layers over the interaction; the last is 1, the logit.
+        interaction_op: "cuda_dot" (native), "dot" (plain torch) or "cat" (no products).
+        embedding_type: "joint_fused" and "joint_sparse" look up natively, "joint" by one
+            `nn.Embedding`, "multi_table" by one a table; "custom_cuda" is "joint_fused".
+        hash_indices: take ids modulo the rows of their table.
+        max_table_size: no table gets more rows than this; needs `hash_indices`.
+        embedding_init_scale: tables start as U(-s, s) with s = scale / sqrt(rows).
+
+    Raises:
+        ValueError: values that do not fit together; flag and value are named.
+    """
+
+    table_sizes: tuple[int, ...]
+    num_numerical_features: int = 13
+    embedding_dim: int = 128
+    bottom_mlp_sizes: tuple[int, ...] = (512, 256, 128)
+    top_mlp_sizes: tuple[int, ...] = (1024, 1024, 512, 256, 1)
+    interaction_op: str = "cuda_dot"
+    embedding_type: str = "joint_fused"
+    hash_indices: bool = False
+    max_table_size: int | None = None
+    embedding_init_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.embedding_dim < 1:
+            raise ValueError(f"--embedding_dim {self.embedding_dim}: expected 1 or more")
+        if self.embedding_type not in EMBEDDING_TYPES:
+            raise ValueError(
+                f"--embedding_type {self.embedding_type}: expected one of {EMBEDDING_TYPES}"
+            )
+        if self.interaction_op not in INTERACTIONS:
+            raise ValueError(
+                f"--interaction_op {self.interaction_op}: expected one of {list(INTERACTIONS)}"
+            )
+        if self.max_table_size is not None and not self.hash_indices:
+            raise ValueError(
+                f"--max_table_size {self.max_table_size} needs --hash_indices: ids above it would "
+                "point outside their tables"
+            )
+        if self.max_table_size is not None and self.max_table_size < 1:
+            raise ValueError(f"--max_table_size {self.max_table_size}: expected 1 or more")
+        for flag in ("bottom_mlp_sizes", "top_mlp_sizes"):
+            sizes = getattr(self, flag)
+            if not sizes or min(sizes) < 1:
+                raise ValueError(f"--{flag} {_listed(sizes)}: expected sizes of 1 or more")
+        if self.bottom_mlp_sizes[-1] != self.embedding_dim:
+            raise ValueError(
+                f"--bottom_mlp_sizes {_listed(self.bottom_mlp_sizes)}: the last size must equal "
+                f"--embedding_dim {self.embedding_dim}"
+            )
+        if self.top_mlp_sizes[-1] != 1:
+            raise ValueError(
+                f"--top_mlp_sizes {_listed(self.top_mlp_sizes)}: the last size must be 1, the logit"
+            )
+
+    @property
+    def embedding_rows(self) -> tuple[int, ...]:
+        """Rows of each table as built: `table_sizes`, clipped to `max_table_size`."""
+        limit = self.max_table_size
+        return tuple(size if limit is None else min(size, limit) for size in self.table_sizes)
+
+
+class DLRM(nn.Module):
+    """Bottom MLP and embeddings, their interaction, top MLP.
+
+    Args:
+        config: the architecture.
+        world: the processes that train together.
+        dtype: in which the MLPs and the interaction compute. Parameters are float32; the last layer
+            and the logits are float32 whatever this is.
+        seed: of the initial values; they depend on it and on the parameter's name alone.
+    """
+
+    def __init__(
+        self,
+        config: DLRMConfig,
+        world: World = World(),
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        dim, rows = config.embedding_dim, config.embedding_rows
+        scale = config.embedding_init_scale
+        self.embeddings: JointEmbedding | MultiTableEmbedding
+        if config.embedding_type == "multi_table":
+            self.embeddings = MultiTableEmbedding(rows, dim, seed, scale)
+        else:
+            native = config.embedding_type != "joint"
+            self.embeddings = JointEmbedding(rows, dim, seed, scale, native)
+        self.table_rows: torch.Tensor
+        self.register_buffer("table_rows", torch.tensor(rows), persistent=False)
+        self.interact = INTERACTIONS[config.interaction_op]
+        width, padding = interaction_width(config.interaction_op, len(rows), dim)
+        hidden = config.top_mlp_sizes[:-1]
+        self.bottom_mlp = mlp(
+            config.num_numerical_features, config.bottom_mlp_sizes, seed, "bottom_mlp"
+        )
+        self.top_mlp = mlp(width, hidden, seed, "top_mlp")
+        self.output = output_layer(hidden[-1] if hidden else width, seed, "output")
+        first = next(self.top_mlp.parameters() if hidden else self.output.parameters())
+        if padding:
+            with torch.no_grad():
+                first[:, -padding:] = 0  # these inputs are zero
+        self.to(world.device)
+
+    def forward(self, numerical: Tensor, categorical: Tensor) -> Tensor:
+        """Returns logits, float32 `[batch]`.
+
+        Args:
+            numerical: `[batch, num_numerical_features]`, any floating dtype.
+            categorical: ids `[batch, tables]`, any integer dtype.
+
+        Raises:
+            RuntimeError: an id is outside its table; table, row and value are named (CPU).
+        """
+        if self.config.hash_indices:
+            categorical = categorical.remainder(self.table_rows)
+        half = self.dtype != torch.float32
+        with torch.autocast(numerical.device.type, self.dtype, enabled=half):
+            dense = self.bottom_mlp(numerical.float())
+            embeddings = self.embeddings(categorical, dtype=dense.dtype)
+            hidden = self.top_mlp(self.interact(dense, embeddings))
+        return self.output(hidden.float()).squeeze(1)
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))

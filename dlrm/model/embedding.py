@@ -1,0 +1,118 @@
+"""Embedding tables of the categorical features: one row of each table for every sample.
+
+Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbedding` has one
+`nn.Embedding` a feature. Both give the same vectors from the same seed.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dlrm import ops
+from dlrm.model.initialize import generator
+
+
+class JointEmbedding(nn.Module):
+    """All tables in one weight `[sum of table_sizes, dim]`, one after the other.
+
+    Args:
+        table_sizes: rows of each table.
+        dim: columns of every table.
+        seed: of the initial values, U(-s, s) with s = init_scale / sqrt(rows of the table).
+        init_scale: see `seed`.
+        native: look up by `ops.joint_embedding` (checks ids, casts on the way out) and not by
+            `nn.Embedding`'s kernel.
+    """
+
+    def __init__(
+        self,
+        table_sizes: Sequence[int],
+        dim: int,
+        seed: int = 0,
+        init_scale: float = 1.0,
+        native: bool = True,
+    ):
+        super().__init__()
+        offsets = [0]
+        for size in table_sizes:
+            offsets.append(offsets[-1] + size)
+        self.table_sizes, self.native = list(table_sizes), native
+        self.weight = nn.Parameter(torch.empty(offsets[-1], dim))
+        self.register_buffer("table_offsets", torch.tensor(offsets), persistent=False)
+        with torch.no_grad():
+            for index, table in enumerate(self.tables()):
+                _initialize(table, index, seed, init_scale)
+
+    def tables(self) -> list[Tensor]:
+        """Views of the weight, one a table, `[rows, dim]`."""
+        return list(self.weight.detach().split(self.table_sizes))
+
+    def table_parameters(self) -> list[tuple[nn.Parameter, list[int]]]:
+        """Parameters that hold tables, each with the sizes of the tables it holds."""
+        return [(self.weight, self.table_sizes)]
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
+        offsets: Tensor = self.table_offsets  # type: ignore[assignment]
+        if self.native:
+            return ops.joint_embedding(self.weight, ids, offsets, dtype=dtype)
+        check_ids(ids, self.table_sizes)
+        rows = ids + offsets[:-1]
+        return nn.functional.embedding(rows, self.weight, sparse=True).to(dtype)
+
+
+class MultiTableEmbedding(nn.Module):
+    """One `nn.Embedding` a feature; arguments as those of `JointEmbedding`."""
+
+    def __init__(
+        self, table_sizes: Sequence[int], dim: int, seed: int = 0, init_scale: float = 1.0
+    ):
+        super().__init__()
+        self.table_sizes = list(table_sizes)
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim))
+            for size in table_sizes
+        )
+        for index, table in enumerate(self.tables()):
+            _initialize(table, index, seed, init_scale)
+
+    def tables(self) -> list[Tensor]:
+        """The weights, one a table, `[rows, dim]`."""
+        return [weight.detach() for weight, _ in self.table_parameters()]
+
+    def table_parameters(self) -> list[tuple[nn.Parameter, list[int]]]:
+        """Parameters that hold tables, each with the sizes of the tables it holds."""
+        weights = list(self.embeddings.parameters())
+        return [(w, [size]) for w, size in zip(weights, self.table_sizes, strict=True)]
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
+        check_ids(ids, self.table_sizes)
+        wide = ids.long()
+        vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
+        return torch.stack(vectors, dim=1).to(dtype)
+
+
+def check_ids(ids: Tensor, table_sizes: Sequence[int]) -> None:
+    """Raises RuntimeError for the first id outside its table, naming table, row and value.
+
+    On CUDA nothing is checked here, since that would make every step wait for the device.
+    """
+    if ids.shape[1] != len(table_sizes):
+        raise ValueError(f"embedding: expected ids of {len(table_sizes)} tables, got {ids.shape}")
+    if ids.is_cuda or not ids.numel():
+        return
+    sizes = torch.tensor(table_sizes)
+    wrong = (ids < 0) | (ids >= sizes)
+    if wrong.any():
+        row, table = wrong.nonzero()[0].tolist()
+        raise RuntimeError(
+            f"embedding: id {ids[row, table].item()} of table {table} in batch row {row}: "
+            f"expected 0 <= id < {table_sizes[table]}"
+        )
+
+
+def _initialize(table: Tensor, index: int, seed: int, scale: float) -> None:
+    bound = scale / max(len(table), 1) ** 0.5
+    table.uniform_(-bound, bound, generator=generator(seed, f"table.{index}"))

@@ -1,0 +1,1 @@
+"""Commands: flags in, calls to the package, results out."""

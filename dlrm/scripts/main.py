@@ -1,0 +1,301 @@
+"""Trains, tests or times a DLRM on one machine: python -m dlrm.scripts.main --mode train ..."""
+
+import os
+
+# Huge pages save up to a fifth of a step; torch reads this at its first allocation.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+import functools
+import json
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from absl import app
+from absl import flags as absl_flags
+
+from dlrm import __version__, ops
+from dlrm.data.loader import DataConfig, Datasets, open_datasets
+from dlrm.distributed import World
+from dlrm.files import MANIFEST, crc32
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.scripts import flags
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.benchmark import measure_inference
+from dlrm.train.checkpoint import (
+    CheckpointDirectory,
+    Parameters,
+    check_unchanged,
+    find_checkpoint,
+    load_checkpoint,
+    read_config,
+)
+from dlrm.train.log import RunLog, draw_curves
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
+from dlrm.train.trainer import TrainConfig, Trainer
+
+FLAGS = absl_flags.FLAGS
+flags.define_flags()
+absl_flags.adopt_module_key_flags(flags)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"expected flags only, got {argv[1:]}")
+    try:
+        run()
+    except (ValueError, OSError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+    except RuntimeError as error:
+        if "embedding: id " not in str(error):
+            raise  # ours, not the user's: with its traceback
+        sys.exit(
+            f"error: {str(error).splitlines()[0]}. The dataset has ids beyond its tables; "
+            "--hash_indices takes ids modulo the size of their table"
+        )
+
+
+def run() -> dict[str, float]:
+    """Does what the flags say and returns the summary.
+
+    Raises:
+        ValueError, OSError, FloatingPointError: what the user can mend.
+    """
+    values = flags.values()
+    world = World(device=_device(FLAGS.base_device))
+    precision = flags.config(PrecisionConfig)
+    torch.backends.cuda.matmul.allow_tf32 = precision.tf32
+    torch.backends.cudnn.allow_tf32 = precision.tf32
+    torch.manual_seed(FLAGS.seed)
+    modes = {"train": _train, "test": _test, "inference_benchmark": _inference_benchmark}
+    fresh = FLAGS.mode == "train" and not FLAGS.resume
+    with RunLog(FLAGS.log_path, append=not fresh) as log:
+        log.parameters(values)
+        for notice in _notices(world.device, precision):
+            log.line(notice)
+        datasets = open_datasets(flags.config(DataConfig, device=world.device))
+        _check_numericals(datasets)
+        checkpoint = FLAGS.load_checkpoint_path and find_checkpoint(FLAGS.load_checkpoint_path)
+        task = Recommendation(
+            _architecture(datasets, checkpoint, log),
+            world,
+            precision.dtype(world.device),
+            FLAGS.seed,
+            FLAGS.auc_device == "CPU",
+        )
+        log.line(_describe(task, datasets, world))
+        summary = modes[FLAGS.mode](task, datasets, checkpoint, log)
+        log.summary(summary)
+    return summary
+
+
+def _train(
+    task: Recommendation, datasets: Datasets, checkpoint: Path | None, log: RunLog
+) -> dict[str, float]:
+    device = task.world.device
+    schedule, config = flags.config(ScheduleConfig), flags.config(TrainConfig)
+    optimizers = task.optimizers(flags.optimizer_config())
+    trainer = Trainer(
+        task,
+        optimizers,
+        functools.partial(learning_rate, schedule),
+        config,
+        task.world,
+        log,
+        flags.config(PrecisionConfig).scaler(device),
+        _checkpoints(),
+        {"dlrm_version": __version__, "flags": flags.values(), "dataset": _fingerprint(datasets)},
+    )
+    if not (FLAGS.resume and _resume(trainer, log)) and checkpoint:
+        load_checkpoint(checkpoint, trainer.parameters)
+        log.line(f"weights from {checkpoint}; the run starts at step 0")
+    train = Batches(datasets.train, device, FLAGS.shuffle_batch_order, FLAGS.seed)
+    if advice := short_run_advice(schedule, config.num_steps(len(train))):
+        log.line(f"note: {advice}")
+    validation = Batches(datasets.validation, device) if datasets.validation else None
+    summary = trainer.fit(train, Batches(datasets.test, device), validation)
+    curves = Path(FLAGS.log_path).absolute().with_name("curves.png")
+    problem = draw_curves(trainer.progress.history, task.metric, curves)
+    log.line(problem or f"curves: {curves}")
+    if trainer.checkpoints:
+        best = trainer.checkpoints.best()
+        log.line(f"checkpoints: last {trainer.checkpoints.last()}, best {best}")
+    return summary
+
+
+def _test(
+    task: Recommendation, datasets: Datasets, checkpoint: Path | None, log: RunLog
+) -> dict[str, float]:
+    if checkpoint:
+        load_checkpoint(checkpoint, Parameters(task.model, task.table_parameters()))
+        log.line(f"weights from {checkpoint}")
+    else:
+        log.line("note: no --load_checkpoint_path, so these are the initial weights")
+    test = Batches(datasets.test, task.world.device)
+    began = time.perf_counter()
+    metrics = task.evaluate(test)
+    seconds = time.perf_counter() - began
+    shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
+    log.line(f"Finished testing: {shown}")
+    return metrics | {
+        "avg_inference_latency": seconds / len(test),
+        "average_test_throughput": test.num_samples / seconds,
+    }
+
+
+def _inference_benchmark(
+    task: Recommendation, datasets: Datasets, checkpoint: Path | None, log: RunLog
+) -> dict[str, float]:
+    if checkpoint:
+        load_checkpoint(checkpoint, Parameters(task.model, task.table_parameters()))
+    device = task.world.device
+    warmup = FLAGS.benchmark_warmup_steps or 10
+    steps = warmup + FLAGS.inference_benchmark_steps
+    summary = {}
+    for size in flags.values()["inference_benchmark_batch_sizes"]:
+        if not 1 <= size <= datasets.test.num_samples:
+            raise ValueError(
+                f"--inference_benchmark_batch_sizes {size}: expected 1 to "
+                f"{datasets.test.num_samples}, the rows of the test set"
+            )
+        config = flags.config(DataConfig, device=device, test_batch_size=size)
+        batches = Batches(open_datasets(config).test, device)
+        with closing(batches.repeated(steps)) as repeated:
+            latency = measure_inference(
+                lambda batch: task.model(batch.numerical, batch.categorical),
+                repeated,
+                size,
+                warmup,
+                device,
+            )
+        for name in ("mean", "p50", "p95", "p99"):
+            summary[f"{name}_inference_latency_batch_{size}"] = getattr(latency, name)
+        summary[f"mean_inference_throughput_batch_{size}"] = latency.samples_per_second
+    return summary
+
+
+def _device(asked: str | None) -> str:
+    if asked is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.split(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"--base_device {asked}: expected cpu, cuda or cuda:<index>")
+    if asked.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--base_device {asked}: torch finds no CUDA device here; use cpu")
+    return asked
+
+
+def _notices(device: str, precision: PrecisionConfig) -> list[str]:
+    """Lines about flags that are accepted and do nothing here."""
+    lines = []
+    if flags.given("output_dir"):
+        lines.append("--output_dir is not used; checkpoints go to --save_checkpoint_path")
+    if FLAGS.cuda_graphs:
+        lines.append("--cuda_graphs is not used; steps run eagerly, with the same results")
+    if flags.given("optimized_mlp"):
+        lines.append("--optimized_mlp is not used; torch's linear layers run either way")
+    if flags.given("loss_scale") and precision.dtype(device) != torch.float16:
+        lines.append("--loss_scale is not used; it is for --amp in fp16")
+    return lines
+
+
+def _check_numericals(datasets: Datasets) -> None:
+    found = datasets.train.num_numerical
+    if flags.given("num_numerical_features") and FLAGS.num_numerical_features != found:
+        raise ValueError(
+            f"--num_numerical_features {FLAGS.num_numerical_features}: the dataset has {found}"
+        )
+
+
+def _architecture(datasets: Datasets, checkpoint: Path | None, log: RunLog) -> DLRMConfig:
+    """The flags' architecture; those not given are a checkpoint's, if there is one."""
+    adopted: dict[str, Any] = {}
+    if checkpoint:
+        saved = read_config(checkpoint)["flags"]
+        for name in flags.ARCHITECTURE:
+            value = tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
+            if not flags.given(name) and value != flags.values()[name]:
+                adopted[name] = value
+        if adopted:
+            shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
+            log.line(f"architecture from {checkpoint}: {shown}")
+    return flags.config(
+        DLRMConfig,
+        table_sizes=tuple(datasets.train.table_sizes),
+        num_numerical_features=datasets.train.num_numerical,
+        **adopted,
+    )
+
+
+def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
+    weights = sum(p.numel() for p in task.model.parameters())
+    rows = sum(task.model.config.embedding_rows)
+    validation = datasets.validation.num_samples if datasets.validation else 0
+    device = world.device
+    if device == "cpu":
+        native = ops.instruction_set() if ops.native_available() else "plain torch"
+        device += f" ({torch.get_num_threads()} threads, operators: {native})"
+    return (
+        f"device: {device}  parameters: {weights:,} ({len(datasets.train.table_sizes)} tables, "
+        f"{rows:,} rows)  rows: train {datasets.train.num_samples:,}, "
+        f"test {datasets.test.num_samples:,}, validation {validation:,}"
+    )
+
+
+def _checkpoints() -> CheckpointDirectory | None:
+    if FLAGS.save_checkpoint_path is None:
+        if FLAGS.resume:
+            raise ValueError("--resume needs --save_checkpoint_path, where the checkpoints are")
+        if FLAGS.checkpoint_freq:
+            raise ValueError(
+                f"--checkpoint_freq {FLAGS.checkpoint_freq} needs --save_checkpoint_path"
+            )
+        return None
+    checkpoints = CheckpointDirectory(FLAGS.save_checkpoint_path, FLAGS.keep_checkpoints)
+    if not FLAGS.resume and (last := checkpoints.last()):
+        raise FileExistsError(
+            f"{last}: from an earlier run; --resume goes on from it, or name another directory "
+            "with --save_checkpoint_path"
+        )
+    return checkpoints
+
+
+def _resume(trainer: Trainer, log: RunLog) -> bool:
+    assert trainer.checkpoints is not None
+    last = trainer.checkpoints.last()
+    if last is None:
+        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
+        return False
+    check_unchanged(last, _frozen(read_config(last)), _frozen(trainer.run))
+    trainer.resume(last)
+    log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
+    return True
+
+
+def _frozen(run: dict[str, Any]) -> dict[str, Any]:
+    """What must stay the same when a run goes on."""
+    run = json.loads(json.dumps(run))
+    kept = {f"--{k}": v for k, v in run["flags"].items() if k not in flags.RESUME_MAY_CHANGE}
+    kept["--base_device"] = _device(kept["--base_device"])
+    return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
+
+
+def _fingerprint(datasets: Datasets) -> dict[str, Any]:
+    """Tells one dataset from another, wherever it lies."""
+    manifest = Path(FLAGS.dataset or FLAGS.synthetic_dataset_dir, MANIFEST)
+    return {
+        "training rows": datasets.train.num_samples,
+        "table sizes": datasets.train.table_sizes,
+        "manifest": crc32(manifest) if manifest.is_file() else None,
+    }
+
+
+def start() -> None:
+    app.run(main)
+
+
+if __name__ == "__main__":
+    start()

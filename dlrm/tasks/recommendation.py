@@ -1,0 +1,119 @@
+"""Click-through prediction: a DLRM, binary cross-entropy, ROC AUC."""
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlrm.data.loader import Batch, Dataset, batch_order, prefetch
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.train.metrics import click_metrics
+from dlrm.train.optim import OptimizerConfig, dense_optimizer, table_optimizer
+from dlrm.train.trainer import Loader
+
+
+class Batches:
+    """The batches of a data set on a device, in order or shuffled anew every epoch.
+
+    Args:
+        dataset: what to read.
+        device: where the batches are wanted.
+        shuffle: take whole batches in random order.
+        seed: of that order.
+    """
+
+    def __init__(self, dataset: Dataset, device: str = "cpu", shuffle: bool = False, seed: int = 0):
+        self.dataset, self.device, self.shuffle, self.seed = dataset, device, shuffle, seed
+        self.num_samples = dataset.num_samples
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Batch, None, None]:
+        """Yields the batches of an epoch from the `start`-th on."""
+        order = batch_order(len(self), epoch, self.seed, self.shuffle)
+        return prefetch(self.dataset, order[start:].tolist(), self.device)
+
+    def repeated(self, count: int) -> Generator[Batch, None, None]:
+        """Yields `count` batches of full size, over and over again where there are fewer."""
+        full = self.num_samples // self.dataset.batch_size
+        return prefetch(self.dataset, (i % full for i in range(count)), self.device)
+
+
+class Recommendation:
+    """A DLRM to train on clicks.
+
+    Args:
+        config: the architecture.
+        world: the processes that train together.
+        dtype: in which the MLPs and the interaction compute.
+        seed: of the initial weights.
+        auc_on_cpu: collect scores in host memory and not on the device.
+    """
+
+    metric = "auc"
+    loss_metric = "log_loss"
+
+    def __init__(
+        self,
+        config: DLRMConfig,
+        world: World = World(),
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        auc_on_cpu: bool = False,
+    ):
+        self.world, self.auc_on_cpu = world, auc_on_cpu
+        self.model = DLRM(config, world, dtype, seed)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Returns the binary cross-entropy, summed over the samples, over the global batch."""
+        logits = self.model(batch.numerical, batch.categorical)
+        return F.binary_cross_entropy_with_logits(logits, batch.labels)
+
+    def num_samples(self, batch: Batch) -> int:
+        return len(batch.labels)
+
+    @torch.no_grad()
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns AUC, log loss, normalised entropy and calibration over a data set."""
+        device = "cpu" if self.auc_on_cpu else self.world.device
+        logits, labels = [], []
+        with closing(loader.batches()) as batches:
+            for batch in batches:
+                logits.append(self.model(batch.numerical, batch.categorical).to(device))
+                labels.append(batch.labels.to(device))
+        return click_metrics(torch.cat(logits), torch.cat(labels), self.world)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Returns the parameters of the tables, with sparse gradients, and the dense ones."""
+        tables = [weight for weight, _ in self.table_parameters()]
+        held = {id(weight) for weight in tables}
+        return {
+            "tables": tables,
+            "dense": [p for p in self.model.parameters() if id(p) not in held],
+        }
+
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Sequence[int]]]:
+        return self.model.embeddings.table_parameters()
+
+    def optimizers(self, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+        """Returns the optimizers of the tables and of the rest, but of what is frozen none."""
+        groups, result = self.parameter_groups(), []
+        if groups["tables"] and not config.freeze_embeddings:
+            native = self.model.config.embedding_type in ("joint_fused", "custom_cuda")
+            result.append(table_optimizer(config.embedding_optimizer, groups["tables"], native))
+        if not config.freeze_mlps:
+            result.append(dense_optimizer(config.mlp_optimizer, groups["dense"]))
+        return result
+
+    def example_batch(self, size: int) -> Batch:
+        """Returns a batch of zeros: first rows of the tables, no clicks."""
+        config, device = self.model.config, self.world.device
+        return Batch(
+            torch.zeros(size, config.num_numerical_features, device=device),
+            torch.zeros(size, len(config.table_sizes), dtype=torch.long, device=device),
+            torch.zeros(size, device=device),
+        )

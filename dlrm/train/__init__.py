@@ -1,0 +1,1 @@
+"""Training: the loop, optimizers, schedule, metrics, checkpoints and logs. It knows no model."""

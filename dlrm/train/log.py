@@ -1,0 +1,142 @@
+"""What a run reports: console lines, a JSON-lines file as DLLogger's, a progress bar, curves."""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+UNITS = {"throughput": "samples/s", "latency": "s"}
+
+
+class RunLog:
+    """Writes the log file, prints lines, and shows a progress bar where a person watches.
+
+    Every line of the file is `DLLL ` and a JSON object with `timestamp`, `datetime`, `elapsedtime`,
+    `type` (LOG or METADATA), `step` and `data`, as NVIDIA's DLLogger writes.
+
+    Args:
+        path: the file, or None for none.
+        append: go on with the file of an earlier run.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None, append: bool = False):
+        self._file: TextIO | None = None
+        self._start = time.time()
+        self._bar: tqdm | None = None
+        if path is not None:
+            Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end_progress()
+        if self._file:
+            self._file.close()
+
+    def parameters(self, values: dict[str, Any]) -> None:
+        """Records the flags of the run."""
+        self._write(type="LOG", step="PARAMETER", data=values)
+
+    def step(self, epoch: int, step: int, values: dict[str, float]) -> None:
+        """Records values of a step of an epoch."""
+        self._write(type="LOG", step=[epoch, step], data=values)
+
+    def summary(self, values: dict[str, float]) -> None:
+        """Records and prints the results of the run, each with its unit."""
+        for name in values:
+            unit = _unit(name)
+            if unit:
+                self._write(type="METADATA", metric=name, metadata={"unit": unit})
+        self._write(type="LOG", step=[], data=values)
+        now = datetime.now()
+        for name, value in values.items():
+            self.line(f"DLL {now} - () {name} : {value} {_unit(name)}".rstrip())
+
+    def line(self, text: str) -> None:
+        """Prints a line above the progress bar."""
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+    def start_progress(self, total: int, initial: int, unit: str, title: str) -> None:
+        """Shows a progress bar, if standard error is a terminal."""
+        self.end_progress()
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                total=total, initial=initial, unit=unit, desc=title, leave=False, dynamic_ncols=True
+            )
+
+    def progress(self, steps: int = 1) -> None:
+        if self._bar is not None:
+            self._bar.update(steps)
+
+    def end_progress(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _write(self, **entry: Any) -> None:
+        if self._file is None:
+            return
+        now = time.time()
+        head = {
+            "timestamp": str(now),
+            "datetime": str(datetime.fromtimestamp(now)),
+            "elapsedtime": str(now - self._start),
+        }
+        self._file.write("DLLL " + json.dumps(head | entry) + "\n")
+        self._file.flush()
+
+
+def _unit(name: str) -> str:
+    return next((unit for word, unit in UNITS.items() if word in name), "")
+
+
+def draw_curves(
+    history: Sequence[dict[str, float]], metric: str, path: str | os.PathLike
+) -> str | None:
+    """Draws loss, learning rate and the test metric over the steps of a run.
+
+    Args:
+        history: entries with `step` and some of `loss`, `lr` and the metric.
+        metric: name of the test metric, as "auc".
+        path: the picture to write, as "curves.png".
+
+    Returns:
+        None, or why nothing was drawn: no matplotlib, nothing to draw.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it reports on its font cache
+    try:
+        import matplotlib
+    except ImportError:
+        return "no curves: matplotlib is missing (pip install matplotlib)"
+    if not history:
+        return "no curves: the run printed no step (see --print_freq)"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = [("loss", "training loss"), ("lr", "learning rate"), (metric, f"test {metric}")]
+    figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
+    for axis, (name, label) in zip(axes, panels, strict=True):
+        points = [(entry["step"], entry[name]) for entry in history if name in entry]
+        if points:
+            axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else "")
+        else:
+            axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    axes[-1].set_xlabel("step")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return None

@@ -1,0 +1,219 @@
+"""Optimizers: torch's own for dense parameters, and one-pass updates of the rows of a table.
+
+The row optimizers take the gradient of `ops.joint_embedding` as it comes, (rows, values) with rows
+repeated, and change in place only the rows that the batch touched.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dlrm import ops
+
+DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
+TABLE_OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Which optimizers; field names are those of the command line's flags.
+
+    Attributes:
+        embedding_optimizer: of the tables: "sgd", "adagrad", "row_wise_adagrad" or "adam" (lazy:
+            only touched rows).
+        mlp_optimizer: of everything else: "sgd", "adagrad" or "adam".
+        freeze_embeddings: compute gradients of the tables but do not update them.
+        freeze_mlps: the same for everything else.
+
+    Raises:
+        ValueError: an unknown optimizer; flag and value are named.
+    """
+
+    embedding_optimizer: str = "sgd"
+    mlp_optimizer: str = "sgd"
+    freeze_embeddings: bool = False
+    freeze_mlps: bool = False
+
+    def __post_init__(self) -> None:
+        for flag, kinds in (
+            ("embedding_optimizer", TABLE_OPTIMIZERS),
+            ("mlp_optimizer", DENSE_OPTIMIZERS),
+        ):
+            if getattr(self, flag) not in kinds:
+                raise ValueError(f"--{flag} {getattr(self, flag)}: expected one of {kinds}")
+
+
+def dense_optimizer(kind: str, parameters: Iterable[Tensor]) -> Optimizer:
+    """Returns torch's fused SGD, Adagrad or Adam, with the learning rate as a device scalar."""
+    parameters = list(parameters)
+    lr = torch.zeros((), device=parameters[0].device)
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, fused=True)
+    if kind == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=lr, fused=True)
+    return torch.optim.Adam(parameters, lr=lr, fused=True)
+
+
+def table_optimizer(kind: str, parameters: Iterable[Tensor], native: bool) -> Optimizer:
+    """Returns the optimizer of embedding tables.
+
+    Args:
+        kind: one of `TABLE_OPTIMIZERS`.
+        parameters: weights `[rows, dim]` with sparse gradients.
+        native: one of the row optimizers below; else torch's own for sparse gradients.
+
+    Raises:
+        ValueError: torch has no such optimizer for sparse gradients.
+    """
+    parameters = list(parameters)
+    if native:
+        return ROW_OPTIMIZERS[kind](parameters, torch.zeros((), device=parameters[0].device))
+    if kind == "row_wise_adagrad":
+        raise ValueError(
+            "--embedding_optimizer row_wise_adagrad needs --embedding_type joint_fused"
+        )
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=0.0)
+    if kind == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=0.0)
+    return torch.optim.SparseAdam(parameters, lr=1.0)
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], value: float) -> None:
+    """Sets the learning rate of every parameter group, in place where it is a device scalar."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+
+
+def handles_loss_scale(optimizer: Optimizer) -> bool:
+    """Whether `optimizer.grad_scale` and `optimizer.found_inf` are heeded on the device."""
+    return isinstance(optimizer, RowOptimizer) or bool(optimizer.defaults.get("fused"))
+
+
+class RowOptimizer(Optimizer):
+    """Updates in place the rows named by sparse gradients; see the subclasses.
+
+    Args:
+        parameters: weights `[rows, dim]`.
+        lr: learning rate, a scalar on the weights' device.
+        options: the subclass's own.
+    """
+
+    grad_scale: Tensor | None = None  # gradients are divided by it
+    found_inf: Tensor | None = None  # where it is not 0, nothing is updated
+
+    def __init__(self, parameters: Iterable[Tensor], lr: Tensor, **options: float):
+        super().__init__(parameters, {"lr": lr, **options})
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.grad_dtype = None  # half-precision gradients come as they are, uncopied
+                self.state[weight].update(self.initial_state(weight))
+
+    def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:  # type: ignore[override]
+        assert closure is None, "row optimizers take no closure"
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if (grad := weight.grad) is not None:
+                    self.update(weight, grad._indices()[0], grad._values(), group)
+
+    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
+        raise NotImplementedError
+
+
+class RowSGD(RowOptimizer):
+    """w -= lr * g."""
+
+    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
+        ops.row_sgd_(
+            weight, rows, grad, group["lr"], grad_scale=self.grad_scale, found_inf=self.found_inf
+        )
+
+
+class RowAdagrad(RowOptimizer):
+    """s += g * g; w -= lr * g / (sqrt(s) + eps), as torch.optim.Adagrad (Duchi et al., 2011)."""
+
+    kernel = staticmethod(ops.row_adagrad_)
+
+    def __init__(self, parameters: Iterable[Tensor], lr: Tensor, eps: float = 1e-10):
+        super().__init__(parameters, lr, eps=eps)
+
+    def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {"sum": torch.zeros_like(weight)}
+
+    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
+        self.kernel(
+            weight,
+            self.state[weight]["sum"],
+            rows,
+            grad,
+            group["lr"],
+            eps=group["eps"],
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
+        )
+
+
+class RowWiseAdagrad(RowAdagrad):
+    """Adagrad with one state a row, the sum of the mean squared gradient: 1/dim of the memory."""
+
+    kernel = staticmethod(ops.row_wise_adagrad_)
+
+    def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {"sum": weight.new_zeros(len(weight))}
+
+
+class RowAdam(RowOptimizer):
+    """Adam (Kingma and Ba, 2015) on touched rows alone, as torch.optim.SparseAdam."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: Tensor,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+    ):
+        super().__init__(parameters, lr, beta1=beta1, beta2=beta2, eps=eps)
+
+    def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {
+            "exp_avg": torch.zeros_like(weight),
+            "exp_avg_sq": torch.zeros_like(weight),
+            "step": torch.zeros((), device=weight.device),
+        }
+
+    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
+        state = self.state[weight]
+        state["step"] += 1 if self.found_inf is None else self.found_inf == 0
+        ops.row_adam_(
+            weight,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            rows,
+            grad,
+            group["lr"],
+            state["step"],
+            betas=(group["beta1"], group["beta2"]),
+            eps=group["eps"],
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
+        )
+
+
+ROW_OPTIMIZERS: dict[str, Callable[[list[Tensor], Tensor], RowOptimizer]] = {
+    "sgd": RowSGD,
+    "adagrad": RowAdagrad,
+    "row_wise_adagrad": RowWiseAdagrad,
+    "adam": RowAdam,
+}

@@ -1,0 +1,98 @@
+"""Mixed precision: which dtype the network computes in, and the static loss scale of fp16."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dlrm.train.optim import handles_loss_scale
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """Field names are those of the command line's flags.
+
+    Attributes:
+        amp: compute MLPs and interaction in half precision.
+        amp_dtype: "fp16" or "bf16"; None is fp16 on CUDA and bf16 on the CPU.
+        loss_scale: the loss is multiplied by it under fp16, and gradients divided again; bf16 has
+            the exponent range of float32 and needs none.
+        tf32: allow TensorFloat-32 in float32 matrix products on CUDA.
+
+    Raises:
+        ValueError: values that do not fit together; flag and value are named.
+    """
+
+    amp: bool = False
+    amp_dtype: str | None = None
+    loss_scale: float = 1024.0
+    tf32: bool = True
+
+    def __post_init__(self) -> None:
+        if self.amp_dtype is not None and self.amp_dtype not in _DTYPES:
+            raise ValueError(f"--amp_dtype {self.amp_dtype}: expected one of {list(_DTYPES)}")
+        if self.amp_dtype is not None and not self.amp:
+            raise ValueError(f"--amp_dtype {self.amp_dtype} needs --amp")
+        if not self.loss_scale > 0:
+            raise ValueError(f"--loss_scale {self.loss_scale}: expected more than 0")
+
+    def dtype(self, device: str) -> torch.dtype:
+        """Returns the dtype to compute in on a device."""
+        if not self.amp:
+            return torch.float32
+        return _DTYPES[self.amp_dtype or ("fp16" if device.startswith("cuda") else "bf16")]
+
+    def scaler(self, device: str) -> "LossScaler":
+        """Returns the loss scaler for a device: the static scale under fp16, else none."""
+        half = self.dtype(device) == torch.float16
+        return LossScaler(torch.tensor(self.loss_scale, device=device) if half else None)
+
+
+class LossScaler:
+    """Backward pass and update under a static loss scale.
+
+    Where a gradient is infinite or NaN, no parameter is updated. The decision stays on the device
+    for optimizers that read `grad_scale` and `found_inf` there.
+
+    Args:
+        scale: a scalar on the device, or None for none.
+    """
+
+    def __init__(self, scale: Tensor | None = None):
+        self.scale = scale
+
+    def backward(self, loss: Tensor) -> None:
+        (loss if self.scale is None else loss * self.scale).backward()
+
+    def step(self, optimizers: Iterable[Optimizer]) -> None:
+        if self.scale is None:
+            for optimizer in optimizers:
+                optimizer.step()
+        else:
+            self._scaled_step(list(optimizers), self.scale)
+
+    def _scaled_step(self, optimizers: list[Optimizer], scale: Tensor) -> None:
+        grads = [grad for optimizer in optimizers for grad in _gradients(optimizer)]
+        found_inf = (~torch.nn.utils.get_total_norm(grads).isfinite()).float()
+        for optimizer in optimizers:
+            if handles_loss_scale(optimizer):
+                optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
+                optimizer.step()
+            elif not found_inf.item():  # torch's sparse optimizers cannot skip by themselves
+                for grad in _gradients(optimizer):
+                    grad.div_(scale)
+                optimizer.step()
+
+
+def _gradients(optimizer: Optimizer) -> list[Tensor]:
+    """Gradients as plain tensors: the values of sparse ones."""
+    return [
+        weight.grad._values() if weight.grad.is_sparse else weight.grad
+        for group in optimizer.param_groups
+        for weight in group["params"]
+        if weight.grad is not None
+    ]

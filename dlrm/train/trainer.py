@@ -1,0 +1,422 @@
+"""The training loop, for any model: steps, printed lines, evaluation, checkpoints, early stop."""
+
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dlrm.distributed import World
+from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
+from dlrm.train.log import RunLog
+from dlrm.train.optim import set_learning_rate
+from dlrm.train.precision import LossScaler
+
+
+class Loader(Protocol):
+    """Batches of a data set; `batches` can start anywhere in an epoch."""
+
+    num_samples: int
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Any, None, None]: ...
+
+
+class Task(Protocol):
+    """What is trained: a network, its loss and its evaluation.
+
+    Attributes:
+        model: the network.
+        metric: the entry of `evaluate` that tells the best checkpoint; greater is better.
+        loss_metric: the entry that is the test loss.
+    """
+
+    metric: str
+    loss_metric: str
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def loss(self, batch: Any) -> Tensor:
+        """Returns the sum of the samples' losses over the size of the global batch, a scalar."""
+        ...
+
+    def num_samples(self, batch: Any) -> int:
+        """Returns the samples of a batch."""
+        ...
+
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns the metrics of a data set."""
+        ...
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Returns the parameters by how they are updated, as "tables" and "dense"."""
+        ...
+
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Sequence[int]]]:
+        """Returns the parameters that hold tables, with the rows of each table they hold."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long to train and what to report; field names are those of the command line's flags.
+
+    Attributes:
+        epochs: passes over the training set.
+        max_steps: stop after exactly this many optimization steps.
+        print_freq: steps between printed lines.
+        test_freq: steps between evaluations; None: after every epoch.
+        test_after: no evaluation before this many epochs.
+        checkpoint_freq: steps between checkpoints; None: only the best and the last.
+        auc_threshold: stop when an evaluation reaches this metric.
+        benchmark_warmup_steps: steps that the throughput leaves out.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    epochs: int = 1
+    max_steps: int | None = None
+    print_freq: int = 200
+    test_freq: int | None = None
+    test_after: float = 0.0
+    checkpoint_freq: int | None = None
+    auc_threshold: float | None = None
+    benchmark_warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for flag in ("epochs", "max_steps", "print_freq", "test_freq", "checkpoint_freq"):
+            value = getattr(self, flag)
+            if value is not None and value < 1:
+                raise ValueError(f"--{flag} {value}: expected 1 or more")
+        for flag in ("test_after", "benchmark_warmup_steps"):
+            if getattr(self, flag) < 0:
+                raise ValueError(f"--{flag} {getattr(self, flag)}: expected 0 or more")
+        if self.auc_threshold is not None and not 0 < self.auc_threshold <= 1:
+            raise ValueError(
+                f"--auc_threshold {self.auc_threshold}: expected more than 0, at most 1"
+            )
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Returns the steps of the whole run."""
+        steps = self.epochs * steps_per_epoch
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved in its checkpoints.
+
+    Attributes:
+        step: steps done.
+        window_loss: sum of the losses since the last printed line.
+        window_steps: how many they are.
+        tested_step: the step of the last evaluation, 0 before the first.
+        best: the best evaluation so far: its metrics, and "step" and "epoch".
+        history: what was printed: "step" with "loss" and "lr", or with an evaluation's metrics.
+    """
+
+    step: int = 0
+    window_loss: float = 0.0
+    window_steps: int = 0
+    tested_step: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains a task.
+
+    Args:
+        task: what to train.
+        optimizers: those of all its parameters.
+        schedule: step, counted from 1 -> learning rate.
+        config: how long, and what to report.
+        world: the processes that train together.
+        log: where to report.
+        scaler: of the loss; none by default.
+        checkpoints: where to save; None saves nothing.
+        run: how the run was configured, stored in checkpoints.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        optimizers: Sequence[Optimizer],
+        schedule: Callable[[int], float],
+        config: TrainConfig,
+        world: World = World(),
+        log: RunLog | None = None,
+        scaler: LossScaler | None = None,
+        checkpoints: CheckpointDirectory | None = None,
+        run: dict[str, Any] | None = None,
+    ):
+        self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
+        self.world, self.log = world, log or RunLog()
+        self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
+        self.parameters = Parameters(task.model, task.table_parameters(), optimizers)
+        self.progress = Progress()
+        self._window_loss = torch.zeros((), device=world.device)
+        self._clock = Stopwatch(world.device)
+        self._test_seconds, self._test_samples = 0.0, 0
+
+    def resume(self, directory: Any) -> None:
+        """Goes on from a checkpoint of this run: weights, optimizers, random state, position."""
+        self.progress = Progress(**load_checkpoint(directory, self.parameters, resume=True))
+        self._window_loss.fill_(self.progress.window_loss)
+
+    def fit(
+        self, train: Loader, test: Loader, validation: Loader | None = None
+    ) -> dict[str, float]:
+        """Trains to the end of the run and returns its summary.
+
+        The best checkpoint, where one is saved, else the final weights, are evaluated on
+        `validation` once at the end; the model then has these weights.
+
+        Args:
+            train: the training set, batch after batch.
+            test: the set that is watched during training.
+            validation: a set that is not.
+
+        Raises:
+            FloatingPointError: the loss is NaN or infinite; step and last checkpoint are named.
+        """
+        total = self.config.num_steps(len(train))
+        throughput = Throughput(self._clock, self.config.benchmark_warmup_steps)
+        reached = False
+        self._clock.lap(self.progress.step)
+        self.log.start_progress(total, self.progress.step, "step", "train")
+        while self.progress.step < total and not reached:
+            epoch, start = divmod(self.progress.step, len(train))
+            with closing(train.batches(epoch, start)) as batches:
+                self._clock.resume()
+                for batch in batches:
+                    loss = self._train_step(batch)
+                    throughput.count(self.task.num_samples(batch))
+                    self.log.progress()
+                    self._report(loss, len(train), total)
+                    reached = self._evaluate_if_due(test, len(train))
+                    self._checkpoint_if_due()
+                    if self.progress.step == total or reached:
+                        break
+                self._clock.pause()
+        self.log.end_progress()
+        return self._finish(len(train), test, validation, throughput)
+
+    def _train_step(self, batch: Any) -> Tensor:
+        set_learning_rate(self.optimizers, self.schedule(self.progress.step + 1))
+        loss = self.task.loss(batch)
+        self.scaler.backward(loss)
+        self.scaler.step(self.optimizers)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.progress.step += 1
+        return loss.detach()
+
+    def _report(self, loss: Tensor, steps_per_epoch: int, total: int) -> None:
+        """Prints a line where one is due; elsewhere nothing waits for the device.
+
+        Lines are numbered as NVIDIA's: line i comes after the step with index i, counted from 0.
+        The last step of a run has a line of its own, which does not end the window of the mean.
+        """
+        progress = self.progress
+        self._window_loss += loss
+        progress.window_steps += 1
+        index = progress.step - 1
+        due = index > 0 and index % self.config.print_freq == 0
+        if not due and progress.step != total:
+            return
+        mean = self._mean_window_loss()
+        epoch, step = divmod(index, steps_per_epoch)
+        step_time = self._clock.lap(progress.step)
+        rate = self.schedule(progress.step)
+        eta = timedelta(seconds=int(step_time * (total - progress.step)))
+        self.log.line(
+            f"Epoch:[{epoch}/{self.config.epochs}] [{step}/{steps_per_epoch}]  eta: {eta}  "
+            f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {rate:.4f}"
+        )
+        self.log.step(epoch, step, {"loss": mean, "step_time": step_time, "lr": rate})
+        progress.history.append({"step": progress.step, "loss": mean, "lr": rate})
+        if due:
+            self._window_loss.zero_()
+            progress.window_steps = 0
+
+    def _mean_window_loss(self) -> float:
+        """Returns the mean loss since the last line; the one place that finds a NaN."""
+        loss = self._window_loss.item()
+        if not math.isfinite(loss):
+            raise FloatingPointError(self._diverged(loss))
+        return loss / max(self.progress.window_steps, 1)
+
+    def _diverged(self, loss: float) -> str:
+        step, window = self.progress.step, self.progress.window_steps
+        last = self.checkpoints.last() if self.checkpoints else None
+        kept = f"The last checkpoint is {last}." if last else "There is no checkpoint."
+        return (
+            f"the loss became {loss} between steps {step - window + 1} and {step}: the training "
+            "diverged and stops; nothing of these steps is saved. A smaller --lr, a longer warm-up "
+            f"(--warmup_steps) or another --seed may help. {kept}"
+        )
+
+    def _evaluate_if_due(self, test: Loader, steps_per_epoch: int) -> bool:
+        step = self.progress.step
+        if step % (self.config.test_freq or steps_per_epoch):
+            return False
+        if step / steps_per_epoch < self.config.test_after:
+            return False
+        return self._evaluate(test, steps_per_epoch)
+
+    def _evaluate(self, test: Loader, steps_per_epoch: int) -> bool:
+        """Tests the model, saves it if it is the best so far; returns whether it is good enough."""
+        self._mean_window_loss()
+        self._clock.pause()
+        began = time.perf_counter()
+        metrics = self.task.evaluate(test)
+        seconds = time.perf_counter() - began
+        self._test_seconds += seconds
+        self._test_samples += test.num_samples
+        progress, score = self.progress, metrics[self.task.metric]
+        progress.tested_step = progress.step
+        epoch, index = divmod(progress.step - 1, steps_per_epoch)
+        shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
+        self.log.line(f"Epoch {epoch} step {index}. test: {shown}  ({seconds:.1f} s)")
+        self.log.step(epoch, index, {f"test_{name}": value for name, value in metrics.items()})
+        progress.history.append({"step": progress.step, **metrics})
+        best = progress.best.get(self.task.metric, math.nan)
+        if math.isnan(best) or score > best:
+            done = progress.step / steps_per_epoch
+            progress.best = {**metrics, "step": progress.step, "epoch": done}
+            if self.checkpoints:
+                self._save()
+                self.checkpoints.mark_best(progress.step)
+        self._clock.resume()
+        threshold = self.config.auc_threshold
+        if threshold is None or not score >= threshold:
+            return False
+        self.log.line(f"{self.task.metric} {score:.6f} has reached --auc_threshold {threshold}")
+        return True
+
+    def _checkpoint_if_due(self) -> None:
+        freq = self.config.checkpoint_freq
+        if self.checkpoints and freq and self.progress.step % freq == 0:
+            self._save()
+
+    def _save(self) -> None:
+        assert self.checkpoints is not None
+        self._mean_window_loss()
+        self._clock.pause()
+        self.progress.window_loss = self._window_loss.item()
+        self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
+        self._clock.resume()
+
+    def _finish(
+        self,
+        steps_per_epoch: int,
+        test: Loader,
+        validation: Loader | None,
+        throughput: "Throughput",
+    ) -> dict[str, float]:
+        """Saves the last checkpoint, evaluates the one to keep, and sums the run up."""
+        progress, metric = self.progress, self.task.metric
+        whole = progress.step / steps_per_epoch >= max(self.config.test_after, 1)
+        if progress.tested_step < progress.step and (progress.tested_step or whole):
+            self._evaluate(test, steps_per_epoch)
+        if self.checkpoints:
+            self._save()
+        self._clock.pause()
+        losses = [entry["loss"] for entry in progress.history if "lr" in entry]
+        summary = {"training_loss": losses[-1]} if losses else {}
+        if rate := throughput.rate():
+            summary["average_train_throughput"] = rate
+        if not progress.best:
+            self.log.line("no test: the run ended before the first one was due (see --test_freq)")
+            return summary
+        if self._test_seconds:
+            summary["average_test_throughput"] = self._test_samples / self._test_seconds
+        summary |= {
+            f"best_{metric}": progress.best[metric],
+            "best_epoch": progress.best["epoch"],
+            "best_validation_loss": progress.best[self.task.loss_metric],
+        }
+        return summary | self._final_report(test, validation)
+
+    def _final_report(self, test: Loader, validation: Loader | None) -> dict[str, float]:
+        tested = next(e for e in reversed(self.progress.history) if self.task.metric in e)
+        best = self.checkpoints.best() if self.checkpoints else None
+        if best and self.progress.best["step"] != self.progress.step:
+            load_checkpoint(best, self.parameters)
+            tested = self.progress.best
+        which = f"best, step {int(tested['step'])}" if best else f"last, step {self.progress.step}"
+        report = {f"test_{name}": tested[name] for name in self._metrics(tested)}
+        if validation is not None and validation.num_samples:
+            metrics = self.task.evaluate(validation)
+            report |= {f"validation_{name}": value for name, value in metrics.items()}
+        shown = "  ".join(f"{name} {value:.6f}" for name, value in report.items())
+        self.log.line(f"Final weights ({which}): {shown}")
+        return report
+
+    @staticmethod
+    def _metrics(entry: dict[str, float]) -> list[str]:
+        return [name for name in entry if name not in ("step", "epoch")]
+
+
+class Stopwatch:
+    """Seconds spent training: evaluation and checkpoints are left out.
+
+    Args:
+        device: what is waited for when the watch is stopped or read, so that no work is left out.
+    """
+
+    def __init__(self, device: str):
+        self._cuda = device.startswith("cuda")
+        self._total, self._since = 0.0, None  # type: float, float | None
+        self._lap_seconds, self._lap_step = 0.0, 0
+
+    def seconds(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        running = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self._total + running
+
+    def resume(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        self._total, self._since = self.seconds(), None
+
+    def lap(self, step: int) -> float:
+        """Ends a lap after a step; returns the mean seconds of the lap's steps."""
+        now = self.seconds()
+        mean = (now - self._lap_seconds) / max(step - self._lap_step, 1)
+        self._lap_seconds, self._lap_step = now, step
+        return mean
+
+
+class Throughput:
+    """Samples a second over all steps after the warm-up."""
+
+    def __init__(self, clock: Stopwatch, warmup_steps: int):
+        self._clock, self._warmup = clock, warmup_steps
+        self._steps, self._samples, self._start = 0, 0, 0.0
+
+    def count(self, samples: int) -> None:
+        """Counts a step that has been taken."""
+        self._steps += 1
+        if self._steps > self._warmup:
+            self._samples += samples
+        elif self._steps == self._warmup:
+            self._start = self._clock.seconds()
+
+    def rate(self) -> float | None:
+        """Samples a second; None where the run ended within the warm-up."""
+        seconds = self._clock.seconds() - self._start
+        return self._samples / seconds if self._samples and seconds > 0 else None
