@@ -338,7 +338,7 @@ _SIZES = (
 
 
 def _value(name: str) -> Any:
-    value = FLAGS[name].value
+    value: Any = FLAGS[name].value
     if name not in _SIZES:
         return value
     try:

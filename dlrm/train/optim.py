@@ -195,7 +195,6 @@ class RowAdam(RowOptimizer):
 
     def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
         state = self.state[weight]
-        state["step"] += 1 if self.found_inf is None else self.found_inf == 0
         ops.row_adam_(
             weight,
             state["exp_avg"],
@@ -203,12 +202,13 @@ class RowAdam(RowOptimizer):
             rows,
             grad,
             group["lr"],
-            state["step"],
+            state["step"] + 1,
             betas=(group["beta1"], group["beta2"]),
             eps=group["eps"],
             grad_scale=self.grad_scale,
             found_inf=self.found_inf,
         )
+        state["step"] += 1 if self.found_inf is None else self.found_inf == 0
 
 
 ROW_OPTIMIZERS: dict[str, Callable[[list[Tensor], Tensor], RowOptimizer]] = {

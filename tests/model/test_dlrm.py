@@ -1,0 +1,161 @@
+"""DLRM against a transcription of the paper (Naumov et al., 2019) that shares no code with it."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dlrm.model.dlrm import DLRM, EMBEDDING_TYPES, DLRMConfig
+
+SMALL = DLRMConfig(
+    table_sizes=(7, 100, 3, 41),
+    num_numerical_features=5,
+    embedding_dim=8,
+    bottom_mlp_sizes=(16, 8),
+    top_mlp_sizes=(32, 16, 1),
+)
+
+
+def paper_dlrm(model: DLRM, numerical, categorical):
+    """Figure 1 and section 2.1: z = MLP(numerical), e_k = table k's row, logit = MLP([z, dots])."""
+
+    def layers(mlp, x):
+        for linear in mlp[::2]:
+            x = torch.clamp(x @ linear.weight.T + linear.bias, min=0)
+        return x
+
+    z = layers(model.bottom_mlp, numerical)
+    tables = model.embeddings.weight.split(model.embeddings.table_sizes)
+    vectors = [z] + [table[ids] for table, ids in zip(tables, categorical.T, strict=True)]
+    if model.config.interaction_op == "cat":
+        features = torch.cat(vectors, dim=1)
+    else:
+        dots = [(vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)]
+        features = torch.cat([z, torch.stack(dots, dim=1)], dim=1)
+        features = F.pad(features, (0, -features.shape[1] % 8))
+    return (layers(model.top_mlp, features) @ model.output.weight.T + model.output.bias)[:, 0]
+
+
+def batch(config: DLRMConfig, size: int = 33):
+    random = torch.Generator().manual_seed(1)
+    numerical = torch.randn(size, config.num_numerical_features, generator=random)
+    ids = [torch.randint(n, (size,), generator=random) for n in config.table_sizes]
+    return numerical, torch.stack(ids, dim=1)
+
+
+@pytest.mark.parametrize("interaction_op", ["cuda_dot", "dot", "cat"])
+@pytest.mark.parametrize("embedding_type", ["joint", "joint_fused", "joint_sparse"])
+def test_logits_and_gradients_are_those_of_the_paper(embedding_type, interaction_op):
+    config = dataclasses.replace(
+        SMALL, embedding_type=embedding_type, interaction_op=interaction_op
+    )
+    model = DLRM(config, seed=3)
+    numerical, categorical = batch(config)
+    torch.testing.assert_close(
+        model(numerical, categorical), paper_dlrm(model, numerical, categorical)
+    )
+
+    parameters = list(model.parameters())
+    actual = torch.autograd.grad(model(numerical, categorical).sum(), parameters)
+    expected = torch.autograd.grad(paper_dlrm(model, numerical, categorical).sum(), parameters)
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.to_dense(), e)
+
+
+@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
+def test_every_embedding_type_gives_the_same_logits(embedding_type):
+    numerical, categorical = batch(SMALL)
+    expected = DLRM(SMALL, seed=5)(numerical, categorical)
+    model = DLRM(dataclasses.replace(SMALL, embedding_type=embedding_type), seed=5)
+    torch.testing.assert_close(model(numerical, categorical.to(torch.int32)), expected)
+
+
+def test_initial_values_follow_the_published_rules():
+    config = DLRMConfig(table_sizes=(10_000, 400))
+    model = DLRM(config, seed=1)
+    for table in model.embeddings.tables():
+        bound = len(table) ** -0.5
+        assert bound * 0.99 < table.abs().max() <= bound
+        assert abs(table.mean()) < bound * 0.02
+    hidden = model.top_mlp[2]  # 1024 -> 1024
+    assert abs(hidden.weight.std() / (2 / 2048) ** 0.5 - 1) < 0.01
+    assert abs(hidden.bias.std() / (1 / 1024) ** 0.5 - 1) < 0.1
+    assert model.output.weight.abs().max() <= 1 / 256**0.5
+    width = 128 + 3
+    assert model.top_mlp[0].weight.shape[1] == 136
+    assert not model.top_mlp[0].weight[:, width:].any()
+
+
+def test_initial_values_depend_on_seed_and_table_only():
+    one, other = DLRM(SMALL, seed=1), DLRM(SMALL, seed=2)
+    assert not torch.equal(one.embeddings.weight, other.embeddings.weight)
+    assert not torch.equal(one.bottom_mlp[0].weight, other.bottom_mlp[0].weight)
+    fewer = DLRM(dataclasses.replace(SMALL, table_sizes=(7, 100)), seed=1)
+    assert torch.equal(fewer.embeddings.tables()[1], one.embeddings.tables()[1])
+    torch.manual_seed(99)
+    assert torch.equal(DLRM(SMALL, seed=1).output.weight, one.output.weight)
+
+
+def test_small_initial_tables_on_request():
+    model = DLRM(dataclasses.replace(SMALL, embedding_init_scale=0.01), seed=1)
+    assert model.embeddings.tables()[2].abs().max() <= 0.01 / 3**0.5
+
+
+@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
+def test_hashed_ids_wrap_around_tables_of_limited_size(embedding_type):
+    config = dataclasses.replace(
+        SMALL, embedding_type=embedding_type, hash_indices=True, max_table_size=10
+    )
+    model = DLRM(config, seed=1)
+    assert [len(table) for table in model.embeddings.tables()] == [7, 10, 3, 10]
+    numerical, categorical = batch(SMALL)
+    before = categorical.clone()
+    logits = model(numerical, categorical)
+    assert torch.equal(categorical, before)  # the batch is not ours to change
+    torch.testing.assert_close(logits, model(numerical, categorical % torch.tensor([7, 10, 3, 10])))
+
+
+@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_an_id_beyond_its_table_is_named(embedding_type, bad):
+    model = DLRM(dataclasses.replace(SMALL, embedding_type=embedding_type))
+    numerical, categorical = batch(SMALL)
+    categorical[20, 2] = bad
+    with pytest.raises(RuntimeError, match=f"id {bad} of table 2 in batch row 20.*0 <= id < 3"):
+        model(numerical, categorical)
+
+
+@pytest.mark.parametrize(("tables", "numericals"), [((), 5), ((7, 3), 0)])
+def test_a_model_of_one_kind_of_feature_works(tables, numericals):
+    config = dataclasses.replace(SMALL, table_sizes=tables, num_numerical_features=numericals)
+    logits = DLRM(config)(torch.ones(4, numericals), torch.ones(4, len(tables), dtype=torch.int64))
+    assert logits.shape == (4,)
+    logits.sum().backward()
+
+
+def test_half_precision_stays_close_and_answers_in_float32():
+    numerical, categorical = batch(SMALL)
+    full = DLRM(SMALL, seed=1)(numerical, categorical)
+    half = DLRM(SMALL, dtype=torch.bfloat16, seed=1)(numerical, categorical)
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, full)
+    torch.testing.assert_close(half, full, atol=0.05, rtol=0.05)  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"embedding_dim": 16}, "--bottom_mlp_sizes 16,8.*--embedding_dim 16"),
+        ({"top_mlp_sizes": (16, 2)}, "--top_mlp_sizes 16,2.*must be 1"),
+        ({"top_mlp_sizes": ()}, "--top_mlp_sizes"),
+        ({"bottom_mlp_sizes": (0, 8)}, "--bottom_mlp_sizes 0,8"),
+        ({"max_table_size": 5}, "--max_table_size 5 needs --hash_indices"),
+        ({"max_table_size": 0, "hash_indices": True}, "--max_table_size 0"),
+        ({"interaction_op": "sum"}, "--interaction_op sum"),
+        ({"embedding_type": "hash"}, "--embedding_type hash"),
+    ],
+)
+def test_impossible_architectures_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, **changes)

@@ -1,0 +1,191 @@
+"""Checkpoints: any table layout reads any other's; what is broken or foreign is named."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.train.checkpoint import (
+    CheckpointDirectory,
+    Parameters,
+    check_unchanged,
+    find_checkpoint,
+    load_checkpoint,
+    read_config,
+    save_checkpoint,
+)
+from dlrm.train.optim import dense_optimizer, set_learning_rate, table_optimizer
+
+SMALL = DLRMConfig(
+    table_sizes=(7, 20, 3),
+    num_numerical_features=2,
+    embedding_dim=4,
+    bottom_mlp_sizes=(4,),
+    top_mlp_sizes=(8, 1),
+)
+
+
+def parameters(kind="adam", seed=1, trained=True, **changes) -> Parameters:
+    config = dataclasses.replace(SMALL, **changes)
+    model = DLRM(config, seed=seed)
+    tables = model.embeddings.table_parameters()
+    held = {id(weight) for weight, _ in tables}
+    native = config.embedding_type == "joint_fused"
+    optimizers = [
+        table_optimizer(kind, [weight for weight, _ in tables], native),
+        dense_optimizer("adam", [p for p in model.parameters() if id(p) not in held]),
+    ]
+    result = Parameters(model, tables, optimizers)
+    return train(result) if trained else result
+
+
+def train(result: Parameters, steps=3) -> Parameters:
+    set_learning_rate(result.optimizers, 0.1)
+    for step in range(steps):
+        ids = torch.tensor([[step, 2 * step + 1, 2], [step, 5, 1]])
+        result.model(torch.ones(2, 2), ids).square().sum().backward()
+        for optimizer in result.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return result
+
+
+def tables(result: Parameters):
+    return [table.clone() for table in result.model.embeddings.tables()]
+
+
+TYPES = ["joint_fused", "joint_sparse", "joint", "multi_table"]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("embedding_type", TYPES)
+def test_a_loaded_run_goes_on_bit_for_bit(tmp_path, kind, embedding_type):
+    whole = parameters(kind, embedding_type=embedding_type)
+    save_checkpoint(tmp_path / "c", whole, {"flags": {}}, {"step": 3})
+    train(whole)
+    loaded = parameters(kind, seed=9, trained=False, embedding_type=embedding_type)
+    assert load_checkpoint(tmp_path / "c", loaded, resume=True) == {"step": 3}
+    train(loaded)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("reader", TYPES)
+@pytest.mark.parametrize("writer", ["joint_fused", "multi_table"])
+def test_any_layout_of_tables_reads_any_other(tmp_path, writer, reader):
+    saved = parameters(embedding_type=writer)
+    save_checkpoint(tmp_path / "c", saved, {"flags": {}}, {})
+    loaded = parameters(seed=2, trained=False, embedding_type=reader)
+    load_checkpoint(tmp_path / "c", loaded)
+    assert all(map(torch.equal, tables(loaded), tables(saved)))
+    x, ids = torch.ones(1, 2), torch.tensor([[1, 1, 1]])
+    torch.testing.assert_close(loaded.model(x, ids), saved.model(x, ids))
+
+
+def test_tables_are_plain_rows_on_disk(tmp_path):
+    saved = parameters()
+    save_checkpoint(tmp_path / "c", saved, {"flags": {"lr": 1.0}}, {})
+    raw = np.fromfile(tmp_path / "c/tables/1.bin", dtype="<f4").reshape(20, 4)
+    np.testing.assert_array_equal(raw, tables(saved)[1].numpy())
+    config = read_config(tmp_path / "c")
+    assert config["flags"] == {"lr": 1.0}
+    assert [(t["rows"], t["dim"]) for t in config["tables"]] == [(7, 4), (20, 4), (3, 4)]
+
+
+def test_another_architecture_is_refused_by_name_and_changes_nothing(tmp_path):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    other = parameters(trained=False, seed=5, table_sizes=(7, 21, 3), top_mlp_sizes=(16, 1))
+    before = tables(other)
+    with pytest.raises(ValueError, match="another architecture") as error:
+        load_checkpoint(tmp_path / "c", other)
+    assert "table 1: [20, 4] in the checkpoint, [21, 4] here" in str(error.value)
+    assert "top_mlp.0.weight: [8, 16] in the checkpoint, [16, 16] here" in str(error.value)
+    assert "table 0" not in str(error.value)
+    assert all(map(torch.equal, tables(other), before))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c: (c / "tables/1.bin").write_bytes(b"0000"), r"tables/1.bin: expected 320 bytes"),
+        (lambda c: (c / "tables/1.bin").unlink(), r"tables/1.bin: missing"),
+        (lambda c: (c / "manifest.json").unlink(), r"manifest.json: no such file"),
+        (lambda c: (c / "manifest.json").write_text("{"), r"manifest.json: not a manifest"),
+        (lambda c: flip(c / "dense.safetensors"), r"dense.safetensors: expected CRC-32 \w+, got"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_changes_nothing(tmp_path, damage, message):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    damage(tmp_path / "c")
+    other = parameters(trained=False, seed=5)
+    before = tables(other)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_checkpoint(tmp_path / "c", other)
+    assert all(map(torch.equal, tables(other), before))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_failed_save_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, monkeypatch):
+    run = CheckpointDirectory(tmp_path / "run")
+    run.save(1, parameters(), {"flags": {}}, {"step": 1})
+    monkeypatch.setattr(
+        "dlrm.train.checkpoint.write_manifest",
+        lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")),
+    )
+    with pytest.raises(OSError, match="full"):
+        run.save(2, parameters(), {"flags": {}}, {"step": 2})
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-000000001"]
+    assert load_checkpoint(run.last(), parameters(trained=False)) == {"step": 1}
+
+
+def test_a_half_written_checkpoint_is_passed_over_and_removed(tmp_path):
+    run = CheckpointDirectory(tmp_path / "run")
+    run.save(1, parameters(), {"flags": {}}, {"step": 1})
+    (tmp_path / "run/.step-000000002.partial-77").mkdir()
+    (tmp_path / "run/step-000000003").mkdir()  # no manifest
+    again = CheckpointDirectory(tmp_path / "run")
+    assert again.last().name == "step-000000001"
+    assert not (tmp_path / "run/.step-000000002.partial-77").exists()
+
+
+def test_the_last_few_and_the_best_are_kept(tmp_path):
+    run = CheckpointDirectory(tmp_path / "run", keep=2)
+    for step in range(1, 6):
+        run.save(step, parameters(), {"flags": {}}, {"step": step})
+        if step == 2:
+            run.mark_best(step)
+    names = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
+    assert names == ["step-000000002", "step-000000004", "step-000000005"]
+    assert find_checkpoint(tmp_path / "run").name == "step-000000002"
+    assert find_checkpoint(tmp_path / "run/step-000000005").name == "step-000000005"
+
+
+def test_a_directory_without_checkpoints_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint here"):
+        find_checkpoint(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_no_pickle_is_written(tmp_path):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    suffixes = {path.suffix for path in (tmp_path / "c").rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".safetensors", ".bin"}
+    assert json.loads((tmp_path / "c/manifest.json").read_text())["kind"] == "checkpoint"
+
+
+def test_changed_flags_are_all_named():
+    saved = {"--lr": 1.0, "--seed": 1, "--amp": False}
+    check_unchanged("run", saved, dict(saved))
+    with pytest.raises(ValueError, match="cannot resume") as error:
+        check_unchanged("run", saved, {"--lr": 2.0, "--seed": 1, "--amp": True})
+    assert "--lr: 1.0 in the checkpoint, now 2.0" in str(error.value)
+    assert "--amp: False in the checkpoint, now True" in str(error.value)
+    assert "--seed" not in str(error.value)

@@ -1,0 +1,80 @@
+"""Metrics, with scikit-learn as the oracle."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss, roc_auc_score
+
+from dlrm.train.metrics import click_metrics, roc_auc
+
+# Both sides are ratios of integers below 2**53; only the last division rounds.
+EXACT = 1e-12
+
+
+def test_known_answer():
+    scores = torch.tensor([0.1, 0.4, 0.35, 0.8])
+    assert roc_auc(scores, torch.tensor([0, 0, 1, 1])) == 0.75
+    assert roc_auc(-scores, torch.tensor([0, 0, 1, 1])) == 0.25
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=60))
+def test_ties_count_as_in_scikit_learn(rows):
+    scores = torch.tensor([float(score) for score, _ in rows])
+    labels = torch.tensor([float(label) for _, label in rows])
+    if len(labels.unique()) < 2:
+        assert math.isnan(roc_auc(scores, labels))
+    else:
+        assert abs(roc_auc(scores, labels) - roc_auc_score(labels, scores)) < EXACT
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_many_rows_of_every_dtype(dtype):
+    random = torch.Generator().manual_seed(0)
+    labels = (torch.rand(200_000, generator=random) < 0.03).float()
+    scores = (torch.randn(200_000, generator=random) + labels).to(dtype)
+    expected = roc_auc_score(labels.numpy(), scores.double().numpy())
+    assert abs(roc_auc(scores, labels) - expected) < EXACT
+
+
+def test_counts_are_exact_where_float32_sums_are_not():
+    # 2**25 + 1 negatives: a float32 running count stops at 2**24
+    negatives = 2**25 + 1
+    scores = torch.cat([torch.zeros(negatives, dtype=torch.float16), torch.tensor([1.0, -1.0])])
+    labels = torch.cat([torch.zeros(negatives), torch.ones(2)])
+    assert roc_auc(scores, labels) == 0.5
+
+
+def test_all_metrics_are_those_of_scikit_learn():
+    random = np.random.default_rng(0)
+    logits = random.normal(-1, 2, 10_000)
+    labels = random.random(10_000) < 0.2
+    probabilities = 1 / (1 + np.exp(-logits))
+    found = click_metrics(torch.tensor(logits).float(), torch.tensor(labels).float())
+    base = log_loss(labels, np.full(10_000, labels.mean()))
+    assert found == pytest.approx(
+        {
+            "auc": roc_auc_score(labels, logits),
+            "log_loss": log_loss(labels, probabilities),
+            "normalized_entropy": log_loss(labels, probabilities) / base,
+            "calibration": probabilities.mean() / labels.mean(),
+        },
+        rel=1e-6,  # the logits were rounded to float32
+    )
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "message"),
+    [
+        ([0.1, math.nan], [0, 1], "a score is NaN"),
+        ([0.1, 0.2], [0, 2], "expected labels 0 and 1"),
+        ([0.1, 0.2], [0], r"\[2\] and \[1\]"),
+    ],
+)
+def test_impossible_input_is_refused(scores, labels, message):
+    with pytest.raises(ValueError, match=message):
+        roc_auc(torch.tensor(scores), torch.tensor(labels))

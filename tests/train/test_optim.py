@@ -1,0 +1,141 @@
+"""Row optimizers against torch's own, and the static loss scale."""
+
+import pytest
+import torch
+
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.train.optim import (
+    ROW_OPTIMIZERS,
+    OptimizerConfig,
+    dense_optimizer,
+    set_learning_rate,
+    table_optimizer,
+)
+from dlrm.train.precision import LossScaler, PrecisionConfig
+
+SIZES = (5, 30)
+
+
+def embedding(seed: int = 0) -> torch.nn.Module:
+    config = DLRMConfig(SIZES, 1, 4, bottom_mlp_sizes=(4,), top_mlp_sizes=(1,))
+    return DLRM(config, seed=seed).embeddings
+
+
+def train(module, optimizer, scaler=None, steps=6, dtype=torch.float32):
+    """Steps with repeated ids and a changing learning rate."""
+    random = torch.Generator().manual_seed(1)
+    scaler = scaler or LossScaler()
+    for step in range(steps):
+        set_learning_rate([optimizer], 0.1 * (step + 1))
+        ids = torch.stack([torch.randint(n, (16,), generator=random) for n in SIZES], dim=1)
+        scaler.backward((module(ids, dtype).float() ** 2).sum())
+        scaler.step([optimizer])
+        optimizer.zero_grad()
+    return module.weight.detach()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_row_optimizers_follow_torchs_own(kind):
+    native, torchs = embedding(), embedding()
+    actual = train(native, table_optimizer(kind, [native.weight], native=True))
+    expected = train(torchs, table_optimizer(kind, [torchs.weight], native=False))
+    # Rates add up to 2.1, and a sum's last bit is amplified where Adam divides by a small moment.
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(actual, embedding().weight, atol=1e-2)
+
+
+def test_row_wise_adagrad_by_hand():
+    module = embedding()
+    before = module.weight.detach().clone()
+    optimizer = table_optimizer("row_wise_adagrad", [module.weight], native=True)
+    set_learning_rate([optimizer], 0.5)
+    (module(torch.tensor([[3, 7], [3, 8]]), torch.float32) ** 2).sum().backward()
+    optimizer.step()
+    grad = torch.zeros_like(before)
+    for row, times in ((3, 2), (5 + 7, 1), (5 + 8, 1)):
+        grad[row] = times * 2 * before[row]
+    scale = (grad**2).mean(dim=1, keepdim=True).sqrt() + 1e-10
+    torch.testing.assert_close(module.weight.detach(), before - 0.5 * grad / scale)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_loss_scale_changes_nothing(kind, native):
+    plain, scaled = embedding(), embedding()
+    expected = train(plain, table_optimizer(kind, [plain.weight], native))
+    optimizer = table_optimizer(kind, [scaled.weight], native)
+    actual = train(scaled, optimizer, LossScaler(torch.tensor(1024.0)))  # a power of two: exact
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("dense_first", [True, False])
+def test_one_infinite_gradient_skips_every_parameter(kind, dense_first):
+    module, dense = embedding(), torch.nn.Linear(3, 1)
+    before = [p.detach().clone() for p in (module.weight, *dense.parameters())]
+    optimizers = [
+        table_optimizer(kind, [module.weight], native=True),
+        dense_optimizer(kind, dense.parameters()),
+    ]
+    set_learning_rate(optimizers, 0.1)
+    loss = module(torch.tensor([[1, 2]]), torch.float32).sum() + dense(torch.ones(1, 3)).sum()
+    scaler = LossScaler(torch.tensor(1024.0))
+    scaler.backward(loss)
+    broken = dense.weight.grad if dense_first else module.weight.grad._values()
+    broken[0, 0] = float("inf")
+    scaler.step(optimizers)
+    for parameter, value in zip((module.weight, *dense.parameters()), before, strict=True):
+        assert torch.equal(parameter, value)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    scaler.backward(module(torch.tensor([[1, 2]]), torch.float32).sum() + dense(torch.ones(1, 3)))
+    scaler.step(optimizers)
+    assert not torch.equal(module.weight, before[0])
+    assert not torch.equal(dense.weight, before[1])
+
+
+@pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
+def test_half_precision_gradients_are_taken_as_they_are(kind):
+    half, full = embedding(), embedding()
+    optimizer = table_optimizer(kind, [half.weight], native=True)
+    half(torch.tensor([[1, 2]]), torch.bfloat16).sum().backward()
+    assert half.weight.grad._values().dtype == torch.bfloat16
+    half.weight.grad = None
+    actual = train(half, optimizer, dtype=torch.bfloat16)
+    expected = train(full, table_optimizer(kind, [full.weight], native=True))
+    torch.testing.assert_close(actual, expected, atol=0.1, rtol=0.1)  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "dtype", "scaled"),
+    [
+        (PrecisionConfig(), "cpu", torch.float32, False),
+        (PrecisionConfig(amp=True), "cpu", torch.bfloat16, False),
+        (PrecisionConfig(amp=True, amp_dtype="fp16"), "cpu", torch.float16, True),
+        (PrecisionConfig(amp=True, amp_dtype="bf16"), "cuda", torch.bfloat16, False),
+    ],
+)
+def test_amp_chooses_the_dtype_and_scales_fp16_only(config, device, dtype, scaled):
+    assert config.dtype(device) == dtype
+    assert PrecisionConfig(amp=True).dtype("cuda:1") == torch.float16
+    if device == "cpu":
+        assert (config.scaler(device).scale is not None) == scaled
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OptimizerConfig(embedding_optimizer="lamb"), "--embedding_optimizer lamb"),
+        (lambda: OptimizerConfig(mlp_optimizer="row_wise_adagrad"), "--mlp_optimizer"),
+        (lambda: PrecisionConfig(amp_dtype="bf16"), "--amp_dtype bf16 needs --amp"),
+        (lambda: PrecisionConfig(amp=True, amp_dtype="fp8"), "--amp_dtype fp8"),
+        (lambda: PrecisionConfig(loss_scale=0), "--loss_scale 0"),
+        (
+            lambda: table_optimizer("row_wise_adagrad", [embedding().weight], native=False),
+            "--embedding_optimizer row_wise_adagrad needs",
+        ),
+    ],
+)
+def test_impossible_choices_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

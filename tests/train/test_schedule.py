@@ -1,0 +1,67 @@
+"""The learning rate of every step, against what NVIDIA published."""
+
+import pytest
+
+from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
+
+# Step index (from 0) and rate in the README of NVIDIA's PyTorch DLRM, June 2020.
+PUBLISHED = [(200, 0.8794), (400, 1.7544), (1000, 4.3794), (2200, 9.6294)]
+
+
+@pytest.mark.parametrize(("index", "rate"), PUBLISHED)
+def test_warmup_gives_the_published_rates(index, rate):
+    assert round(learning_rate(ScheduleConfig(), index + 1), 4) == rate
+
+
+def test_plateau_decay_and_end_by_hand():
+    config = ScheduleConfig(
+        lr=8, warmup_steps=4, decay_start_step=6, decay_steps=4, decay_power=2, decay_end_lr=1
+    )
+    rates = [learning_rate(config, step) for step in range(1, 13)]
+    # 8 * (3/4)**2 = 4.5, 8 * (2/4)**2 = 2, 8 * (1/4)**2 = 0.5 is under decay_end_lr
+    assert rates == [2, 4, 6, 8, 8, 8, 4.5, 2, 1, 1, 1, 1]
+
+
+def test_decay_power_is_heeded():
+    linear = ScheduleConfig(lr=8, warmup_steps=0, decay_start_step=0, decay_steps=4, decay_power=1)
+    assert [learning_rate(linear, step) for step in range(1, 6)] == [6, 4, 2, 0, 0]
+
+
+def test_warmup_factor_sets_where_the_warmup_starts():
+    config = ScheduleConfig(lr=8, warmup_steps=4, warmup_factor=1, decay_steps=0)
+    assert [learning_rate(config, step) for step in (1, 4, 5)] == [5, 8, 8]
+
+
+def test_without_a_start_the_decay_follows_the_warmup():
+    config = ScheduleConfig(lr=8, warmup_steps=2, decay_start_step=None, decay_steps=2)
+    assert [learning_rate(config, step) for step in (1, 2, 3, 4)] == [4, 8, 2, 0]
+
+
+def test_without_decay_the_plateau_never_ends():
+    config = ScheduleConfig(lr=8, warmup_steps=0, decay_steps=0)
+    assert learning_rate(config, 10**9) == 8
+
+
+def test_a_run_shorter_than_its_warmup_gets_flags_that_fit():
+    advice = short_run_advice(ScheduleConfig(), 200)
+    assert "200 steps, fewer than --warmup_steps 6400" in advice
+    assert "ends at 0.875" in advice  # 28 * 200 / 6400
+    assert advice.endswith("--warmup_steps 10 --decay_start_step 100 --decay_steps 100")
+    fits = ScheduleConfig(warmup_steps=10, decay_start_step=100, decay_steps=100)
+    assert short_run_advice(fits, 200) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 0}, "--lr 0"),
+        ({"lr": float("nan")}, "--lr nan"),
+        ({"warmup_steps": -1}, "--warmup_steps -1"),
+        ({"warmup_factor": -1}, "--warmup_factor -1"),
+        ({"decay_start_step": 10}, "--decay_start_step 10: .*--warmup_steps 6400"),
+        ({"decay_end_lr": 30}, "--decay_end_lr 30"),
+    ],
+)
+def test_impossible_schedules_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ScheduleConfig(**changes)

@@ -1,0 +1,232 @@
+"""The loop: exact counts, what is reported when, what is saved, and that a run can go on."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from toy import Line, Points, trainer
+
+from dlrm.train.checkpoint import CheckpointDirectory
+from dlrm.train.log import RunLog
+from dlrm.train.trainer import TrainConfig
+
+
+def entries(path, kind="LOG"):
+    lines = path.read_text().splitlines()
+    assert all(line.startswith("DLLL {") for line in lines)
+    return [e for e in (json.loads(line[5:]) for line in lines) if e["type"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("config", "steps"), [({}, 10), ({"max_steps": 7}, 7), ({"epochs": 3}, 30)]
+)
+def test_a_run_takes_exactly_the_steps_asked_for(config, steps):
+    run, data = trainer(**config), Points()
+    run.fit(data, Points(2))
+    assert run.progress.step == steps
+    assert data.open == 0  # readers are closed, also in the middle of an epoch
+
+
+def test_steps_equal_a_plain_loop():
+    run = trainer(epochs=2)
+    run.fit(Points(), Points(2))
+    task = Line()
+    optimizer = torch.optim.Adam(task.model.parameters())
+    step = 0
+    for epoch in range(2):
+        for batch in Points().batches(epoch):
+            step += 1
+            optimizer.param_groups[0]["lr"] = 0.01 * step
+            optimizer.zero_grad()
+            task.loss(batch).backward()
+            optimizer.step()
+    torch.testing.assert_close(run.task.weights(), task.weights())
+
+
+def test_lines_come_after_every_print_freq_and_last_step(tmp_path, capsys):
+    with RunLog(tmp_path / "log.json") as log:
+        trainer(log=log, print_freq=4).fit(Points(), Points(2))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch:")]
+    assert [line.split("  ")[0] for line in lines] == [
+        "Epoch:[0/1] [4/10]",
+        "Epoch:[0/1] [8/10]",
+        "Epoch:[0/1] [9/10]",
+    ]
+    assert lines[0].endswith("lr: 0.0500")  # index 4 is the fifth step
+    assert " eta: 0:00:00  loss: " in lines[0]
+    logged = [e for e in entries(tmp_path / "log.json") if "lr" in e["data"]]
+    assert [e["step"] for e in logged] == [[0, 4], [0, 8], [0, 9]]
+    assert set(logged[0]["data"]) == {"loss", "step_time", "lr"}
+
+
+def test_the_printed_loss_is_the_mean_since_the_last_line(tmp_path):
+    task, losses = Line(), []
+    original = task.loss
+
+    def recording(batch):
+        value = original(batch)
+        if task.model.training:
+            losses.append(value.item())
+        return value
+
+    task.loss = recording
+    with RunLog(tmp_path / "log.json") as log:
+        trainer(task, log, print_freq=4).fit(Points(), Points(2))
+    logged = [e["data"]["loss"] for e in entries(tmp_path / "log.json") if "lr" in e["data"]]
+    expected = [sum(losses[:5]) / 5, sum(losses[5:9]) / 4, losses[9]]
+    assert logged == pytest.approx(expected, rel=1e-6)
+
+
+def test_nothing_waits_for_the_device_between_printed_lines():
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    counts = []
+    for steps in (10, 50):
+        run = trainer(print_freq=1000, test_after=2, kind="sgd", schedule=lambda step: 0.01)
+        with Waits() as waits:
+            run.fit(Points(steps), Points(2))
+        counts.append(waits.count)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "evaluated"),
+    [
+        ({}, [10]),
+        ({"epochs": 2}, [10, 20]),
+        ({"test_freq": 4}, [4, 8, 10]),
+        ({"epochs": 2, "test_freq": 5, "test_after": 1.0}, [10, 15, 20]),
+        ({"max_steps": 6}, []),  # a benchmark of a few steps does not read the test set
+        ({"max_steps": 6, "test_freq": 4}, [4, 6]),
+    ],
+)
+def test_tests_come_every_test_freq_and_at_the_end(config, evaluated):
+    run = trainer(**config)
+    summary = run.fit(Points(), Points(2))
+    history = [e["step"] for e in run.progress.history if "score" in e]
+    assert history == evaluated
+    assert ("best_score" in summary) == bool(evaluated)
+
+
+def test_the_best_weights_are_kept_and_judged_once_on_validation(tmp_path):
+    task = Line(scores=[0.5, 0.9, 0.7, 0.66])
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    summary = trainer(task, checkpoints=checkpoints, epochs=3).fit(Points(), Points(2), Points(3))
+    assert task.evaluations == [0.5, 0.9, 0.7, 0.66]  # the last one is validation's
+    assert (summary["best_score"], summary["best_epoch"]) == (0.9, 2.0)
+    assert (summary["test_score"], summary["validation_score"]) == (0.9, 0.66)
+    assert [p.name for p in sorted((tmp_path / "run").glob("step-*"))] == [
+        "step-000000020",
+        "step-000000030",
+    ]
+    assert checkpoints.best().name == "step-000000020"
+    best = Line()
+    trainer(best, epochs=2).fit(Points(), Points(2))
+    assert all(map(torch.equal, task.weights(), best.weights()))  # the model has the best weights
+
+
+def test_without_checkpoints_the_last_weights_are_judged():
+    task = Line(scores=[0.9, 0.7, 0.6])
+    summary = trainer(task, epochs=2).fit(Points(), Points(2), Points(3))
+    assert (summary["best_score"], summary["test_score"]) == (0.9, 0.7)
+    assert summary["validation_score"] == 0.6
+
+
+def test_a_score_that_is_undefined_never_replaces_a_defined_one(tmp_path):
+    task = Line(scores=[math.nan, 0.4, math.nan])
+    summary = trainer(task, epochs=3).fit(Points(), Points(2))
+    assert summary["best_score"] == 0.4
+
+
+def test_the_threshold_stops_the_run_and_still_saves(tmp_path, capsys):
+    task = Line(scores=[0.5, 0.81, 0.9])
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    run = trainer(task, checkpoints=checkpoints, epochs=5, auc_threshold=0.8)
+    summary = run.fit(Points(), Points(2))
+    assert run.progress.step == 20
+    assert summary["best_score"] == 0.81
+    assert checkpoints.last().name == "step-000000020"
+    assert "score 0.810000 has reached --auc_threshold 0.8" in capsys.readouterr().out
+
+
+def test_a_nan_loss_stops_the_run_and_is_not_saved(tmp_path):
+    task = Line()
+    original, calls = task.loss, []
+
+    def breaking(batch):
+        calls.append(1)
+        return original(batch) * (math.nan if len(calls) == 6 else 1)
+
+    task.loss = breaking
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    run = trainer(task, checkpoints=checkpoints, print_freq=3, checkpoint_freq=2)
+    with pytest.raises(
+        FloatingPointError, match="became nan between steps 5 and 6.*step-000000004"
+    ):
+        run.fit(Points(), Points(2))
+    assert checkpoints.last().name == "step-000000004"
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("stop", [4, 10, 13, 20])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, kind, stop):
+    config = {"epochs": 2, "print_freq": 3, "test_freq": 7}
+    whole = trainer(kind=kind, **config)
+    whole_summary = whole.fit(Points(), Points(2))
+
+    checkpoints = CheckpointDirectory(tmp_path / "run", keep=2)
+    first = trainer(checkpoints=checkpoints, kind=kind, **config, max_steps=stop)
+    first.fit(Points(), Points(2))
+    torch.manual_seed(1234)  # the state of the generator is the checkpoint's
+    second = trainer(checkpoints=checkpoints, kind=kind, **config)
+    torch.rand(5)
+    second.resume(checkpoints.last())
+    assert second.progress.step == stop
+    second.checkpoints = None  # so that the final report is of the last weights here, too
+    second_summary = second.fit(Points(), Points(2))
+    assert all(map(torch.equal, second.task.weights(), whole.task.weights()))
+    extra = {stop} - {e["step"] for e in whole.progress.history if "loss" in e}
+    history = [e for e in second.progress.history if e["step"] not in extra]
+    expected = [e for e in whole.progress.history if e["step"] not in extra]
+    assert [e for e in history if "lr" in e] == [e for e in expected if "lr" in e]
+    assert second_summary["training_loss"] == whole_summary["training_loss"]
+
+
+def test_the_throughput_counts_all_steps_after_the_warmup(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("dlrm.train.trainer.time.perf_counter", lambda: now[0])
+    task = Line()
+    original, seconds = task.loss, iter([100.0, 100.0, 1.0, 2.0, 3.0, 4.0])
+
+    def slow(batch):
+        if task.model.training:
+            now[0] += next(seconds)
+        return original(batch)
+
+    task.loss = slow
+    summary = trainer(task, max_steps=6, benchmark_warmup_steps=2).fit(Points(), Points(2))
+    assert summary["average_train_throughput"] == pytest.approx(4 * 4 / (1 + 2 + 3 + 4))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"epochs": 0}, "--epochs 0"),
+        ({"max_steps": 0}, "--max_steps 0"),
+        ({"print_freq": 0}, "--print_freq 0"),
+        ({"test_freq": -1}, "--test_freq -1"),
+        ({"test_after": -0.5}, "--test_after -0.5"),
+        ({"auc_threshold": 1.5}, "--auc_threshold 1.5"),
+        ({"benchmark_warmup_steps": -1}, "--benchmark_warmup_steps -1"),
+    ],
+)
+def test_impossible_runs_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**config)
