@@ -47,6 +47,10 @@ def staged_directory(path: str | os.PathLike, replace: bool = False) -> Iterator
 
 def check_replaceable(path: Path, replace: bool) -> None:
     """Raises FileExistsError where `staged_directory` would refuse `path`."""
+    if path.is_mount():
+        raise FileExistsError(
+            f"{path}: a mount point cannot be replaced by a new directory; name one inside it"
+        )
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():
@@ -138,19 +142,20 @@ def read_manifest(directory: Path, kind: str, check_crc: bool = False) -> dict[s
         raise FileNotFoundError(f"{path}: no such file, so {directory} is not a complete {kind}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        found, version, files = manifest["kind"], manifest["version"], manifest["files"]
-    except (ValueError, KeyError, TypeError) as error:
+        found, version = manifest["kind"], manifest["version"]
+        files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a manifest ({error!r})") from error
     if (found, version) != (kind, 1):
         raise ValueError(
             f"{path}: expected a {kind} of version 1, got a {found} of version {version}"
         )
-    for name, expected in files.items():
+    for name, (expected_bytes, expected_crc) in files.items():
         file = directory / name
         if not file.is_file():
             raise FileNotFoundError(f"{file}: missing, though {path} names it")
-        if (size := file.stat().st_size) != expected["bytes"]:
-            raise ValueError(f"{file}: expected {expected['bytes']} bytes, got {size}")
-        if check_crc and (crc := crc32(file)) != expected["crc32"]:
-            raise ValueError(f"{file}: expected CRC-32 {expected['crc32']}, got {crc}: damaged")
+        if (size := file.stat().st_size) != expected_bytes:
+            raise ValueError(f"{file}: expected {expected_bytes} bytes, got {size}")
+        if check_crc and (crc := crc32(file)) != expected_crc:
+            raise ValueError(f"{file}: expected CRC-32 {expected_crc}, got {crc}: damaged")
     return manifest

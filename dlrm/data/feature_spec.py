@@ -117,7 +117,7 @@ class FeatureSpec:
 
     @property
     def splits(self) -> list[str]:
-        return list(self.source_spec)
+        return [split for split in layout.SPLITS if split in self.source_spec]
 
     @property
     def numerical(self) -> list[str]:
@@ -251,6 +251,10 @@ def _fail(spec: FeatureSpec, message: str) -> None:
     raise ValueError(f"{spec.path}: {message}")
 
 
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 def _check_sections(spec: FeatureSpec) -> None:
     splits = set(spec.source_spec)
     if not _REQUIRED_SPLITS <= splits <= _REQUIRED_SPLITS | _OPTIONAL_SPLITS:
@@ -265,7 +269,7 @@ def _check_sections(spec: FeatureSpec) -> None:
             f"channel_spec: expected the channels {list(CHANNELS)}, got {list(spec.channel_spec)}",
         )
     for channel, names in spec.channel_spec.items():
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        if not _is_list_of_text(names):
             _fail(spec, f"channel {channel}: expected a list of feature names, got {names!r}")
 
 
@@ -312,6 +316,8 @@ def _check_features(spec: FeatureSpec) -> None:
 
 def _check_splits(spec: FeatureSpec) -> None:
     for split, chunks in spec.source_spec.items():
+        if not isinstance(chunks, list):
+            _fail(spec, f"source_spec {split}: expected a list of chunks, got {chunks!r}")
         covered: list[str] = []
         for number, chunk in enumerate(chunks):
             where = f"source_spec {split} chunk {number}"
@@ -334,9 +340,9 @@ def _check_chunk(spec: FeatureSpec, chunk: Any, where: str) -> None:
     features, files = chunk["features"], chunk["files"]
     if chunk["type"] != "split_binary":
         _fail(spec, f"{where}: expected type split_binary, got {chunk['type']!r}")
-    if not isinstance(features, list) or not features:
+    if not _is_list_of_text(features) or not features:
         _fail(spec, f"{where}: expected one feature or more, got {features!r}")
-    if not isinstance(files, list) or len(files) != 1:
+    if not _is_list_of_text(files) or len(files) != 1:
         _fail(spec, f"{where}: expected one file, got {files!r}")
     if set(features) & set(spec.numerical):
         if features != spec.numerical:

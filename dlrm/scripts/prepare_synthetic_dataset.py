@@ -1,0 +1,67 @@
+"""Writes a synthetic dataset, fresh rows throughout, in the split-binary format."""
+
+from pathlib import Path
+
+from absl import app, flags
+
+from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.synthetic import IDS, write_synthetic_dataset
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_integer(
+        "synthetic_dataset_num_entries", 2**25, "samples of each split", lower_bound=1
+    )
+    flags.DEFINE_integer("num_numerical_features", 13, "numerical features", lower_bound=0)
+    flags.DEFINE_list("synthetic_dataset_table_sizes", ["100000"] * 26, "rows of each table")
+    flags.DEFINE_string(
+        "feature_spec", None, "specification to follow instead of the two flags before it"
+    )
+    flags.DEFINE_string("synthetic_dataset_dir", "/tmp/dlrm_synthetic_data", "where to write")
+    flags.DEFINE_integer("seed", 12345, "of the random values", lower_bound=0)
+    flags.DEFINE_enum("synthetic_ids", "uniform", IDS, "how ids are spread over a table")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+    try:
+        spec = write_synthetic_dataset(
+            FLAGS.synthetic_dataset_dir,
+            _spec(),
+            FLAGS.synthetic_dataset_num_entries,
+            seed=FLAGS.seed,
+            ids=FLAGS.synthetic_ids,
+        )
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"prepare_synthetic_dataset: {error}") from error
+    rows = FLAGS.synthetic_dataset_num_entries
+    print(f"dataset: {spec.directory}\n{', '.join(spec.splits)}: {rows} rows each")
+
+
+def _spec() -> FeatureSpec:
+    if FLAGS.feature_spec is None:
+        return FeatureSpec.default(
+            Path(FLAGS.synthetic_dataset_dir), FLAGS.num_numerical_features, _table_sizes()
+        )
+    for flag in ("num_numerical_features", "synthetic_dataset_table_sizes"):
+        if FLAGS[flag].present:
+            raise ValueError(f"--{flag}: expected no --feature_spec beside it, got both")
+    return FeatureSpec.load(FLAGS.feature_spec)
+
+
+def _table_sizes() -> list[int]:
+    sizes = FLAGS.synthetic_dataset_table_sizes
+    for size in sizes:
+        if not size.strip().isdecimal() or int(size) < 1:
+            raise ValueError(
+                f"--synthetic_dataset_table_sizes: expected integers of 1 or more, got {size!r}"
+            )
+    return [int(size) for size in sizes]
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,172 @@
+"""Directories and files appear whole or not at all, and manifests tell when they changed."""
+
+import json
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from dlrm.files import crc32, read_manifest, staged_directory, write_atomically, write_manifest
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_staged_directory_appears_only_at_the_end(tmp_path):
+    final = tmp_path / "deep" / "dataset"
+    with staged_directory(final) as staging:
+        (staging / "file").write_text("text")
+        assert not final.exists()
+    assert (final / "file").read_text() == "text"
+    assert names(tmp_path / "deep") == ["dataset"]
+
+
+def test_after_an_error_nothing_is_left(tmp_path):
+    def write_half():
+        with staged_directory(tmp_path / "dataset") as staging:
+            (staging / "file").write_text("text")
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        write_half()
+    assert names(tmp_path) == []
+
+
+def test_an_empty_directory_may_be_filled(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    with staged_directory(tmp_path / "dataset") as staging:
+        (staging / "file").touch()
+    assert names(tmp_path / "dataset") == ["file"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_directory_that_we_did_not_write_is_kept(tmp_path, replace):
+    final = tmp_path / "home"
+    final.mkdir()
+    (final / "thesis").write_text("text")
+    with (
+        pytest.raises(FileExistsError, match="home: exists and"),
+        staged_directory(final, replace),
+    ):
+        pytest.fail("the block must not run")
+    assert (final / "thesis").read_text() == "text"
+
+
+def test_a_file_is_kept(tmp_path):
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(FileExistsError, match="got a file"), staged_directory(tmp_path / "file"):
+        pytest.fail("the block must not run")
+
+
+def test_a_directory_of_ours_is_replaced_only_when_asked(tmp_path):
+    final = tmp_path / "dataset"
+    for text in ("old", "new"):
+        with staged_directory(final, replace=True) as staging:
+            (staging / "file").write_text(text)
+            write_manifest(staging, "dataset")
+    assert (final / "file").read_text() == "new"
+    assert names(tmp_path) == ["dataset"]
+    with pytest.raises(FileExistsError, match="not empty"), staged_directory(final):
+        pytest.fail("the block must not run")
+
+
+def test_an_error_while_replacing_keeps_the_old_directory(tmp_path):
+    final = tmp_path / "dataset"
+    with staged_directory(final) as staging:
+        write_manifest(staging, "dataset", rows=1)
+
+    def write_half():
+        with staged_directory(final, replace=True) as staging:
+            write_manifest(staging, "dataset", rows=2)
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        write_half()
+    assert read_manifest(final, "dataset")["rows"] == 1
+    assert names(tmp_path) == ["dataset"]
+
+
+def test_a_killed_writer_leaves_nothing_at_the_final_name(tmp_path):
+    code = (
+        "import os, sys; from dlrm.files import staged_directory\n"
+        "with staged_directory(sys.argv[1]) as staging:\n"
+        "    (staging / 'file').write_text('half')\n"
+        "    os._exit(3)\n"
+    )
+    final = tmp_path / "dataset"
+    killed = subprocess.run([sys.executable, "-c", code, str(final)], check=False)
+    assert killed.returncode == 3
+    assert not final.exists()
+
+
+def test_write_atomically_replaces_the_text_and_leaves_no_other_file(tmp_path):
+    for text in ("old", "new"):
+        write_atomically(tmp_path / "file", text)
+    assert (tmp_path / "file").read_text() == "new"
+    assert names(tmp_path) == ["file"]
+
+
+def test_crc32_is_that_of_zlib(tmp_path):
+    content = bytes(range(256)) * 20_000  # more than one block
+    (tmp_path / "file").write_bytes(content)
+    assert crc32(tmp_path / "file") == f"{zlib.crc32(content):08x}"
+
+
+@pytest.fixture
+def written(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "label.bin").write_bytes(b"\0\1\1")
+    write_manifest(tmp_path, "dataset", rows=3)
+    return tmp_path
+
+
+def test_a_manifest_keeps_facts_sizes_and_crcs(written):
+    manifest = read_manifest(written, "dataset", check_crc=True)
+    assert manifest["rows"] == 3
+    assert manifest["files"] == {
+        "train/label.bin": {"bytes": 3, "crc32": f"{zlib.crc32(bytes([0, 1, 1])):08x}"}
+    }
+
+
+def test_a_missing_file_is_named(written):
+    (written / "train" / "label.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"train/label\.bin: missing"):
+        read_manifest(written, "dataset")
+
+
+def test_a_truncated_file_is_named(written):
+    (written / "train" / "label.bin").write_bytes(b"\0\1")
+    with pytest.raises(ValueError, match=r"label\.bin: expected 3 bytes, got 2"):
+        read_manifest(written, "dataset")
+
+
+def test_a_changed_byte_is_found_by_the_crc_only(written):
+    (written / "train" / "label.bin").write_bytes(b"\0\0\1")
+    read_manifest(written, "dataset")
+    with pytest.raises(ValueError, match=r"label\.bin: expected CRC-32 .* damaged"):
+        read_manifest(written, "dataset", check_crc=True)
+
+
+def test_no_manifest_means_not_complete(tmp_path):
+    with pytest.raises(FileNotFoundError, match="not a complete checkpoint"):
+        read_manifest(tmp_path, "checkpoint")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"kind": "dataset", "version": 1, "files": {"a": 1}}']
+)
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest\.json: not a manifest"):
+        read_manifest(tmp_path, "dataset")
+
+
+def test_another_kind_or_version_is_refused(written):
+    with pytest.raises(ValueError, match="expected a checkpoint of version 1, got a dataset"):
+        read_manifest(written, "checkpoint")
+    manifest = json.loads((written / "manifest.json").read_text())
+    (written / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
+    with pytest.raises(ValueError, match="got a dataset of version 2"):
+        read_manifest(written, "dataset")
