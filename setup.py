@@ -17,10 +17,20 @@ from setuptools import Distribution, Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-COMPILE_FLAGS = """
-    -std=c++20 -O3 -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math -Wall -Wno-psabi
-    -Wno-unused-function -Wno-maybe-uninitialized -Wno-uninitialized -DTORCH_TARGET_VERSION=0x020b000000000000
-""".split()
+COMPILE_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",  # lets sqrt be vectorised
+    "-fno-trapping-math",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",  # the oldest torch that can load the library
+    "-Wall",
+    "-Wno-psabi",  # vectors are passed between inlined functions only
+    "-Wno-unused-function",  # not every kernel uses all of simd.h
+    "-Wno-maybe-uninitialized",  # GCC's own intrinsics
+    "-Wno-uninitialized",
+]
 
 
 def cpp_compiler() -> list[str] | None:

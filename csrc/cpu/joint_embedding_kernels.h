@@ -1,7 +1,7 @@
 // Kernels of joint_embedding for one instruction set; see for_each_isa.h.
 
 // Bytes of rows asked for ahead of the one being copied: enough to cover memory's latency.
-constexpr int64_t kGatherAheadBytes = 4096;
+constexpr int64_t kGatherAheadBytes = 8192;
 
 // Looks up ids [begin, end) of the flattened [batch, tables]: reads each id once (and once more to
 // prefetch its row), each row once, writes each row once. Returns the first position whose id is

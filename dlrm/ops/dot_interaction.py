@@ -11,7 +11,7 @@ from dlrm.ops.library import has_native, native_available
 
 
 def interaction_width(tables: int, dim: int) -> int:
-    """The width of an output row: `dim` and the dots of `tables + 1` vectors, to a multiple of 8."""
+    """Width of an output row: `dim` and the dots of all vectors, padded to a multiple of 8."""
     return (dim + (tables + 1) * tables // 2 + 7) // 8 * 8
 
 

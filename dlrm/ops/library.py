@@ -9,7 +9,7 @@ _INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")  # in the order
 
 
 def native_available() -> bool:
-    """Whether the compiled CPU ops are loaded; the plain-torch references run where they are not."""
+    """Whether the compiled CPU ops are loaded; else the plain-torch references run."""
     return "cpu" in _native_devices
 
 
@@ -24,11 +24,12 @@ def instruction_set(limit: str | None = None) -> str:
     It is the best that this processor has, or `limit` where that is given and less; the limit holds
     until the next. Without the compiled ops it is "none".
     """
+    if limit is not None and limit not in _INSTRUCTION_SETS:
+        raise ValueError(f"instruction_set: expected one of {_INSTRUCTION_SETS}, got {limit!r}")
     if not native_available():
         return "none"
-    return _INSTRUCTION_SETS[
-        torch.ops.dlrm.cpu_isa(-1 if limit is None else _INSTRUCTION_SETS.index(limit))
-    ]
+    index = -1 if limit is None else _INSTRUCTION_SETS.index(limit)
+    return _INSTRUCTION_SETS[torch.ops.dlrm.cpu_isa(index)]
 
 
 def _load(path: Path) -> bool:

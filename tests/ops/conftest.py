@@ -1,0 +1,42 @@
+"""Where the ops run in these tests: each device, and each instruction set of this processor."""
+
+import pytest
+import torch
+
+from dlrm import ops
+
+INSTRUCTION_SETS = ["generic", "avx2", "avx512", "avx512_bf16"]
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return request.param
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request):
+    """Runs the test with the kernels of one instruction set, the best one's after it."""
+    if not ops.native_available():
+        pytest.skip("the native ops are not built")
+    chosen = ops.instruction_set(limit=request.param)
+    yield chosen
+    ops.instruction_set(limit=INSTRUCTION_SETS[-1])
+    if chosen != request.param:
+        pytest.skip(f"this processor has no {request.param}")
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads: `threads(1)`. It is put back after the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def native():
+    """For a test of the compiled ops themselves."""
+    if not ops.native_available():
+        pytest.skip("the native ops are not built")

@@ -1,0 +1,207 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm import ops
+
+SHAPES = [  # batch, table sizes, dim
+    (1, [1], 1),
+    (37, [10, 3, 100, 7], 128),
+    (5, [4, 9], 19),
+    (3, [2, 6, 5], 16),
+    (0, [4, 0, 9], 8),  # no samples, and a table without rows
+    (6, [], 8),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ID_DTYPES = [torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+def make_inputs(batch, table_sizes, dim, device="cpu", dtype=torch.float32, id_dtype=torch.int64):
+    generator = torch.Generator().manual_seed(batch + dim)
+    weight = torch.randn(sum(table_sizes), dim, generator=generator).to(device, dtype)
+    ids = torch.zeros(batch, len(table_sizes), dtype=id_dtype)
+    for table, size in enumerate(table_sizes):
+        ids[:, table] = torch.randint(max(size, 1), (batch,), generator=generator)
+    offsets = torch.tensor([0, *table_sizes]).cumsum(0)
+    return weight, ids.to(device), offsets.to(device)
+
+
+@pytest.mark.parametrize("id_dtype", ID_DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matches_reference(shape, id_dtype, device):
+    args = make_inputs(*shape, device, id_dtype=id_dtype)
+    assert torch.equal(ops.joint_embedding(*args), ops.joint_embedding_reference(*args))
+
+
+@pytest.mark.parametrize("output_dtype", [None, *DTYPES])
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+def test_every_instruction_set_casts_as_torch_does(weight_dtype, output_dtype, instruction_set):
+    for shape in SHAPES:
+        weight, ids, offsets = make_inputs(*shape, dtype=weight_dtype)
+        special = torch.tensor([float("inf"), float("-inf"), float("nan"), -0.0, 1e-40, 65520.0])
+        weight.view(-1)[: len(special)] = special[: weight.numel()].to(weight_dtype)
+        torch.testing.assert_close(
+            ops.joint_embedding(weight, ids, offsets, dtype=output_dtype),
+            ops.joint_embedding_reference(weight, ids, offsets, dtype=output_dtype),
+            rtol=0,
+            atol=0,
+            equal_nan=True,
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_outputs_that_bypass_the_caches_match_reference(dtype, instruction_set):
+    args = make_inputs(34_000, [50, 3000, 7, 90], 128)
+    assert torch.equal(
+        ops.joint_embedding(*args, dtype=dtype), ops.joint_embedding_reference(*args, dtype=dtype)
+    )
+
+
+def test_known_answer(device):
+    weight = torch.tensor([[1.0], [2.0], [3.0], [4.0]], device=device)
+    ids = torch.tensor([[0, 2], [0, 0]], device=device)
+    offsets = torch.tensor([0, 1, 4], device=device)
+    assert ops.joint_embedding(weight, ids, offsets).tolist() == [[[1.0], [4.0]], [[1.0], [2.0]]]
+
+
+def test_transposed_ids_are_read_by_their_strides(device):
+    weight, ids, offsets = make_inputs(37, [10, 3, 100], 8, device)
+    assert torch.equal(
+        ops.joint_embedding(weight, ids.T.contiguous().T, offsets),
+        ops.joint_embedding(weight, ids, offsets),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.integers(0, 50),
+    table_sizes=st.lists(st.integers(1, 120), max_size=8),
+    dim=st.integers(1, 70),
+    id_dtype=st.sampled_from(ID_DTYPES),
+    dtype=st.sampled_from([None, *DTYPES]),
+)
+def test_any_shape_matches_reference(batch, table_sizes, dim, id_dtype, dtype):
+    args = make_inputs(batch, table_sizes, dim, id_dtype=id_dtype)
+    assert torch.equal(
+        ops.joint_embedding(*args, dtype=dtype), ops.joint_embedding_reference(*args, dtype=dtype)
+    )
+
+
+def backward_of(function, weight, ids, offsets, dtype=None):
+    weight = weight.detach().requires_grad_()
+    output = function(weight, ids, offsets, dtype=dtype)
+    seed = torch.Generator().manual_seed(0)
+    output.backward(torch.randn(output.shape, generator=seed).to(output))
+    return weight.grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradient_matches_reference(shape, dtype, device):
+    args = make_inputs(*shape, device)
+    actual = backward_of(ops.joint_embedding, *args, dtype)
+    expected = backward_of(ops.joint_embedding_reference, *args, dtype)
+    assert actual.layout == torch.sparse_coo
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.to_dense(), expected.to_dense())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_is_the_rows_and_the_outputs_own_gradient(dtype, device, native):
+    weight, ids, offsets = make_inputs(5, [4, 9], 16, device, id_dtype=torch.int8)
+    weight.requires_grad_()
+    weight.grad_dtype = None  # without it autograd casts to the weight's dtype
+    output = ops.joint_embedding(weight, ids, offsets, dtype=dtype)
+    grad = torch.randn_like(output)
+    output.backward(grad)
+    assert not weight.grad.is_coalesced()
+    assert weight.grad._indices().tolist() == [(ids + offsets[:-1]).flatten().tolist()]
+    assert weight.grad._values().data_ptr() == grad.data_ptr()
+    assert weight.grad.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad]
+)
+def test_torch_optimizers_take_the_gradient(optimizer, device):
+    weight, ids, offsets = make_inputs(37, [10, 3, 100], 8, device)
+    updated = []
+    for function in (ops.joint_embedding, ops.joint_embedding_reference):
+        parameter = torch.nn.Parameter(weight.clone())
+        opt = optimizer([parameter], lr=0.1)
+        for _ in range(2):
+            opt.zero_grad()
+            function(parameter, ids, offsets).square().sum().backward()
+            opt.step()
+        updated.append(parameter.detach())
+    torch.testing.assert_close(*updated)
+    assert not torch.equal(updated[0], weight)
+
+
+@pytest.mark.parametrize("id_dtype", ID_DTYPES)
+@pytest.mark.parametrize(("bad", "shown"), [(-1, "-1"), (7, "7"), ("least", None), ("most", None)])
+def test_a_bad_id_is_named(bad, shown, id_dtype):
+    weight, ids, offsets = make_inputs(50, [10, 7, 100], 8, id_dtype=id_dtype)
+    limits = torch.iinfo(id_dtype)
+    bad = {"least": limits.min, "most": limits.max}.get(bad, bad)
+    ids[45, 2] = -1  # a later one is not what is reported
+    ids[42, 1] = bad
+    message = rf"^joint_embedding: id {bad} of table 1 in batch row 42: expected 0 <= id < 7$"
+    with pytest.raises(RuntimeError, match=message):
+        ops.joint_embedding(weight, ids, offsets)
+
+
+def test_an_id_of_the_next_table_is_refused():
+    weight, ids, offsets = make_inputs(50, [10, 7, 100], 8)
+    ids[3, 0] = 10  # a row of the weight, but of table 1
+    with pytest.raises(RuntimeError, match="id 10 of table 0 in batch row 3"):
+        ops.joint_embedding(weight, ids, offsets)
+
+
+def test_the_first_bad_id_is_named_whatever_the_threads(threads):
+    weight, ids, offsets = make_inputs(20_000, [10, 7, 100], 8)
+    ids[9_000:, 1] = 8
+    for count in (1, 2):
+        threads(count)
+        with pytest.raises(RuntimeError, match="table 1 in batch row 9000:"):
+            ops.joint_embedding(weight, ids, offsets)
+
+
+def test_offsets_beyond_the_weight_are_refused(native):
+    weight, ids, offsets = make_inputs(5, [4, 9], 8)
+    for bad in ([0, 4, 14], [0, 5, 4], [-1, 4, 13]):
+        with pytest.raises(RuntimeError, match=r"table_offsets\[\d\] = .*within the weight's 13"):
+            ops.joint_embedding(weight, ids, torch.tensor(bad))
+
+
+def test_wrong_shapes_and_dtypes_are_named(device):
+    weight, ids, offsets = make_inputs(5, [4, 9], 8, device)
+    with pytest.raises(RuntimeError, match=r"expected table_offsets \[3\].*got \[2\]"):
+        ops.joint_embedding(weight, ids, offsets[:-1])
+    with pytest.raises(RuntimeError, match=r"expected ids \[batch, tables\].*got \[10\]"):
+        ops.joint_embedding(weight, ids.flatten(), offsets)
+    with pytest.raises(RuntimeError, match=r"expected ids .*got \[5, 2\] .*[Ff]loat"):
+        ops.joint_embedding(weight, ids.float(), offsets)
+    with pytest.raises(RuntimeError, match=r"expected weight .*got \[13, 0\]"):
+        ops.joint_embedding(weight[:, :0], ids, offsets)
+    with pytest.raises(RuntimeError, match=r"expected weight .*got \[13, 8\] .*[Dd]ouble|float64"):
+        ops.joint_embedding(weight.double(), ids, offsets)
+    with pytest.raises(RuntimeError, match=r"expected dtype Float, BFloat16 or Half, got"):
+        ops.joint_embedding(weight, ids, offsets, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_opcheck(dtype, device, native):
+    weight, ids, offsets = make_inputs(5, [4, 9], 8, device)
+    op = torch.ops.dlrm.joint_embedding
+    torch.library.opcheck(op, (weight, ids, offsets), {"dtype": dtype})
+    torch.library.opcheck(op, (weight.requires_grad_(), ids, offsets), {"dtype": dtype})
+
+
+def test_compiles_as_one_graph(device):
+    weight, ids, offsets = make_inputs(5, [4, 9], 8, device)
+    compiled = torch.compile(ops.joint_embedding, fullgraph=True, backend="aot_eager")
+    assert torch.equal(
+        compiled(weight, ids, offsets), ops.joint_embedding_reference(weight, ids, offsets)
+    )

@@ -1,0 +1,104 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlrm import ops
+
+ROOT = Path(__file__).parents[2]
+
+# Runs every op on the same inputs; prints what the log said, and saves the values.
+SCRIPT = """
+import sys
+import torch
+{prepare}
+from dlrm import ops
+torch.manual_seed(0)
+weight = torch.randn(30, 8)
+offsets = torch.tensor([0, 10, 30])
+ids = torch.tensor([[1, 2], [9, 19], [1, 0]], dtype=torch.int16)
+dense = torch.randn(3, 8, requires_grad=True)
+weight.requires_grad_()
+embeddings = ops.joint_embedding(weight, ids, offsets)
+output = ops.dot_interaction(dense, embeddings)
+output.square().sum().backward()
+rows, grad = weight.grad._indices()[0], weight.grad._values()
+values = [output.detach(), dense.grad, weight.grad.to_dense()]
+lr, step = torch.tensor(0.1), torch.tensor(2)
+for function, states, steps in (
+    (ops.row_sgd_, [], []),
+    (ops.row_adagrad_, [torch.ones(30, 8)], []),
+    (ops.row_wise_adagrad_, [torch.ones(30)], []),
+    (ops.row_adam_, [torch.ones(30, 8), torch.ones(30, 8)], [step]),
+):
+    tensors = [weight.detach().clone(), *states]
+    function(*tensors, rows, grad, lr, *steps)
+    values += tensors
+torch.save(values, sys.argv[1])
+ids[2, 1] = 20
+try:
+    ops.joint_embedding(weight, ids, offsets)
+except RuntimeError as error:
+    print(ops.native_available(), ops.instruction_set(), error)
+"""
+HIDE = """
+from pathlib import Path
+exists, load = Path.exists, torch.ops.load_library
+Path.exists = lambda path: path.name != "_ops_cpu.so" and exists(path)
+def missing(path):
+    raise OSError("cannot open shared object file")
+torch.ops.load_library = missing
+"""
+FOREIGN = """
+def foreign(path):
+    raise OSError("wrong ELF class: ELFCLASS32")
+torch.ops.load_library = foreign
+"""
+
+
+def run_script(script, *args):
+    return subprocess.run(
+        [sys.executable, "-c", script, *args], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+
+def test_references_give_the_same_without_the_library(tmp_path):
+    here, without = tmp_path / "here.pt", tmp_path / "without.pt"
+    native = run_script(SCRIPT.format(prepare=""), str(here))
+    fallback = run_script(SCRIPT.format(prepare=HIDE), str(without))
+    torch.testing.assert_close(torch.load(here), torch.load(without))
+    message = "joint_embedding: id 20 of table 1 in batch row 2: expected 0 <= id < 20\n"
+    assert fallback.stdout == f"False none {message}"
+    assert native.stdout.endswith(message)
+    (line,) = fallback.stderr.splitlines()
+    assert "plain-torch references run instead of the native ops" in line
+    assert "was not built" in line
+
+
+def test_a_library_of_another_machine_is_logged_and_left_alone(tmp_path, native):
+    fallback = run_script(SCRIPT.format(prepare=FOREIGN), str(tmp_path / "values.pt"))
+    assert fallback.stdout.startswith("False none")
+    (line,) = fallback.stderr.splitlines()
+    assert "ELFCLASS32" in line
+
+
+def test_torch_works_from_the_root_beside_our_triton_folder():
+    run_script(
+        "import dlrm.ops, torch\n"
+        "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)\n"
+        "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.zeros(1))\n"
+    )
+
+
+def test_an_instruction_set_can_be_limited_and_raised_again(native):
+    best = ops.instruction_set()
+    assert ops.instruction_set(limit="generic") == "generic"
+    assert ops.instruction_set() == "generic"
+    assert ops.instruction_set(limit="avx512_bf16") == best
+
+
+def test_an_unknown_instruction_set_is_refused(native):
+    with pytest.raises(ValueError, match="mmx"):
+        ops.instruction_set(limit="mmx")

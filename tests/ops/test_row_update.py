@@ -1,0 +1,245 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm import ops
+
+SHAPES = [  # rows of the weight, gradients, dim
+    (1, 10, 3),
+    (50, 301, 19),
+    (2000, 9001, 64),
+    (20_000, 10_000, 16),
+    (7, 0, 4),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+class Update:
+    """One update and its reference, called alike whatever state it has."""
+
+    def __init__(self, name, state_shapes=(), **options):
+        self.function = getattr(ops, f"{name}_")
+        self.reference = getattr(ops, f"{name}_reference")
+        self.op = getattr(torch.ops.dlrm, f"{name}_") if ops.native_available() else None
+        self.state_shapes = state_shapes
+        self.options = options
+        self.name = name
+
+    def tensors(self, weight):
+        """A copy of the weight, and fresh state."""
+        sizes = {"weight": weight.shape, "rows": weight.shape[:1]}
+        return [weight.clone(), *(torch.full(sizes[s], 0.1).to(weight) for s in self.state_shapes)]
+
+    def run(self, function, tensors, rows, grad, step=3, **more):
+        lr = torch.tensor(0.1, device=grad.device)
+        steps = [torch.tensor(step, device=grad.device)] if self.name == "row_adam" else []
+        function(*tensors, rows, grad, lr, *steps, **self.options, **more)
+        return tensors
+
+
+UPDATES = [
+    Update("row_sgd"),
+    Update("row_adagrad", ["weight"], eps=1e-6),
+    Update("row_wise_adagrad", ["rows"], eps=1e-6),
+    Update("row_adam", ["weight", "weight"], eps=1e-6),
+]
+
+
+@pytest.fixture(params=UPDATES, ids=lambda update: update.name)
+def update(request):
+    return request.param
+
+
+def make_inputs(total_rows, count, dim, device="cpu", dtype=torch.float32):
+    generator = torch.Generator().manual_seed(total_rows + count)
+    weight = torch.randn(total_rows, dim, generator=generator)
+    rows = torch.randint(total_rows, (count,), generator=generator)
+    rows[: count // 4] %= 5  # a few rows that come often
+    grad = torch.randn(count, dim, generator=generator)
+    return weight.to(device), rows.to(device), grad.to(device, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matches_reference(update, shape, dtype, device):
+    weight, rows, grad = make_inputs(*shape, device, dtype)
+    actual = update.run(update.function, update.tensors(weight), rows, grad)
+    # Thousands of repeats are summed in another order there.
+    torch.testing.assert_close(
+        actual,
+        update.run(update.reference, update.tensors(weight), rows, grad),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    untouched = torch.ones(len(weight), dtype=torch.bool, device=device).index_fill(0, rows, False)
+    for tensor, before in zip(actual, update.tensors(weight), strict=True):
+        assert torch.equal(tensor[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 19, 32, 128])
+def test_every_instruction_set_matches_reference(update, dim, dtype, instruction_set):
+    weight, rows, grad = make_inputs(300, 200, dim, dtype=dtype)
+    torch.testing.assert_close(
+        update.run(update.function, update.tensors(weight), rows, grad),
+        update.run(update.reference, update.tensors(weight), rows, grad),
+    )
+
+
+def test_known_answer(device):
+    weight = torch.tensor([[1.0], [2.0], [3.0]], device=device)
+    rows = torch.tensor([2, 0, 2], device=device)
+    grad = torch.tensor([[1.0], [4.0], [2.0]], device=device)
+    lr = torch.tensor(0.5, device=device)
+    ops.row_sgd_(weight, rows, grad, lr)
+    assert weight.tolist() == [[-1.0], [2.0], [1.5]]
+
+
+def test_repeated_rows_are_summed_before_they_are_squared(device):
+    weight, state = torch.zeros(1, 1, device=device), torch.zeros(1, 1, device=device)
+    rows = torch.tensor([0, 0], device=device)
+    grad = torch.tensor([[3.0], [1.0]], device=device)
+    ops.row_adagrad_(weight, state, rows, grad, torch.tensor(1.0, device=device))
+    assert (weight.item(), state.item()) == (-1.0, 16.0)
+
+
+def torch_optimizer(name, weight):
+    parameter = torch.nn.Parameter(weight.clone())
+    return parameter, {
+        "row_sgd": lambda: torch.optim.SGD([parameter], lr=0.1),
+        "row_adagrad": lambda: torch.optim.Adagrad([parameter], lr=0.1, eps=1e-6),
+        "row_adam": lambda: torch.optim.SparseAdam([parameter], lr=0.1, eps=1e-6),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["row_sgd", "row_adagrad", "row_adam"])
+def test_steps_equal_those_of_torch_optim(name, device):
+    update = next(update for update in UPDATES if update.name == name)
+    weight = torch.randn(40, 12, device=device)
+    parameter, optimizer = torch_optimizer(name, weight)
+    tensors = [weight.clone(), *(torch.zeros_like(weight) for _ in update.state_shapes)]
+    for step in (1, 2, 3):
+        rows, grad = torch.randint(40, (30,), device=device), torch.randn(30, 12, device=device)
+        update.run(update.function, tensors, rows, grad, step=step)
+        parameter.grad = torch.sparse_coo_tensor(
+            rows.unsqueeze(0), grad, weight.shape, check_invariants=False
+        )
+        optimizer.step()
+    torch.testing.assert_close(tensors[0], parameter.detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_grad_scale_divides_the_gradient(update, dtype, device):
+    weight, rows, grad = make_inputs(50, 40, 8, device, dtype)
+    scale = torch.tensor(1024.0, device=device)
+    torch.testing.assert_close(
+        update.run(update.function, update.tensors(weight), rows, grad, grad_scale=scale),
+        update.run(update.function, update.tensors(weight), rows, grad.float() / 1024),
+    )
+
+
+def test_found_inf_changes_nothing(update, device):
+    weight, rows, grad = make_inputs(50, 40, 8, device)
+    grad[3, 2] = float("inf")
+    for value, changed in ((1.0, False), (0.0, True)):
+        found_inf = torch.tensor(value, device=device)
+        after = update.run(update.function, update.tensors(weight), rows, grad, found_inf=found_inf)
+        same = all(map(torch.equal, after, update.tensors(weight)))
+        assert same is not changed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_do_not_change_a_bit(update, dtype, threads):
+    weight, rows, grad = make_inputs(5_000, 20_000, 24, dtype=dtype)
+    results = []
+    for count in (1, 2, 3, 2):
+        threads(count)
+        results.append(update.run(update.function, update.tensors(weight), rows, grad))
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
+
+
+def test_repeats_are_summed_in_batch_order(native):
+    weight, rows, grad = make_inputs(3, 5000, 16)
+    total = torch.zeros_like(weight)
+    for row, gradient in zip(rows.tolist(), grad, strict=True):
+        total[row] += gradient
+    updated = torch.zeros_like(weight)
+    ops.row_sgd_(updated, rows, grad, torch.tensor(1.0))
+    assert torch.equal(updated, -total)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    index=st.integers(0, len(UPDATES) - 1),
+    total_rows=st.integers(1, 3000),
+    count=st.integers(0, 300),
+    dim=st.integers(1, 70),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_any_shape_matches_reference(index, total_rows, count, dim, dtype):
+    update = UPDATES[index]
+    weight, rows, grad = make_inputs(total_rows, count, dim, dtype=dtype)
+    torch.testing.assert_close(
+        update.run(update.function, update.tensors(weight), rows, grad),
+        update.run(update.reference, update.tensors(weight), rows, grad),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("bad", [-1, 50, 2**40, -(2**63)])
+def test_a_bad_row_is_named_and_changes_nothing(update, bad):
+    weight, rows, grad = make_inputs(50, 40, 8)
+    rows[30:] = 77
+    rows[21] = bad
+    tensors = update.tensors(weight)
+    message = rf"{update.name}_: row {bad} at position 21: expected 0 <= row < 50"
+    with pytest.raises(RuntimeError, match=message):
+        update.run(update.function, tensors, rows, grad)
+    assert all(map(torch.equal, tensors, update.tensors(weight)))
+
+
+def test_wrong_shapes_and_dtypes_are_named(update, device):
+    weight, rows, grad = make_inputs(50, 40, 8, device)
+    tensors = update.tensors(weight)
+    with pytest.raises(RuntimeError, match=r"expected grad \[40, 8\].*got \[39, 8\]"):
+        update.run(update.function, tensors, rows, grad[:39])
+    with pytest.raises(RuntimeError, match=r"expected grad \[40, 8\].*got \[40, 8\] .*(D|float64)"):
+        update.run(update.function, tensors, rows, grad.double())
+    with pytest.raises(RuntimeError, match=r"expected rows \[count\] Long, got \[40\] .*[Ii]nt"):
+        update.run(update.function, tensors, rows.int(), grad)
+    with pytest.raises(RuntimeError, match=r"expected a contiguous Float weight .*got \[50, 0\]"):
+        update.run(update.function, [weight[:, :0], *tensors[1:]], rows, grad[:, :0])
+    with pytest.raises(RuntimeError, match="expected a contiguous Float weight"):
+        update.run(update.function, [weight.bfloat16(), *tensors[1:]], rows, grad)
+    for index in range(1, len(tensors)):
+        wrong = [*tensors]
+        wrong[index] = tensors[index][:49]
+        with pytest.raises(RuntimeError, match="expected contiguous Float (state_sum|exp_avg)"):
+            update.run(update.function, wrong, rows, grad)
+
+
+def test_opcheck(update, device, native):
+    weight, rows, grad = make_inputs(50, 40, 8, device)
+    scalars = [torch.tensor(0.1, device=device)]
+    if update.name == "row_adam":
+        scalars.append(torch.tensor(3, device=device))
+    options = {
+        "grad_scale": torch.tensor(2.0, device=device),
+        "found_inf": torch.tensor(0.0, device=device),
+    }
+    torch.library.opcheck(update.op, (*update.tensors(weight), rows, grad, *scalars), options)
+
+
+def test_compiles_as_one_graph(update, device):
+    weight, rows, grad = make_inputs(50, 40, 8, device)
+
+    def run(*tensors):
+        update.run(update.function, list(tensors), rows, 2 * grad)
+
+    tensors = update.tensors(weight)
+    torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors)
+    expected = update.run(update.function, update.tensors(weight), rows, 2 * grad)
+    assert all(map(torch.equal, tensors, expected))
