@@ -286,8 +286,7 @@ class Trainer:
         progress, score = self.progress, metrics[self.task.metric]
         progress.tested_step = progress.step
         epoch, index = divmod(progress.step - 1, steps_per_epoch)
-        shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
-        self.log.line(f"Epoch {epoch} step {index}. test: {shown}  ({seconds:.1f} s)")
+        self.log.line(f"Epoch {epoch} step {index}. test: {_shown(metrics)}  ({seconds:.1f} s)")
         self.log.step(epoch, index, {f"test_{name}": value for name, value in metrics.items()})
         progress.history.append({"step": progress.step, **metrics})
         best = progress.best.get(self.task.metric, math.nan)
@@ -355,17 +354,16 @@ class Trainer:
             load_checkpoint(best, self.parameters)
             tested = self.progress.best
         which = f"best, step {int(tested['step'])}" if best else f"last, step {self.progress.step}"
-        report = {f"test_{name}": tested[name] for name in self._metrics(tested)}
+        results = {"test": {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if validation is not None and validation.num_samples:
-            metrics = self.task.evaluate(validation)
-            report |= {f"validation_{name}": value for name, value in metrics.items()}
-        shown = "  ".join(f"{name} {value:.6f}" for name, value in report.items())
-        self.log.line(f"Final weights ({which}): {shown}")
-        return report
+            results["validation"] = self.task.evaluate(validation)
+        for name, metrics in results.items():
+            self.log.line(f"Final weights ({which}). {name}: {_shown(metrics)}")
+        return {f"{s}_{name}": v for s, metrics in results.items() for name, v in metrics.items()}
 
-    @staticmethod
-    def _metrics(entry: dict[str, float]) -> list[str]:
-        return [name for name in entry if name not in ("step", "epoch")]
+
+def _shown(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
 
 
 class Stopwatch:

@@ -1,0 +1,112 @@
+"""The command line is NVIDIA's: every flag of its documentation, with its default."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from absl import flags as absl_flags
+
+from dlrm.scripts import main  # noqa: F401  defines the flags
+
+# README of June 2020 (main.py). base_device: ours is cuda where there is one, else cpu.
+JUNE_2020 = {
+    "amp": False,
+    "auc_threshold": None,
+    "base_device": None,
+    "batch_size": 32768,
+    "benchmark_warmup_steps": 0,
+    "bottom_mlp_sizes": ["512", "256", "128"],
+    "dataset": None,
+    "dataset_subset": None,
+    "dataset_type": "split",
+    "decay_end_lr": 0.0,
+    "decay_power": 2,
+    "decay_start_step": 64000,
+    "decay_steps": 80000,
+    "embedding_dim": 128,
+    "embedding_type": "joint_fused",
+    "epochs": 1,
+    "hash_indices": False,
+    "inference_benchmark_batch_sizes": ["1", "64", "4096"],
+    "inference_benchmark_steps": 200,
+    "interaction_op": "cuda_dot",
+    "load_checkpoint_path": None,
+    "log_path": "./log.json",
+    "loss_scale": 1024.0,
+    "lr": 28.0,
+    "max_steps": None,
+    "max_table_size": None,
+    "mode": "train",
+    "num_numerical_features": 13,
+    "optimized_mlp": True,
+    "output_dir": "/tmp",
+    "print_freq": 200,
+    "save_checkpoint_path": None,
+    "seed": 12345,
+    "shuffle_batch_order": False,
+    "synthetic_dataset_dir": "/tmp/dlrm_sythetic_dataset",
+    "synthetic_dataset_num_entries": 33554432,
+    "synthetic_dataset_table_sizes": ["100000"] * 26,
+    "test_after": 0.0,
+    "test_batch_size": 32768,
+    "test_freq": None,
+    "top_mlp_sizes": ["1024", "1024", "512", "256", "1"],
+    "warmup_factor": 0,
+    "warmup_steps": 6400,
+}
+
+# Flags that NVIDIA added until 2023.
+LATER = {
+    "Adam_MLP_optimizer": False,
+    "Adam_embedding_optimizer": False,
+    "auc_device": "GPU",
+    "backend": "nccl",
+    "bottom_features_ordered": False,
+    "cuda_graphs": False,
+    "feature_spec": "feature_spec.yaml",
+    "freeze_embeddings": False,
+    "freeze_mlps": False,
+    "synthetic_dataset_numerical_features": None,
+    "synthetic_dataset_use_feature_spec": False,
+}
+
+OURS = {
+    "amp_dtype": None,
+    "checkpoint_freq": None,
+    "embedding_init_scale": 1.0,
+    "embedding_optimizer": "sgd",
+    "keep_checkpoints": 1,
+    "mlp_optimizer": "sgd",
+    "resume": False,
+    "synthetic_ids": "uniform",
+    "tf32": True,
+}
+
+CHOICES = {
+    "mode": {"train", "test", "inference_benchmark"},
+    "dataset_type": {"binary", "memmap", "split", "synthetic_gpu", "synthetic_disk", "parametric"},
+    "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
+    "interaction_op": {"cuda_dot", "dot", "cat"},
+}
+
+
+def test_every_flag_has_its_documented_default():
+    defined = absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.flags"]
+    assert {flag.name: flag.default for flag in defined} == JUNE_2020 | LATER | OURS
+
+
+@pytest.mark.parametrize(("flag", "choices"), CHOICES.items())
+def test_every_documented_choice_is_taken(flag, choices):
+    assert set(absl_flags.FLAGS[flag].parser.enum_values) == choices
+
+
+def test_shuffle_is_the_short_name():
+    assert absl_flags.FLAGS["shuffle_batch_order"].short_name == "shuffle"
+
+
+def test_help_lists_every_flag():
+    command = [sys.executable, "-m", "dlrm.scripts.main", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    listed = set(re.findall(r"^  (?:-\w+,)?--(?:\[no\])?(\w+):", shown, re.MULTILINE))
+    assert listed >= set(JUNE_2020 | LATER | OURS)
