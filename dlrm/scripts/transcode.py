@@ -1,0 +1,136 @@
+"""Turns CSV files into a split-binary dataset that `dlrm.scripts.main` trains on.
+
+Any CSV with a header, from whose columns dictionaries and means are found:
+
+    python -m dlrm.scripts.transcode --input logs.csv --output dataset --label clicked \\
+        --numerical age,price --categorical user,item,country
+
+or NVIDIA's way: `--input` is a directory with CSV files without headers and the feature
+specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "auto" or declared).
+"""
+
+from absl import app, flags
+
+from dlrm.data.layout import FEATURE_SPEC
+from dlrm.data.transcode import (
+    NUMERIC_TRANSFORMS,
+    CsvConfig,
+    Report,
+    transcode_csv,
+    transcode_spec,
+)
+
+FLAGS = flags.FLAGS
+
+_CSV_FLAGS = (  # that mean nothing to a feature specification
+    *("positive", "numerical", "categorical", "header", "columns", "delimiter", "missing_values"),
+    *("numeric_transform", "frequency_limit", "test_fraction", "seed"),
+)
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("input", None, "CSV file, or directory of them", required=True)
+    flags.DEFINE_string("output", "/data", "directory of the dataset; new or empty")
+    flags.DEFINE_string(
+        "feature_spec_in", FEATURE_SPEC, "file in --input that describes it; unused with --label"
+    )
+    flags.DEFINE_string(
+        "feature_spec_out", FEATURE_SPEC, "name of the specification that is written"
+    )
+    flags.DEFINE_integer("chunk_size", 65536, "rows parsed at a time", lower_bound=1)
+    flags.DEFINE_string(
+        "label", None, "column of the label; the columns are named by flags if given"
+    )
+    flags.DEFINE_string("positive", None, "value of the label that counts as 1; none: it is 0 or 1")
+    flags.DEFINE_list("numerical", [], "columns of numbers")
+    flags.DEFINE_list("categorical", [], "columns of anything else, an embedding table each")
+    flags.DEFINE_boolean(
+        "header",
+        None,
+        "whether files begin with the columns' names; default: unless --columns does",
+    )
+    flags.DEFINE_list(
+        "columns", [], "names of all columns of the file; without: those of the header"
+    )
+    flags.DEFINE_string("delimiter", ",", "what separates cells")
+    flags.DEFINE_list(
+        "missing_values", ["?"], "cells that mean a missing value, besides empty ones"
+    )
+    flags.DEFINE_enum(
+        "numeric_transform",
+        CsvConfig.numeric_transform,
+        NUMERIC_TRANSFORMS,
+        "log: ln(x + 2); standardise: mean 0 and deviation 1 on the training rows; none",
+    )
+    flags.DEFINE_integer(
+        "frequency_limit", 1, "values in fewer training rows share id 0", lower_bound=1
+    )
+    flags.DEFINE_float(
+        "test_fraction", 0.2, "part of the rows, at random, that is kept for testing"
+    )
+    flags.DEFINE_integer("seed", 12345, "of that choice and of the order of the training rows")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+    try:
+        report = _transcode()
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"transcode: {error}") from error
+    print(_summary(report))
+
+
+def _transcode() -> Report:
+    if FLAGS.label is None:
+        if given := [name for name in _CSV_FLAGS if FLAGS[name].present]:
+            raise ValueError(f"--{given[0]}: expected --label too, got none")
+        return transcode_spec(
+            FLAGS.input,
+            FLAGS.output,
+            FLAGS.feature_spec_in,
+            FLAGS.feature_spec_out,
+            FLAGS.chunk_size,
+        )
+    if FLAGS["feature_spec_in"].present:
+        raise ValueError("--feature_spec_in: expected no --label beside it, got both")
+    return transcode_csv(
+        CsvConfig(
+            input=FLAGS.input,
+            output=FLAGS.output,
+            label=FLAGS.label,
+            numerical=tuple(FLAGS.numerical),
+            categorical=tuple(FLAGS.categorical),
+            positive=FLAGS.positive,
+            header=FLAGS.header,
+            columns=tuple(FLAGS.columns),
+            delimiter=FLAGS.delimiter,
+            missing_values=tuple(FLAGS.missing_values),
+            numeric_transform=FLAGS.numeric_transform,
+            frequency_limit=FLAGS.frequency_limit,
+            test_fraction=FLAGS.test_fraction,
+            seed=FLAGS.seed,
+            chunk_size=FLAGS.chunk_size,
+            feature_spec_out=FLAGS.feature_spec_out,
+        )
+    )
+
+
+def _summary(report: Report) -> str:
+    lines = [f"dataset: {FLAGS.output}"]
+    for split, rows in report.rows.items():
+        share = f" ({report.positives[split] / rows:.1%})" if rows else ""
+        lines.append(f"{split}: {rows} rows, {report.positives[split]} positive{share}")
+    for name, size in report.cardinalities.items():
+        unknown = ", ".join(
+            f"{counts[name]} of {split} without an id" for split, counts in report.unknown.items()
+        )
+        lines.append(f"table {name}: {size} rows{': ' + unknown if unknown else ''}")
+    for name, count in report.raised.items():
+        lines.append(f"column {name}: the argument of {count} logarithms was raised to 1")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)
