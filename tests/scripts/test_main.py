@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import MODEL, RUN, TABLE_SIZES, write_dataset
 from sklearn.metrics import roc_auc_score
+from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.scripts import main

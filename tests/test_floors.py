@@ -1,0 +1,56 @@
+"""Every file imports from lower floors only, and where torch is not needed it is not imported."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+# Low to high; files of one line do not import each other's packages.
+FLOORS = [
+    ["dlrm.files"],
+    ["dlrm.ops", "dlrm.distributed"],
+    ["dlrm.model", "dlrm.data", "dlrm.train"],
+    ["dlrm.tasks", "preproc", "triton"],
+    ["dlrm.systems"],
+    ["dlrm.scripts", "benchmarks", "demo"],
+]
+FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
+TORCH_FREE = [
+    "dlrm",
+    "dlrm.files",
+    "dlrm.data.layout",
+    "dlrm.data.feature_spec",
+    "dlrm.data.transform",
+]
+
+
+def package_of(module: str) -> str | None:
+    parts = module.split(".")
+    return next((p for p in (".".join(parts[:2]), parts[0]) if p in FLOOR), None)
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_files_import_from_lower_floors_only(root):
+    wrong, seen = [], set()
+    for path in sorted(root.rglob("*.py")):
+        own = package_of(".".join(path.relative_to(root).with_suffix("").parts))
+        for package in filter(None, map(package_of, imports(path))) if own else ():
+            seen.add(own)
+            if package != own and FLOOR[package] >= FLOOR[own]:
+                wrong.append(f"{path.relative_to(root)} imports {package}")
+    assert not wrong
+    assert {"dlrm.model", "dlrm.data", "dlrm.train", "dlrm.tasks", "dlrm.scripts"} <= seen
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_preprocessing_and_serving_need_no_torch(module):
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules or 'pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
