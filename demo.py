@@ -1,0 +1,153 @@
+"""The main job from end to end: raw click logs -> dataset -> trained model -> ROC AUC.
+
+make demo                             simulated logs, whose best reachable AUC is known
+make demo RAW=/path/with/day_files    your own logs in Criteo's format
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+PREPROC = ROOT / "preproc"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--raw", type=Path, help="directory with day_0, day_1, ...")
+    parser.add_argument("--output", type=Path, default=ROOT / "demo", help="where all files go")
+    parser.add_argument("--rows", type=int, default=700_000, help="rows to simulate, in all")
+    parser.add_argument("--days", type=int, default=8, help="days to simulate")
+    options = parser.parse_args()
+    output, began = options.output.absolute(), time.time()
+
+    command([PREPROC / "check_java.sh"])
+    raw = options.raw.absolute() if options.raw else simulate(output, options)
+    dataset = preprocess(raw, output)
+    run = train(dataset, output)
+    test(dataset, run)
+    summarise(raw, dataset, run, time.time() - began)
+
+
+def simulate(output: Path, options: argparse.Namespace) -> Path:
+    raw = output / f"raw-{options.rows}-{options.days}"
+    title("1/4", f"simulating {options.rows:,} rows of {options.days} days")
+    if (raw / "planted.json").is_file():
+        print(f"there already: {raw}")
+    else:
+        script = [sys.executable, PREPROC / "simulate_logs.py", "--output", raw]
+        command([*script, "--rows", options.rows, "--days", options.days])
+    return raw
+
+
+def preprocess(raw: Path, output: Path) -> Path:
+    title("2/4", f"preprocessing {raw}")
+    environment = {
+        **os.environ,
+        "INPUT_PATH": str(raw),
+        "OUTPUT_PATH": str(output / "dataset"),
+        "SPARK_LOCAL_DIRS": str(output / "spark-tmp"),
+        "PYTHON": sys.executable,
+    }
+    command([PREPROC / "prepare_dataset.sh"], env=environment)
+    return output / "dataset" / "binary_dataset"
+
+
+def train(dataset: Path, output: Path) -> Path:
+    title("3/4", "training")
+    run = output / time.strftime("run-%Y%m%d-%H%M%S")
+    flags = training_flags(json.loads((dataset / "manifest.json").read_text())["rows"]["train"])
+    flags |= {"save_checkpoint_path": run / "checkpoints", "log_path": run / "log.json"}
+    dlrm_main("train", dataset, flags)
+    return run
+
+
+def test(dataset: Path, run: Path) -> None:
+    title("4/4", "testing the best checkpoint, as loaded from disk")
+    flags = {"load_checkpoint_path": run / "checkpoints", "log_path": run / "test.json"}
+    dlrm_main("test", dataset, {**flags, "test_batch_size": 16384})
+
+
+def training_flags(rows: int) -> dict[str, Any]:
+    """A model and schedule for `rows` training rows: one epoch of some 600 steps or more."""
+    batch_size = 256
+    while batch_size < 32768 and rows > 600 * 2 * batch_size:
+        batch_size *= 2
+    steps = max(rows // batch_size, 1)
+    return {
+        "batch_size": batch_size,
+        "test_batch_size": 16384,
+        "embedding_dim": 16,
+        "bottom_mlp_sizes": "128,64,16",
+        "top_mlp_sizes": "256,128,1",
+        "embedding_init_scale": 0.1,
+        "embedding_optimizer": "adam",
+        "mlp_optimizer": "adam",
+        "lr": 0.002,
+        "warmup_steps": steps // 20,
+        "decay_start_step": steps // 2,
+        "decay_steps": steps - steps // 2,
+        "decay_power": 1,
+        "test_freq": max(steps // 4, 1),
+        "print_freq": max(steps // 20, 1),
+    }
+
+
+def dlrm_main(mode: str, dataset: Path, flags: dict[str, Any]) -> None:
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    command(
+        [sys.executable, "-m", "dlrm.scripts.main", f"--mode={mode}", f"--dataset={dataset}"]
+        + words
+    )
+
+
+def command(words: list[Any], env: dict[str, str] | None = None) -> None:
+    """Runs a command; where it fails, so does the demo, and the command has said why."""
+    done = subprocess.run([str(word) for word in words], env=env, cwd=ROOT, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def title(part: str, text: str) -> None:
+    print(f"\n== [{part}] {text} ==", flush=True)
+
+
+def summary_of(log: Path) -> dict[str, float]:
+    return json.loads(log.read_text().splitlines()[-1].removeprefix("DLLL "))["data"]
+
+
+def summarise(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
+    trained, tested = summary_of(run / "log.json"), summary_of(run / "test.json")
+    rows = json.loads((dataset / "manifest.json").read_text())["rows"]
+    lines = [
+        ("rows", "  ".join(f"{split} {count:,}" for split, count in rows.items())),
+        ("ROC AUC", f"test {tested['auc']:.4f}  validation {trained['validation_auc']:.4f}"),
+    ]
+    if (raw / "planted.json").is_file():
+        best = json.loads((raw / "planted.json").read_text())
+        reachable = "  ".join(f"{s} {best[s]['auc']:.4f}" for s in ("test", "validation"))
+        lines.append(("best possible", f"{reachable}  (planted in the simulated logs)"))
+    checkpoint = run / "checkpoints"
+    lines += [
+        ("training", f"{trained['average_train_throughput']:,.0f} samples/s"),
+        ("whole demo", f"{seconds:.0f} s"),
+        ("dataset", dataset),
+        ("checkpoints", checkpoint),
+        ("log", run / "log.json"),
+        ("curves", run / "curves.png" if (run / "curves.png").exists() else "none"),
+    ]
+    width = min(shutil.get_terminal_size().columns, 100)
+    print("\n" + " dlrm demo ".center(width, "="))
+    for name, value in lines:
+        print(f"{name:<14} {value}")
+    print("=" * width)
+
+
+if __name__ == "__main__":
+    main()
