@@ -19,7 +19,7 @@ $(INSTALLED): constraints.txt pyproject.toml setup.py $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
-	@$(PIP) setuptools wheel ninja
+	@$(PIP) setuptools wheel
 	@$(PIP) --no-build-isolation -e ".[preproc,plots,dev]"
 	@touch $@
 

@@ -50,6 +50,9 @@ def main(argv: list[str]) -> None:
         run()
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
     except RuntimeError as error:
         if "embedding: id " not in str(error):
             raise  # ours, not the user's: with its traceback
