@@ -322,6 +322,16 @@ def test_a_bad_cell_of_a_second_file_is_named_with_it(tmp_path):
         transcode_csv(CsvConfig(str(tmp_path), str(tmp_path / "out"), "y", ("x",)))
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_number_too_large_is_named_with_its_file_among_others(tmp_path, name):
+    for other in "abc":
+        (tmp_path / f"{other}.csv").write_text("y,x\n" + "0,1\n" * 5)
+    (tmp_path / f"{name}.csv").write_text("y,x\n0,1\n\n1,7e4\n")
+    config = CsvConfig(str(tmp_path), str(tmp_path / "out"), "y", ("x",), numeric_transform="none")
+    with pytest.raises(ValueError, match=rf"{name}\.csv, line 4, column x: 70000\.0 is beyond"):
+        transcode_csv(config)
+
+
 def test_a_headerless_file_read_as_one_with_a_header_says_how_to_tell(tmp_path):
     (tmp_path / "a.csv").write_text("1,2\n3,4\n")
     with pytest.raises(ValueError, match="no column 'y'; the columns are 1, 2 .*--noheader"):
