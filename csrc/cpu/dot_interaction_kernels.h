@@ -105,17 +105,38 @@ int64_t forward_scratch_floats(const InteractionSizes& sizes) {
   return forward_vector_floats<scalar_t>(sizes) + padded * (padded + 1) / 2 + kTileColumns;
 }
 
+// The next sample's embeddings, asked for a few lines at a time while this one is multiplied:
+// memory then works while the arithmetic does.
+struct NextSample {
+  uintptr_t at;
+  uintptr_t end;
+  int64_t lines_per_tile;
+
+  DLRM_INLINE NextSample of(const void* data, int64_t bytes, int64_t tiles) {
+    const auto begin = reinterpret_cast<uintptr_t>(data);
+    return {begin, begin + bytes, bytes / 64 / tiles + 1};
+  }
+  DLRM_INLINE void fetch(NextSample& next) {
+    for (int64_t line = 0; line < next.lines_per_tile && next.at < next.end; ++line) {
+      __builtin_prefetch(reinterpret_cast<const void*>(next.at), 0, 2);
+      next.at += 64;
+    }
+  }
+};
+
 // The dots of one sample's packed vectors, row i's i of them behind each other.
 //
 // Tiles at the diagonal write up to four values too many at a row's end: they go right to left, so
 // that the next rows, which come later, overwrite those.
 template <typename unit_t>
-void lower_triangle(const unit_t* vectors, int64_t row_units, int64_t num_vectors, float* dots) {
+void lower_triangle(const unit_t* vectors, int64_t row_units, int64_t num_vectors, float* dots,
+                    NextSample next) {
   for (int64_t i = 0; i < num_vectors; i += kTileRows) {
     const unit_t* a = vectors + i * row_units;
     for (int64_t j = round_up(i + kTileRows - 1, kTileColumns) - kTileColumns; j >= 0;
          j -= kTileColumns) {
       const unit_t* b = vectors + j * row_units;
+      NextSample::fetch(next);
       Vec acc[kTileRows][kTileColumns] = {};
       for (int64_t k = 0; k < row_units; k += kLanes) {
         Vec columns[kTileColumns];
@@ -143,13 +164,16 @@ void forward_samples(const InteractionSizes& sizes, const scalar_t* dense,
   const int64_t row_units = forward_row_units<scalar_t>(sizes);
   auto* vectors = reinterpret_cast<unit_t*>(scratch);
   float* dots = scratch + forward_vector_floats<scalar_t>(sizes);
+  const int64_t tiles = std::max<int64_t>(1, sizes.dots() / (kTileRows * kTileColumns));
   for (int64_t sample = begin; sample < end; ++sample) {
     pack_vector(dense + sample * dim, vectors, dim);
     for (int64_t table = 0; table < sizes.tables; ++table) {
       pack_vector(embeddings + (sample * sizes.tables + table) * dim,
                   vectors + (table + 1) * row_units, dim);
     }
-    lower_triangle(vectors, row_units, sizes.vectors(), dots);
+    const auto next = NextSample::of(embeddings + (sample + 1) * sizes.tables * dim,
+                                     sizes.tables * dim * sizeof(scalar_t), tiles);
+    lower_triangle(vectors, row_units, sizes.vectors(), dots, next);
     scalar_t* row = output + sample * width;
     std::memcpy(row, dense + sample * dim, dim * sizeof(scalar_t));
     copy_elements(dots, row + dim, sizes.dots());
@@ -209,10 +233,8 @@ struct BackwardScratch {
       dots = to.grad;
     }
     for (int64_t i = 1; i < num_vectors; ++i) {
-      for (int64_t j = 0; j < i; ++j) {
-        to.s[i * to.s_stride + j] = dots[j];
-        to.s[j * to.s_stride + i] = dots[j];
-      }
+      std::memcpy(to.s + i * to.s_stride, dots, i * sizeof(value_t));
+      for (int64_t j = 0; j < i; ++j) to.s[j * to.s_stride + i] = dots[j];
       dots += i;
     }
     to.s[num_vectors] = value_t(1.0f);
@@ -234,7 +256,9 @@ struct BackwardScratch {
 // Writes kRows gradients' columns, kVecs vectors from `column` on.
 template <int kRows, int kVecs, bool kStream, typename scalar_t>
 DLRM_INLINE void gradient_tile(const BackwardScratch<scalar_t>& scratch, int64_t first_row,
-                               int64_t column, int64_t dim, scalar_t* const* rows) {
+                               int64_t column, int64_t dim, scalar_t* const* rows,
+                               NextSample& next) {
+  NextSample::fetch(next);
   using unit_t = Unit<scalar_t>;
   constexpr int64_t kPer = kPerUnit<unit_t>;
   Vec acc[kRows][kVecs] = {};
@@ -267,14 +291,14 @@ DLRM_INLINE void gradient_tile(const BackwardScratch<scalar_t>& scratch, int64_t
 
 template <int kRows, bool kStream, typename scalar_t>
 DLRM_INLINE void gradient_rows(const BackwardScratch<scalar_t>& scratch, int64_t first_row,
-                               int64_t dim, scalar_t* const* rows) {
+                               int64_t dim, scalar_t* const* rows, NextSample& next) {
   constexpr int kVecs = kLanes == 16 ? 4 : 2;
   int64_t column = 0;
   for (; column + (kVecs - 1) * kLanes < dim; column += kVecs * kLanes) {
-    gradient_tile<kRows, kVecs, kStream>(scratch, first_row, column, dim, rows);
+    gradient_tile<kRows, kVecs, kStream>(scratch, first_row, column, dim, rows, next);
   }
   for (; column < dim; column += kLanes) {
-    gradient_tile<kRows, 1, kStream>(scratch, first_row, column, dim, rows);
+    gradient_tile<kRows, 1, kStream>(scratch, first_row, column, dim, rows, next);
   }
 }
 
@@ -289,16 +313,21 @@ void backward_samples(const InteractionSizes& sizes, const scalar_t* grad, const
                       float* scratch_floats, scalar_t** rows, int64_t begin, int64_t end) {
   const BackwardScratch<scalar_t> scratch(sizes, scratch_floats);
   const int64_t dim = sizes.dim, num_vectors = sizes.vectors();
+  const int64_t tiles = (num_vectors + 5) / 6 * ((dim + 4 * kLanes - 1) / (4 * kLanes));
   for (int64_t sample = begin; sample < end; ++sample) {
     const int64_t first = sample * sizes.tables * dim;
     BackwardScratch<scalar_t>::fill(scratch, sizes, dense + sample * dim, embeddings + first,
                                     grad + sample * sizes.width());
     rows[0] = grad_dense + sample * dim;
     for (int64_t i = 1; i < num_vectors; ++i) rows[i] = grad_embeddings + first + (i - 1) * dim;
+    auto next = NextSample::of(embeddings + first + sizes.tables * dim,
+                               sizes.tables * dim * sizeof(scalar_t), tiles);
     int64_t row = 0;
-    for (; row + 6 <= num_vectors; row += 6) gradient_rows<6, kStream>(scratch, row, dim, rows);
-    for (; row + 3 <= num_vectors; row += 3) gradient_rows<3, kStream>(scratch, row, dim, rows);
-    for (; row < num_vectors; ++row) gradient_rows<1, kStream>(scratch, row, dim, rows);
+    for (; row + 6 <= num_vectors; row += 6)
+      gradient_rows<6, kStream>(scratch, row, dim, rows, next);
+    for (; row + 3 <= num_vectors; row += 3)
+      gradient_rows<3, kStream>(scratch, row, dim, rows, next);
+    for (; row < num_vectors; ++row) gradient_rows<1, kStream>(scratch, row, dim, rows, next);
   }
   if constexpr (kStream) finish_streaming();
 }

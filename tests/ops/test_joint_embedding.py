@@ -40,7 +40,9 @@ def test_every_instruction_set_casts_as_torch_does(weight_dtype, output_dtype, i
     for shape in SHAPES:
         weight, ids, offsets = make_inputs(*shape, dtype=weight_dtype)
         special = torch.tensor([float("inf"), float("-inf"), float("nan"), -0.0, 1e-40, 65520.0])
-        weight.view(-1)[: len(special)] = special[: weight.numel()].to(weight_dtype)
+        halfway = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11])
+        special = torch.cat([special, halfway, -halfway]).to(weight_dtype)
+        weight.view(-1)[: len(special)] = special[: weight.numel()]
         torch.testing.assert_close(
             ops.joint_embedding(weight, ids, offsets, dtype=output_dtype),
             ops.joint_embedding_reference(weight, ids, offsets, dtype=output_dtype),
