@@ -517,19 +517,23 @@ def _number_parser(missing: Collection[str]) -> _Parser:
     missing = {"", *missing}
 
     def parse(cells: Sequence[str]) -> np.ndarray:
-        values = np.empty(len(cells))
-        for index, cell in enumerate(cells):
-            try:
-                values[index] = float(cell)
-            except ValueError:
-                if cell not in missing:
-                    raise _BadCellError(index, "a number") from None
-                values[index] = np.nan
+        try:
+            values = np.array(list(map(float, cells)), np.float64)
+        except ValueError:
+            values = np.array([to_number(index, cell) for index, cell in enumerate(cells)])
         for index in np.flatnonzero(~np.isfinite(values)).tolist():
             if cells[index] not in missing:
                 raise _BadCellError(index, "a finite number")
             values[index] = np.nan
         return values
+
+    def to_number(index: int, cell: str) -> float:
+        if cell in missing:
+            return np.nan
+        try:
+            return float(cell)
+        except ValueError:
+            raise _BadCellError(index, "a number") from None
 
     return parse
 
