@@ -1,0 +1,192 @@
+"""Times each native op beside its peers and beside the limit of this machine, in one run.
+
+    python benchmarks/ops.py --batch 4096 --tables 26 --dim 128
+
+The peers are plain torch and, where it is installed, FBGEMM's table-batched embedding. The limit is
+the op's arithmetic at the speed of a matrix multiplication, plus its bytes at the speed of a copy,
+both measured here: nothing whose operands lie in main memory goes below it. All sides run in turn,
+and medians are compared; on a shared machine only the ratios mean something. Huge pages are on
+unless THP_MEM_ALLOC_ENABLE=0 is set.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+import torch  # noqa: E402  # reads that variable when it first allocates
+
+from dlrm import ops  # noqa: E402
+
+Sides = dict[str, Callable[[], object]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--tables", type=int, default=26)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=100_000, help="of each table")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {args.threads} threads, {ops.instruction_set()} kernels")
+
+    results = []
+    seconds_per_byte = 1 / copy_bandwidth()
+    tables = Tables(args)
+    for dtype in (torch.float32, torch.bfloat16):
+        seconds_per_flop = 1 / gemm_speed(dtype)
+        for op, sides, flops, traffic in cases(args, tables, dtype):
+            milliseconds = in_turn(sides, args.steps)
+            limit = 1e3 * (flops * seconds_per_flop + traffic * seconds_per_byte)
+            results.append({"op": op, "dtype": str(dtype)[6:], "limit": limit, **milliseconds})
+    report(results)
+    print(json.dumps({**vars(args), "milliseconds": results}))
+
+
+class Tables:
+    """Tables with uniform ids, shared by all cases: they are the big part of the memory."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.weight = torch.randn(args.tables * args.rows, args.dim)
+        self.offsets = torch.arange(args.tables + 1) * args.rows
+        self.ids = torch.randint(args.rows, (args.batch, args.tables))
+        self.rows = (self.ids + self.offsets[:-1]).flatten()
+        self.state_by_row = torch.ones(len(self.weight))
+        self.state = torch.ones_like(self.weight)
+
+
+def cases(args, tables, dtype):
+    """Yields each op's name, its sides, and the flops and bytes that none of them can avoid."""
+    size = torch.finfo(dtype).bits // 8
+    vectors = args.batch * args.tables * args.dim  # elements looked up
+    dense = torch.randn(args.batch, args.dim).to(dtype).requires_grad_()
+    embeddings = torch.randn(args.batch, args.tables, args.dim).to(dtype).requires_grad_()
+    width = ops.interaction_width(args.tables, args.dim)
+    grad = torch.randn(args.batch, width).to(dtype)
+
+    def interact(function):
+        return lambda: torch.autograd.grad(function(dense, embeddings), (dense, embeddings), grad)
+
+    dots = args.batch * args.tables * (args.tables + 1)  # flops of the triangle, for each element
+    yield (
+        "interaction forward+backward",
+        {"ours": interact(ops.dot_interaction), "torch": interact(ops.dot_interaction_reference)},
+        3 * dots * args.dim,
+        size * (3 * vectors + 2 * args.batch * width),
+    )
+
+    def gather():
+        return ops.joint_embedding(tables.weight, tables.ids, tables.offsets, dtype=dtype)
+
+    def torch_gather():
+        return torch.nn.functional.embedding(tables.rows, tables.weight).to(dtype)
+
+    gathering = vectors * (4 + size)
+    yield "gather", {"ours": gather, "torch": torch_gather}, 0, gathering
+
+    values = torch.randn(len(tables.rows), args.dim).to(dtype)
+    lr = torch.tensor(1e-9)
+
+    def torch_sgd():
+        torch_gather()
+        tables.weight.index_add_(0, tables.rows, values.float(), alpha=-1e-9)
+
+    def ours(update, *state):
+        return lambda: (gather(), update(tables.weight, *state, tables.rows, values, lr))
+
+    updating = gathering + vectors * (size + 8)
+    sides = {"ours": ours(ops.row_sgd_), "torch": torch_sgd}
+    yield "gather+SGD", {**sides, **fbgemm(args, tables, values, "EXACT_SGD")}, 0, updating
+    sides = {"ours": ours(ops.row_wise_adagrad_, tables.state_by_row)}
+    sides.update(fbgemm(args, tables, values, "EXACT_ROWWISE_ADAGRAD"))
+    yield "gather+row-wise Adagrad", sides, 0, updating
+    yield (
+        "gather+Adagrad",
+        {"ours": ours(ops.row_adagrad_, tables.state)},
+        0,
+        updating + vectors * 8,
+    )
+
+
+def fbgemm(args: argparse.Namespace, tables: Tables, values, optimizer: str) -> Sides:
+    """The step of FBGEMM's table-batched embedding, if that is installed."""
+    try:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+    except ImportError:
+        return {}
+    module = SplitTableBatchedEmbeddingBagsCodegen(
+        [(args.rows, args.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * args.tables,
+        optimizer=EmbOptimType[optimizer],
+        learning_rate=1e-9,
+    )
+    indices = tables.ids.T.flatten()
+    offsets = torch.arange(len(indices) + 1)
+    grad = values.view(args.batch, -1)
+    return {"fbgemm": lambda: module(indices, offsets).to(grad.dtype).backward(grad)}
+
+
+def in_turn(sides: Sides, steps: int) -> dict[str, float]:
+    """The median milliseconds of each side, all run once a round."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for step in range(steps + 2):
+        for name, run in sides.items():
+            start = time.perf_counter()
+            run()
+            if step >= 2:
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a copy far beyond the caches."""
+    source = torch.ones(64 << 20)
+    target = torch.empty_like(source)
+    milliseconds = in_turn({"copy": lambda: target.copy_(source)}, 9)["copy"]
+    speed = 2 * source.numel() * source.element_size() / milliseconds * 1e3
+    print(f"copy: {speed / 1e9:.1f} GB/s read and written")
+    return speed
+
+
+def gemm_speed(dtype: torch.dtype) -> float:
+    """Flops a second of a matrix multiplication."""
+    a, b = torch.randn(2048, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
+    speed = 2 * 2048 * 1024 * 1024 / in_turn({"gemm": lambda: a @ b}, 15)["gemm"] * 1e3
+    print(f"matrix multiplication, {dtype}: {speed / 1e9:.0f} GFLOP/s")
+    return speed
+
+
+def report(results: list[dict]) -> None:
+    """Prints a line for each op: milliseconds, how many times faster, share of the limit."""
+    line = "{:<30}{:<10}{:>9}{:>9}{:>9}{:>9}{:>10}{:>9}"
+    print(line.format("op", "dtype", "ours", "torch", "fbgemm", "limit", "x best", "of limit"))
+    for row in results:
+        peers = {name: row[name] for name in ("torch", "fbgemm") if name in row}
+        print(
+            line.format(
+                row["op"],
+                row["dtype"],
+                f"{row['ours']:.2f}",
+                *(f"{peers[name]:.2f}" if name in peers else "-" for name in ("torch", "fbgemm")),
+                f"{row['limit']:.2f}",
+                f"{min(peers.values()) / row['ours']:.2f}" if peers else "-",
+                f"{row['limit'] / row['ours']:.2f}",
+            )
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
