@@ -139,6 +139,8 @@ def _test(
     else:
         log.line("note: no --load_checkpoint_path, so these are the initial weights")
     test = Batches(datasets.test, task.world.device)
+    if not test.num_samples:
+        raise ValueError(f"{FLAGS.dataset}: the test split has no rows")
     began = time.perf_counter()
     metrics = task.evaluate(test)
     seconds = time.perf_counter() - began

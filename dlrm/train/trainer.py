@@ -268,7 +268,7 @@ class Trainer:
 
     def _evaluate_if_due(self, test: Loader, steps_per_epoch: int) -> bool:
         step = self.progress.step
-        if step % (self.config.test_freq or steps_per_epoch):
+        if step % (self.config.test_freq or steps_per_epoch) or not test.num_samples:
             return False
         if step / steps_per_epoch < self.config.test_after:
             return False
@@ -326,7 +326,8 @@ class Trainer:
         """Saves the last checkpoint, evaluates the one to keep, and sums the run up."""
         progress, metric = self.progress, self.task.metric
         whole = progress.step / steps_per_epoch >= max(self.config.test_after, 1)
-        if progress.tested_step < progress.step and (progress.tested_step or whole):
+        untested = progress.tested_step < progress.step and test.num_samples > 0
+        if untested and (progress.tested_step or whole):
             self._evaluate(test, steps_per_epoch)
         if self.checkpoints:
             self._save()
@@ -336,7 +337,8 @@ class Trainer:
         if rate := throughput.rate():
             summary["average_train_throughput"] = rate
         if not progress.best:
-            self.log.line("no test: the run ended before the first one was due (see --test_freq)")
+            reason = "the run ended before the first one was due (see --test_freq)"
+            self.log.line(f"no test: {reason if test.num_samples else 'the test set is empty'}")
             return summary
         if self._test_seconds:
             summary["average_test_throughput"] = self._test_samples / self._test_seconds

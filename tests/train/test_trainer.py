@@ -115,6 +115,14 @@ def test_tests_come_every_test_freq_and_at_the_end(config, evaluated):
     assert ("best_score" in summary) == bool(evaluated)
 
 
+def test_an_empty_test_set_is_never_tested(capsys):
+    task = Line()
+    summary = trainer(task, epochs=2).fit(Points(), Points(0))
+    assert task.evaluations == []
+    assert set(summary) == {"training_loss", "average_train_throughput"}
+    assert "no test: the test set is empty" in capsys.readouterr().out
+
+
 def test_the_best_weights_are_kept_and_judged_once_on_validation(tmp_path):
     task = Line(scores=[0.5, 0.9, 0.7, 0.66])
     checkpoints = CheckpointDirectory(tmp_path / "run")
