@@ -1,8 +1,8 @@
 """Raw logs: day files of tab-separated lines, cut into splits that are read independently.
 
-A line is `label <tab> integers <tab> hexadecimal hashes`. Fields that are empty, or that are cut off
-at the end of the line, are missing. A split is a byte range of a file and owns the lines that start
-in it, so any set of splits that covers the files gives the same rows.
+A line is `label <tab> integers <tab> hexadecimal hashes`. Fields that are empty, or that are cut
+off at the end of the line, are missing. A split is a byte range of a file and owns the lines that
+start in it, so any set of splits that covers the files gives the same rows.
 """
 
 import re

@@ -3,9 +3,9 @@
 
     python preproc/simulate_logs.py --output /tmp/raw --rows 700000 --days 8
 
-Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids follow
-power laws, a share of them is new each day, fields are missing, and fields that are missing at the
-end of a line are cut off. Labels are drawn from a planted logistic model:
+Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
+follow power laws, a share of them is new each day, fields are missing, and fields that are missing
+at the end of a line are cut off. Labels are drawn from a planted logistic model:
 
     logit = bias + drift(day) + effects of each feature's value + products of pairs of features
 
@@ -45,8 +45,8 @@ _CRITEO_CARDINALITIES = (
 _ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
 _FRESH_SHARE = 0.05  # of a large table's draws are of ids that appear on that day alone
 _EFFECT_KNEE = 40  # the effect of the value of rank r is divided by 1 + (r / knee) ** 2
-_PAIRS = 3
-_MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.5  # of the logit, over rows
+_PAIRS = 2
+_MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a pair's product
 
 
 @dataclass(frozen=True)
@@ -98,24 +98,21 @@ class Simulator:
         self._numericals = [_Numerical(s, i) for i in range(s.num_numerical)]
         self._categoricals = [_Categorical(s, i) for i in range(s.num_categorical)]
         self._pairs = self._choose_pairs()
-        self._main_scale = self._pair_scale = 1.0
-        self._bias = 0.0
         self._calibrate()
 
     def _choose_pairs(self) -> list[tuple[int, int]]:
-        """Pairs of a numerical feature and one of the smaller categorical ones, as far as they go.
+        """Pairs of the smaller categorical features, or of numerical ones where these are too few.
 
-        Their values are seen often, so that a model can learn the products.
+        Their values are seen often and have vectors of their own, so that a model can learn the
+        products: products of numerical features take a DLRM many more steps.
         """
         s = self.simulation
         by_size = sorted(range(s.num_categorical), key=lambda i: self._categoricals[i].cardinality)
-        small = [s.num_numerical + i for i in by_size[: -(-s.num_categorical // 2)]]
+        small = [s.num_numerical + i for i in by_size[: max(2 * _PAIRS, s.num_categorical // 5)]]
         draw = np.random.default_rng(np.random.SeedSequence([s.seed, 1]))
-        left, right = draw.permutation(s.num_numerical), draw.permutation(np.array(small, int))
-        if not len(left) or not len(right):
-            left, right = np.array_split(np.concatenate([left, right]), 2)
-        pairs = zip(left.tolist(), right.tolist(), strict=False)
-        return [(int(i), int(j)) for i, j in pairs][:_PAIRS]
+        order = [*draw.permutation(small).tolist(), *draw.permutation(s.num_numerical).tolist()]
+        order = [int(i) for i in order]
+        return list(zip(order[::2], order[1::2], strict=False))[:_PAIRS]
 
     def chunks(self, day: int) -> Iterator[Chunk]:
         """Yields the rows of a day."""
@@ -127,8 +124,8 @@ class Simulator:
         random = np.random.Generator(
             np.random.SFC64(np.random.SeedSequence([self.simulation.seed, 0, day, number]))
         )
-        numericals, categoricals, main, pairs = self._draw(random, day, rows)
-        logit = self._main_scale * main + self._pair_scale * pairs + self._bias
+        numericals, categoricals = self._draw(random, day, rows)
+        logit = self._effects(numericals + categoricals).sum(0) + self._bias
         logit += 0.1 * np.sin(day)
         probability = 1 / (1 + np.exp(-logit))
         label = random.random(rows) < probability
@@ -136,26 +133,26 @@ class Simulator:
 
     def _draw(
         self, random: np.random.Generator, day: int, rows: int
-    ) -> tuple[list["_Column"], list["_Column"], np.ndarray, np.ndarray]:
-        """Draws values, and returns them with their main effects and products, not yet scaled."""
+    ) -> tuple[list["_Column"], list["_Column"]]:
         numericals = [feature.draw(random, day, rows) for feature in self._numericals]
-        categoricals = [feature.draw(random, day, rows) for feature in self._categoricals]
-        columns = numericals + categoricals
-        main = np.zeros(rows)
-        for column in columns:
-            main += column.effect
-        pairs = np.zeros(rows)
-        for left, right in self._pairs:
-            pairs += columns[left].factor * columns[right].factor
-        return numericals, categoricals, main, pairs
+        return numericals, [feature.draw(random, day, rows) for feature in self._categoricals]
+
+    def _effects(self, columns: list["_Column"]) -> np.ndarray:
+        """Returns the parts of the logit, `[1 + pairs, rows]`: main effects, then each product."""
+        main = np.sum([column.effect for column in columns], axis=0)
+        pairs = [columns[left].factor * columns[right].factor for left, right in self._pairs]
+        return np.stack([main, *pairs]) * self._scales[:, None]
 
     def _calibrate(self) -> None:
         """Scales the effects to the deviations above and moves the mean to the click rate."""
         random = np.random.default_rng(np.random.SeedSequence([self.simulation.seed, 2]))
-        _, _, main, pairs = self._draw(random, 0, _CALIBRATION_ROWS)
-        self._main_scale = _MAIN_DEVIATION / max(main.std(), 1e-6)
-        self._pair_scale = _PAIR_DEVIATION / max(pairs.std(), 1e-6)
-        logit = self._main_scale * main + self._pair_scale * pairs
+        numericals, categoricals = self._draw(random, 0, _CALIBRATION_ROWS)
+        self._scales = np.ones(1 + len(self._pairs))
+        effects = self._effects(numericals + categoricals)
+        wanted = np.full(len(effects), _PAIR_DEVIATION)
+        wanted[0] = _MAIN_DEVIATION
+        self._scales = wanted / np.maximum(effects.std(1), 1e-6)
+        logit = (effects * self._scales[:, None]).sum(0)
         low, high = -30.0, 30.0
         for _ in range(50):
             middle = (low + high) / 2
@@ -209,7 +206,7 @@ class _Categorical:
         criteo = _CRITEO_CARDINALITIES[index % len(_CRITEO_CARDINALITIES)]
         scaled = max(min(criteo, _ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
         self.cardinality = scaled
-        self._exponent = draw.uniform(1.1, 1.4)
+        self._exponent = draw.uniform(1.2, 1.6)
         self._fresh = _FRESH_SHARE if scaled > _ALWAYS_SMALL else 0.0
         self._missing = simulation.missing * draw.choice([0.0, 0.02, 0.1, 0.3])
         self._weight = draw.choice([0.15, 0.3, 0.6])
@@ -385,7 +382,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--cardinality_scale",
         type=float,
         default=default.cardinality_scale,
-        help=f"ids of a feature, as a share of Criteo's; features of up to {_ALWAYS_SMALL} keep them",
+        help=f"ids of a feature, as a share of Criteo's; {_ALWAYS_SMALL} or fewer are not scaled",
     )
     parser.add_argument(
         "--click_rate", type=float, default=default.click_rate, help="share of clicks on day 0"
@@ -405,9 +402,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"simulate_logs: {error}", file=sys.stderr)
         return 1
     test, validation = planted["test"]["auc"], planted["validation"]["auc"]
-    print(
-        f"{output}: {options['days']} days; best reachable AUC: test {test}, validation {validation}"
-    )
+    print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")
     return 0
 
 

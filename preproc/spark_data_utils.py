@@ -14,13 +14,18 @@ import os
 import signal
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dlrm.files import staged_directory
 from preproc import spark_pipeline as pipeline
 from preproc.raw_log import LogFormat, find_days
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 DATASET = "binary_dataset"
 
@@ -52,11 +57,13 @@ def _prepare(flags: argparse.Namespace) -> None:
     options = _options(flags)
     find_days(flags.input_folder, flags.num_days)
     output = _required(flags, "output_folder") / DATASET
-    with staged_directory(output, replace=flags.write_mode == "overwrite") as staging:
-        with _engine(flags, output.parent / "spark.log") as spark:
-            print(f"{'Spark start:':<32}{time.perf_counter() - start:8.1f} s", flush=True)
-            engine = pipeline.Engine(spark, _say)
-            facts = pipeline.prepare(engine, flags.input_folder, staging, options)
+    with (
+        staged_directory(output, replace=flags.write_mode == "overwrite") as staging,
+        _engine(flags, output.parent / "spark.log") as spark,
+    ):
+        _say(f"{'Spark start:':<32}{time.perf_counter() - start:8.1f} s")
+        engine = pipeline.Engine(spark, _say)
+        facts = pipeline.prepare(engine, flags.input_folder, staging, options)
     for name, rows in facts["rows"].items():
         rate = facts["clicks"][name] / rows if rows else float("nan")
         _say(f"{name + ':':<12}{rows:>14,} rows, click-through rate {rate:.4f}")
@@ -99,7 +106,7 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _engine(flags: argparse.Namespace, log: Path):
+def _engine(flags: argparse.Namespace, log: Path) -> AbstractContextManager["SparkContext"]:
     log.parent.mkdir(parents=True, exist_ok=True)
     settings = dict(item.split("=", 1) for item in flags.conf)
     return pipeline.spark_context(flags.master, flags.memory_gib, log, settings)
@@ -164,12 +171,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--days", type=_range, help="generate_models, transform: A-B inclusive; default: all")
     add("--half", choices=pipeline.HALVES, default="all", help="transform: which half of the rows")
     add("--write_mode", choices=("overwrite", "errorifexists"), default="overwrite",
-        help="prepare: whether an earlier dataset is replaced, once the new one is whole")  # fmt: skip
+        help="prepare: may an earlier dataset be replaced, once the new one is whole")  # fmt: skip
     add("--num_numerical", type=int, default=13, help="integer columns (default 13)")
     add("--num_categorical", type=int, default=26, help="hexadecimal columns (default 26)")
     add("--frequency_limit", default=default.frequency_limit,
-        help="how often a value must occur to get an id: N, or COLUMN:N, comma-separated; the first "
-        "categorical column is 1 + num_numerical (default 15)")  # fmt: skip
+        help="how often a value must occur to get an id: N, or COLUMN:N, comma-separated; the "
+        "first categorical column is 1 + num_numerical (default 15)")  # fmt: skip
     add("--dictionary_days", type=_range, help="A-B: days to fit on; default: all, the last too")
     add("--numeric_transform", choices=pipeline.NUMERIC_TRANSFORMS, default="readme",
         help="readme: ln(x + 2), missing x as 0; nvidia: ln(x + 3), 0 if missing")  # fmt: skip

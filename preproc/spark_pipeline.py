@@ -193,7 +193,7 @@ def _shuffle(
 ) -> list[Written]:
     text = sum(split.end - split.begin for split in splits)
     buckets = max(2 * engine.cores, -(-text // (2 * _BUCKET_BYTES)))  # a packed row is half of it
-    route = {"target": target, "seed": options.seed, "buckets": buckets}
+    route: dict[str, Any] = {"target": target, "seed": options.seed, "buckets": buckets}
     sizes = _splits_rdd(engine, splits).map(partial(tasks.bucket_sizes, **route)).sum()
     first_rows = [0, *accumulate(int(size) for size in sizes)]
     return (
@@ -326,7 +326,7 @@ def transform_days(
     output: Path,
     options: Options,
 ) -> Written:
-    """Applies a fitted transform to days, or to a half of their rows, as `--mode transform` does."""
+    """Applies a fitted transform to days or half their rows, as `--mode transform` does."""
     if half not in HALVES:
         raise ValueError(f"--half {half}: expected one of {HALVES}")
     fitted = Transform.load(transform)
@@ -433,9 +433,14 @@ def spark_context(
     Raises:
         TaskError: Spark does not start.
     """
-    from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkException
-
+    try:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        raise TaskError(
+            f"{sys.executable} has no pyspark ({error}); install it with: "
+            f"{sys.executable} -m pip install 'pyspark>=4,<5'"
+        ) from error
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

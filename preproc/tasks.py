@@ -127,9 +127,10 @@ def shuffle_split(
     Rows are sorted by a hash of seed and row number, and a bucket is a range of hashes.
     """
     fitted = load_transform(transform)
-    packed, clamped = [np.empty(0, _packed_dtype(fitted))], 0
+    dtype, clamped = _packed_dtype(fitted), 0
+    packed: list[np.ndarray] = [np.empty(0, dtype)]
     for first_row, labels, rows in _transform_split(split, log_format, fitted, target):
-        records = np.empty(len(labels), packed[0].dtype)
+        records: np.ndarray = np.empty(len(labels), dtype)
         records["key"] = splitmix64(seed, np.arange(first_row, first_row + len(labels)))
         records[layout.LABEL] = labels
         records[_NUMERICAL_FILE] = rows.numerical
@@ -228,7 +229,7 @@ def _slice(block: Block, begin: int, end: int) -> Block:
 
 def _files(transform: Transform) -> dict[str, np.dtype]:
     """File name -> dtype of a row."""
-    files = {"label.bin": layout.LABEL_DTYPE}
+    files: dict[str, np.dtype] = {"label.bin": layout.LABEL_DTYPE}
     if transform.num_numerical:
         files[_NUMERICAL_FILE] = np.dtype((layout.NUMERICAL_DTYPE, (transform.num_numerical,)))
     for i, size in enumerate(transform.cardinalities):

@@ -43,9 +43,9 @@ class TextColumn(NamedTuple):
     def from_strings(cls, fields: Iterable[str | None]) -> "TextColumn":
         """Makes a column of strings, of which None and "" are missing."""
         texts = [(text or "").encode() for text in fields]
-        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-        starts = ends - [len(text) for text in texts]
-        return cls(np.frombuffer(b"".join(texts) + bytes(8), np.uint8), starts, ends)
+        lengths = np.array([len(text) for text in texts], np.int64)
+        ends = np.cumsum(lengths)
+        return cls(np.frombuffer(b"".join(texts) + bytes(8), np.uint8), ends - lengths, ends)
 
     def text(self, row: int) -> str:
         """Returns one field, shortened if it is very long, and with any byte shown."""

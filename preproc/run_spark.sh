@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Runs Spark on raw day files: dictionary, train, test, validation, in one application.
+#
+#     INPUT_PATH           folder of day_0, day_1, ... (default /data/dlrm/criteo)
+#     OUTPUT_PATH          where binary_dataset/ is written (default /data/dlrm)
+#     SPARK_LOCAL_DIRS     where Spark shuffles (default $OUTPUT_PATH/spark-tmp)
+#     TOTAL_CORES          cores in all (default: those of this machine)
+#     TOTAL_MEMORY         memory in all, in GiB (default: half of this machine's)
+#     FREQUENCY_LIMIT      how often a value must occur to get an id (default 15)
+#     USE_FREQUENCY_LIMIT  0: no limit; 1 or unset: FREQUENCY_LIMIT; larger: the limit itself
+#     NUM_DAYS             how many day files there must be (default: any number)
+#     SPARK_MASTER         a cluster, such as spark://host:7077 (default local[TOTAL_CORES])
+#     PYTHON               interpreter (default .venv/bin/python of this repository, else python3)
+#
+# Arguments go on to spark_data_utils.py, which knows `--help`.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$here/environment.sh"
+
+need_java() {
+  echo "error: $1; Spark needs Java 17 or newer. Install it with" >&2
+  echo "    sudo apt-get install -y openjdk-17-jre-headless    # Debian, Ubuntu" >&2
+  echo "    sudo dnf install -y java-21-openjdk-headless       # Fedora" >&2
+  exit 1
+}
+
+java=java
+if [[ -n ${JAVA_HOME:-} ]]; then java=$JAVA_HOME/bin/java; fi
+command -v "$java" >/dev/null || need_java "there is no $java"
+version=$("$java" -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p' | head -n 1)
+major=${version#1.} # Java 8 calls itself 1.8
+major=${major%%[.+-]*}
+[[ $major =~ ^[0-9]+$ ]] || need_java "$java does not say its version"
+((major >= 17)) || need_java "$java is Java $version"
+
+TOTAL_CORES=${TOTAL_CORES:-$(nproc)}
+if [[ -z ${TOTAL_MEMORY:-} ]]; then
+  TOTAL_MEMORY=$(awk '/^MemTotal:/ { gib = int($2 / 2 / 1048576); print gib < 2 ? 2 : gib }' /proc/meminfo)
+fi
+for name in TOTAL_CORES TOTAL_MEMORY; do
+  if [[ ! ${!name} =~ ^[1-9][0-9]*$ ]]; then
+    echo "error: $name=${!name}: expected a whole number, 1 or more" >&2
+    exit 1
+  fi
+done
+export SPARK_LOCAL_DIRS=${SPARK_LOCAL_DIRS:-$OUTPUT_PATH/spark-tmp}
+
+exec "$PYTHON" "$here/spark_data_utils.py" --mode prepare \
+  --input_folder "$INPUT_PATH" --output_folder "$OUTPUT_PATH" ${NUM_DAYS:+--num_days "$NUM_DAYS"} \
+  --frequency_limit "$FREQUENCY_LIMIT" --memory_gib "$TOTAL_MEMORY" \
+  --master "${SPARK_MASTER:-local[$TOTAL_CORES]}" --conf "spark.cores.max=$TOTAL_CORES" "$@"

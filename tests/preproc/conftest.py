@@ -1,0 +1,25 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # preproc/ is not installed
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """One Spark for all tests: starting it takes seconds."""
+    pytest.importorskip("pyspark")
+    from preproc.spark_pipeline import TaskError, spark_context
+
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_LOCAL_DIRS"] = str(folder)
+    try:
+        context = spark_context("local[2]", 2, folder / "spark.log")
+        started = context.__enter__()
+    except TaskError as error:
+        pytest.skip(f"no Spark here: {error}")
+    yield started
+    context.__exit__(None, None, None)

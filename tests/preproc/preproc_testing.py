@@ -1,0 +1,78 @@
+"""Preprocessing once more, in plain Python, and folders of logs to run the pipeline on."""
+
+import math
+import struct
+from collections import Counter
+from pathlib import Path
+
+MASK = 2**64 - 1
+GOOD = "1\t5\t6\ta\tb\tc\n0\t7\t8\td\te\tf\n"  # two rows of 2 numericals and 3 categoricals
+
+
+def splitmix64(seed, counter):
+    x = ((counter + 1) * 0x9E3779B97F4A7C15 + seed) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def half(value):
+    return struct.pack("<e", struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def reference_dataset(
+    days: list[Path],
+    num_numerical: int = 13,
+    num_categorical: int = 26,
+    *,
+    limit=lambda column: 15,
+    nvidia=False,
+    seed=0,
+    order="total_random",
+    fit=None,
+) -> dict[str, bytes]:
+    """Returns {"train/cat_0.bin": bytes, ...}, all the binary files of a dataset."""
+    N, M = num_numerical, num_categorical
+    logs = [[line.split("\t") for line in day.read_text().splitlines()] for day in days]
+    logs = [[row + [""] * (1 + N + M - len(row)) for row in log] for log in logs]
+    fitted = [row for log in (logs if fit is None else logs[fit[0] : fit[1] + 1]) for row in log]
+    ids, sizes = [], []
+    for column in range(1 + N, 1 + N + M):
+        counts = Counter(int(row[column], 16) for row in fitted if row[column])
+        kept = sorted((-n, key) for key, n in counts.items() if n >= limit(column))
+        ids.append({key: i for i, (_, key) in enumerate(kept, 1)})
+        sizes.append("b" if len(kept) + 1 < 127 else "<h" if len(kept) + 1 < 32767 else "<i")
+    train, last = [row for log in logs[:-1] for row in log], logs[-1]
+    if order == "total_random":
+        train = [train[i] for i in sorted(range(len(train)), key=lambda i: splitmix64(seed, i))]
+    middle = len(last) // 2
+    files = {}
+    for name, rows in {"train": train, "test": last[:middle], "validation": last[middle:]}.items():
+        files[f"{name}/label.bin"] = bytes(int(row[0]) for row in rows)
+        fields = [x for row in rows for x in row[1 : 1 + N]]
+        if nvidia:
+            logarithms = [math.log(max(int(x) + 3, 1)) if x else 0 for x in fields]
+        else:
+            logarithms = [math.log(max(int(x or 0) + 2, 1)) for x in fields]
+        if N:
+            files[f"{name}/numerical.bin"] = b"".join(map(half, logarithms))
+        for i in range(M):
+            keys = [int(row[1 + N + i], 16) if row[1 + N + i] else None for row in rows]
+            packed = [struct.pack(sizes[i], ids[i].get(key, 0)) for key in keys]
+            files[f"{name}/cat_{i}.bin"] = b"".join(packed)
+    return files
+
+
+def write_days(folder, *days):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, text in enumerate(days):
+        (folder / f"day_{i}").write_text(text, newline="")
+    return folder
+
+
+def day_files(folder):
+    return [folder / f"day_{i}" for i in range(len(list(folder.glob("day_*"))))]
+
+
+def binary_files(dataset):
+    return {p.relative_to(dataset).as_posix(): p.read_bytes() for p in dataset.glob("*/*.bin")}
