@@ -26,6 +26,7 @@ COMPILE_FLAGS = [
     "-fno-trapping-math",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",  # the oldest torch that can load the library
     "-Wall",
+    "-Wno-unknown-warning-option",  # clang, of those below that only GCC knows
     "-Wno-psabi",  # vectors are passed between inlined functions only
     "-Wno-unused-function",  # not every kernel uses all of simd.h
     "-Wno-maybe-uninitialized",  # GCC's own intrinsics

@@ -72,9 +72,7 @@ DLRM_INLINE void store_sums(const Vec (&acc)[kTileRows][kTileColumns],
 #else
   for (int64_t r = 0; r < kTileRows; ++r) {
     for (int64_t c = 0; c < kTileColumns; ++c) {
-      float sum = 0;
-      for (int64_t lane = 0; lane < kLanes; ++lane) sum += acc[r][c][lane];
-      rows[r][c] = sum;
+      rows[r][c] = sum_lanes(acc[r][c]);
     }
   }
 #endif

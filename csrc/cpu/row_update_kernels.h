@@ -40,9 +40,7 @@ DLRM_INLINE void update_row(const RowWiseAdagradRule& rule, int64_t row,
     const Vec last = load_first(grad + i, dim - i);
     squares += last * last;
   }
-  float sum = 0;
-  for (int64_t lane = 0; lane < kLanes; ++lane) sum += squares[lane];
-  const float state = rule.state_sum[row] + sum / static_cast<float>(dim);
+  const float state = rule.state_sum[row] + sum_lanes(squares) / static_cast<float>(dim);
   rule.state_sum[row] = state;
   const float rate = rule.lr / (std::sqrt(state) + rule.eps);
   float* __restrict weight = rule.weight + row * dim;

@@ -18,10 +18,12 @@ DLRM_INLINE Vec load(const float* from) {
   return v;
 }
 
+DLRM_INLINE Vec from_bfloat16(Halves h) { return (Vec)(__builtin_convertvector(h, Bits) << 16); }
+
 DLRM_INLINE Vec load(const BFloat16* from) {
   Halves h;
   std::memcpy(&h, from, sizeof h);
-  return (Vec)(__builtin_convertvector(h, Bits) << 16);
+  return from_bfloat16(h);
 }
 
 DLRM_INLINE Vec load(const Half* from) {
@@ -96,18 +98,53 @@ DLRM_INLINE void finish_streaming() {
 }
 
 // The first `count` < kLanes elements; the other lanes are 0.
+#if DLRM_LANES == 16
+DLRM_INLINE Vec load_first(const float* from, int64_t count) {
+  return (Vec)_mm512_maskz_loadu_ps((1u << count) - 1, from);
+}
+DLRM_INLINE Vec load_first(const BFloat16* from, int64_t count) {
+  return from_bfloat16((Halves)_mm256_maskz_loadu_epi16((1u << count) - 1, from));
+}
+DLRM_INLINE Vec load_first(const Half* from, int64_t count) {
+  return (Vec)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16((1u << count) - 1, from));
+}
+#else
 template <typename scalar_t>
 DLRM_INLINE Vec load_first(const scalar_t* from, int64_t count) {
   scalar_t buffer[kLanes] = {};
   for (int64_t lane = 0; lane < count; ++lane) buffer[lane] = from[lane];
   return load(buffer);
 }
+#endif
 
+// Copies `count` < kLanes elements in runs of 8, 4, 2 and 1.
+template <typename scalar_t>
+DLRM_INLINE void copy_first(const scalar_t* from, scalar_t* to, int64_t count) {
+  for (int64_t run = kLanes / 2; run > 0; run /= 2) {
+    if (count & run) {
+      for (int64_t lane = 0; lane < run; ++lane) to[lane] = from[lane];
+      from += run;
+      to += run;
+    }
+  }
+}
+
+// Stores the first `count` < kLanes elements. (A masked store of AVX-512 is slower, Zen 4.)
 template <typename scalar_t>
 DLRM_INLINE void store_first(scalar_t* to, Vec v, int64_t count) {
   scalar_t buffer[kLanes];
   store(buffer, v);
-  for (int64_t lane = 0; lane < count; ++lane) to[lane] = buffer[lane];
+  copy_first(buffer, to, count);
+}
+
+DLRM_INLINE float sum_lanes(Vec v) {
+#if DLRM_LANES == 16
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float sum = 0;
+  for (int64_t lane = 0; lane < kLanes; ++lane) sum += v[lane];
+  return sum;
+#endif
 }
 
 // Copies `size` elements, rounding to the target's dtype.
@@ -115,7 +152,12 @@ template <bool kStream = false, typename from_t, typename to_t>
 DLRM_INLINE void copy_elements(const from_t* from, to_t* to, int64_t size) {
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) store<kStream>(to + i, load(from + i));
-  if (i < size) store_first(to + i, load_first(from + i, size - i), size - i);
+  if (i == size) return;
+  if constexpr (std::is_same_v<from_t, to_t>) {
+    copy_first(from + i, to + i, size - i);
+  } else {
+    store_first(to + i, load_first(from + i, size - i), size - i);
+  }
 }
 
 // Asks for every cache line of a run of bytes. The address need not be one of ours.
