@@ -79,7 +79,7 @@ def training_flags(rows: int) -> dict[str, Any]:
     batch_size = 256
     while batch_size < 32768 and rows > 600 * 2 * batch_size:
         batch_size *= 2
-    steps = max(rows // batch_size, 1)
+    steps = -(-rows // batch_size)
     return {
         "batch_size": batch_size,
         "test_batch_size": 16384,
@@ -94,7 +94,7 @@ def training_flags(rows: int) -> dict[str, Any]:
         "decay_start_step": steps // 2,
         "decay_steps": steps - steps // 2,
         "decay_power": 1,
-        "test_freq": max(steps // 4, 1),
+        "test_freq": -(-steps // 4),
         "print_freq": max(steps // 20, 1),
     }
 

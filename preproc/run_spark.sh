@@ -18,21 +18,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/environment.sh"
 
-need_java() {
-  echo "error: $1; Spark needs Java 17 or newer. Install it with" >&2
-  echo "    sudo apt-get install -y openjdk-17-jre-headless    # Debian, Ubuntu" >&2
-  echo "    sudo dnf install -y java-21-openjdk-headless       # Fedora" >&2
-  exit 1
-}
-
-java=java
-if [[ -n ${JAVA_HOME:-} ]]; then java=$JAVA_HOME/bin/java; fi
-command -v "$java" >/dev/null || need_java "there is no $java"
-version=$("$java" -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p' | head -n 1)
-major=${version#1.} # Java 8 calls itself 1.8
-major=${major%%[.+-]*}
-[[ $major =~ ^[0-9]+$ ]] || need_java "$java does not say its version"
-((major >= 17)) || need_java "$java is Java $version"
+"$here/check_java.sh"
 
 TOTAL_CORES=${TOTAL_CORES:-$(nproc)}
 if [[ -z ${TOTAL_MEMORY:-} ]]; then

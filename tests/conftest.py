@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands do, before torch is loaded
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -1,0 +1,92 @@
+"""Real rows through the whole path, as the README tells users to do it with their own."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def run(arguments, cwd, env=None) -> str:
+    done = subprocess.run(arguments, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def summary(log: Path) -> dict:
+    return json.loads(log.read_text().splitlines()[-1].removeprefix("DLLL "))["data"]
+
+
+def readme_commands(heading: str) -> list[list[str]]:
+    """The commands of the first shell block under a heading of the README, split into words."""
+    import shlex
+
+    section = README.read_text().split(f"\n### {heading}\n")[1]
+    block = section.split("```bash\n")[1].split("```")[0]
+    lines = block.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line and line[0] != "#"]
+
+
+def adult_auc(shared_data, directory: Path, seed: int) -> float:
+    """Runs the README's commands for Adult with another seed; returns the held-out AUC."""
+    shutil.copy(shared_data / "adult" / "adult.data", directory / "adult.data")
+    for words in readme_commands("Your own CSV"):
+        assert words[:2] == ["python", "-m"]
+        words = [sys.executable, *words[1:], f"--seed={seed}"]
+        if "dlrm.scripts.main" in words:
+            words += ["--base_device=cpu"]
+        run(words, directory)
+    return summary(directory / "log.json")["test_auc"]
+
+
+def test_adult_reaches_its_auc_by_the_readmes_commands(shared_data, tmp_path):
+    assert adult_auc(shared_data, tmp_path, seed=1) > 0.9
+
+
+@pytest.mark.slow
+def test_adult_reaches_0_908_on_the_mean_of_five_random_fifths(shared_data, tmp_path):
+    aucs = []
+    for seed in range(1, 6):
+        (tmp_path / str(seed)).mkdir()
+        aucs.append(adult_auc(shared_data, tmp_path / str(seed), seed))
+    assert statistics.mean(aucs) >= 0.908, aucs
+
+
+def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
+    shared_data, tmp_path, root
+):
+    lines = (shared_data / "criteo_tb" / "tb_500_shared.tsv").read_bytes().splitlines(True)
+    clicks = [line for line in lines if line.startswith(b"1")]
+    others = [line for line in lines if not line.startswith(b"1")]
+    (tmp_path / "raw").mkdir()
+    for day in range(3):  # clicks in every half of the last day
+        rows = others[day::3] + clicks[day::3]
+        rows = [row for pair in zip(rows, reversed(rows), strict=True) for row in pair][: len(rows)]
+        (tmp_path / "raw" / f"day_{day}").write_bytes(b"".join(rows))
+    environment = {
+        **os.environ,
+        "INPUT_PATH": str(tmp_path / "raw"),
+        "OUTPUT_PATH": str(tmp_path / "out"),
+        "SPARK_LOCAL_DIRS": str(tmp_path / "spark"),
+        "FREQUENCY_LIMIT": "2",
+        "PYTHON": sys.executable,
+    }
+    if shutil.which("java") is None:
+        pytest.skip("no Java, which Spark needs")
+    run([root / "preproc" / "prepare_dataset.sh"], tmp_path, environment)
+    command = [sys.executable, "-m", "dlrm.scripts.main", "--base_device=cpu"]
+    command += [f"--dataset={tmp_path / 'out' / 'binary_dataset'}", "--test_batch_size=50"]
+    training = ["--epochs=4", "--batch_size=32", "--lr=0.5", "--warmup_steps=2"]
+    run([*command, *training, "--save_checkpoint_path=run"], tmp_path)
+    trained = summary(tmp_path / "log.json")
+    tested = ["--mode=test", "--load_checkpoint_path=run", "--log_path=test.json"]
+    run([*command, *tested], tmp_path)
+    assert 0 <= trained["test_auc"] <= 1
+    assert 0 <= trained["validation_auc"] <= 1
+    assert summary(tmp_path / "test.json")["auc"] == trained["test_auc"]
