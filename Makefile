@@ -16,6 +16,7 @@ venv: $(INSTALLED)
 
 $(INSTALLED): constraints.txt pyproject.toml setup.py $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: expected Python 3.10 or newer, got " + sys.version.split()[0] + "; make PYTHON=python3.12 names another")'
+	@command -v $(CXX) >/dev/null || echo "note: there is no C++ compiler ($(CXX)), so plain-torch operators will run, several times slower; install g++ and make venv again"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch

@@ -48,6 +48,10 @@ class TaskError(RuntimeError):
     """A task failed on its input or its output; the message is the task's own."""
 
 
+class SparkError(TaskError):
+    """Spark itself failed; its log says more."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How logs are turned into numbers. Everything but `split_bytes` changes what is written."""
@@ -138,7 +142,7 @@ def fit(engine: Engine, splits: list[Split], directory: Path, options: Options) 
             .flatMap(_named(partial(tasks.count_split, log_format=shape, buckets=buckets)))
             .partitionBy(buckets, int)
             .mapPartitions(_named(partial(_merge_partition, limit=limit)))
-            .partitionBy(max(shape.num_categorical, 1), int)
+            .partitionBy(max(min(shape.num_categorical, 2 * engine.cores), 1), int)
             .mapPartitions(_named(partial(_fit_partition, directory=str(directory))))
             .collect()
         )
@@ -408,11 +412,10 @@ def _failures() -> Iterator[None]:
         text = str(error)
         if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
             raise TaskError(said[1]) from None
-        causes = re.findall(
-            r"^(?:Caused by: )?((?:[\w.]+\.)?\w*(?:Error|Exception)): ?(.*)", text, re.M
-        )
+        named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception)): ?(.*)"
+        causes = re.findall(named, text, re.MULTILINE)
         cause = ": ".join(causes[-1]) if causes else text.splitlines()[0]
-        raise TaskError(f"Spark failed: {cause}") from error
+        raise SparkError(f"Spark failed: {cause}") from error
 
 
 @contextmanager
@@ -462,16 +465,16 @@ def spark_context(
     conf = SparkConf().setMaster(master).setAppName("dlrm preprocessing")
     conf.setAll(list(configuration.items()))
     try:
-        with _standard_error_to(log):
+        with _standard_error_to(log), _failures():
             spark = SparkContext(conf=conf)
-    except (PySparkException, OSError) as error:
-        raise TaskError(
-            f"Spark did not start: {error}" + (f"; see {log}" if log else "")
-        ) from error
-    try:
-        yield spark
-    finally:
-        spark.stop()
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except PySparkException as error:
+        raise TaskError(f"Spark did not start: {error}; see {log}") from error
+    except SparkError as error:
+        raise SparkError(f"{error}; see {log}") from error
 
 
 def _log4j() -> Path:

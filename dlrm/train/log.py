@@ -126,7 +126,7 @@ def draw_curves(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [("loss", "training loss"), ("lr", "learning rate"), (metric, f"test {metric}")]
+    panels = [("loss", "training loss"), ("lr", "learning rate"), (metric, f"test {metric.upper()}")]
     figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
     for axis, (name, label) in zip(axes, panels, strict=True):
         points = [(entry["step"], entry[name]) for entry in history if name in entry]
@@ -137,6 +137,7 @@ def draw_curves(
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("step")
+    figure.align_ylabels()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return None

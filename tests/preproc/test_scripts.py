@@ -14,17 +14,10 @@ from preproc.simulate_logs import Simulation, simulate
 
 PREPROC = Path(__file__).resolve().parents[2] / "preproc"
 SMALL = ("--num_numerical", "2", "--num_categorical", "3")
-SETTINGS = [
-    "INPUT_PATH",
-    "OUTPUT_PATH",
-    "SPARK_LOCAL_DIRS",
-    "TOTAL_CORES",
-    "TOTAL_MEMORY",
-    "FREQUENCY_LIMIT",
-    "USE_FREQUENCY_LIMIT",
-    "NUM_DAYS",
-    "SPARK_MASTER",
-]
+SETTINGS = {
+    *("INPUT_PATH", "OUTPUT_PATH", "SPARK_LOCAL_DIRS", "TOTAL_CORES", "TOTAL_MEMORY"),
+    *("FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT", "NUM_DAYS", "SPARK_MASTER"),
+}
 
 
 def environment(raw, output, **settings):
