@@ -126,7 +126,8 @@ def draw_curves(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [("loss", "training loss"), ("lr", "learning rate"), (metric, f"test {metric.upper()}")]
+    tested = (metric, f"test {metric.upper()}")
+    panels = [("loss", "training loss"), ("lr", "learning rate"), tested]
     figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
     for axis, (name, label) in zip(axes, panels, strict=True):
         points = [(entry["step"], entry[name]) for entry in history if name in entry]
