@@ -92,6 +92,11 @@ def test_logarithms_of_the_source_document():
     assert clamped == 2  # -2 and -40; -1 has the argument 1
 
 
+def test_logarithm_is_rounded_to_float32_first():
+    """Rounding ln(10364) to float16 at once gives 9.24: the float32 in between is a tie."""
+    assert log_numerical(parsed(10362))[0].item() == 9.25
+
+
 def test_logarithms_of_nvidia():
     result, clamped = log_numerical(parsed(0, 0, -2, -3, missing=[0]), "nvidia")
     assert result.tolist() == [0, float(np.float16(np.float32(math.log(3)))), 0, 0]
