@@ -109,12 +109,9 @@ def cases(args, tables, dtype):
     sides = {"ours": ours(ops.row_wise_adagrad_, tables.state_by_row)}
     sides.update(fbgemm(args, tables, values, "EXACT_ROWWISE_ADAGRAD"))
     yield "gather+row-wise Adagrad", sides, 0, updating
-    yield (
-        "gather+Adagrad",
-        {"ours": ours(ops.row_adagrad_, tables.state)},
-        0,
-        updating + vectors * 8,
-    )
+    sides = {"ours": ours(ops.row_adagrad_, tables.state)}
+    sides.update(fbgemm(args, tables, values, "EXACT_ADAGRAD"))
+    yield "gather+Adagrad", sides, 0, updating + 8 * vectors
 
 
 def fbgemm(args: argparse.Namespace, tables: Tables, values, optimizer: str) -> Sides:

@@ -1,6 +1,7 @@
 // Sizes and checks of one row update (SGD, Adagrad, ...), for every backend.
 #pragma once
 
+#include <bit>
 #include <optional>
 
 #include "tensors.h"
@@ -32,6 +33,11 @@ struct RowUpdateInputs {
     total_rows = weight.size(0);
     dim = weight.size(1);
     count = rows_.size(0);
+    check(std::bit_width(static_cast<uint64_t>(total_rows)) +
+                  std::bit_width(static_cast<uint64_t>(count)) <=
+              64,
+          name, ": ", count, " gradients of ", total_rows,
+          " rows are more than 64 bits can number");
     rows = torch::stable::contiguous(rows_);
     grad = torch::stable::contiguous(grad_);
   }

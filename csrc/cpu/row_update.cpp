@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "first_bad.h"
 #include "isa.h"
 #include "sort_rows.h"
 
@@ -67,20 +68,30 @@ template <typename Rule>
 void update(const RowUpdateInputs& inputs, const Rule& rule,
             const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf) {
   if (found_inf && scalar(inputs.name, "found_inf", *found_inf) != 0) return;
-  const double scale = grad_scale ? scalar(inputs.name, "grad_scale", *grad_scale) : 1;
-  const SortedRows pairs(inputs.name, inputs.rows.const_data_ptr<int64_t>(), inputs.count,
-                         inputs.total_rows);
+  const auto inverse_scale =
+      static_cast<float>(1 / (grad_scale ? scalar(inputs.name, "grad_scale", *grad_scale) : 1));
+  const int64_t* rows = inputs.rows.const_data_ptr<int64_t>();
+  const int64_t shares = std::clamp<int64_t>(inputs.count * inputs.dim / kElementsPerTask, 1,
+                                             torch::stable::get_num_threads());
+  const auto bounds = share_rows(rows, inputs.count, inputs.total_rows, shares);
+  FirstBad bad;
   dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
     const auto* grad = inputs.grad.const_data_ptr<grad_t>();
     const auto update_rows = DLRM_KERNEL(update_rows<grad_t, Rule>);
-    torch::stable::parallel_for(
-        0, inputs.count, std::max<int64_t>(1, kElementsPerTask / inputs.dim),
-        [&](int64_t begin, int64_t end) {
-          const Scratch<float> sum(inputs.dim);
-          update_rows(rule, pairs, grad, inputs.dim, static_cast<float>(1 / scale), sum.get(),
-                      pairs.run_start(begin), pairs.run_start(end));
-        });
+    torch::stable::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+      const Scratch<float> sum(inputs.dim);
+      for (int64_t share = begin; share < end; ++share) {
+        const SortedRows pairs(rows, inputs.count, inputs.total_rows, bounds[share],
+                               bounds[share + 1]);
+        if (pairs.bad_position() >= 0) return bad.report(pairs.bad_position());
+        update_rows(rule, pairs, grad, inputs.dim, inverse_scale, sum.get());
+      }
+    });
   });
+  if (bad.any()) {
+    check(false, inputs.name, ": row ", rows[bad.position()], " at position ", bad.position(),
+          ": expected 0 <= row < ", inputs.total_rows);
+  }
 }
 
 void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr,

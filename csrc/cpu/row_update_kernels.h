@@ -1,7 +1,7 @@
 // Kernels of the row updates for one instruction set; see for_each_isa.h.
 //
-// A task owns the rows of a run of the sorted pairs, each from its first pair to its last: it reads
-// each gradient once and reads and writes each touched row once, whatever the optimizer.
+// A task owns a range of rows, each from its first pair to its last: it reads each gradient once
+// and reads and writes each touched row once, whatever the optimizer.
 
 constexpr int64_t kUpdateAheadBytes = 2048;
 
@@ -81,13 +81,14 @@ DLRM_INLINE void prefetch_rule(const AdamRule& rule, int64_t row, int64_t dim) {
   prefetch_row(rule.exp_avg_sq, row, dim);
 }
 
-// Applies pairs [begin, end), both of which start a run of equal rows. `sum` holds dim floats.
+// `sum` holds dim floats.
 template <typename grad_t, typename Rule>
 void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, int64_t dim,
-                 float inverse_scale, float* sum, int64_t begin, int64_t end) {
+                 float inverse_scale, float* sum) {
   const int64_t ahead = std::clamp<int64_t>(kUpdateAheadBytes / (dim * sizeof(grad_t)), 2, 32);
-  int64_t next = begin;
-  for (int64_t i = begin; i < end;) {
+  const int64_t end = pairs.size();
+  int64_t next = 0;
+  for (int64_t i = 0; i < end;) {
     const int64_t row = pairs.row(i);
     copy_elements(grad + pairs.position(i) * dim, sum, dim);
     for (;;) {

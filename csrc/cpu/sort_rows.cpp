@@ -1,83 +1,79 @@
 #include "sort_rows.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
-#include <vector>
-
-#include "first_bad.h"
+#include <utility>
 
 namespace dlrm {
 namespace {
 
 constexpr int kDigitBits = 11;  // 2048 counters: they stay in the first-level cache
-constexpr int64_t kKeysPerTask = 8192;
+constexpr int64_t kSamplesPerShare = 256;
 
-void pack(const char* name, const int64_t* rows, int64_t count, int64_t total_rows,
-          int position_bits, uint64_t* keys) {
-  FirstBad bad;
-  torch::stable::parallel_for(0, count, kKeysPerTask, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const auto row = static_cast<uint64_t>(rows[i]);
-      if (row >= static_cast<uint64_t>(total_rows)) return bad.report(i);
-      keys[i] = row << position_bits | static_cast<uint64_t>(i);
-    }
-  });
-  if (bad.any()) {
-    check(false, name, ": row ", rows[bad.position()], " at position ", bad.position(),
-          ": expected 0 <= row < ", total_rows);
-  }
-}
-
-// One stable pass by `bits` bits above `shift`. Each of `tasks` counts, then places, its own share.
-void sort_by_digit(const uint64_t* from, uint64_t* to, int64_t count, int shift, int bits,
-                   int64_t tasks, std::vector<int64_t>& places) {
-  const int64_t digits = int64_t{1} << bits;
-  const uint64_t mask = digits - 1;
-  const int64_t share = (count + tasks - 1) / tasks;
-  places.assign(tasks * digits, 0);
-  torch::stable::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
-    for (int64_t task = first; task < last; ++task) {
-      int64_t* counts = places.data() + task * digits;
-      const int64_t end = std::min(count, (task + 1) * share);
-      for (int64_t i = task * share; i < end; ++i) ++counts[from[i] >> shift & mask];
-    }
-  });
-  int64_t place = 0;
-  for (int64_t digit = 0; digit < digits; ++digit) {
-    for (int64_t task = 0; task < tasks; ++task) {
-      place += std::exchange(places[task * digits + digit], place);
-    }
-  }
-  torch::stable::parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
-    for (int64_t task = first; task < last; ++task) {
-      int64_t* next = places.data() + task * digits;
-      const int64_t end = std::min(count, (task + 1) * share);
-      for (int64_t i = task * share; i < end; ++i) to[next[from[i] >> shift & mask]++] = from[i];
-    }
-  });
+int bits_for(int64_t values) {
+  return std::bit_width(static_cast<uint64_t>(std::max<int64_t>(values - 1, 0)));
 }
 
 }  // namespace
 
-SortedRows::SortedRows(const char* name, const int64_t* rows, int64_t count, int64_t total_rows)
-    : count_(count),
-      position_bits_(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(count - 1, 1)))),
-      keys_(new uint64_t[count]) {
-  const int row_bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(total_rows - 1, 0)));
-  check(row_bits + position_bits_ <= 64, name, ": ", count, " gradients of ", total_rows,
-        " rows are more than 64 bits can number");
-  pack(name, rows, count, total_rows, position_bits_, keys_.get());
+std::vector<int64_t> share_rows(const int64_t* rows, int64_t count, int64_t total_rows,
+                                int64_t shares) {
+  std::vector<int64_t> bounds(shares + 1, total_rows);
+  bounds[0] = 0;
+  if (shares > 1) {
+    const int64_t num_samples = std::min(count, shares * kSamplesPerShare);
+    std::vector<int64_t> samples(num_samples);
+    // Scattered positions: at regular ones, all samples might be of one table.
+    for (int64_t i = 0; i < num_samples; ++i) {
+      const uint64_t scattered = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15 >> 1;
+      samples[i] = std::clamp<int64_t>(rows[scattered % count], 0, total_rows);
+    }
+    std::sort(samples.begin(), samples.end());
+    for (int64_t k = 1; k < shares; ++k) bounds[k] = samples[k * num_samples / shares];
+  }
+  return bounds;
+}
 
-  const int64_t tasks = std::clamp<int64_t>((count + kKeysPerTask - 1) / kKeysPerTask, 1,
-                                            torch::stable::get_num_threads());
+SortedRows::SortedRows(const int64_t* rows, int64_t count, int64_t total_rows, int64_t first_row,
+                       int64_t end_row)
+    : first_row_(first_row), position_bits_(bits_for(count)) {
+  const auto span = static_cast<uint64_t>(end_row - first_row);
+  uint64_t num_bad = 0, num_inside = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    num_bad += static_cast<uint64_t>(rows[i]) >= static_cast<uint64_t>(total_rows);
+    num_inside += static_cast<uint64_t>(rows[i]) - first_row < span;
+  }
+  if (num_bad > 0) {
+    const auto is_bad = [=](int64_t row) { return row < 0 || row >= total_rows; };
+    bad_position_ = std::find_if(rows, rows + count, is_bad) - rows;
+    return;
+  }
+  size_ = static_cast<int64_t>(num_inside);
+  keys_.reset(new uint64_t[size_ + 1]);
+  uint64_t* next = keys_.get();
+  for (int64_t i = 0; i < count; ++i) {  // without a branch: what is not inside is written over
+    const uint64_t row = static_cast<uint64_t>(rows[i]) - first_row;
+    *next = row << position_bits_ | static_cast<uint64_t>(i);
+    next += row < span;
+  }
+  sort(bits_for(end_row - first_row));
+}
+
+void SortedRows::sort(int row_bits) {
   const int passes = (row_bits + kDigitBits - 1) / kDigitBits;
-  const int bits = passes == 0 ? 0 : (row_bits + passes - 1) / passes;
-  std::unique_ptr<uint64_t[]> other(new uint64_t[count]);
-  std::vector<int64_t> places;
-  for (int pass = 0; pass < passes; ++pass) {
-    sort_by_digit(keys_.get(), other.get(), count, position_bits_ + pass * bits, bits, tasks,
-                  places);
-    std::swap(keys_, other);
+  if (passes == 0 || size_ <= 1) return;
+  const int bits = (row_bits + passes - 1) / passes;
+  const uint64_t mask = (uint64_t{1} << bits) - 1;
+  std::unique_ptr<uint64_t[]> sorted(new uint64_t[size_]);
+  std::array<int64_t, 1 << kDigitBits> places;
+  for (int shift = position_bits_; shift < position_bits_ + row_bits; shift += bits) {
+    places.fill(0);
+    for (int64_t i = 0; i < size_; ++i) ++places[keys_[i] >> shift & mask];
+    int64_t place = 0;
+    for (int64_t& digit : places) place += std::exchange(digit, place);
+    for (int64_t i = 0; i < size_; ++i) sorted[places[keys_[i] >> shift & mask]++] = keys_[i];
+    std::swap(keys_, sorted);
   }
 }
 

@@ -1,35 +1,48 @@
-// Brings equal rows together without disturbing their order: a parallel radix sort.
+// Brings equal rows together without disturbing their order, each thread for itself.
+//
+// The rows are cut into as many ranges as there are tasks, about equally many pairs in each. A task
+// looks through all pairs, keeps those of its own range and sorts them where they stay in its own
+// cache: tasks wait for each other only once, at the end of the update.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <utility>
+#include <vector>
 
 #include "../tensors.h"
 
 namespace dlrm {
 
-// A row and its position in the batch in one word, so that one comparison orders both.
+// Returns shares + 1 bounds, from 0 to total_rows: share k has the rows [bounds[k], bounds[k + 1]).
+std::vector<int64_t> share_rows(const int64_t* rows, int64_t count, int64_t total_rows,
+                                int64_t shares);
+
+// The pairs of one range of rows, in order of row and then of position in the batch.
 class SortedRows {
  public:
-  // Throws, naming `name`, row and position, where a row is outside [0, total_rows).
-  SortedRows(const char* name, const int64_t* rows, int64_t count, int64_t total_rows);
+  SortedRows(const int64_t* rows, int64_t count, int64_t total_rows, int64_t first_row,
+             int64_t end_row);
 
-  int64_t count() const { return count_; }
-  int64_t row(int64_t i) const { return static_cast<int64_t>(keys_[i] >> position_bits_); }
+  // Where the first row outside [0, total_rows) is, or -1. Looked for in all pairs, so that every
+  // share finds the same; there are no sorted pairs then.
+  int64_t bad_position() const { return bad_position_; }
+
+  int64_t size() const { return size_; }
+  int64_t row(int64_t i) const {
+    return first_row_ + static_cast<int64_t>(keys_[i] >> position_bits_);
+  }
   int64_t position(int64_t i) const {
     return static_cast<int64_t>(keys_[i] & ((uint64_t{1} << position_bits_) - 1));
   }
-  // The first i' >= i that starts a run of equal rows.
-  int64_t run_start(int64_t i) const {
-    while (i > 0 && i < count_ && row(i) == row(i - 1)) ++i;
-    return i;
-  }
 
  private:
-  int64_t count_;
+  void sort(int row_bits);
+
+  int64_t bad_position_ = -1;
+  int64_t size_ = 0;
+  int64_t first_row_;
   int position_bits_;
-  std::unique_ptr<uint64_t[]> keys_;
+  std::unique_ptr<uint64_t[]> keys_;  // row and position in one word: one comparison orders both
 };
 
 }  // namespace dlrm
