@@ -141,7 +141,7 @@ def _words(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndar
     """Reads 0 to 8 characters of each field as a word, the last one highest, with "0" in front."""
     if len(starts) == 0:
         return np.empty(0, np.uint64)
-    anywhere = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))
+    anywhere: np.ndarray = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))
     words = anywhere[starts]
     if (lengths == 8).all():
         return words
