@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the commands do, before torch is loaded
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the commands do, before torch is loaded
 
 ROOT = Path(__file__).parent.parent
 
