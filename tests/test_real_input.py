@@ -65,9 +65,10 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     clicks = [line for line in lines if line.startswith(b"1")]
     others = [line for line in lines if not line.startswith(b"1")]
     (tmp_path / "raw").mkdir()
-    for day in range(3):  # clicks in every half of the last day
-        rows = others[day::3] + clicks[day::3]
-        rows = [row for pair in zip(rows, reversed(rows), strict=True) for row in pair][: len(rows)]
+    for day in range(3):
+        rows = others[day::3]
+        for number, click in enumerate(clicks[day::3]):  # in both halves of the last day
+            rows.insert(30 * number, click)
         (tmp_path / "raw" / f"day_{day}").write_bytes(b"".join(rows))
     environment = {
         **os.environ,
