@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World
+from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
 from dlrm.train.log import RunLog
 from dlrm.train.optim import set_learning_rate
@@ -366,57 +367,3 @@ class Trainer:
 
 def _shown(metrics: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
-
-
-class Stopwatch:
-    """Seconds spent training: evaluation and checkpoints are left out.
-
-    Args:
-        device: what is waited for when the watch is stopped or read, so that no work is left out.
-    """
-
-    def __init__(self, device: str):
-        self._cuda = device.startswith("cuda")
-        self._total, self._since = 0.0, None  # type: float, float | None
-        self._lap_seconds, self._lap_step = 0.0, 0
-
-    def seconds(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        running = 0.0 if self._since is None else time.perf_counter() - self._since
-        return self._total + running
-
-    def resume(self) -> None:
-        if self._since is None:
-            self._since = time.perf_counter()
-
-    def pause(self) -> None:
-        self._total, self._since = self.seconds(), None
-
-    def lap(self, step: int) -> float:
-        """Ends a lap after a step; returns the mean seconds of the lap's steps."""
-        now = self.seconds()
-        mean = (now - self._lap_seconds) / max(step - self._lap_step, 1)
-        self._lap_seconds, self._lap_step = now, step
-        return mean
-
-
-class Throughput:
-    """Samples a second over all steps after the warm-up."""
-
-    def __init__(self, clock: Stopwatch, warmup_steps: int):
-        self._clock, self._warmup = clock, warmup_steps
-        self._steps, self._samples, self._start = 0, 0, 0.0
-
-    def count(self, samples: int) -> None:
-        """Counts a step that has been taken."""
-        self._steps += 1
-        if self._steps > self._warmup:
-            self._samples += samples
-        elif self._steps == self._warmup:
-            self._start = self._clock.seconds()
-
-    def rate(self) -> float | None:
-        """Samples a second; None where the run ended within the warm-up."""
-        seconds = self._clock.seconds() - self._start
-        return self._samples / seconds if self._samples and seconds > 0 else None

@@ -209,7 +209,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, kind, s
 
 def test_the_throughput_counts_all_steps_after_the_warmup(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("dlrm.train.trainer.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("dlrm.train.benchmark.time.perf_counter", lambda: now[0])
     task = Line()
     original, seconds = task.loss, iter([100.0, 100.0, 1.0, 2.0, 3.0, 4.0])
 
