@@ -2,7 +2,7 @@
 
 import os
 
-# Read when torch is loaded. Huge pages save up to a fifth of a step. Threads that wait spin for some
+# Read when torch is loaded. Huge pages save up to a fifth of a step. Threads that wait spin for
 # microseconds and sleep then: as fast as spinning on where nothing else runs (batch 256, 2 cores,
 # 170,000 samples/s), and many times as fast where other programs want the cores.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
