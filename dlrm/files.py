@@ -70,8 +70,12 @@ def _swap(staging: Path, final: Path) -> None:
     else:
         old = final.with_name(f".{final.name}.old-{os.getpid()}")
         final.rename(old)
-        staging.rename(final)
-        shutil.rmtree(old)
+        try:
+            staging.rename(final)
+        except BaseException:
+            old.rename(final)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     _sync(final.parent)
 
 

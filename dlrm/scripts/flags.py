@@ -26,11 +26,12 @@ RESUME_MAY_CHANGE = frozenset(
         *("load_checkpoint_path", "save_checkpoint_path", "checkpoint_freq", "keep_checkpoints"),
         *("print_freq", "test_freq", "test_after", "test_batch_size"),
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
-        "inference_benchmark_batch_sizes",
+        *("inference_benchmark_batch_sizes", "optimized_mlp", "cuda_graphs"),
+        "bottom_features_ordered",
     ]
 )
 
-# Flags of the architecture: with a checkpoint, those not given are taken from it.
+# Flags of the architecture: those not given are taken from the checkpoint, if there is one.
 ARCHITECTURE = (
     "embedding_dim",
     "bottom_mlp_sizes",

@@ -12,7 +12,9 @@ import functools
 import json
 import sys
 import time
-from contextlib import closing
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,8 @@ from absl import app
 from absl import flags as absl_flags
 
 from dlrm import __version__, ops
-from dlrm.data.loader import DataConfig, Datasets, open_datasets
+from dlrm.data.loader import DATASET_TYPES, DataConfig, Datasets, open_datasets
 from dlrm.distributed import World
-from dlrm.files import MANIFEST, crc32
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.scripts import flags
 from dlrm.tasks.recommendation import Batches, Recommendation
@@ -33,10 +34,11 @@ from dlrm.train.checkpoint import (
     Parameters,
     check_unchanged,
     find_checkpoint,
+    last_checkpoint,
     load_checkpoint,
     read_config,
 )
-from dlrm.train.log import RunLog, draw_curves
+from dlrm.train.log import RunLog, Watched, draw_curves
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
 from dlrm.train.trainer import TrainConfig, Trainer
@@ -54,15 +56,9 @@ def main(argv: list[str]) -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
+        kept = "; --resume goes on from the last checkpoint" if FLAGS.save_checkpoint_path else ""
+        print(f"interrupted{kept}", file=sys.stderr)
         sys.exit(130)
-    except RuntimeError as error:
-        if "embedding: id " not in str(error):
-            raise  # ours, not the user's: with its traceback
-        sys.exit(
-            f"error: {str(error).splitlines()[0]}. The dataset has ids beyond its tables; "
-            "--hash_indices takes ids modulo the size of their table"
-        )
 
 
 def run() -> dict[str, float]:
@@ -77,30 +73,52 @@ def run() -> dict[str, float]:
     torch.backends.cuda.matmul.allow_tf32 = precision.tf32
     torch.backends.cudnn.allow_tf32 = precision.tf32
     torch.manual_seed(FLAGS.seed)
-    modes = {"train": _train, "test": _test, "inference_benchmark": _inference_benchmark}
-    fresh = FLAGS.mode == "train" and not FLAGS.resume
-    with RunLog(FLAGS.log_path, append=not fresh) as log:
-        log.parameters(values)
-        for notice in _notices(world.device, precision):
-            log.line(notice)
-        datasets = open_datasets(flags.config(DataConfig, device=world.device))
-        _check_numericals(datasets)
-        checkpoint = FLAGS.load_checkpoint_path and find_checkpoint(FLAGS.load_checkpoint_path)
-        task = Recommendation(
-            _architecture(datasets, checkpoint, log),
-            world,
-            precision.dtype(world.device),
-            FLAGS.seed,
-            FLAGS.auc_device == "CPU",
-        )
+    _check_mode()
+    datasets = open_datasets(flags.config(DataConfig, device=world.device))
+    _check_numericals(datasets)
+    checkpoint = FLAGS.load_checkpoint_path and find_checkpoint(FLAGS.load_checkpoint_path)
+    resumed = last_checkpoint(FLAGS.save_checkpoint_path) if FLAGS.resume else None
+    adopted = _adopted(resumed or checkpoint)
+    task = Recommendation(
+        flags.config(
+            DLRMConfig,
+            table_sizes=tuple(datasets.train.table_sizes),
+            num_numerical_features=datasets.train.num_numerical,
+            **adopted,
+        ),
+        world,
+        precision.dtype(world.device),
+        FLAGS.seed,
+        FLAGS.auc_device == "CPU",
+    )
+    checkpoints = _checkpoints() if FLAGS.mode == "train" else None
+    with RunLog(FLAGS.log_path) as log:
+        log.parameters(values | adopted)
+        for line in _notices(world.device, precision):
+            log.line(line)
+        if adopted:
+            shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
+            log.line(f"architecture from {resumed or checkpoint}: {shown}")
         log.line(_describe(task, datasets, world))
-        summary = modes[FLAGS.mode](task, datasets, checkpoint, log)
+        with _bad_ids_named(datasets):
+            if FLAGS.mode == "train":
+                run = {"flags": values | adopted, "dataset": _fingerprint(datasets)}
+                summary = _train(task, datasets, checkpoint, checkpoints, run, log)
+            else:
+                _load_weights(task, checkpoint, log)
+                measure = _test if FLAGS.mode == "test" else _inference_benchmark
+                summary = measure(task, datasets, log)
         log.summary(summary)
     return summary
 
 
 def _train(
-    task: Recommendation, datasets: Datasets, checkpoint: Path | None, log: RunLog
+    task: Recommendation,
+    datasets: Datasets,
+    checkpoint: Path | None,
+    checkpoints: CheckpointDirectory | None,
+    run: dict[str, Any],
+    log: RunLog,
 ) -> dict[str, float]:
     device = task.world.device
     schedule, config = flags.config(ScheduleConfig), flags.config(TrainConfig)
@@ -113,8 +131,8 @@ def _train(
         task.world,
         log,
         flags.config(PrecisionConfig).scaler(device),
-        _checkpoints(),
-        {"dlrm_version": __version__, "flags": flags.values(), "dataset": _fingerprint(datasets)},
+        checkpoints,
+        {"dlrm_version": __version__, **run},
     )
     if not (FLAGS.resume and _resume(trainer, log)) and checkpoint:
         load_checkpoint(checkpoint, trainer.parameters)
@@ -133,19 +151,20 @@ def _train(
     return summary
 
 
-def _test(
-    task: Recommendation, datasets: Datasets, checkpoint: Path | None, log: RunLog
-) -> dict[str, float]:
+def _load_weights(task: Recommendation, checkpoint: Path | None, log: RunLog) -> None:
     if checkpoint:
         load_checkpoint(checkpoint, Parameters(task.model, task.table_parameters()))
         log.line(f"weights from {checkpoint}")
     else:
         log.line("note: no --load_checkpoint_path, so these are the initial weights")
+
+
+def _test(task: Recommendation, datasets: Datasets, log: RunLog) -> dict[str, float]:
     test = Batches(datasets.test, task.world.device)
     if not test.num_samples:
         raise ValueError(f"{FLAGS.dataset}: the test split has no rows")
     began = time.perf_counter()
-    metrics = task.evaluate(test)
+    metrics = task.evaluate(Watched(test, "test"))
     seconds = time.perf_counter() - began
     shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
     log.line(f"Finished testing: {shown}")
@@ -155,13 +174,9 @@ def _test(
     }
 
 
-def _inference_benchmark(
-    task: Recommendation, datasets: Datasets, checkpoint: Path | None, log: RunLog
-) -> dict[str, float]:
-    if checkpoint:
-        load_checkpoint(checkpoint, Parameters(task.model, task.table_parameters()))
+def _inference_benchmark(task: Recommendation, datasets: Datasets, log: RunLog) -> dict[str, float]:
     device = task.world.device
-    warmup = FLAGS.benchmark_warmup_steps or 10
+    warmup = FLAGS.benchmark_warmup_steps if flags.given("benchmark_warmup_steps") else 10
     steps = warmup + FLAGS.inference_benchmark_steps
     summary = {}
     for size in flags.values()["inference_benchmark_batch_sizes"]:
@@ -218,24 +233,29 @@ def _check_numericals(datasets: Datasets) -> None:
         )
 
 
-def _architecture(datasets: Datasets, checkpoint: Path | None, log: RunLog) -> DLRMConfig:
-    """The flags' architecture; those not given are a checkpoint's, if there is one."""
-    adopted: dict[str, Any] = {}
-    if checkpoint:
-        saved = read_config(checkpoint)["flags"]
-        for name in flags.ARCHITECTURE:
-            value = tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
-            if not flags.given(name) and value != flags.values()[name]:
-                adopted[name] = value
-        if adopted:
-            shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
-            log.line(f"architecture from {checkpoint}: {shown}")
-    return flags.config(
-        DLRMConfig,
-        table_sizes=tuple(datasets.train.table_sizes),
-        num_numerical_features=datasets.train.num_numerical,
-        **adopted,
-    )
+def _check_mode() -> None:
+    if FLAGS.mode != "train" and FLAGS.resume:
+        raise ValueError(f"--resume contradicts --mode {FLAGS.mode}: only training goes on")
+    if FLAGS.resume and FLAGS.save_checkpoint_path is None:
+        raise ValueError("--resume needs --save_checkpoint_path, where the checkpoints are")
+    if FLAGS.checkpoint_freq and FLAGS.save_checkpoint_path is None:
+        raise ValueError(f"--checkpoint_freq {FLAGS.checkpoint_freq} needs --save_checkpoint_path")
+
+
+def _adopted(checkpoint: Path | None) -> dict[str, Any]:
+    """The architecture flags that the user did not give and a checkpoint has otherwise."""
+    if checkpoint is None:
+        return {}
+    saved, values = read_config(checkpoint)["flags"], flags.values()
+    theirs = {
+        name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
+        for name in flags.ARCHITECTURE
+    }
+    return {
+        name: value
+        for name, value in theirs.items()
+        if not flags.given(name) and value != values[name]
+    }
 
 
 def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
@@ -255,12 +275,6 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
 
 def _checkpoints() -> CheckpointDirectory | None:
     if FLAGS.save_checkpoint_path is None:
-        if FLAGS.resume:
-            raise ValueError("--resume needs --save_checkpoint_path, where the checkpoints are")
-        if FLAGS.checkpoint_freq:
-            raise ValueError(
-                f"--checkpoint_freq {FLAGS.checkpoint_freq} needs --save_checkpoint_path"
-            )
         return None
     checkpoints = CheckpointDirectory(FLAGS.save_checkpoint_path, FLAGS.keep_checkpoints)
     if not FLAGS.resume and (last := checkpoints.last()):
@@ -288,17 +302,49 @@ def _frozen(run: dict[str, Any]) -> dict[str, Any]:
     run = json.loads(json.dumps(run))
     kept = {f"--{k}": v for k, v in run["flags"].items() if k not in flags.RESUME_MAY_CHANGE}
     kept["--base_device"] = _device(kept["--base_device"])
+    kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names
     return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
 
 
 def _fingerprint(datasets: Datasets) -> dict[str, Any]:
-    """Tells one dataset from another, wherever it lies."""
-    manifest = Path(FLAGS.dataset or FLAGS.synthetic_dataset_dir, MANIFEST)
+    """Tells one training set from another, wherever it lies and of whatever type it is."""
+    train = datasets.train
+    ends = (train.batch(0), train.batch(len(train) - 1))
+    content = b"".join(t.cpu().contiguous().numpy().tobytes() for batch in ends for t in batch)
     return {
-        "training rows": datasets.train.num_samples,
-        "table sizes": datasets.train.table_sizes,
-        "manifest": crc32(manifest) if manifest.is_file() else None,
+        "rows": train.num_samples,
+        "table sizes": train.table_sizes,
+        "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
     }
+
+
+@contextmanager
+def _bad_ids_named(datasets: Datasets) -> Iterator[None]:
+    """Says of an id outside its table where the dataset has it; a batch knows only its own rows."""
+    try:
+        yield
+    except RuntimeError as error:
+        where = _bad_id(datasets) if "embedding: id " in str(error) else None
+        if where is None:
+            raise
+        raise ValueError(where) from error
+
+
+def _bad_id(datasets: Datasets) -> str | None:
+    for split in ("train", "test", "validation"):
+        data = getattr(datasets, split)
+        for index in range(len(data) if data else 0):
+            ids = data.batch(index).categorical.cpu()
+            wrong = ((ids < 0) | (ids >= torch.tensor(data.table_sizes))).nonzero()
+            if len(wrong):
+                row, table = wrong[0].tolist()
+                return (
+                    f"{FLAGS.dataset}: {split} row {index * data.batch_size + row}, feature "
+                    f"{data.categorical_names[table]}: expected an id from 0 to "
+                    f"{data.table_sizes[table] - 1}, got {ids[row, table].item()}. "
+                    "--hash_indices takes ids modulo the size of their table"
+                )
+    return None
 
 
 def start() -> None:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from dlrm.data.loader import Batch, Dataset, batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics
 from dlrm.train.optim import OptimizerConfig, dense_optimizer, table_optimizer
-from dlrm.train.trainer import Loader
 
 
 class Batches:
@@ -69,7 +69,7 @@ class Recommendation:
         self.model = DLRM(config, world, dtype, seed)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns the binary cross-entropy, summed over the samples, over the global batch."""
+        """Returns the mean binary cross-entropy of a batch."""
         logits = self.model(batch.numerical, batch.categorical)
         return F.binary_cross_entropy_with_logits(logits, batch.labels)
 
@@ -108,12 +108,3 @@ class Recommendation:
         if not config.freeze_mlps:
             result.append(dense_optimizer(config.mlp_optimizer, groups["dense"]))
         return result
-
-    def example_batch(self, size: int) -> Batch:
-        """Returns a batch of zeros: first rows of the tables, no clicks."""
-        config, device = self.model.config, self.world.device
-        return Batch(
-            torch.zeros(size, config.num_numerical_features, device=device),
-            torch.zeros(size, len(config.table_sizes), dtype=torch.long, device=device),
-            torch.zeros(size, device=device),
-        )

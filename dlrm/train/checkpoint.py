@@ -100,7 +100,8 @@ def save_checkpoint(
         save_file(_contiguous(parameters.dense()), staging / "dense.safetensors")
         save_file(_contiguous(other_state), staging / "optimizer.safetensors")
         save_file(_random_state(), staging / "rng.safetensors")
-        _write_json(staging / "config.json", {**config, "tables": listed})
+        kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
+        _write_json(staging / "config.json", {**config, "optimizers": kinds, "tables": listed})
         _write_json(staging / "progress.json", progress)
         write_manifest(staging, "checkpoint")
 
@@ -139,6 +140,9 @@ def load_checkpoint(
     config = read_config(directory)
     dense = load_file(directory / "dense.safetensors")
     _check_architecture(directory, parameters, dense, config["tables"])
+    kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
+    if resume and config["optimizers"] != kinds:
+        raise ValueError(f"{directory}: of the optimizers {config['optimizers']}, here {kinds}")
     with torch.no_grad():
         for name, tensor in parameters.dense().items():
             tensor.copy_(dense[name])
@@ -203,29 +207,50 @@ class CheckpointDirectory:
 
     def last(self) -> Path | None:
         """The newest checkpoint, or None."""
-        steps = self._steps()
-        return self._of(steps[-1]) if steps else None
+        return last_checkpoint(self.path)
 
     def best(self) -> Path | None:
         """The best checkpoint, or None where none was marked."""
-        try:
-            step = json.loads((self.path / _BEST).read_text(encoding="utf-8"))["step"]
-        except FileNotFoundError:
-            return None
-        return self._of(step)
+        return best_checkpoint(self.path)
 
     def _of(self, step: int) -> Path:
         return self.path / f"step-{step:09d}"
 
-    def _steps(self) -> list[int]:
-        found = (path.parent.name for path in self.path.glob(f"step-*/{MANIFEST}"))
-        return sorted(int(name.removeprefix("step-")) for name in found)
-
     def _prune(self) -> None:
         best = self.best()
-        for step in self._steps()[: -self.keep]:
-            if self._of(step) != best:
-                shutil.rmtree(self._of(step))
+        for old in _whole_checkpoints(self.path)[: -self.keep]:
+            if old != best:
+                shutil.rmtree(old)
+
+
+def last_checkpoint(path: str | os.PathLike) -> Path | None:
+    """Returns the newest checkpoint in a run's directory, or None; nothing is changed."""
+    found = _whole_checkpoints(Path(path))
+    return found[-1] if found else None
+
+
+def best_checkpoint(path: str | os.PathLike) -> Path | None:
+    """Returns the best checkpoint in a run's directory, or None where none was marked.
+
+    Raises:
+        ValueError: `best.json` is damaged, or the checkpoint it names is gone.
+    """
+    file = Path(path) / _BEST
+    try:
+        step = int(json.loads(file.read_text(encoding="utf-8"))["step"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: expected the best step, got {error!r}") from error
+    best = Path(path).absolute() / f"step-{step:09d}"
+    if not (best / MANIFEST).exists():
+        raise ValueError(f"{file}: names {best}, which is not there")
+    return best
+
+
+def _whole_checkpoints(path: Path) -> list[Path]:
+    """The checkpoints in a run's directory that are whole, by step."""
+    return sorted(found.parent for found in path.absolute().glob(f"step-*/{MANIFEST}"))
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
@@ -237,10 +262,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
     path = Path(path)
     if (path / MANIFEST).exists():
         return path
-    found = None
-    if path.is_dir() and (any(path.glob("step-*")) or (path / _BEST).exists()):
-        run = CheckpointDirectory(path)
-        found = run.best() or run.last()
+    found = best_checkpoint(path) or last_checkpoint(path)
     if found is None:
         raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
     return found
@@ -327,6 +349,7 @@ def _set_random_state(state: dict[str, Tensor]) -> None:
 
 
 def _write_rows(path: Path, rows: Tensor) -> None:
+    assert rows.dtype == torch.float32, f"rows of {rows.dtype}"
     rows.detach().contiguous().cpu().numpy().tofile(path)
 
 

@@ -5,10 +5,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -22,20 +23,19 @@ class RunLog:
     `type` (LOG or METADATA), `step` and `data`, as NVIDIA's DLLogger writes.
 
     Args:
-        path: the file, or None for none.
-        append: go on with the file of an earlier run.
+        path: the file, or None for none; an earlier run's lines in it are kept.
 
     Raises:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike | None = None, append: bool = False):
+    def __init__(self, path: str | os.PathLike | None = None):
         self._file: TextIO | None = None
         self._start = time.time()
         self._bar: tqdm | None = None
         if path is not None:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def __enter__(self) -> "RunLog":
         return self
@@ -69,19 +69,17 @@ class RunLog:
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
-    def start_progress(self, total: int, initial: int, unit: str, title: str) -> None:
-        """Shows a progress bar, if standard error is a terminal."""
-        self.end_progress()
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=total, initial=initial, unit=unit, desc=title, leave=False, dynamic_ncols=True
-            )
+    def start_progress(self, total: int, initial: int) -> None:
+        """Shows a progress bar of training steps, if standard error is a terminal."""
+        self._bar = _bar(total, "train", initial)
 
-    def progress(self, steps: int = 1) -> None:
+    def progress(self) -> None:
+        """Moves the bar on by a step."""
         if self._bar is not None:
-            self._bar.update(steps)
+            self._bar.update()
 
     def end_progress(self) -> None:
+        """Takes the bar away."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -101,6 +99,49 @@ class RunLog:
 
 def _unit(name: str) -> str:
     return next((unit for word, unit in UNITS.items() if word in name), "")
+
+
+class Loader(Protocol):
+    """Batches of a data set; `batches` can start anywhere in an epoch."""
+
+    num_samples: int
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Any, None, None]: ...
+
+
+class Watched:
+    """A loader whose batches move a progress bar of their own, if standard error is a terminal."""
+
+    def __init__(self, loader: Loader, title: str):
+        self._loader, self._title = loader, title
+        self.num_samples = loader.num_samples
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Any, None, None]:
+        """Yields the loader's batches."""
+        with (
+            closing(self._loader.batches(epoch, start)) as batches,
+            _bar(len(self) - start, self._title) as bar,
+        ):
+            for batch in batches:
+                yield batch
+                bar.update()
+
+
+def _bar(total: int, title: str, initial: int = 0) -> tqdm:
+    return tqdm(
+        total=total,
+        initial=initial,
+        desc=title,
+        unit="step",
+        leave=False,
+        dynamic_ncols=True,
+        disable=not sys.stderr.isatty(),
+    )
 
 
 def draw_curves(

@@ -26,6 +26,7 @@ def roc_auc(scores: Tensor, labels: Tensor, world: World = World()) -> float:
     Raises:
         ValueError: shapes differ, a score is NaN, or a label is neither 0 nor 1.
     """
+    assert world.size == 1, "one process"
     if scores.ndim != 1 or scores.shape != labels.shape:
         raise ValueError(
             f"roc_auc: expected scores and labels [n], got {list(scores.shape)} and "
@@ -55,9 +56,12 @@ def click_metrics(logits: Tensor, labels: Tensor, world: World = World()) -> dic
     Returns:
         `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
         predicting the click rate (He et al., 2014); `calibration`, predicted over observed clicks.
+        All are NaN where a logit is NaN or infinite.
     """
     logits, labels = logits.double(), labels.double()
     log_loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).item()
+    if not math.isfinite(log_loss):
+        return dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration"), math.nan)
     rate = labels.mean().item()
     entropy = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
     return {

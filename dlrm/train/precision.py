@@ -1,5 +1,6 @@
 """Mixed precision: which dtype the network computes in, and the static loss scale of fp16."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -64,11 +65,19 @@ class LossScaler:
 
     def __init__(self, scale: Tensor | None = None):
         self.scale = scale
+        self._skipped = torch.zeros(()) if scale is None else torch.zeros_like(scale)
+
+    def report(self) -> str:
+        """Says how many steps were skipped so far, if any; waits for the device."""
+        skipped = int(self._skipped.item())
+        return f"  skipped: {skipped}" if skipped else ""
 
     def backward(self, loss: Tensor) -> None:
+        """Computes the gradients of the scaled loss."""
         (loss if self.scale is None else loss * self.scale).backward()
 
     def step(self, optimizers: Iterable[Optimizer]) -> None:
+        """Lets the optimizers update, unless a gradient is infinite or NaN."""
         if self.scale is None:
             for optimizer in optimizers:
                 optimizer.step()
@@ -77,7 +86,9 @@ class LossScaler:
 
     def _scaled_step(self, optimizers: list[Optimizer], scale: Tensor) -> None:
         grads = [grad for optimizer in optimizers for grad in _gradients(optimizer)]
-        found_inf = (~torch.nn.utils.get_total_norm(grads).isfinite()).float()
+        greatest = torch.nn.utils.get_total_norm(grads, norm_type=math.inf)
+        found_inf = (~greatest.isfinite()).float()
+        self._skipped += found_inf
         for optimizer in optimizers:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -15,19 +15,9 @@ from torch.optim import Optimizer
 from dlrm.distributed import World
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
-from dlrm.train.log import RunLog
+from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim import set_learning_rate
 from dlrm.train.precision import LossScaler
-
-
-class Loader(Protocol):
-    """Batches of a data set; `batches` can start anywhere in an epoch."""
-
-    num_samples: int
-
-    def __len__(self) -> int: ...
-
-    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Any, None, None]: ...
 
 
 class Task(Protocol):
@@ -55,10 +45,6 @@ class Task(Protocol):
 
     def evaluate(self, loader: Loader) -> dict[str, float]:
         """Returns the metrics of a data set."""
-        ...
-
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Returns the parameters by how they are updated, as "tables" and "dense"."""
         ...
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Sequence[int]]]:
@@ -160,6 +146,7 @@ class Trainer:
         checkpoints: CheckpointDirectory | None = None,
         run: dict[str, Any] | None = None,
     ):
+        assert world.size == 1, "one process"
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
@@ -194,7 +181,7 @@ class Trainer:
         throughput = Throughput(self._clock, self.config.benchmark_warmup_steps)
         reached = False
         self._clock.lap(self.progress.step)
-        self.log.start_progress(total, self.progress.step, "step", "train")
+        self.log.start_progress(total, self.progress.step)
         while self.progress.step < total and not reached:
             epoch, start = divmod(self.progress.step, len(train))
             with closing(train.batches(epoch, start)) as batches:
@@ -217,8 +204,7 @@ class Trainer:
         loss = self.task.loss(batch)
         self.scaler.backward(loss)
         self.scaler.step(self.optimizers)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self.task.model.zero_grad(set_to_none=True)  # also of what no optimizer updates
         self.progress.step += 1
         return loss.detach()
 
@@ -242,7 +228,7 @@ class Trainer:
         eta = timedelta(seconds=int(step_time * (total - progress.step)))
         self.log.line(
             f"Epoch:[{epoch}/{self.config.epochs}] [{step}/{steps_per_epoch}]  eta: {eta}  "
-            f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {rate:.4f}"
+            f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {rate:.4f}{self.scaler.report()}"
         )
         self.log.step(epoch, step, {"loss": mean, "step_time": step_time, "lr": rate})
         progress.history.append({"step": progress.step, "loss": mean, "lr": rate})
@@ -251,19 +237,20 @@ class Trainer:
             progress.window_steps = 0
 
     def _mean_window_loss(self) -> float:
-        """Returns the mean loss since the last line; the one place that finds a NaN."""
+        """Returns the mean loss since the last line, and finds a NaN."""
         loss = self._window_loss.item()
-        if not math.isfinite(loss):
-            raise FloatingPointError(self._diverged(loss))
+        self._check_finite(loss, "loss")
         return loss / max(self.progress.window_steps, 1)
 
-    def _diverged(self, loss: float) -> str:
+    def _check_finite(self, value: float, what: str) -> None:
+        if math.isfinite(value):
+            return
         step, window = self.progress.step, self.progress.window_steps
         last = self.checkpoints.last() if self.checkpoints else None
         kept = f"The last checkpoint is {last}." if last else "There is no checkpoint."
-        return (
-            f"the loss became {loss} between steps {step - window + 1} and {step}: the training "
-            "diverged and stops; nothing of these steps is saved. A smaller --lr, a longer warm-up "
+        raise FloatingPointError(
+            f"the {what} became {value} between steps {step - window + 1} and {step}: the training "
+            "diverged and stops; these steps are not saved. A smaller --lr, a longer warm-up "
             f"(--warmup_steps) or another --seed may help. {kept}"
         )
 
@@ -280,7 +267,8 @@ class Trainer:
         self._mean_window_loss()
         self._clock.pause()
         began = time.perf_counter()
-        metrics = self.task.evaluate(test)
+        metrics = self.task.evaluate(Watched(test, "test"))
+        self._check_finite(metrics[self.task.loss_metric], "test loss")
         seconds = time.perf_counter() - began
         self._test_seconds += seconds
         self._test_samples += test.num_samples
@@ -312,6 +300,8 @@ class Trainer:
     def _save(self) -> None:
         assert self.checkpoints is not None
         self._mean_window_loss()
+        weights = sum(value.sum().item() for value in self.parameters.dense().values())
+        self._check_finite(weights, "sum of the weights")
         self._clock.pause()
         self.progress.window_loss = self._window_loss.item()
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
@@ -359,7 +349,8 @@ class Trainer:
         which = f"best, step {int(tested['step'])}" if best else f"last, step {self.progress.step}"
         results = {"test": {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if validation is not None and validation.num_samples:
-            results["validation"] = self.task.evaluate(validation)
+            watched = Watched(validation, "validation")
+            results["validation"] = self.task.evaluate(watched)
         for name, metrics in results.items():
             self.log.line(f"Final weights ({which}). {name}: {_shown(metrics)}")
         return {f"{s}_{name}": v for s, metrics in results.items() for name, v in metrics.items()}

@@ -1,5 +1,6 @@
 """The command line is NVIDIA's: every flag of its documentation, with its default."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,7 +8,13 @@ import sys
 import pytest
 from absl import flags as absl_flags
 
+from dlrm.data.loader import DataConfig
+from dlrm.model.dlrm import DLRMConfig
 from dlrm.scripts import main  # noqa: F401  defines the flags
+from dlrm.train.optim import OptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.trainer import TrainConfig
 
 # README of June 2020 (main.py). base_device: ours is cuda where there is one, else cpu.
 JUNE_2020 = {
@@ -94,6 +101,20 @@ CHOICES = {
 def test_every_flag_has_its_documented_default():
     defined = absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.flags"]
     assert {flag.name: flag.default for flag in defined} == JUNE_2020 | LATER | OURS
+
+
+CONFIGS = [DataConfig, DLRMConfig, OptimizerConfig, PrecisionConfig, ScheduleConfig, TrainConfig]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_flags_and_configurations_have_the_same_defaults(config):
+    defined = {f.name for f in absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.flags"]}
+    shared = [field for field in dataclasses.fields(config) if field.name in defined]
+    assert len(shared) > 1
+    for field in shared:
+        default = absl_flags.FLAGS[field.name].default
+        default = tuple(map(int, default)) if isinstance(default, list) else default
+        assert default == field.default, field.name
 
 
 @pytest.mark.parametrize(("flag", "choices"), CHOICES.items())

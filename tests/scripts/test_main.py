@@ -99,6 +99,26 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(command, tmp_path, ex
     assert resumed["validation_log_loss"] == whole["validation_log_loss"]
 
 
+def test_a_warm_started_run_saves_the_architecture_it_has(command):
+    command("--max_steps=2", "--save_checkpoint_path=one")
+    warm = ["--max_steps=3", "--load_checkpoint_path=one", "--save_checkpoint_path=two"]
+    command(*warm, model=[])
+    command("--mode=test", "--load_checkpoint_path=two", model=[])
+    resumed = ["--max_steps=4", "--save_checkpoint_path=two", "--resume"]
+    command(*resumed, model=[])
+
+
+def test_a_refused_command_leaves_the_earlier_log_alone(command, tmp_path):
+    command("--max_steps=2", "--save_checkpoint_path=run")
+    before = (tmp_path / "log.json").read_text()
+    for wrong in (["--save_checkpoint_path=run"], ["--dataset=/nowhere"], ["--amp_dtype=bf16"]):
+        with pytest.raises((ValueError, OSError)):
+            command(*wrong)
+    assert (tmp_path / "log.json").read_text() == before
+    command("--max_steps=2")
+    assert (tmp_path / "log.json").read_text().startswith(before)
+
+
 def test_resume_without_a_checkpoint_starts_at_0_and_says_so(command, capsys):
     command("--max_steps=2", "--save_checkpoint_path=run", "--resume")
     assert "no checkpoint in" in capsys.readouterr().out
@@ -109,7 +129,7 @@ def test_resume_refuses_other_arithmetic_by_name(command, tmp_path):
     with pytest.raises(ValueError, match="--lr: 0.02 in the checkpoint, now 0.5"):
         command("--save_checkpoint_path=run", "--resume", "--lr=0.5")
     other = write_dataset(tmp_path / "other", seed=5)
-    with pytest.raises(ValueError, match="dataset's manifest"):
+    with pytest.raises(ValueError, match="dataset's first and last batch"):
         command("--save_checkpoint_path=run", "--resume", data=other)
 
 
@@ -156,6 +176,22 @@ def test_frozen_parameters_stay(command):
     assert mlps["test_log_loss"] != pytest.approx(still["test_log_loss"], abs=1e-6)
 
 
+def test_frozen_parameters_gather_no_gradients(command, monkeypatch):
+    from dlrm.tasks.recommendation import Recommendation
+
+    counts = []
+    loss = Recommendation.loss
+
+    def counting(task, batch):
+        grad = task.model.embeddings.weight.grad
+        counts.append(0 if grad is None else grad._nnz())
+        return loss(task, batch)
+
+    monkeypatch.setattr(Recommendation, "loss", counting)
+    command("--max_steps=4", "--freeze_mlps", "--freeze_embeddings")
+    assert counts == [0] * 4
+
+
 def test_inference_benchmark_reports_every_batch_size(command):
     summary = command(
         "--mode=inference_benchmark",
@@ -187,6 +223,7 @@ def test_flags_that_do_nothing_say_so(command, capsys):
     ("flags", "message"),
     [
         (["--resume"], "--resume needs --save_checkpoint_path"),
+        (["--resume", "--mode=test", "--save_checkpoint_path=run"], "--resume contradicts --mode"),
         (["--checkpoint_freq=5"], "--checkpoint_freq 5 needs --save_checkpoint_path"),
         (["--Adam_MLP_optimizer", "--mlp_optimizer=sgd"], "--Adam_MLP_optimizer contradicts"),
         (["--embedding_dim=8"], "--bottom_mlp_sizes 8,4.*--embedding_dim 8"),
@@ -243,7 +280,8 @@ def test_an_id_beyond_its_table_ends_the_run_with_its_name(tmp_path):
         file.write(bytes([3]))
     done = shell([f"--dataset={data}", *MODEL, *RUN], tmp_path)
     assert done.returncode == 1
-    assert "id 3 of table 2 in batch row 44: expected 0 <= id < 3" in done.stderr  # 300 - 256
+    named = "train row 300, feature cat_2.bin: expected an id from 0 to 2, got 3"
+    assert f"error: {data}: {named}" in done.stderr
     assert "--hash_indices" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "curves.png").exists()
@@ -254,8 +292,16 @@ def test_a_diverging_run_ends_with_advice(tmp_path):
     flags = ["--lr=1e30", "--mlp_optimizer=sgd", "--embedding_optimizer=sgd"]
     done = shell([f"--dataset={data}", *MODEL, *RUN, *flags], tmp_path)
     assert done.returncode == 1
-    assert re.search(r"^error: the loss became (nan|inf) between steps 1 and", done.stderr, re.M)
+    assert re.search(r"^error: the \w+ became (nan|inf) between steps 1 and", done.stderr, re.M)
     assert "smaller --lr" in done.stderr
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_ruined_weights_are_neither_judged_nor_saved(command, tmp_path, steps):
+    flags = ["--lr=1e38", "--mlp_optimizer=sgd", "--embedding_optimizer=sgd", "--test_freq=1"]
+    with pytest.raises(FloatingPointError, match="became (nan|inf) between steps 1 and 1"):
+        command(*flags, f"--max_steps={steps}", "--save_checkpoint_path=run")
+    assert not list((tmp_path / "run").glob("step-*"))
 
 
 def test_the_command_runs_where_the_triton_folder_lies(root):

@@ -168,6 +168,31 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
     assert find_checkpoint(tmp_path / "run/step-000000005").name == "step-000000005"
 
 
+def test_reading_a_runs_directory_changes_nothing_in_it(tmp_path):
+    CheckpointDirectory(tmp_path).save(1, parameters(), {"flags": {}}, {})
+    (tmp_path / ".step-000000002.partial-77").mkdir()  # being written by another process
+    before = sorted(tmp_path.rglob("*"))
+    assert find_checkpoint(tmp_path).name == "step-000000001"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"step": 7}'])
+def test_a_damaged_note_of_the_best_is_named(tmp_path, content):
+    CheckpointDirectory(tmp_path).save(1, parameters(), {"flags": {}}, {})
+    (tmp_path / "best.json").write_text(content)
+    with pytest.raises(ValueError, match="best.json"):
+        find_checkpoint(tmp_path)
+
+
+def test_other_optimizers_are_refused_and_nothing_is_changed(tmp_path):
+    save_checkpoint(tmp_path / "c", parameters("adam"), {"flags": {}}, {})
+    other = parameters("sgd", trained=False, seed=5)
+    before = tables(other)
+    with pytest.raises(ValueError, match=r"optimizers \['RowAdam', 'Adam'\], here \['RowSGD'"):
+        load_checkpoint(tmp_path / "c", other, resume=True)
+    assert all(map(torch.equal, tables(other), before))
+
+
 def test_a_directory_without_checkpoints_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint here"):
         find_checkpoint(tmp_path)

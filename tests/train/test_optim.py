@@ -86,12 +86,26 @@ def test_one_infinite_gradient_skips_every_parameter(kind, dense_first):
     scaler.step(optimizers)
     for parameter, value in zip((module.weight, *dense.parameters()), before, strict=True):
         assert torch.equal(parameter, value)
+    assert scaler.report() == "  skipped: 1"
     for optimizer in optimizers:
         optimizer.zero_grad()
     scaler.backward(module(torch.tensor([[1, 2]]), torch.float32).sum() + dense(torch.ones(1, 3)))
     scaler.step(optimizers)
     assert not torch.equal(module.weight, before[0])
     assert not torch.equal(dense.weight, before[1])
+
+
+def test_many_large_half_precision_gradients_are_no_overflow():
+    module = embedding()
+    before = module.weight.detach().clone()
+    optimizer = table_optimizer("sgd", [module.weight], native=True)
+    set_learning_rate([optimizer], 1.0)
+    scaler = LossScaler(torch.tensor(1.0))
+    ids = torch.zeros(40_000, 2, dtype=torch.long)
+    scaler.backward((module(ids, torch.float16) * 300).sum(dtype=torch.float32))
+    scaler.step([optimizer])  # the 2-norm of these gradients is beyond float16, none of them is
+    assert not torch.equal(module.weight, before)
+    assert scaler.report() == ""
 
 
 @pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
