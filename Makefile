@@ -1,22 +1,22 @@
 # make demo   raw logs -> dataset -> trained model -> ROC AUC      make demo RAW=/path/with/day_files
-# make test   the whole test suite                                 make test PYTEST_ARGS="-m slow"
+# make test   the whole test suite                                 make test PYTEST_ARGS="-k resume"
 # Both install what they need into .venv first; PYTHON=python3.12 chooses the interpreter.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
-PYTEST_ARGS ?= -m "not slow"
+PYTEST_ARGS ?=
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h')
 INSTALLED := $(VENV)/.installed
+OPS := dlrm/_ops_cpu.so
 
 .PHONY: venv demo test lint format bench clean
 
-venv: $(INSTALLED)
+venv: $(INSTALLED) $(OPS)
 
-$(INSTALLED): constraints.txt pyproject.toml setup.py $(NATIVE)
+$(INSTALLED): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: expected Python 3.10 or newer, got " + sys.version.split()[0] + "; make PYTHON=python3.12 names another")'
-	@command -v $(CXX) >/dev/null || echo "note: there is no C++ compiler ($(CXX)), so plain-torch operators will run, several times slower; install g++ and make venv again"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
@@ -24,24 +24,33 @@ $(INSTALLED): constraints.txt pyproject.toml setup.py $(NATIVE)
 	@$(PIP) --no-build-isolation -e ".[preproc,plots,dev]"
 	@touch $@
 
-demo: $(INSTALLED)
+# Without a compiler there is no such file, and every make looks for one again.
+$(OPS): setup.py $(NATIVE) | $(INSTALLED)
+	@if for c in $$CXX g++ c++ clang++; do command -v $$c >/dev/null && break; done; then \
+		echo "== building the native operators =="; \
+		$(PIP) --quiet --no-build-isolation --no-deps -e . && touch $@; \
+	else \
+		echo "note: there is no C++ compiler, so plain-torch operators run, several times slower; install g++"; \
+	fi
+
+demo: venv
 	@$(BIN)/python demo.py $(if $(RAW),--raw "$(RAW)") $(DEMO_ARGS)
 
-test: $(INSTALLED)
+test: venv
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(INSTALLED)
+lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 
-format: $(INSTALLED)
+format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
-bench: $(INSTALLED)
+bench: venv
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/train.py
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -25,12 +27,28 @@ def summary(log: Path) -> dict:
 
 def readme_commands(heading: str) -> list[list[str]]:
     """The commands of the first shell block under a heading of the README, split into words."""
-    import shlex
-
     section = README.read_text().split(f"\n### {heading}\n")[1]
     block = section.split("```bash\n")[1].split("```")[0]
     lines = block.replace("\\\n", " ").splitlines()
     return [shlex.split(line, comments=True) for line in lines if line and line[0] != "#"]
+
+
+def needs_java() -> None:
+    if shutil.which("java") is None:
+        pytest.skip("no Java, which Spark needs")
+
+
+def test_the_demo_comes_close_to_the_planted_best(root, tmp_path):
+    needs_java()
+    shown = run([sys.executable, root / "demo.py", "--output", tmp_path], tmp_path)
+    auc, best = (
+        float(re.search(rf"^{name} +(?:test )?(0\.\d+)", shown, re.M).group(1))
+        for name in ("ROC AUC", "best possible")
+    )
+    assert best - 0.02 < auc < best, shown
+    for name in ("dataset", "checkpoints", "log", "curves"):
+        path = Path(re.search(rf"^{name} +(.+)$", shown, re.M).group(1))
+        assert path.exists(), name
 
 
 def adult_auc(shared_data, directory: Path, seed: int) -> float:
@@ -45,11 +63,6 @@ def adult_auc(shared_data, directory: Path, seed: int) -> float:
     return summary(directory / "log.json")["test_auc"]
 
 
-def test_adult_reaches_its_auc_by_the_readmes_commands(shared_data, tmp_path):
-    assert adult_auc(shared_data, tmp_path, seed=1) > 0.9
-
-
-@pytest.mark.slow
 def test_adult_reaches_0_908_on_the_mean_of_five_random_fifths(shared_data, tmp_path):
     aucs = []
     for seed in range(1, 6):
@@ -61,6 +74,7 @@ def test_adult_reaches_0_908_on_the_mean_of_five_random_fifths(shared_data, tmp_
 def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     shared_data, tmp_path, root
 ):
+    needs_java()
     lines = (shared_data / "criteo_tb" / "tb_500_shared.tsv").read_bytes().splitlines(True)
     clicks = [line for line in lines if line.startswith(b"1")]
     others = [line for line in lines if not line.startswith(b"1")]
@@ -78,8 +92,6 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
         "FREQUENCY_LIMIT": "2",
         "PYTHON": sys.executable,
     }
-    if shutil.which("java") is None:
-        pytest.skip("no Java, which Spark needs")
     run([root / "preproc" / "prepare_dataset.sh"], tmp_path, environment)
     command = [sys.executable, "-m", "dlrm.scripts.main", "--base_device=cpu"]
     command += [f"--dataset={tmp_path / 'out' / 'binary_dataset'}", "--test_batch_size=50"]
@@ -88,6 +100,6 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     trained = summary(tmp_path / "log.json")
     tested = ["--mode=test", "--load_checkpoint_path=run", "--log_path=test.json"]
     run([*command, *tested], tmp_path)
-    assert 0 <= trained["test_auc"] <= 1
-    assert 0 <= trained["validation_auc"] <= 1
+    assert 0 < trained["test_auc"] < 1
+    assert 0 < trained["validation_auc"] < 1
     assert summary(tmp_path / "test.json")["auc"] == trained["test_auc"]
