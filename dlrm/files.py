@@ -30,11 +30,11 @@ def staged_directory(path: str | os.PathLike, replace: bool = False) -> Iterator
     Raises:
         FileExistsError: something that may not be replaced stands at `path`.
     """
-    final = Path(path).absolute()
+    final = Path(path).resolve()  # what a link points to is replaced, not the link
+    _tidy_after_killed(final)
     check_replaceable(final, replace)
     final.parent.mkdir(parents=True, exist_ok=True)
     staging = final.with_name(f".{final.name}.partial-{os.getpid()}")
-    shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
         yield staging
@@ -62,6 +62,30 @@ def check_replaceable(path: Path, replace: bool) -> None:
             f"{path}: exists and has no {MANIFEST}, so it was not written by this program and is "
             "not replaced; name another directory or remove it"
         )
+
+
+def _tidy_after_killed(final: Path) -> None:
+    """Removes what processes left that were killed while they wrote `final`.
+
+    One that was killed between the two renames of `_swap` left no `final`: the old one comes back.
+    """
+    for old in final.parent.glob(f".{final.name}.old-*"):
+        if not _is_running(old):
+            shutil.rmtree(old) if final.exists() else old.rename(final)
+    for partial in final.parent.glob(f".{final.name}.partial-*"):
+        if not _is_running(partial) or partial.name.endswith(f"-{os.getpid()}"):
+            shutil.rmtree(partial)
+
+
+def _is_running(leftover: Path) -> bool:
+    """Whether the process still runs whose number the name ends in."""
+    try:
+        os.kill(int(leftover.name.rpartition("-")[2]), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, ValueError, OverflowError):
+        return True  # another user's, or not a name of ours
+    return True
 
 
 def _swap(staging: Path, final: Path) -> None:

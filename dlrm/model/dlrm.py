@@ -1,5 +1,6 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,10 @@ class DLRMConfig:
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
             raise ValueError(f"--embedding_dim {self.embedding_dim}: expected 1 or more")
+        if not 0 <= self.embedding_init_scale < math.inf:
+            raise ValueError(
+                f"--embedding_init_scale {self.embedding_init_scale}: expected 0 or more"
+            )
         if self.embedding_type not in EMBEDDING_TYPES:
             raise ValueError(
                 f"--embedding_type {self.embedding_type}: expected one of {EMBEDDING_TYPES}"

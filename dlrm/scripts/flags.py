@@ -59,7 +59,7 @@ def _define_run() -> None:
     flags.DEFINE_enum(
         "mode", "train", ["train", "test", "inference_benchmark"], "Select task to be performed"
     )
-    flags.DEFINE_integer("seed", 12345, "Random seed", lower_bound=0)
+    flags.DEFINE_integer("seed", 12345, "Random seed", lower_bound=0, upper_bound=2**63 - 1)
     flags.DEFINE_string(
         "base_device",
         None,

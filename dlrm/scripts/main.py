@@ -179,7 +179,10 @@ def _inference_benchmark(task: Recommendation, datasets: Datasets, log: RunLog) 
     warmup = FLAGS.benchmark_warmup_steps if flags.given("benchmark_warmup_steps") else 10
     steps = warmup + FLAGS.inference_benchmark_steps
     summary = {}
-    for size in flags.values()["inference_benchmark_batch_sizes"]:
+    sizes = flags.values()["inference_benchmark_batch_sizes"]
+    if not sizes:
+        raise ValueError("--inference_benchmark_batch_sizes: expected one or more")
+    for size in sizes:
         if not 1 <= size <= datasets.test.num_samples:
             raise ValueError(
                 f"--inference_benchmark_batch_sizes {size}: expected 1 to "
@@ -289,6 +292,8 @@ def _resume(trainer: Trainer, log: RunLog) -> bool:
     assert trainer.checkpoints is not None
     last = trainer.checkpoints.last()
     if last is None:
+        if unfinished := sorted(trainer.checkpoints.path.glob("step-*")):
+            raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
         log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
         return False
     check_unchanged(last, _frozen(read_config(last)), _frozen(trainer.run))

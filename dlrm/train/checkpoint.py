@@ -201,8 +201,9 @@ class CheckpointDirectory:
         self._prune()
         return target
 
-    def mark_best(self, step: int) -> None:
-        write_atomically(self.path / _BEST, json.dumps({"step": step}) + "\n")
+    def mark_best(self, record: dict[str, float]) -> None:
+        """Notes which saved checkpoint is the best: its "step", and what was measured of it."""
+        write_atomically(self.path / _BEST, json.dumps(record) + "\n")
         self._prune()
 
     def last(self) -> Path | None:
@@ -212,6 +213,10 @@ class CheckpointDirectory:
     def best(self) -> Path | None:
         """The best checkpoint, or None where none was marked."""
         return best_checkpoint(self.path)
+
+    def best_record(self) -> dict[str, float]:
+        """What `mark_best` noted, or nothing."""
+        return _best_record(self.path)
 
     def _of(self, step: int) -> Path:
         return self.path / f"step-{step:09d}"
@@ -235,22 +240,30 @@ def best_checkpoint(path: str | os.PathLike) -> Path | None:
     Raises:
         ValueError: `best.json` is damaged, or the checkpoint it names is gone.
     """
-    file = Path(path) / _BEST
-    try:
-        step = int(json.loads(file.read_text(encoding="utf-8"))["step"])
-    except FileNotFoundError:
+    record = _best_record(Path(path))
+    if not record:
         return None
+    best = Path(path).absolute() / f"step-{int(record['step']):09d}"
+    if not (best / MANIFEST).exists():
+        raise ValueError(f"{Path(path) / _BEST}: names {best}, which is not there")
+    return best
+
+
+def _best_record(path: Path) -> dict[str, float]:
+    file = path / _BEST
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        int(record["step"])
+    except FileNotFoundError:
+        return {}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file}: expected the best step, got {error!r}") from error
-    best = Path(path).absolute() / f"step-{step:09d}"
-    if not (best / MANIFEST).exists():
-        raise ValueError(f"{file}: names {best}, which is not there")
-    return best
+    return record
 
 
 def _whole_checkpoints(path: Path) -> list[Path]:
     """The checkpoints in a run's directory that are whole, by step."""
-    return sorted(found.parent for found in path.absolute().glob(f"step-*/{MANIFEST}"))
+    return sorted(found.parent for found in path.absolute().glob(f"step-[0-9]*/{MANIFEST}"))
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:

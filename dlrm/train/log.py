@@ -93,6 +93,8 @@ class RunLog:
             "datetime": str(datetime.fromtimestamp(now)),
             "elapsedtime": str(now - self._start),
         }
+        if isinstance(data := entry.get("data"), dict):  # JSON has no NaN
+            entry["data"] = {k: None if v != v else v for k, v in data.items()}
         self._file.write("DLLL " + json.dumps(head | entry) + "\n")
         self._file.flush()
 
@@ -155,7 +157,7 @@ def draw_curves(
         path: the picture to write, as "curves.png".
 
     Returns:
-        None, or why nothing was drawn: no matplotlib, nothing to draw.
+        None, or why nothing was drawn: no matplotlib, nothing to draw, no place to write.
     """
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it reports on its font cache
     try:
@@ -180,6 +182,10 @@ def draw_curves(
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("step")
     figure.align_ylabels()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        return f"no curves: {error}"
+    finally:
+        pyplot.close(figure)
     return None

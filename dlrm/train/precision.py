@@ -38,8 +38,8 @@ class PrecisionConfig:
             raise ValueError(f"--amp_dtype {self.amp_dtype}: expected one of {list(_DTYPES)}")
         if self.amp_dtype is not None and not self.amp:
             raise ValueError(f"--amp_dtype {self.amp_dtype} needs --amp")
-        if not self.loss_scale > 0:
-            raise ValueError(f"--loss_scale {self.loss_scale}: expected more than 0")
+        if not 0 < self.loss_scale < math.inf:
+            raise ValueError(f"--loss_scale {self.loss_scale}: expected a number above 0")
 
     def dtype(self, device: str) -> torch.dtype:
         """Returns the dtype to compute in on a device."""

@@ -1,5 +1,6 @@
 """The learning rate of every step: warm-up, plateau, polynomial decay."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -29,8 +30,8 @@ class ScheduleConfig:
     decay_end_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"--lr {self.lr}: expected more than 0")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"--lr {self.lr}: expected a number above 0")
         for flag in ("warmup_steps", "warmup_factor", "decay_steps", "decay_power"):
             if getattr(self, flag) < 0:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: expected 0 or more")

@@ -85,7 +85,7 @@ class TrainConfig:
             if value is not None and value < 1:
                 raise ValueError(f"--{flag} {value}: expected 1 or more")
         for flag in ("test_after", "benchmark_warmup_steps"):
-            if getattr(self, flag) < 0:
+            if not getattr(self, flag) >= 0:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: expected 0 or more")
         if self.auc_threshold is not None and not 0 < self.auc_threshold <= 1:
             raise ValueError(
@@ -155,11 +155,15 @@ class Trainer:
         self._window_loss = torch.zeros((), device=world.device)
         self._clock = Stopwatch(world.device)
         self._test_seconds, self._test_samples = 0.0, 0
+        self._finite_step = 0  # up to here no loss was infinite or NaN
 
     def resume(self, directory: Any) -> None:
         """Goes on from a checkpoint of this run: weights, optimizers, random state, position."""
         self.progress = Progress(**load_checkpoint(directory, self.parameters, resume=True))
         self._window_loss.fill_(self.progress.window_loss)
+        self._finite_step = self.progress.step
+        if self.checkpoints:
+            self.progress.best = self.checkpoints.best_record()
 
     def fit(
         self, train: Loader, test: Loader, validation: Loader | None = None
@@ -180,6 +184,8 @@ class Trainer:
         total = self.config.num_steps(len(train))
         throughput = Throughput(self._clock, self.config.benchmark_warmup_steps)
         reached = False
+        if self.progress.tested_step < self.progress.step:  # saved just before its test
+            reached = self._evaluate_if_due(test, len(train))
         self._clock.lap(self.progress.step)
         self.log.start_progress(total, self.progress.step)
         while self.progress.step < total and not reached:
@@ -191,8 +197,8 @@ class Trainer:
                     throughput.count(self.task.num_samples(batch))
                     self.log.progress()
                     self._report(loss, len(train), total)
+                    self._checkpoint_if_due(total)
                     reached = self._evaluate_if_due(test, len(train))
-                    self._checkpoint_if_due()
                     if self.progress.step == total or reached:
                         break
                 self._clock.pause()
@@ -243,15 +249,16 @@ class Trainer:
         return loss / max(self.progress.window_steps, 1)
 
     def _check_finite(self, value: float, what: str) -> None:
+        step = self.progress.step
         if math.isfinite(value):
+            self._finite_step = step
             return
-        step, window = self.progress.step, self.progress.window_steps
         last = self.checkpoints.last() if self.checkpoints else None
         kept = f"The last checkpoint is {last}." if last else "There is no checkpoint."
         raise FloatingPointError(
-            f"the {what} became {value} between steps {step - window + 1} and {step}: the training "
-            "diverged and stops; these steps are not saved. A smaller --lr, a longer warm-up "
-            f"(--warmup_steps) or another --seed may help. {kept}"
+            f"the {what} became {value} between steps {self._finite_step + 1} and {step}: the "
+            "training diverged and stops; these steps are not saved. A smaller --lr, a longer "
+            f"warm-up (--warmup_steps) or another --seed may help. {kept}"
         )
 
     def _evaluate_if_due(self, test: Loader, steps_per_epoch: int) -> bool:
@@ -284,7 +291,7 @@ class Trainer:
             progress.best = {**metrics, "step": progress.step, "epoch": done}
             if self.checkpoints:
                 self._save()
-                self.checkpoints.mark_best(progress.step)
+                self.checkpoints.mark_best(progress.best)
         self._clock.resume()
         threshold = self.config.auc_threshold
         if threshold is None or not score >= threshold:
@@ -292,16 +299,17 @@ class Trainer:
         self.log.line(f"{self.task.metric} {score:.6f} has reached --auc_threshold {threshold}")
         return True
 
-    def _checkpoint_if_due(self) -> None:
-        freq = self.config.checkpoint_freq
-        if self.checkpoints and freq and self.progress.step % freq == 0:
+    def _checkpoint_if_due(self, total: int) -> None:
+        """Saves before the test, which may fail on its data, and not only after it."""
+        step, freq = self.progress.step, self.config.checkpoint_freq
+        if self.checkpoints and (step == total or (freq and step % freq == 0)):
             self._save()
 
     def _save(self) -> None:
         assert self.checkpoints is not None
         self._mean_window_loss()
-        weights = sum(value.sum().item() for value in self.parameters.dense().values())
-        self._check_finite(weights, "sum of the weights")
+        for name, value in self.parameters.dense().items():
+            self._check_finite(value.sum().item(), f"sum of {name}")
         self._clock.pause()
         self.progress.window_loss = self._window_loss.item()
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
@@ -318,10 +326,10 @@ class Trainer:
         progress, metric = self.progress, self.task.metric
         whole = progress.step / steps_per_epoch >= max(self.config.test_after, 1)
         untested = progress.tested_step < progress.step and test.num_samples > 0
-        if untested and (progress.tested_step or whole):
-            self._evaluate(test, steps_per_epoch)
         if self.checkpoints:
             self._save()
+        if untested and (progress.tested_step or whole):
+            self._evaluate(test, steps_per_epoch)
         self._clock.pause()
         losses = [entry["loss"] for entry in progress.history if "lr" in entry]
         summary = {"training_loss": losses[-1]} if losses else {}

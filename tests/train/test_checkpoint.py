@@ -161,7 +161,7 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
     for step in range(1, 6):
         run.save(step, parameters(), {"flags": {}}, {"step": step})
         if step == 2:
-            run.mark_best(step)
+            run.mark_best({"step": step})
     names = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
     assert names == ["step-000000002", "step-000000004", "step-000000005"]
     assert find_checkpoint(tmp_path / "run").name == "step-000000002"

@@ -140,6 +140,40 @@ def test_the_best_weights_are_kept_and_judged_once_on_validation(tmp_path):
     assert all(map(torch.equal, task.weights(), best.weights()))  # the model has the best weights
 
 
+def test_a_run_made_longer_keeps_its_best_checkpoint(tmp_path):
+    scores = {5: 0.1, 10: 0.9, 12: 0.5, 15: 0.6, 20: 0.7}
+    for steps in (10, 12, 15, 20):
+        checkpoints = CheckpointDirectory(tmp_path / "run")
+        task = Line()
+        run = trainer(
+            task, checkpoints=checkpoints, epochs=2, max_steps=steps, test_freq=5, checkpoint_freq=1
+        )
+        if last := checkpoints.last():
+            run.resume(last)
+        progress = run.progress
+        task.evaluate = lambda loader, p=progress: {"score": scores[p.step], "error": 1.0}
+        summary = run.fit(Points(), Points(2))
+        assert (summary["best_score"], summary["test_score"]) == (0.9, 0.9)
+        assert checkpoints.best().name == "step-000000010"
+
+
+def test_a_test_that_fails_loses_no_training(tmp_path):
+    task = Line()
+
+    def failing(loader):
+        raise ValueError("bad test set")
+
+    task.evaluate = failing
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    with pytest.raises(ValueError, match="bad test set"):
+        trainer(task, checkpoints=checkpoints).fit(Points(), Points(2))
+    assert checkpoints.last().name == "step-000000010"
+    task = Line(scores=[0.7])
+    run = trainer(task, checkpoints=checkpoints)
+    run.resume(checkpoints.last())
+    assert run.fit(Points(), Points(2))["best_score"] == 0.7  # the test that was due is made up for
+
+
 def test_without_checkpoints_the_last_weights_are_judged():
     task = Line(scores=[0.9, 0.7, 0.6])
     summary = trainer(task, epochs=2).fit(Points(), Points(2), Points(3))
