@@ -46,10 +46,11 @@ struct JointEmbeddingInputs {
 };
 
 // `offsets` are readable here: on the host.
-inline void check_table_offsets(const int64_t* offsets, int64_t tables, int64_t total_rows) {
+inline void check_table_offsets(const char* name, const int64_t* offsets, int64_t tables,
+                                int64_t total_rows) {
   for (int64_t t = 0; t <= tables; ++t) {
-    check(offsets[t] >= (t == 0 ? 0 : offsets[t - 1]) && offsets[t] <= total_rows,
-          "joint_embedding: table_offsets[", t, "] = ", offsets[t],
+    check(offsets[t] >= (t == 0 ? 0 : offsets[t - 1]) && offsets[t] <= total_rows, name,
+          ": table_offsets[", t, "] = ", offsets[t],
           ": expected offsets that do not fall, within the weight's ", total_rows, " rows");
   }
 }

@@ -24,6 +24,15 @@ STABLE_TORCH_LIBRARY(dlrm, m) {
       "joint_embedding(Tensor weight, Tensor ids, Tensor table_offsets, *, ScalarType? dtype=None)"
       " -> Tensor");
   m.def(
+      "joint_embedding_bag(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
+      " Tensor? sample_weights, bool mean, ScalarType? dtype) -> Tensor");
+  m.def(
+      "joint_embedding_bag_backward(Tensor grad, Tensor ids, Tensor lengths, Tensor table_offsets,"
+      " Tensor? sample_weights, bool mean) -> (Tensor rows, Tensor values)");
+  m.def(
+      "joint_embedding_bag_sample_weights_backward(Tensor grad, Tensor weight, Tensor rows,"
+      " Tensor lengths, bool mean) -> Tensor");
+  m.def(
       "row_sgd_(Tensor(a!) weight, Tensor rows, Tensor grad, Tensor lr, *,"
       " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
   m.def(

@@ -18,7 +18,7 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
   const JointEmbeddingInputs inputs(weight, ids, table_offsets, dtype);
   const int64_t batch = inputs.batch, tables = inputs.tables, dim = inputs.dim;
   const int64_t* offsets = inputs.table_offsets.const_data_ptr<int64_t>();
-  check_table_offsets(offsets, tables, inputs.total_rows);
+  check_table_offsets("joint_embedding", offsets, tables, inputs.total_rows);
   Tensor output =
       torch::stable::new_empty(inputs.weight, {batch, tables, dim}, inputs.output_dtype);
   FirstBad bad;

@@ -1,6 +1,7 @@
 """What a dataset is to the rest of the package: batches, each a pure function of its index."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -11,13 +12,20 @@ class Batch(NamedTuple):
 
     Attributes:
         numerical: `[batch, num_numerical]`, float16 (as on disk) or float32.
-        categorical: `[batch, tables]`, int8 to int64, one id for each table.
+        categorical: `[batch, tables]`, int8 to int64, one id for each table; with `lengths`,
+            `[total]`, the ids bag after bag as `ops.joint_embedding_bag` takes them.
         labels: `[batch]`, float32, 0 or 1.
+        lengths: ids of each sample and table, `[batch, tables]`, int8 to int64; None is one each.
     """
 
     numerical: Tensor
     categorical: Tensor
     labels: Tensor
+    lengths: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Returns the batch with `function` applied to each tensor that it has."""
+        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]
 
 
 class Dataset(Protocol):

@@ -60,6 +60,8 @@ class DataConfig:
         synthetic_dataset_numerical_features: overrides `num_numerical_features` where given.
         synthetic_dataset_use_feature_spec: take table sizes, names and the number of numerical
             features of synthetic data from `dataset` and `feature_spec`.
+        synthetic_dataset_hotness: ids that a sample of synthetic_gpu has at most for each table,
+            one number for all or one a table; None is one id each, without lengths.
         synthetic_ids: "uniform" over each table, or "power_law".
         device: where synthetic_gpu makes its batches.
 
@@ -81,6 +83,7 @@ class DataConfig:
     synthetic_dataset_num_entries: int = 2**25
     synthetic_dataset_numerical_features: int | None = None
     synthetic_dataset_use_feature_spec: bool = False
+    synthetic_dataset_hotness: tuple[int, ...] | None = None
     synthetic_ids: str = "uniform"
     device: str = "cpu"
 
@@ -96,15 +99,20 @@ class DataConfig:
             raise ValueError(
                 f"--dataset_subset: expected a fraction in (0, 1], got {self.dataset_subset}"
             )
-        # A list from the command line becomes a tuple, so that the configuration stays hashable.
-        object.__setattr__(
-            self, "synthetic_dataset_table_sizes", tuple(self.synthetic_dataset_table_sizes)
-        )
-        for size in self.synthetic_dataset_table_sizes:
-            _expect_at_least("synthetic_dataset_table_sizes", size, 1)
+        for flag in ("synthetic_dataset_table_sizes", "synthetic_dataset_hotness"):
+            if (sizes := getattr(self, flag)) is not None:
+                # A list from the command line becomes a tuple: the configuration stays hashable.
+                object.__setattr__(self, flag, tuple(sizes))
+                for size in sizes:
+                    _expect_at_least(flag, size, 1)
         self._check_dataset()
 
     def _check_dataset(self) -> None:
+        if self.synthetic_dataset_hotness is not None and self.dataset_type != "synthetic_gpu":
+            raise ValueError(
+                "--synthetic_dataset_hotness: expected --dataset_type synthetic_gpu, got "
+                f"{self.dataset_type}"
+            )
         synthetic = self.dataset_type.startswith("synthetic")
         if not synthetic and self.synthetic_dataset_use_feature_spec:
             raise ValueError(
@@ -240,6 +248,7 @@ def _open_synthetic_gpu(config: DataConfig) -> Datasets:
             batch_size,
             seed=config.seed,
             ids=config.synthetic_ids,
+            hotness=config.synthetic_dataset_hotness,
             device=config.device,
             subset=subset,
         )
@@ -338,7 +347,7 @@ def _itself(batch: Batch) -> Batch:
 
 
 def _on_device(batch: Batch, device: torch.device) -> Batch:
-    return Batch(*(tensor.to(device) for tensor in batch))  # no copy where it is there already
+    return batch.map(lambda tensor: tensor.to(device))  # no copy where it is there already
 
 
 class _CudaReader:
@@ -352,7 +361,7 @@ class _CudaReader:
         """In a reader's thread: starts the copy and marks its end."""
         with torch.cuda.stream(self._stream):
             batch = self._dataset.batch(index)
-            moved = Batch(*(self._move(tensor) for tensor in batch))
+            moved = batch.map(self._move)
             return moved, self._stream.record_event()
 
     def _move(self, tensor: Tensor) -> Tensor:
@@ -369,5 +378,6 @@ class _CudaReader:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copied)
         for tensor in batch:
-            tensor.record_stream(stream)
+            if tensor is not None:
+                tensor.record_stream(stream)
         return batch

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dlrm import ops
 from dlrm.distributed import World
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
 from dlrm.model.interaction import INTERACTIONS, interaction_width
@@ -27,6 +28,7 @@ class DLRMConfig:
         interaction_op: "cuda_dot" (native), "dot" (plain torch) or "cat" (no products).
         embedding_type: "joint_fused" and "joint_sparse" look up natively, "joint" by one
             `nn.Embedding`, "multi_table" by one a table; "custom_cuda" is "joint_fused".
+        pooling: "sum" or "mean" of the rows that a sample has of a table, where they are several.
         hash_indices: take ids modulo the rows of their table.
         max_table_size: no table gets more rows than this; needs `hash_indices`.
         embedding_init_scale: tables start as U(-s, s) with s = scale / sqrt(rows).
@@ -42,6 +44,7 @@ class DLRMConfig:
     top_mlp_sizes: tuple[int, ...] = (1024, 1024, 512, 256, 1)
     interaction_op: str = "cuda_dot"
     embedding_type: str = "joint_fused"
+    pooling: str = "sum"
     hash_indices: bool = False
     max_table_size: int | None = None
     embedding_init_scale: float = 1.0
@@ -61,6 +64,8 @@ class DLRMConfig:
             raise ValueError(
                 f"--interaction_op {self.interaction_op}: expected one of {list(INTERACTIONS)}"
             )
+        if self.pooling not in ops.POOLINGS:
+            raise ValueError(f"--pooling {self.pooling}: expected one of {ops.POOLINGS}")
         if self.max_table_size is not None and not self.hash_indices:
             raise ValueError(
                 f"--max_table_size {self.max_table_size} needs --hash_indices: ids above it would "
@@ -133,22 +138,35 @@ class DLRM(nn.Module):
                 first[:, -padding:] = 0  # these inputs are zero
         self.to(world.device)
 
-    def forward(self, numerical: Tensor, categorical: Tensor) -> Tensor:
+    def forward(
+        self, numerical: Tensor, categorical: Tensor, lengths: Tensor | None = None
+    ) -> Tensor:
         """Returns logits, float32 `[batch]`.
 
         Args:
             numerical: `[batch, num_numerical_features]`, any floating dtype.
-            categorical: ids `[batch, tables]`, any integer dtype.
+            categorical: ids `[batch, tables]`, any integer dtype; with `lengths`, `[total]`, bag
+                after bag as `ops.joint_embedding_bag` takes them.
+            lengths: ids of each sample and table, `[batch, tables]`; None is one each.
 
         Raises:
-            RuntimeError: an id is outside its table; table, row and value are named (CPU).
+            RuntimeError: an id is outside its table, or lengths do not fit the ids; table, row and
+                value are named (CPU).
         """
         if self.config.hash_indices:
-            categorical = categorical.remainder(self.table_rows)
+            rows = self.table_rows
+            if lengths is not None:
+                rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
+            categorical = categorical.remainder(rows)
         half = self.dtype != torch.float32
         with torch.autocast(numerical.device.type, self.dtype, enabled=half):
             dense = self.bottom_mlp(numerical.float())
-            embeddings = self.embeddings(categorical, dtype=dense.dtype)
+            if lengths is None:
+                embeddings = self.embeddings(categorical, dtype=dense.dtype)
+            else:
+                embeddings = self.embeddings.pool(
+                    categorical, lengths, self.config.pooling, dtype=dense.dtype
+                )
             hidden = self.top_mlp(self.interact(dense, embeddings))
         return self.output(hidden.float()).squeeze(1)
 

@@ -1,4 +1,4 @@
-"""Embedding tables of the categorical features: one row of each table for every sample.
+"""Embedding tables of the categorical features: a row, or several pooled, for every sample.
 
 Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbedding` has one
 `nn.Embedding` a feature. Both give the same vectors from the same seed.
@@ -61,6 +61,14 @@ class JointEmbedding(nn.Module):
         rows = ids + offsets[:-1]
         return nn.functional.embedding(rows, self.weight, sparse=True).to(dtype)
 
+    def pool(self, ids: Tensor, lengths: Tensor, pooling: str, dtype: torch.dtype) -> Tensor:
+        """As `forward`, for bags of ids; see `ops.joint_embedding_bag`."""
+        offsets: Tensor = self.table_offsets  # type: ignore[assignment]
+        look_up = ops.joint_embedding_bag if self.native else ops.joint_embedding_bag_reference
+        if not self.native:
+            ops.check_bags("embedding", ids, lengths, offsets)
+        return look_up(self.weight, ids, lengths, offsets, pooling=pooling, dtype=dtype)
+
 
 class MultiTableEmbedding(nn.Module):
     """One `nn.Embedding` a feature; arguments as those of `JointEmbedding`."""
@@ -74,6 +82,8 @@ class MultiTableEmbedding(nn.Module):
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim))
             for size in table_sizes
         )
+        offsets = torch.tensor([0, *table_sizes]).cumsum(0)
+        self.register_buffer("table_offsets", offsets, persistent=False)
         for index, table in enumerate(self.tables()):
             _initialize(table, index, seed, init_scale)
 
@@ -91,6 +101,22 @@ class MultiTableEmbedding(nn.Module):
         check_ids(ids, self.table_sizes)
         wide = ids.long()
         vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
+        return torch.stack(vectors, dim=1).to(dtype)
+
+    def pool(self, ids: Tensor, lengths: Tensor, pooling: str, dtype: torch.dtype) -> Tensor:
+        """As `forward`, for bags of ids; see `ops.joint_embedding_bag`."""
+        offsets: Tensor = self.table_offsets  # type: ignore[assignment]
+        ops.check_bags("embedding", ids, lengths, offsets)
+        tables = ops.bags_of_ids(ids, lengths) % max(lengths.shape[1], 1)
+        wide, vectors = ids.long(), []
+        for i, weight in enumerate(self.embeddings.parameters()):
+            own = lengths[:, i].long()
+            begins = own.cumsum(0) - own
+            vectors.append(
+                nn.functional.embedding_bag(
+                    wide[tables == i], weight, begins, mode=pooling, sparse=True
+                )
+            )
         return torch.stack(vectors, dim=1).to(dtype)
 
 

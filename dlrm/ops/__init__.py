@@ -10,6 +10,13 @@ from dlrm.ops.dot_interaction import (
     interaction_width,
 )
 from dlrm.ops.joint_embedding import joint_embedding, joint_embedding_reference
+from dlrm.ops.joint_embedding_bag import (
+    POOLINGS,
+    bags_of_ids,
+    check_bags,
+    joint_embedding_bag,
+    joint_embedding_bag_reference,
+)
 from dlrm.ops.library import instruction_set, native_available
 from dlrm.ops.row_update import (
     row_adagrad_,
@@ -23,11 +30,16 @@ from dlrm.ops.row_update import (
 )
 
 __all__ = [
+    "POOLINGS",
+    "bags_of_ids",
+    "check_bags",
     "dot_interaction",
     "dot_interaction_reference",
     "instruction_set",
     "interaction_width",
     "joint_embedding",
+    "joint_embedding_bag",
+    "joint_embedding_bag_reference",
     "joint_embedding_reference",
     "native_available",
     "row_adagrad_",

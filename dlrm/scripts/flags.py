@@ -13,6 +13,7 @@ from dlrm.data.loader import DATASET_TYPES
 from dlrm.data.synthetic import IDS
 from dlrm.model.dlrm import EMBEDDING_TYPES
 from dlrm.model.interaction import INTERACTIONS
+from dlrm.ops import POOLINGS
 from dlrm.train.optim import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, OptimizerConfig
 
 FLAGS = flags.FLAGS
@@ -39,6 +40,7 @@ ARCHITECTURE = (
     "interaction_op",
     "hash_indices",
     "max_table_size",
+    "pooling",
 )
 
 _ALL_TABLES_100K = ["100000"] * 26
@@ -153,6 +155,12 @@ def _define_data() -> None:
         False,
         "Take the shapes of the synthetic dataset from --dataset and --feature_spec",
     )
+    flags.DEFINE_list(
+        "synthetic_dataset_hotness",
+        None,
+        "Most ids of a sample for each synthetic_gpu table, one number for all or one a table, "
+        "with 1 to as many drawn; default: always one id",
+    )
     flags.DEFINE_enum(
         "synthetic_ids", "uniform", list(IDS), "Distribution of the ids of the synthetic dataset"
     )
@@ -183,6 +191,9 @@ def _define_model() -> None:
         "cuda_dot",
         list(INTERACTIONS),
         "cuda_dot: the native operator, on whatever device; dot: plain torch; cat: no products",
+    )
+    flags.DEFINE_enum(
+        "pooling", "sum", list(POOLINGS), "How the rows of a multi-hot feature become one vector"
     )
     flags.DEFINE_integer(
         "max_table_size", None, "Maximum number of rows per embedding table; needs --hash_indices"
@@ -334,13 +345,14 @@ _SIZES = (
     "top_mlp_sizes",
     "bottom_mlp_sizes",
     "synthetic_dataset_table_sizes",
+    "synthetic_dataset_hotness",
     "inference_benchmark_batch_sizes",
 )
 
 
 def _value(name: str) -> Any:
     value: Any = FLAGS[name].value
-    if name not in _SIZES:
+    if name not in _SIZES or value is None:
         return value
     try:
         return tuple(int(size) for size in value)

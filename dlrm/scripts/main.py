@@ -192,7 +192,7 @@ def _inference_benchmark(task: Recommendation, datasets: Datasets, log: RunLog) 
         batches = Batches(open_datasets(config).test, device)
         with closing(batches.repeated(steps)) as repeated:
             latency = measure_inference(
-                lambda batch: task.model(batch.numerical, batch.categorical),
+                task.predict,
                 repeated,
                 size,
                 warmup,
@@ -253,6 +253,7 @@ def _adopted(checkpoint: Path | None) -> dict[str, Any]:
     theirs = {
         name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
         for name in flags.ARCHITECTURE
+        if name in saved  # older checkpoints lack later flags
     }
     return {
         name: value
@@ -315,7 +316,8 @@ def _fingerprint(datasets: Datasets) -> dict[str, Any]:
     """Tells one training set from another, wherever it lies and of whatever type it is."""
     train = datasets.train
     ends = (train.batch(0), train.batch(len(train) - 1))
-    content = b"".join(t.cpu().contiguous().numpy().tobytes() for batch in ends for t in batch)
+    tensors = [t for batch in ends for t in batch if t is not None]
+    content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
     return {
         "rows": train.num_samples,
         "table sizes": train.table_sizes,

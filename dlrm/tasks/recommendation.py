@@ -70,8 +70,12 @@ class Recommendation:
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the mean binary cross-entropy of a batch."""
-        logits = self.model(batch.numerical, batch.categorical)
+        logits = self.predict(batch)
         return F.binary_cross_entropy_with_logits(logits, batch.labels)
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Returns the logits of a batch, float32 `[batch]`."""
+        return self.model(batch.numerical, batch.categorical, batch.lengths)
 
     def num_samples(self, batch: Batch) -> int:
         return len(batch.labels)
@@ -83,7 +87,7 @@ class Recommendation:
         logits, labels = [], []
         with closing(loader.batches()) as batches:
             for batch in batches:
-                logits.append(self.model(batch.numerical, batch.categorical).to(device))
+                logits.append(self.predict(batch).to(device))
                 labels.append(batch.labels.to(device))
         return click_metrics(torch.cat(logits), torch.cat(labels), self.world)
 

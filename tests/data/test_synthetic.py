@@ -27,7 +27,7 @@ def make(
 
 def assert_equal(batch, other):
     for tensor, expected in zip(batch, other, strict=True):
-        assert torch.equal(tensor, expected)
+        assert tensor is expected is None or torch.equal(tensor, expected)
 
 
 def test_shapes_types_and_ranges(device):
@@ -39,7 +39,8 @@ def test_shapes_types_and_ranges(device):
     assert batch.numerical.min() >= 0
     assert batch.numerical.max() < 1
     assert sorted(batch.labels.unique().tolist()) == [0, 1]
-    assert {tensor.device.type for tensor in batch} == {device}
+    assert {tensor.device.type for tensor in batch[:3]} == {device}
+    assert batch.lengths is None
 
 
 @pytest.mark.parametrize("ids", ["uniform", "power_law"])
@@ -98,8 +99,59 @@ def test_a_batch_depends_on_seed_split_and_index_alone(device, ids):
         make([1000] * 4, device, ids=ids, split="test").batch(0),
     ]
     for other in others:
-        for tensor, expected in zip(other, first, strict=True):
+        for tensor, expected in zip(other[:3], first[:3], strict=True):
             assert (tensor != expected).float().mean() > 0.4
+
+
+@pytest.mark.parametrize("ids", ["uniform", "power_law"])
+def test_bags_have_one_to_hotness_ids_each_in_its_table(device, ids):
+    sizes, hotness = [1000, 3, 17], [1, 4, 6]
+    batch = make(sizes, device, ids=ids, hotness=hotness, num_samples=9000).batch(1)
+    lengths = batch.lengths.long().cpu()
+    assert lengths.shape == (4000, 3)
+    assert batch.lengths.device.type == device
+    assert lengths.amin(0).tolist() == [1, 1, 1]
+    assert lengths.amax(0).tolist() == hotness
+    # 4000 draws from 6 lengths: 667 expected, deviation 24; six deviations.
+    assert (torch.bincount(lengths[:, 2])[1:] - 667).abs().max() < 142
+    assert batch.categorical.shape == (lengths.sum(),)
+    table = torch.arange(3).repeat(4000).repeat_interleave(lengths.flatten())
+    for t, size in enumerate(sizes):
+        own = batch.categorical.cpu()[table == t]
+        assert own.min() >= 0
+        assert size > own.max() >= size - (1 if ids == "uniform" and size < 100 else size)
+        assert ids != "uniform" or len(own.unique()) > 0.9 * size
+
+
+@pytest.mark.parametrize("ids", ["uniform", "power_law"])
+def test_a_batch_of_bags_depends_on_seed_split_and_index_alone(device, ids):
+    more = {"ids": ids, "hotness": [5], "num_samples": 2000, "batch_size": 1000}
+    dataset = make([1000] * 4, device, **more)
+    first, second = dataset.batch(0), dataset.batch(1)
+    assert_equal(dataset.batch(0), first)
+    assert_equal(make([1000] * 4, device, **more).batch(1), second)
+    for other in (
+        second,
+        make([1000] * 4, device, seed=2, **more).batch(0),
+        make([1000] * 4, device, split="test", **more).batch(0),
+    ):
+        assert (other.lengths != first.lengths).float().mean() > 0.6  # 4 of 5 by chance
+        count = min(len(other.categorical), len(first.categorical))
+        assert (other.categorical[:count] != first.categorical[:count]).float().mean() > 0.4
+
+
+def test_hotness_reaches_the_dataset_and_is_checked():
+    config = {"dataset_type": "synthetic_gpu", "synthetic_dataset_table_sizes": [9] * 26}
+    train, test, _ = open_datasets(DataConfig(**config, synthetic_dataset_hotness=[3]))
+    assert train.batch(0).lengths.max() == test.batch(0).lengths.max() == 3
+    with pytest.raises(
+        ValueError, match="--synthetic_dataset_hotness: .*one for each of 26.*got 2"
+    ):
+        open_datasets(DataConfig(**config, synthetic_dataset_hotness=[3, 4]))
+    with pytest.raises(ValueError, match="--synthetic_dataset_hotness: expected an integer of 1"):
+        DataConfig(**config, synthetic_dataset_hotness=[3, 0])
+    with pytest.raises(ValueError, match="--synthetic_dataset_hotness: .*synthetic_gpu, got split"):
+        DataConfig(dataset="x", synthetic_dataset_hotness=[3])
 
 
 def test_the_last_batch_is_short():

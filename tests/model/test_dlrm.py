@@ -71,6 +71,92 @@ def test_every_embedding_type_gives_the_same_logits(embedding_type):
     torch.testing.assert_close(model(numerical, categorical.to(torch.int32)), expected)
 
 
+def bags(config: DLRMConfig, size: int = 33, most: int = 4):
+    random = torch.Generator().manual_seed(2)
+    lengths = torch.randint(most + 1, (size, len(config.table_sizes)), generator=random)
+    sizes = torch.tensor(config.table_sizes).repeat(size).repeat_interleave(lengths.flatten())
+    ids = (torch.rand(len(sizes), generator=random) * sizes).int()
+    return torch.randn(size, config.num_numerical_features, generator=random), ids, lengths
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
+def test_bags_are_pooled_in_every_layout(embedding_type, pooling):
+    config = dataclasses.replace(SMALL, embedding_type=embedding_type, pooling=pooling)
+    numerical, ids, lengths = bags(config)
+    model = DLRM(config, seed=5)
+    tables, position, pooled = model.embeddings.tables(), 0, torch.zeros(33, 4, 8)
+    for sample in range(33):
+        for table in range(4):
+            length = int(lengths[sample, table])
+            for i in ids[position : position + length].tolist():
+                pooled[sample, table] += tables[table][i]
+            position += length
+            if pooling == "mean" and length:
+                pooled[sample, table] /= length
+    actual = model.embeddings.pool(ids, lengths, pooling, torch.float32)
+    torch.testing.assert_close(actual, pooled)
+    reference = DLRM(dataclasses.replace(SMALL, pooling=pooling), seed=5)
+    logits = [m(numerical, ids, lengths) for m in (model, reference)]
+    torch.testing.assert_close(*logits)
+    gradients = []
+    for m, logit in zip((model, reference), logits, strict=True):
+        logit.sum().backward()
+        weights = [weight for weight, _ in m.embeddings.table_parameters()]
+        gradients.append(torch.cat([weight.grad.to_dense() for weight in weights]))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
+def test_bags_of_one_id_are_ids(embedding_type):
+    model = DLRM(dataclasses.replace(SMALL, embedding_type=embedding_type), seed=5)
+    numerical, categorical = batch(SMALL)
+    lengths = torch.ones(categorical.shape, dtype=torch.int32)
+    torch.testing.assert_close(
+        model(numerical, categorical.flatten(), lengths), model(numerical, categorical)
+    )
+    none = model(numerical[:0], categorical[:0].flatten(), lengths[:0])
+    assert none.shape == (0,)
+
+
+@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
+def test_bad_bags_are_named_in_every_layout(embedding_type):
+    for hash_indices in (False, True):
+        config = dataclasses.replace(
+            SMALL, embedding_type=embedding_type, hash_indices=hash_indices
+        )
+        model = DLRM(config)
+        numerical, ids, lengths = bags(config)
+        with pytest.raises(RuntimeError, match=r"embedding\w*: lengths add up to"):
+            model(numerical, ids[1:], lengths)
+        lengths[20, 2] = -1
+        with pytest.raises(RuntimeError, match="length -1 of table 2 in batch row 20"):
+            model(numerical, ids, lengths)
+        with pytest.raises(RuntimeError, match=r"4|table_offsets \[4\] Long for lengths"):
+            model(numerical, ids, lengths[:, :3])
+    model = DLRM(dataclasses.replace(SMALL, embedding_type=embedding_type))
+    numerical, ids, lengths = bags(SMALL)
+    lengths[20, 2] += 1
+    position = int(lengths.flatten()[: 20 * 4 + 2].sum())
+    ids = torch.cat([ids[:position], torch.tensor([3]), ids[position:]])
+    with pytest.raises(RuntimeError, match="id 3 of table 2 in batch row 20.*0 <= id < 3"):
+        model(numerical, ids, lengths)
+
+
+@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
+def test_hashed_bags_wrap_around_their_own_tables(embedding_type):
+    config = dataclasses.replace(
+        SMALL, embedding_type=embedding_type, hash_indices=True, max_table_size=10
+    )
+    numerical, ids, lengths = bags(SMALL)
+    rows = torch.tensor([7, 10, 3, 10]).repeat(33).repeat_interleave(lengths.flatten())
+    model = DLRM(config, seed=1)
+    torch.testing.assert_close(
+        model(numerical, ids, lengths), model(numerical, ids % rows, lengths)
+    )
+    assert (ids >= rows).any()
+
+
 def test_initial_values_follow_the_published_rules():
     config = DLRMConfig(table_sizes=(10_000, 400))
     model = DLRM(config, seed=1)
@@ -154,6 +240,7 @@ def test_half_precision_stays_close_and_answers_in_float32():
         ({"max_table_size": 0, "hash_indices": True}, "--max_table_size 0"),
         ({"interaction_op": "sum"}, "--interaction_op sum"),
         ({"embedding_type": "hash"}, "--embedding_type hash"),
+        ({"pooling": "max"}, "--pooling max"),
     ],
 )
 def test_impossible_architectures_are_refused(changes, message):

@@ -26,6 +26,16 @@ output = ops.dot_interaction(dense, embeddings)
 output.square().sum().backward()
 rows, grad = weight.grad._indices()[0], weight.grad._values()
 values = [output.detach(), dense.grad, weight.grad.to_dense()]
+bag_weight = weight.detach().clone().requires_grad_()
+sample_weights = torch.rand(6, requires_grad=True)
+lengths = torch.tensor([[1, 0], [2, 3]])
+bag_ids = torch.tensor([9, 1, 1, 0, 19, 5])
+for pooling in ("sum", "mean"):
+    pooled = ops.joint_embedding_bag(
+        bag_weight, bag_ids, lengths, offsets, sample_weights=sample_weights, pooling=pooling
+    )
+    pooled.square().sum().backward()
+    values += [pooled.detach(), bag_weight.grad.to_dense(), sample_weights.grad.clone()]
 lr, step = torch.tensor(0.1), torch.tensor(2)
 for function, states, steps in (
     (ops.row_sgd_, [], []),
@@ -42,6 +52,15 @@ try:
     ops.joint_embedding(weight, ids, offsets)
 except RuntimeError as error:
     print(ops.native_available(), ops.instruction_set(), error)
+for bad in (
+    lambda: ops.joint_embedding_bag(weight, bag_ids, lengths - 1, offsets),
+    lambda: ops.joint_embedding_bag(weight, bag_ids[1:], lengths, offsets),
+    lambda: ops.joint_embedding_bag(weight, bag_ids * 2, lengths, offsets),
+):
+    try:
+        bad()
+    except RuntimeError as error:
+        print(error)
 """
 HIDE = """
 from pathlib import Path
@@ -69,7 +88,13 @@ def test_references_give_the_same_without_the_library(tmp_path):
     native = run_script(SCRIPT.format(prepare=""), str(here))
     fallback = run_script(SCRIPT.format(prepare=HIDE), str(without))
     torch.testing.assert_close(torch.load(here), torch.load(without))
-    message = "joint_embedding: id 20 of table 1 in batch row 2: expected 0 <= id < 20\n"
+    message = """\
+joint_embedding: id 20 of table 1 in batch row 2: expected 0 <= id < 20
+joint_embedding_bag: length -1 of table 1 in batch row 0: \
+expected 0 <= length <= 6, the number of ids
+joint_embedding_bag: lengths add up to 6: expected the number of ids, 5
+joint_embedding_bag: id 18 of table 0 in batch row 0: expected 0 <= id < 10
+"""
     assert fallback.stdout == f"False none {message}"
     assert native.stdout.endswith(message)
     (line,) = fallback.stderr.splitlines()

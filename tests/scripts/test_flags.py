@@ -85,7 +85,9 @@ OURS = {
     "embedding_optimizer": "sgd",
     "keep_checkpoints": 1,
     "mlp_optimizer": "sgd",
+    "pooling": "sum",
     "resume": False,
+    "synthetic_dataset_hotness": None,
     "synthetic_ids": "uniform",
     "tf32": True,
 }

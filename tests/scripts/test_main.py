@@ -158,6 +158,52 @@ def test_embedding_types_train_alike(command, embedding_type, optimizer):
     assert actual["test_log_loss"] == pytest.approx(expected["test_log_loss"], rel=1e-5)
 
 
+MULTI_HOT = [
+    *("--dataset_type=synthetic_gpu", "--synthetic_dataset_table_sizes=50,200,3,130"),
+    *("--synthetic_dataset_hotness=1,7,2,4", "--synthetic_dataset_num_entries=2000"),
+    *("--num_numerical_features=3", "--pooling=mean", "--max_steps=6", "--print_freq=1"),
+]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_every_embedding_type_trains_alike_on_bags(command, optimizer, tmp_path):
+    losses = {}
+    for kind in ["joint_fused", "joint_sparse", "joint", "multi_table", "custom_cuda"]:
+        summary = command(
+            *MULTI_HOT,
+            "--test_freq=6",
+            "--lr=0.1",
+            f"--embedding_optimizer={optimizer}",
+            f"--embedding_type={kind}",
+            f"--log_path={kind}.json",
+        )
+        data = [entry.get("data", {}) for entry in log_entries(f"{kind}.json")]
+        losses[kind] = [d["loss"] for d in data if "loss" in d] + [summary["test_log_loss"]]
+        assert losses[kind] == pytest.approx(losses["joint_fused"], rel=1e-4)
+    assert len(set(losses["joint_fused"])) > 3
+
+
+def test_pooling_changes_what_bags_are_and_is_kept_with_the_weights(command):
+    one = command(*MULTI_HOT, "--test_freq=6", "--save_checkpoint_path=run")
+    other = command(*MULTI_HOT, "--test_freq=6", "--pooling=sum")
+    assert one["test_log_loss"] != other["test_log_loss"]
+    bags = [flag for flag in MULTI_HOT if "pooling" not in flag]
+    tested = command("--mode=test", "--load_checkpoint_path=run", *bags, model=[])
+    assert tested["log_loss"] == one["test_log_loss"]
+
+
+def test_bags_are_resumed_hashed_and_timed(command):
+    flags = [*MULTI_HOT[:-2], "--print_freq=1", "--amp", "--hash_indices", "--max_table_size=20"]
+    whole = command(*flags, "--max_steps=6", "--test_freq=6")
+    command(*flags, "--max_steps=3", "--save_checkpoint_path=run")
+    resumed = command(
+        *flags, "--max_steps=6", "--test_freq=6", "--save_checkpoint_path=run", "--resume"
+    )
+    assert resumed["test_log_loss"] == whole["test_log_loss"]
+    timed = command(*flags, "--mode=inference_benchmark", "--inference_benchmark_batch_sizes=64")
+    assert timed["mean_inference_latency_batch_64"] > 0
+
+
 @pytest.mark.parametrize("flag", ["--amp", "--amp_dtype=fp16 --amp", "--amp --loss_scale=64"])
 def test_half_precision_learns_as_well(command, flag, capsys):
     full = command("--epochs=3")
@@ -228,6 +274,8 @@ def test_flags_that_do_nothing_say_so(command, capsys):
         (["--Adam_MLP_optimizer", "--mlp_optimizer=sgd"], "--Adam_MLP_optimizer contradicts"),
         (["--embedding_dim=8"], "--bottom_mlp_sizes 8,4.*--embedding_dim 8"),
         (["--top_mlp_sizes=16,x,1"], "--top_mlp_sizes 16,x,1: expected integers"),
+        (["--synthetic_dataset_hotness=3"], "--synthetic_dataset_hotness: .*synthetic_gpu"),
+        (["--synthetic_dataset_hotness=3,x"], "--synthetic_dataset_hotness 3,x: expected integers"),
         (["--max_table_size=8"], "--max_table_size 8 needs --hash_indices"),
         (["--num_numerical_features=13"], "--num_numerical_features 13: the dataset has 3"),
         (["--base_device=tpu"], "--base_device tpu"),

@@ -1,0 +1,208 @@
+#include "../joint_embedding_bag.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "first_bad.h"
+#include "isa.h"
+
+#define DLRM_KERNELS "joint_embedding_bag_kernels.h"
+#include "for_each_isa.h"
+
+namespace dlrm {
+namespace {
+
+constexpr int64_t kElementsPerTask = 32768;
+constexpr int64_t kLengthsPerTask = 131072;  // 0.1 ms, for which threads need not be woken
+
+int64_t bags_per_task(const BagLengths& bags, int64_t dim) {
+  const int64_t rows_per_bag = 1 + bags.total / std::max<int64_t>(1, bags.bags);
+  return std::max<int64_t>(1, kElementsPerTask / (dim * rows_per_bag));
+}
+
+// Sums the lengths of each task, then the tasks, then writes where each bag begins: two passes over
+// the lengths. Returns [bags + 1] int64.
+Tensor offsets_of(const BagLengths& bags) {
+  Tensor offsets =
+      torch::stable::new_empty(bags.lengths, {bags.bags + 1}, std::optional(ScalarType::Long));
+  int64_t* offsets_data = offsets.mutable_data_ptr<int64_t>();
+  const int64_t tasks = (bags.bags + kLengthsPerTask - 1) / kLengthsPerTask;
+  std::vector<int64_t> first(tasks + 1);
+  FirstBad bad;
+  dispatch_id(bags.lengths.scalar_type(), [&]<typename length_t>() {
+    const auto* lengths = bags.lengths.const_data_ptr<length_t>();
+    const auto end_of = [&](int64_t task) {
+      return std::min(bags.bags, (task + 1) * kLengthsPerTask);
+    };
+    torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        int64_t sum = 0;
+        bool wrong = false;
+        for (int64_t bag = task * kLengthsPerTask; bag < end_of(task); ++bag) {
+          sum += lengths[bag];
+          wrong |= lengths[bag] < 0 || int64_t{lengths[bag]} > bags.total;
+        }
+        first[task + 1] = sum;
+        for (int64_t bag = task * kLengthsPerTask; wrong && bag < end_of(task); ++bag) {
+          if (lengths[bag] < 0 || int64_t{lengths[bag]} > bags.total) bad.report(bag);
+        }
+      }
+    });
+    check(!bad.any(), kBagName, ": length ", bad.any() ? int64_t{lengths[bad.position()]} : 0,
+          " of table ", bad.position() % std::max<int64_t>(1, bags.tables), " in batch row ",
+          bad.position() / std::max<int64_t>(1, bags.tables),
+          ": expected 0 <= length <= ", bags.total, ", the number of ids");
+    for (int64_t task = 0; task < tasks; ++task) first[task + 1] += first[task];
+    check(first[tasks] == bags.total, kBagName, ": lengths add up to ", first[tasks],
+          ": expected the number of ids, ", bags.total);
+    torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        int64_t sum = first[task];
+        for (int64_t bag = task * kLengthsPerTask; bag < end_of(task); ++bag) {
+          offsets_data[bag] = sum;
+          sum += lengths[bag];
+        }
+      }
+    });
+  });
+  offsets_data[bags.bags] = bags.total;
+  return offsets;
+}
+
+const float* data_or_null(const std::optional<Tensor>& sample_weights) {
+  return sample_weights ? sample_weights->const_data_ptr<float>() : nullptr;
+}
+
+Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tensor& lengths,
+                           const Tensor& table_offsets_, std::optional<Tensor> sample_weights,
+                           bool mean, std::optional<ScalarType> dtype) {
+  const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
+  const Tensor weight = checked_bag_weight(weight_, inputs.lengths);
+  const ScalarType output_dtype = dtype.value_or(weight.scalar_type());
+  check(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
+        torch::headeronly::toString(output_dtype));
+  const int64_t tables = inputs.tables, dim = weight.size(1);
+  const int64_t* table_offsets = inputs.table_offsets.const_data_ptr<int64_t>();
+  check_table_offsets(kBagName, table_offsets, tables, weight.size(0));
+  const Tensor offsets = offsets_of(inputs);
+  const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
+  Tensor output = torch::stable::new_empty(weight, {inputs.batch, tables, dim}, output_dtype);
+  FirstBad bad;
+  dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {
+    dispatch_floating(output_dtype, [&]<typename output_t>() {
+      dispatch_id(inputs.ids.scalar_type(), [&]<typename id_t>() {
+        const auto* weight_data = weight.const_data_ptr<weight_t>();
+        const auto* ids_data = inputs.ids.const_data_ptr<id_t>();
+        const float* sample_weights_data = data_or_null(inputs.sample_weights);
+        auto* output_data = output.mutable_data_ptr<output_t>();
+        const auto pool = DLRM_KERNEL(pool_bags<weight_t, output_t, id_t>);
+        torch::stable::parallel_for(
+            0, inputs.bags, bags_per_task(inputs, dim), [&](int64_t begin, int64_t end) {
+              const int64_t position =
+                  pool(weight_data, ids_data, sample_weights_data, bag_offsets, table_offsets,
+                       tables, dim, mean, output_data, begin, end);
+              if (position >= 0) bad.report(position);
+            });
+        if (bad.any()) {
+          const int64_t* after =
+              std::upper_bound(bag_offsets, bag_offsets + inputs.bags + 1, bad.position());
+          const int64_t bag = after - bag_offsets - 1, table = bag % tables;
+          check(false, kBagName, ": id ", int64_t{ids_data[bad.position()]}, " of table ", table,
+                " in batch row ", bag / tables, ": expected 0 <= id < ",
+                table_offsets[table + 1] - table_offsets[table]);
+        }
+      });
+    });
+  });
+  return output;
+}
+
+std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, const Tensor& ids,
+                                                        const Tensor& lengths,
+                                                        const Tensor& table_offsets_,
+                                                        std::optional<Tensor> sample_weights,
+                                                        bool mean) {
+  const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
+  const Tensor grad = checked_bag_grad(grad_, inputs);
+  const int64_t tables = inputs.tables, dim = grad.size(2);
+  const int64_t* table_offsets = inputs.table_offsets.const_data_ptr<int64_t>();
+  const Tensor offsets = offsets_of(inputs);
+  const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
+  Tensor rows =
+      torch::stable::new_empty(inputs.ids, {inputs.total}, std::optional(ScalarType::Long));
+  Tensor values = torch::stable::new_empty(grad, {inputs.total, dim});
+  int64_t* rows_data = rows.mutable_data_ptr<int64_t>();
+  dispatch_id(inputs.ids.scalar_type(), [&]<typename id_t>() {
+    const auto* ids_data = inputs.ids.const_data_ptr<id_t>();
+    dispatch_floating(grad.scalar_type(), [&]<typename scalar_t>() {
+      const auto* grad_data = grad.const_data_ptr<scalar_t>();
+      const float* sample_weights_data = data_or_null(inputs.sample_weights);
+      auto* values_data = values.mutable_data_ptr<scalar_t>();
+      const int64_t row_bytes = dim * sizeof(scalar_t);
+      const bool stream = inputs.total * row_bytes >= kStreamBytes && row_bytes % 64 == 0 &&
+                          reinterpret_cast<uintptr_t>(values_data) % 64 == 0;
+      const auto spread = stream ? DLRM_KERNEL(spread_bags<scalar_t, true>)
+                                 : DLRM_KERNEL(spread_bags<scalar_t, false>);
+      torch::stable::parallel_for(
+          0, inputs.bags, bags_per_task(inputs, dim), [&](int64_t begin, int64_t end) {
+            for (int64_t bag = begin; bag < end; ++bag) {
+              const int64_t offset = table_offsets[bag % tables];
+              for (int64_t i = bag_offsets[bag]; i < bag_offsets[bag + 1]; ++i) {
+                rows_data[i] = offset + ids_data[i];
+              }
+            }
+            spread(grad_data, sample_weights_data, bag_offsets, dim, mean, values_data, begin, end);
+          });
+    });
+  });
+  return {rows, values};
+}
+
+Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Tensor& weight_,
+                                                   const Tensor& rows_, const Tensor& lengths,
+                                                   bool mean) {
+  check(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
+        ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
+  const BagLengths bags(lengths, rows_.size(0));
+  const Tensor weight = checked_bag_weight(weight_, bags.lengths);
+  const Tensor grad = checked_bag_grad(grad_, bags);
+  const int64_t dim = weight.size(1);
+  check(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables, ", ",
+        dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
+  const Tensor rows = torch::stable::contiguous(rows_);
+  const int64_t* rows_data = rows.const_data_ptr<int64_t>();
+  const Tensor offsets = offsets_of(bags);
+  const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
+  Tensor output = torch::stable::new_empty(weight, {bags.total}, std::optional(ScalarType::Float));
+  float* output_data = output.mutable_data_ptr<float>();
+  FirstBad bad;
+  dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {
+    dispatch_floating(grad.scalar_type(), [&]<typename grad_t>() {
+      const auto* weight_data = weight.const_data_ptr<weight_t>();
+      const auto* grad_data = grad.const_data_ptr<grad_t>();
+      const auto dot = DLRM_KERNEL(dot_bags<weight_t, grad_t>);
+      torch::stable::parallel_for(
+          0, bags.bags, bags_per_task(bags, dim), [&](int64_t begin, int64_t end) {
+            const int64_t position = dot(weight_data, grad_data, rows_data, bag_offsets,
+                                         weight.size(0), dim, mean, output_data, begin, end);
+            if (position >= 0) bad.report(position);
+          });
+    });
+  });
+  check(!bad.any(), kBagName, ": row ", bad.any() ? rows_data[bad.position()] : 0, " at position ",
+        bad.position(), ": expected 0 <= row < ", weight.size(0));
+  return output;
+}
+
+}  // namespace
+}  // namespace dlrm
+
+STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
+  m.impl("joint_embedding_bag", TORCH_BOX(&dlrm::joint_embedding_bag));
+  m.impl("joint_embedding_bag_backward", TORCH_BOX(&dlrm::joint_embedding_bag_backward));
+  m.impl("joint_embedding_bag_sample_weights_backward",
+         TORCH_BOX(&dlrm::joint_embedding_bag_sample_weights_backward));
+}

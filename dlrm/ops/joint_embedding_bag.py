@@ -1,0 +1,227 @@
+"""Joint embedding bag: joint embedding where a sample has any number of ids for each table.
+
+The schemas are in csrc/library.cpp, the kernels in csrc/cpu/joint_embedding_bag*.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlrm.ops.library import has_native, native_available
+
+POOLINGS = ("sum", "mean")
+
+
+def joint_embedding_bag(
+    weight: Tensor,
+    ids: Tensor,
+    lengths: Tensor,
+    table_offsets: Tensor,
+    *,
+    sample_weights: Tensor | None = None,
+    pooling: str = "sum",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Returns `[batch, tables, dim]`: the sum or mean of the rows of each bag, in `dtype`.
+
+    The ids lie bag after bag, sample by sample: those of table 0 of sample 0, of table 1 of sample
+    0, ..., of the last table of sample 0, of table 0 of sample 1, ... Id i of table t is row
+    `table_offsets[t] + i`. A bag is summed in its order, in float32, and rounded once; a bag
+    without ids gives zeros.
+
+    The gradient of `weight` is a sparse COO tensor, uncoalesced: its indices are the rows looked
+    up, `[1, total]` int64, its values the gradient of each row's bag, times the id's sample weight
+    and, for a mean, over the bag's length. Autograd casts the values to the weight's dtype unless
+    `weight.grad_dtype = None`, as in `joint_embedding`.
+
+    Args:
+        weight: all tables' rows, `[rows, dim]`, float32, bfloat16 or float16.
+        ids: `[total]`, int8 to int64, each within its own table.
+        lengths: ids of each bag, `[batch, tables]`, int8 to int64.
+        table_offsets: the first row of each table, and the end, `[tables + 1]` int64.
+        sample_weights: a factor for the row of each id, `[total]` float32; 1 by default.
+        pooling: "sum", or "mean": the sum over the number of ids, whatever the sample weights.
+        dtype: the output's dtype, the weight's by default.
+
+    Raises:
+        ValueError: another pooling.
+        RuntimeError: an id is outside its table, a length is negative or too large (table, batch
+            row and value are named), the lengths do not add up to the number of ids, or shapes or
+            dtypes do not fit together.
+    """
+    if pooling not in POOLINGS:
+        raise ValueError(f"joint_embedding_bag: expected pooling {POOLINGS}, got {pooling!r}")
+    if has_native(weight):
+        return torch.ops.dlrm.joint_embedding_bag(
+            weight, ids, lengths, table_offsets, sample_weights, pooling == "mean", dtype
+        )
+    _check(weight, ids, sample_weights, dtype)
+    check_bags("joint_embedding_bag", ids, lengths, table_offsets)
+    return joint_embedding_bag_reference(
+        weight,
+        ids,
+        lengths,
+        table_offsets,
+        sample_weights=sample_weights,
+        pooling=pooling,
+        dtype=dtype,
+    )
+
+
+def joint_embedding_bag_reference(
+    weight: Tensor,
+    ids: Tensor,
+    lengths: Tensor,
+    table_offsets: Tensor,
+    *,
+    sample_weights: Tensor | None = None,
+    pooling: str = "sum",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The same in plain PyTorch: the fallback, the oracle of the tests, and what is exported."""
+    bags = bags_of_ids(ids, lengths)
+    rows = ids + table_offsets[:-1].repeat(lengths.shape[0])[bags]
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    vectors = F.embedding(rows, weight, sparse=True).to(wide)
+    if sample_weights is not None:
+        vectors = vectors * sample_weights.unsqueeze(1)
+    pooled = vectors.new_zeros(lengths.numel(), weight.shape[1]).index_add(0, bags, vectors)
+    if pooling == "mean":
+        pooled = pooled / lengths.reshape(-1, 1).clamp(min=1)
+    return pooled.view(*lengths.shape, weight.shape[1]).to(dtype or weight.dtype)
+
+
+def bags_of_ids(ids: Tensor, lengths: Tensor, name: str = "joint_embedding_bag") -> Tensor:
+    """Returns the bag of each id, `[total]` int64: bag `b * tables + t` is table t of sample b.
+
+    Raises:
+        RuntimeError: a length is negative or too large (table, batch row and value are named), or
+            the lengths do not add up to the number of ids. On a GPU the device asserts instead, so
+            that the host need not wait.
+    """
+    total, lengths = ids.shape[0], lengths.long()  # int8 cannot be compared with 300
+    if not torch.compiler.is_compiling():
+        bad = (lengths < 0) | (lengths > total)
+        if lengths.device.type != "cpu":
+            fits = ~bad.any() & (lengths.sum() == total)
+            torch._assert_async(fits, f"{name}: lengths do not add up to the number of ids")
+        elif bad.any():
+            row, table = bad.nonzero()[0].tolist()
+            raise RuntimeError(
+                f"{name}: length {lengths[row, table]} of table {table} in batch row {row}: "
+                f"expected 0 <= length <= {total}, the number of ids"
+            )
+        elif (found := int(lengths.sum())) != total:
+            raise RuntimeError(
+                f"{name}: lengths add up to {found}: expected the number of ids, {total}"
+            )
+    bags = torch.arange(lengths.numel(), device=lengths.device)
+    return bags.repeat_interleave(lengths.flatten(), output_size=total)
+
+
+def check_bags(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor) -> None:
+    """Raises what `joint_embedding_bag` raises for these three, in the name of `name`."""
+    _check_shapes(name, ids, lengths, table_offsets)
+    if torch.compiler.is_compiling():
+        return
+    bags = bags_of_ids(ids, lengths, name)
+    sizes = table_offsets.diff().repeat(lengths.shape[0])[bags]
+    bad = (ids < 0) | (ids >= sizes)
+    if ids.device.type != "cpu":
+        torch._assert_async(~bad.any(), f"{name}: an id is outside its table")
+    elif bad.any():
+        position = int(bad.nonzero()[0])
+        row, table = divmod(int(bags[position]), lengths.shape[1])
+        raise RuntimeError(
+            f"{name}: id {ids[position]} of table {table} in batch row {row}: "
+            f"expected 0 <= id < {sizes[position]}"
+        )
+
+
+_FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+_IDS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _check(
+    weight: Tensor, ids: Tensor, sample_weights: Tensor | None, dtype: torch.dtype | None
+) -> None:
+    """With `_check_shapes`, what csrc/joint_embedding_bag.h checks, for the fallback."""
+    if weight.dim() != 2 or weight.shape[1] == 0 or weight.dtype not in _FLOATING:
+        raise RuntimeError(
+            "joint_embedding_bag: expected weight [rows, dim > 0] of Float, BFloat16 or Half, got "
+            f"{list(weight.shape)} {weight.dtype}"
+        )
+    if sample_weights is not None and (
+        sample_weights.shape != ids.shape or sample_weights.dtype != torch.float32
+    ):
+        raise RuntimeError(
+            f"joint_embedding_bag: expected sample_weights {list(ids.shape)} Float, got "
+            f"{list(sample_weights.shape)} {sample_weights.dtype}"
+        )
+    if dtype is not None and dtype not in _FLOATING:
+        raise RuntimeError(
+            f"joint_embedding_bag: expected dtype Float, BFloat16 or Half, got {dtype}"
+        )
+
+
+def _check_shapes(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor) -> None:
+    def check(condition: bool, expected: str, got: Tensor) -> None:
+        if not condition:
+            raise RuntimeError(f"{name}: expected {expected}, got {list(got.shape)} {got.dtype}")
+
+    check(
+        lengths.dim() == 2 and lengths.dtype in _IDS,
+        "lengths [batch, tables] of Char, Short, Int or Long",
+        lengths,
+    )
+    check(ids.dim() == 1 and ids.dtype in _IDS, "ids [total] of Char, Short, Int or Long", ids)
+    check(
+        table_offsets.shape == (lengths.shape[1] + 1,) and table_offsets.dtype == torch.int64,
+        f"table_offsets [{lengths.shape[1] + 1}] Long for lengths {list(lengths.shape)}",
+        table_offsets,
+    )
+
+
+def _setup_context(ctx, inputs, output):
+    weight, ids, lengths, table_offsets, sample_weights, ctx.mean, _ = inputs
+    ctx.weight_shape = weight.shape
+    kept = None if sample_weights is None else weight  # only their gradient needs the rows
+    ctx.save_for_backward(kept, ids, lengths, table_offsets, sample_weights)
+
+
+def _backward(ctx, grad):
+    weight, ids, lengths, table_offsets, sample_weights = ctx.saved_tensors
+    rows, values = torch.ops.dlrm.joint_embedding_bag_backward(
+        grad, ids, lengths, table_offsets, sample_weights, ctx.mean
+    )
+    sparse = torch.sparse_coo_tensor(
+        rows.unsqueeze(0), values, ctx.weight_shape, check_invariants=False, is_coalesced=False
+    )
+    sample_weights_grad = None
+    if ctx.needs_input_grad[4]:
+        sample_weights_grad = torch.ops.dlrm.joint_embedding_bag_sample_weights_backward(
+            grad, weight, rows, lengths, ctx.mean
+        )
+    return sparse, None, None, None, sample_weights_grad, None, None
+
+
+if native_available():
+
+    @torch.library.register_fake("dlrm::joint_embedding_bag")
+    def _(weight, ids, lengths, table_offsets, sample_weights, mean, dtype):
+        _check_shapes("joint_embedding_bag", ids, lengths, table_offsets)
+        _check(weight, ids, sample_weights, dtype)
+        return weight.new_empty((*lengths.shape, weight.shape[1]), dtype=dtype or weight.dtype)
+
+    @torch.library.register_fake("dlrm::joint_embedding_bag_backward")
+    def _(grad, ids, lengths, table_offsets, sample_weights, mean):
+        rows = ids.new_empty(ids.shape, dtype=torch.int64)
+        return rows, grad.new_empty(ids.shape[0], grad.shape[2])
+
+    @torch.library.register_fake("dlrm::joint_embedding_bag_sample_weights_backward")
+    def _(grad, weight, rows, lengths, mean):
+        return grad.new_empty(rows.shape, dtype=torch.float32)
+
+    torch.library.register_autograd(
+        "dlrm::joint_embedding_bag", _backward, setup_context=_setup_context
+    )

@@ -1,0 +1,421 @@
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ops_testing import assert_as_close_as_reference
+
+from dlrm import ops
+
+SHAPES = [  # batch, table sizes, most ids of a bag, dim
+    (1, [1], 1, 1),
+    (37, [10, 3, 100, 7], 5, 128),
+    (5, [4, 9], 3, 19),  # nothing divides anything
+    (3, [2, 6, 5], 40, 16),  # long bags
+    (4, [2, 6], 4, 300),
+    (0, [4, 9], 3, 8),
+    (6, [], 3, 8),
+    (6, [5, 0, 2], 0, 8),  # all bags empty, and a table without rows
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ID_DTYPES = [torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+def make_inputs(batch, table_sizes, most, dim, device="cpu", dtype=torch.float32, ids=torch.int64):
+    generator = torch.Generator().manual_seed(batch + dim)
+    weight = torch.randn(sum(table_sizes), dim, generator=generator)
+    lengths = torch.randint(most + 1, (batch, len(table_sizes)), generator=generator)
+    sizes = torch.tensor(table_sizes).repeat(batch).repeat_interleave(lengths.flatten())
+    drawn = (torch.rand(len(sizes), generator=generator) * sizes).to(ids)
+    offsets = torch.tensor([0, *table_sizes]).cumsum(0)
+    return [x.to(device) for x in (weight.to(dtype), drawn, lengths, offsets)]
+
+
+def make_sample_weights(args):
+    count = len(args[1])
+    return torch.randn(count, generator=torch.Generator().manual_seed(7)).to(args[1].device)
+
+
+def pooled_one_by_one(weight, ids, lengths, offsets, sample_weights=None, mean=False):
+    """The definition, in float64: no index arithmetic in common with what is tested."""
+    output, position = [], 0
+    for sample in lengths.tolist():
+        for table, length in enumerate(sample):
+            total = torch.zeros(weight.shape[1], dtype=torch.float64)
+            for i in range(position, position + length):
+                row = weight[offsets[table] + ids[i].item()].double()
+                total += row * (1 if sample_weights is None else sample_weights[i].double())
+            position += length
+            output.append(total / max(length, 1) if mean else total)
+    shape = (*lengths.shape, weight.shape[1])
+    return torch.stack(output).view(shape) if output else torch.zeros(shape).double()
+
+
+def values_and_gradients(function, args, sample_weights=None, **more):
+    weight = args[0].detach().requires_grad_()
+    leaves = [weight]
+    if sample_weights is not None:
+        leaves.append(sample_weights.detach().requires_grad_())
+        more["sample_weights"] = leaves[1]
+    output = function(weight, *args[1:], **more)
+    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+    output.backward(grad)
+    return [output.detach()] + [leaf.grad.to_dense() for leaf in leaves]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_give_what_the_definition_says(shape, pooling, weighted):
+    args = make_inputs(*shape)
+    sample_weights = make_sample_weights(args) if weighted else None
+    expected = pooled_one_by_one(*args, sample_weights, pooling == "mean").float()
+    for function in (ops.joint_embedding_bag, ops.joint_embedding_bag_reference):
+        actual = function(*args, sample_weights=sample_weights, pooling=pooling)
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_match_reference(shape, pooling, weighted, device):
+    args = make_inputs(*shape, device, ids=torch.int32)
+    sample_weights = make_sample_weights(args) if weighted else None
+    torch.testing.assert_close(
+        values_and_gradients(ops.joint_embedding_bag, args, sample_weights, pooling=pooling),
+        values_and_gradients(
+            ops.joint_embedding_bag_reference, args, sample_weights, pooling=pooling
+        ),
+        atol=1e-4,  # 300 products of about 1, in two orders
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("output_dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+def test_every_instruction_set_is_as_exact_as_the_reference(
+    weight_dtype, output_dtype, instruction_set
+):
+    for shape in SHAPES:
+        args = make_inputs(*shape, dtype=weight_dtype)
+        sample_weights = make_sample_weights(args)
+        for pooling in ("sum", "mean"):
+            more = {"sample_weights": sample_weights, "pooling": pooling, "dtype": output_dtype}
+            exact = pooled_one_by_one(*args, sample_weights, pooling == "mean")
+            actual = values_and_gradients(ops.joint_embedding_bag, args, **more)
+            reference = values_and_gradients(ops.joint_embedding_bag_reference, args, **more)
+            if output_dtype == torch.float32:
+                torch.testing.assert_close(actual[0], exact.float(), atol=1e-4, rtol=1e-5)
+            else:
+                assert_as_close_as_reference(actual[0], reference[0], exact)
+            # Gradients of repeated rows are rounded one by one and added in their dtype.
+            rounding = 8 * max(torch.finfo(t).eps for t in (weight_dtype, output_dtype))
+            for one, other in zip(actual[1:], reference[1:], strict=True):
+                scale = float(other.abs().max()) if other.numel() else 0.0
+                torch.testing.assert_close(one, other, atol=rounding * scale + 1e-6, rtol=0)
+
+
+def test_large_gradients_that_bypass_the_caches_match_reference(instruction_set):
+    args = make_inputs(6000, [50, 3000, 7], 7, 128)
+    for pooling in ("sum", "mean"):
+        torch.testing.assert_close(
+            values_and_gradients(ops.joint_embedding_bag, args, pooling=pooling),
+            values_and_gradients(ops.joint_embedding_bag_reference, args, pooling=pooling),
+            atol=2e-3,  # a row of the small table adds up thousands
+            rtol=1e-4,
+        )
+
+
+def test_known_answer(device):
+    weight = torch.tensor([[1.0], [2.0], [3.0], [5.0]], device=device)
+    offsets = torch.tensor([0, 1, 4], device=device)
+    lengths = torch.tensor([[1, 2], [0, 3]], device=device)
+    ids = torch.tensor([0, 0, 2, 1, 1, 2], device=device)  # 1 | 2 5 || nothing | 3 3 5
+    factors = torch.tensor([1.0, 10.0, 1.0, 0.0, 2.0, 1.0], device=device)
+    pool = ops.joint_embedding_bag
+    assert pool(weight, ids, lengths, offsets).tolist() == [[[1], [7]], [[0], [11]]]
+    mean = pool(weight, ids, lengths, offsets, pooling="mean")
+    torch.testing.assert_close(mean.flatten().tolist(), [1.0, 3.5, 0.0, 11 / 3])
+    weighted = pool(weight, ids, lengths, offsets, sample_weights=factors)
+    assert weighted.tolist() == [[[1], [25]], [[0], [11]]]
+    weighted = pool(weight, ids, lengths, offsets, sample_weights=factors, pooling="mean")
+    torch.testing.assert_close(weighted.flatten().tolist(), [1.0, 12.5, 0.0, 11 / 3])
+
+
+def test_bags_of_one_are_the_look_up(device):
+    weight = torch.randn(113, 16, device=device)
+    ids = torch.randint(10, (33, 3), device=device)
+    offsets = torch.tensor([0, 10, 13, 113], device=device)
+    ids[:, 1] %= 3
+    lengths = torch.ones(33, 3, dtype=torch.int8, device=device)
+    expected = ops.joint_embedding(weight, ids, offsets)
+    for pooling in ("sum", "mean"):
+        actual = ops.joint_embedding_bag(weight, ids.flatten(), lengths, offsets, pooling=pooling)
+        assert torch.equal(actual, expected)
+
+
+def test_strided_inputs_are_read_by_their_strides(device):
+    weight, ids, lengths, offsets = make_inputs(37, [10, 3, 100], 4, 8, device)
+    wide = torch.stack([ids, ids + 1], dim=1)
+    factors = make_sample_weights((weight, ids))
+    assert torch.equal(
+        ops.joint_embedding_bag(
+            weight.T.contiguous().T,
+            wide[:, 0],
+            lengths.T.contiguous().T,
+            offsets,
+            sample_weights=torch.stack([factors, factors], dim=1)[:, 0],
+        ),
+        ops.joint_embedding_bag(weight, ids, lengths, offsets, sample_weights=factors),
+    )
+
+
+@pytest.mark.parametrize("id_dtype", ID_DTYPES)
+@pytest.mark.parametrize("length_dtype", ID_DTYPES)
+def test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, length_dtype):
+    weight, ids, lengths, offsets = make_inputs(9, [10, 3, 100], 4, 8, ids=id_dtype)
+    torch.testing.assert_close(
+        values_and_gradients(
+            ops.joint_embedding_bag, (weight, ids, lengths.to(length_dtype), offsets)
+        ),
+        values_and_gradients(ops.joint_embedding_bag, (weight, ids.long(), lengths, offsets)),
+        rtol=0,
+        atol=0,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(0, 40),
+    table_sizes=st.lists(st.integers(1, 120), max_size=6),
+    most=st.integers(0, 9),
+    dim=st.integers(1, 150),
+    id_dtype=st.sampled_from(ID_DTYPES),
+    weighted=st.booleans(),
+    pooling=st.sampled_from(["sum", "mean"]),
+)
+def test_any_shape_matches_reference(batch, table_sizes, most, dim, id_dtype, weighted, pooling):
+    args = make_inputs(batch, table_sizes, most, dim, ids=id_dtype)
+    sample_weights = make_sample_weights(args) if weighted else None
+    torch.testing.assert_close(
+        values_and_gradients(ops.joint_embedding_bag, args, sample_weights, pooling=pooling),
+        values_and_gradients(
+            ops.joint_embedding_bag_reference, args, sample_weights, pooling=pooling
+        ),
+        atol=1e-4,
+        rtol=1e-5,
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), length_dtype=st.sampled_from(ID_DTYPES), id_dtype=st.sampled_from(ID_DTYPES))
+def test_any_values_are_taken_or_refused_alike(data, length_dtype, id_dtype):
+    def integers(dtype, count):
+        limits = torch.iinfo(dtype)
+        near = st.integers(0, 4)
+        value = near | near | near | st.integers(limits.min, limits.max)
+        return torch.tensor(data.draw(st.lists(value, min_size=count, max_size=count)), dtype=dtype)
+
+    batch, tables = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 3))
+    lengths = integers(length_dtype, batch * tables).view(batch, tables)
+    wanted = int(lengths.double().clamp(0, 9).sum()) + data.draw(st.sampled_from([0, 0, 0, 1]))
+    ids, offsets = integers(id_dtype, wanted), 4 * torch.arange(tables + 1)
+    weight = torch.randn(4 * tables, 5)
+    try:
+        ops.check_bags("joint_embedding_bag", ids, lengths, offsets)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=f"^{re.escape(str(error))}$"):
+            ops.joint_embedding_bag(weight, ids, lengths, offsets)
+    else:
+        torch.testing.assert_close(
+            ops.joint_embedding_bag(weight, ids, lengths, offsets),
+            ops.joint_embedding_bag_reference(weight, ids, lengths, offsets),
+        )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_do_not_change_a_bit(dtype, weighted, threads):
+    args = make_inputs(40_001, [100, 7, 1000, 3], 3, 17)
+    sample_weights = make_sample_weights(args) if weighted else None
+    results = []
+    for count in (1, 2):
+        threads(count)
+        results.append(
+            values_and_gradients(ops.joint_embedding_bag, args, sample_weights, dtype=dtype)
+        )
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_is_rows_and_scaled_values_that_row_optimizers_take(dtype, device, native):
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 16, device, ids=torch.int8)
+    parameter = weight.clone().requires_grad_()
+    parameter.grad_dtype = None
+    output = ops.joint_embedding_bag(parameter, ids, lengths, offsets, pooling="mean", dtype=dtype)
+    grad = torch.randn_like(output)
+    output.backward(grad)
+    sparse, bags = parameter.grad, ops.bags_of_ids(ids, lengths)
+    assert not sparse.is_coalesced()
+    assert sparse.dtype == dtype
+    assert sparse._indices().tolist() == [(ids + offsets[:-1].repeat(5)[bags]).tolist()]
+    scaled = grad.flatten(0, 1)[bags].float() / lengths.flatten()[bags].unsqueeze(1)
+    torch.testing.assert_close(sparse._values(), scaled.to(dtype))
+    ops.row_sgd_(parameter.detach(), sparse._indices()[0], sparse._values(), torch.tensor(0.5))
+    expected = weight.index_add(0, sparse._indices()[0], sparse._values().float(), alpha=-0.5)
+    torch.testing.assert_close(parameter.detach(), expected)
+
+
+def test_gradient_of_sample_weights_alone(device):
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 19, device)
+    factors = make_sample_weights((weight, ids))
+    gradients = []
+    for function in (ops.joint_embedding_bag, ops.joint_embedding_bag_reference):
+        own = factors.clone().requires_grad_()
+        function(weight, ids, lengths, offsets, sample_weights=own).square().sum().backward()
+        gradients.append(own.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("id_dtype", ID_DTYPES)
+@pytest.mark.parametrize("bad", [-1, 7, "least", "most"])
+def test_a_bad_id_is_named(bad, id_dtype):
+    weight, ids, lengths, offsets = make_inputs(50, [10, 7, 100], 3, 8, ids=id_dtype)
+    limits = torch.iinfo(id_dtype)
+    bad = {"least": limits.min, "most": limits.max}.get(bad, bad)
+    lengths[42, 1] = max(1, lengths[42, 1])
+    position = int(lengths.flatten()[: 42 * 3 + 1].sum())
+    ids = ids.new_zeros(int(lengths.sum()))
+    ids[position + 3 :] = -1  # later ones are not what is reported
+    ids[position] = bad
+    message = rf"^joint_embedding_bag: id {bad} of table 1 in batch row 42: expected 0 <= id < 7$"
+    with pytest.raises(RuntimeError, match=message):
+        ops.joint_embedding_bag(weight, ids, lengths, offsets)
+
+
+def test_an_id_after_empty_bags_is_placed_in_its_own():
+    lengths = torch.tensor([[0, 0, 0], [0, 2, 0], [0, 0, 1]])
+    args = torch.zeros(9, 4), torch.tensor([0, 0, 3]), lengths, torch.tensor([0, 3, 6, 9])
+    with pytest.raises(RuntimeError, match="id 3 of table 2 in batch row 2: expected 0 <= id < 3"):
+        ops.joint_embedding_bag(*args)
+
+
+def test_the_first_bad_value_is_named_whatever_the_threads(threads):
+    weight, ids, lengths, offsets = make_inputs(100_000, [10, 7, 100], 1, 8)
+    lengths.fill_(1)
+    ids = ids.new_zeros(300_000)
+    ids[150_001::3] = 8
+    negative = lengths.clone()
+    negative[50_000:, 1] = -1
+    for count in (1, 2):
+        threads(count)
+        with pytest.raises(RuntimeError, match="id 8 of table 1 in batch row 50000:"):
+            ops.joint_embedding_bag(weight, ids, lengths, offsets)
+        with pytest.raises(RuntimeError, match="length -1 of table 1 in batch row 50000:"):
+            ops.joint_embedding_bag(weight, ids, negative, offsets)
+
+
+@pytest.mark.parametrize("dtype", ID_DTYPES)
+def test_bad_lengths_are_named(dtype):
+    weight, ids, lengths, offsets = make_inputs(8, [10, 7], 3, 8)
+    lengths = lengths.to(dtype)
+    bad = lengths.clone()
+    bad[3, 1] = torch.iinfo(dtype).max
+    message = rf"length {bad[3, 1]} of table 1 in batch row 3: expected 0 <= length <= {len(ids)}"
+    with pytest.raises(RuntimeError, match=message):
+        ops.joint_embedding_bag(weight, ids, bad, offsets)
+    bad[3, 1] = torch.iinfo(dtype).min
+    with pytest.raises(RuntimeError, match=f"length {bad[3, 1]} of table 1 in batch row 3"):
+        ops.joint_embedding_bag(weight, ids, bad, offsets)
+    message = f"lengths add up to {len(ids)}: expected the number of ids, {len(ids) - 1}"
+    with pytest.raises(RuntimeError, match=message):
+        ops.joint_embedding_bag(weight, ids[1:], lengths, offsets)
+    message = f"lengths add up to {len(ids)}: expected the number of ids, {len(ids) + 1}"
+    with pytest.raises(RuntimeError, match=message):
+        ops.joint_embedding_bag(weight, torch.cat([ids, ids[:1]]), lengths, offsets)
+
+
+def test_offsets_beyond_the_weight_are_refused(native):
+    weight, ids, lengths, _ = make_inputs(5, [4, 9], 3, 8)
+    for bad in ([0, 4, 14], [0, 5, 4], [-1, 4, 13]):
+        message = r"joint_embedding_bag: table_offsets\[\d\] = .*within the weight's 13"
+        with pytest.raises(RuntimeError, match=message):
+            ops.joint_embedding_bag(weight, ids, lengths, torch.tensor(bad))
+
+
+def test_wrong_shapes_and_dtypes_are_named(device):
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device)
+    total = len(ids)
+
+    def refused(message, *args, **more):
+        with pytest.raises(RuntimeError, match=f"joint_embedding_bag: expected {message}"):
+            ops.joint_embedding_bag(*args, **more)
+
+    refused(r"table_offsets \[3\].*got \[2\]", weight, ids, lengths, offsets[:-1])
+    refused(r"ids \[total\].*got \[\d+, 1\]", weight, ids[:, None], lengths, offsets)
+    refused(r"ids .*[Ff]loat", weight, ids.float(), lengths, offsets)
+    refused(r"lengths \[batch, tables\].*got \[10\]", weight, ids, lengths.flatten(), offsets)
+    refused(r"lengths .*[Ff]loat", weight, ids, lengths.float(), offsets)
+    refused(r"weight .*got \[13, 0\]", weight[:, :0], ids, lengths, offsets)
+    refused(r"weight .*([Dd]ouble|float64)", weight.double(), ids, lengths, offsets)
+    refused(r"dtype Float, ", weight, ids, lengths, offsets, dtype=torch.int32)
+    for bad in (torch.ones(total + 1, device=device), torch.ones(total, device=device).double()):
+        message = rf"sample_weights \[{total}\] Float, got"
+        refused(message, weight, ids, lengths, offsets, sample_weights=bad)
+
+
+def test_another_pooling_is_refused(device):
+    args = make_inputs(5, [4, 9], 3, 8, device)
+    with pytest.raises(ValueError, match="joint_embedding_bag: expected pooling .*'max'"):
+        ops.joint_embedding_bag(*args, pooling="max")
+
+
+def test_gradients_of_other_shapes_are_named(native):
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8)
+    backward = torch.ops.dlrm.joint_embedding_bag_backward
+    with pytest.raises(RuntimeError, match=r"expected grad \[5, 2, dim > 0\] .* got \[5, 3, 8\]"):
+        backward(torch.zeros(5, 3, 8), ids, lengths, offsets, None, False)
+    with pytest.raises(RuntimeError, match="lengths add up to"):
+        backward(torch.zeros(5, 2, 8), ids[1:], lengths, offsets, None, False)
+    backward = torch.ops.dlrm.joint_embedding_bag_sample_weights_backward
+    grad, rows = torch.zeros(5, 2, 8), torch.zeros(len(ids), dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=r"expected grad \[5, 2, 9\] for weight \[13, 9\]"):
+        backward(grad, torch.zeros(13, 9), rows, lengths, False)
+    rows[2] = 13
+    with pytest.raises(RuntimeError, match="row 13 at position 2: expected 0 <= row < 13"):
+        backward(grad, weight, rows, lengths, False)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_opcheck(weighted, device, native):
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device)
+    factors = make_sample_weights((weight, ids)) if weighted else None
+    op = torch.ops.dlrm.joint_embedding_bag
+    torch.library.opcheck(op, (weight, ids, lengths, offsets, factors, True, torch.bfloat16))
+    leaves = (weight.clone().requires_grad_(), ids, lengths, offsets)
+    torch.library.opcheck(op, (*leaves, factors, False, None))
+    if weighted:
+        own = factors.clone().requires_grad_()
+        torch.library.opcheck(op, (*leaves, own, True, None))
+    grad = torch.randn(5, 2, 8, device=device)
+    backward = torch.ops.dlrm.joint_embedding_bag_backward
+    torch.library.opcheck(backward, (grad, ids, lengths, offsets, factors, True))
+    backward = torch.ops.dlrm.joint_embedding_bag_sample_weights_backward
+    torch.library.opcheck(backward, (grad, weight, ids, lengths, True))
+
+
+def test_compiles_as_one_graph(device):
+    args = make_inputs(5, [4, 9], 3, 8, device)
+    compiled = torch.compile(ops.joint_embedding_bag, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        compiled(*args, pooling="mean"), ops.joint_embedding_bag_reference(*args, pooling="mean")
+    )
+
+
+def test_a_wrong_shape_is_refused_under_compile(device):
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device)
+    compiled = torch.compile(ops.joint_embedding_bag, fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError, match="joint_embedding_bag: expected table_offsets"):
+        compiled(weight, ids, lengths, offsets[:-1])
