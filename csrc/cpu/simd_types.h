@@ -16,7 +16,8 @@
 
 #include "../tensors.h"
 
-#define DLRM_INLINE static inline __attribute__((always_inline))
+#define DLRM_ALWAYS_INLINE __attribute__((always_inline))  // after a lambda's parameters
+#define DLRM_INLINE static inline DLRM_ALWAYS_INLINE
 
 namespace dlrm {
 

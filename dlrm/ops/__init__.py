@@ -21,12 +21,14 @@ from dlrm.ops.row_update import (
     row_wise_adagrad_,
     row_wise_adagrad_reference,
 )
+from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
     "dot_interaction",
     "dot_interaction_reference",
     "instruction_set",
     "interaction_width",
+    "join_float32",
     "joint_embedding",
     "joint_embedding_reference",
     "native_available",
@@ -38,4 +40,5 @@ __all__ = [
     "row_sgd_reference",
     "row_wise_adagrad_",
     "row_wise_adagrad_reference",
+    "split_float32",
 ]

@@ -224,8 +224,10 @@ def _architecture(datasets: Datasets, checkpoint: Path | None, log: RunLog) -> D
     if checkpoint:
         saved = read_config(checkpoint)["flags"]
         for name in flags.ARCHITECTURE:
-            value = tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
-            if not flags.given(name) and value != flags.values()[name]:
+            here = flags.values()[name]
+            value = saved.get(name, here)  # an older version has fewer flags
+            value = tuple(value) if isinstance(value, list) else value
+            if not flags.given(name) and value != here:
                 adopted[name] = value
         if adopted:
             shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
