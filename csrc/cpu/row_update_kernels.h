@@ -5,15 +5,6 @@
 
 constexpr int64_t kUpdateAheadBytes = 2048;
 
-// Adds up one row's gradients in batch order.
-template <typename grad_t>
-DLRM_INLINE void add_elements(const grad_t* from, float* to, int64_t size) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(to + i, load(to + i) + load(from + i));
-  if (i < size)
-    store_first(to + i, load_first(to + i, size - i) + load_first(from + i, size - i), size - i);
-}
-
 // The value is the sum of the halves' bits, exactly.
 DLRM_INLINE Vec load(SplitFloats from) {
   SignedHalves low;
@@ -77,13 +68,30 @@ DLRM_INLINE void for_each_vector(int64_t dim, const Function& f) {
   if (i < dim) f(i, First{dim - i});
 }
 
+// The sum of one row's gradients has room for whole vectors, with zeros behind its end: the first
+// elements of a vector, stored one by one, could not be read back at once.
+template <typename grad_t>
+DLRM_INLINE void copy_gradient(const grad_t* from, float* sum, int64_t dim) {
+  for_each_vector(
+      dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE { store(sum + i, load(from + i, part)); });
+}
+template <typename grad_t>
+DLRM_INLINE void add_gradient(const grad_t* from, float* sum, int64_t dim) {
+  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
+    store(sum + i, load(sum + i) + load(from + i, part));
+  });
+}
+DLRM_INLINE void scale_gradient(float factor, float* sum, int64_t dim) {
+  for (int64_t i = 0; i < dim; i += kLanes) store(sum + i, load(sum + i) * broadcast(factor));
+}
+
 template <typename Weight>
 DLRM_INLINE void update_row(const SgdRule<Weight>& rule, int64_t row, const float* grad,
                             int64_t dim) {
   const Weight weight = rule.weight + row * dim;
   const Vec lr = broadcast(rule.lr);
   for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-    store(weight + i, load(weight + i, part) - lr * load(grad + i, part), part);
+    store(weight + i, load(weight + i, part) - lr * load(grad + i), part);
   });
 }
 
@@ -94,7 +102,7 @@ DLRM_INLINE void update_row(const AdagradRule<Weight>& rule, int64_t row, const 
   float* state = rule.state_sum + row * dim;
   const Vec lr = broadcast(rule.lr), eps = broadcast(rule.eps);
   for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-    const Vec gradient = load(grad + i, part);
+    const Vec gradient = load(grad + i);
     const Vec sum = load(state + i, part) + gradient * gradient;
     store(state + i, sum, part);
     store(weight + i, load(weight + i, part) - lr * gradient / (square_root(sum) + eps), part);
@@ -105,9 +113,7 @@ template <typename Weight>
 DLRM_INLINE void update_row(const RowWiseAdagradRule<Weight>& rule, int64_t row, const float* grad,
                             int64_t dim) {
   Vec squares = zero();
-  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-    squares += load(grad + i, part) * load(grad + i, part);
-  });
+  for (int64_t i = 0; i < dim; i += kLanes) squares += load(grad + i) * load(grad + i);
   const float state = rule.state_sum[row] + sum_lanes(squares) / static_cast<float>(dim);
   rule.state_sum[row] = state;
   const float rate = rule.lr / (std::sqrt(state) + rule.eps);
@@ -123,7 +129,7 @@ DLRM_INLINE void update_row(const AdamRule<Weight>& rule, int64_t row, const flo
   const Vec step_size = broadcast(rule.step_size), eps = broadcast(rule.eps);
   const Vec new_of_average = broadcast(1 - rule.beta1), new_of_square = broadcast(1 - rule.beta2);
   for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-    const Vec gradient = load(grad + i, part);
+    const Vec gradient = load(grad + i);
     Vec average = load(exp_avg + i, part), square = load(exp_avg_sq + i, part);
     average += new_of_average * (gradient - average);
     square += new_of_square * (gradient * gradient - square);
@@ -163,7 +169,7 @@ DLRM_INLINE void prefetch_rule(const AdamRule<Weight>& rule, int64_t row, int64_
   prefetch_row(rule.exp_avg_sq, row, dim);
 }
 
-// `sum` holds dim floats.
+// `sum` holds dim floats, and zeros up to whole vectors.
 template <typename grad_t, typename Rule>
 void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, int64_t dim,
                  float inverse_scale, float* sum) {
@@ -172,7 +178,7 @@ void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, 
   int64_t next = 0;
   for (int64_t i = 0; i < end;) {
     const int64_t row = pairs.row(i);
-    copy_elements(grad + pairs.position(i) * dim, sum, dim);
+    copy_gradient(grad + pairs.position(i) * dim, sum, dim);
     for (;;) {
       for (; next < std::min(i + ahead, end); ++next) {
         prefetch_bytes(reinterpret_cast<uintptr_t>(grad + pairs.position(next) * dim),
@@ -180,11 +186,9 @@ void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, 
         prefetch_rule(rule, pairs.row(next), dim);
       }
       if (++i == end || pairs.row(i) != row) break;
-      add_elements(grad + pairs.position(i) * dim, sum, dim);
+      add_gradient(grad + pairs.position(i) * dim, sum, dim);
     }
-    if (inverse_scale != 1) {
-      for (int64_t k = 0; k < dim; ++k) sum[k] *= inverse_scale;
-    }
+    if (inverse_scale != 1) scale_gradient(inverse_scale, sum, dim);
     update_row(rule, row, sum, dim);
   }
 }

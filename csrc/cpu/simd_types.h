@@ -24,7 +24,7 @@ namespace dlrm {
 // A bf16 pair, taken as one 32-bit lane.
 enum BFloat16Pair : uint32_t {};
 
-// Zeroed memory for one task, aligned to a cache line.
+// Zeroed memory for one task: whole cache lines, and so whole vectors.
 template <typename T>
 class Scratch {
  public:
