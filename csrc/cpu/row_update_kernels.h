@@ -51,6 +51,19 @@ template <typename Pointer>
 DLRM_INLINE Vec load(Pointer from, First first) {
   return load_first(from, first.count);
 }
+#if DLRM_LANES == 16
+// In the narrowest register: a wider one would reach into a cache line that nobody asked for, and
+// wait for it although it takes nothing from there.
+DLRM_INLINE Vec load(const float* from, First first) {
+  const unsigned mask = (1u << first.count) - 1;
+  if (first.count <= 4) return (Vec)_mm512_zextps128_ps512(_mm_maskz_loadu_ps(mask, from));
+  if (first.count <= 8) return (Vec)_mm512_zextps256_ps512(_mm256_maskz_loadu_ps(mask, from));
+  return load_first(from, first.count);
+}
+DLRM_INLINE Vec load(float* from, First first) {
+  return load(static_cast<const float*>(from), first);
+}
+#endif
 template <typename Pointer>
 DLRM_INLINE void store(Pointer to, Vec v, Whole) {
   store(to, v);
