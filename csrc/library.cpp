@@ -23,6 +23,8 @@ STABLE_TORCH_LIBRARY(dlrm, m) {
   m.def(
       "joint_embedding(Tensor weight, Tensor ids, Tensor table_offsets, *, ScalarType? dtype=None)"
       " -> Tensor");
+  // Row updates: `low` has the lower halves of a BFloat16 weight's values, and there is none beside
+  // a Float one.
   m.def(
       "joint_embedding_bag(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
       " Tensor? sample_weights, bool mean, ScalarType? dtype) -> Tensor");
@@ -34,17 +36,20 @@ STABLE_TORCH_LIBRARY(dlrm, m) {
       " Tensor lengths, bool mean) -> Tensor");
   m.def(
       "row_sgd_(Tensor(a!) weight, Tensor rows, Tensor grad, Tensor lr, *,"
-      " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+      " Tensor(b!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
   m.def(
       "row_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad, Tensor lr,"
-      " *, float eps=1e-10, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+      " *, float eps=1e-10, Tensor(c!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None)"
+      " -> ()");
   m.def(
       "row_wise_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad,"
-      " Tensor lr, *, float eps=1e-10, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+      " Tensor lr, *, float eps=1e-10, Tensor(c!)? low=None, Tensor? grad_scale=None,"
+      " Tensor? found_inf=None) -> ()");
   m.def(
       "row_adam_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor rows,"
       " Tensor grad, Tensor lr, Tensor step, *, float beta1=0.9, float beta2=0.999,"
-      " float eps=1e-8, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+      " float eps=1e-8, Tensor(d!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None)"
+      " -> ()");
   m.def("cpu_isa(int limit=-1) -> int");
 }
 

@@ -16,12 +16,26 @@ struct RowUpdateInputs {
   Tensor rows;    // [count] int64, contiguous
   Tensor grad;    // [count, dim], contiguous
 
-  RowUpdateInputs(const char* name_, const Tensor& weight, const Tensor& rows_, const Tensor& grad_)
+  // `low` has the lower halves of the weight's values where the weight is BFloat16.
+  RowUpdateInputs(const char* name_, const Tensor& weight, const std::optional<Tensor>& low,
+                  const Tensor& rows_, const Tensor& grad_)
       : name(name_) {
-    check(weight.dim() == 2 && weight.size(1) > 0 && weight.scalar_type() == ScalarType::Float &&
+    check(weight.dim() == 2 && weight.size(1) > 0 &&
+              (weight.scalar_type() == ScalarType::Float ||
+               (weight.scalar_type() == ScalarType::BFloat16 && low)) &&
               weight.is_contiguous(),
-          name, ": expected a contiguous Float weight [rows, dim > 0], got ", shape_of(weight), " ",
-          dtype_of(weight));
+          name,
+          ": expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one with low, got ",
+          shape_of(weight), " ", dtype_of(weight), low ? "" : " without low");
+    if (low) {
+      check(weight.scalar_type() == ScalarType::BFloat16, name,
+            ": expected no low beside a Float weight: it is the lower half of a BFloat16 one's");
+      check(low->dim() == 2 && low->size(0) == weight.size(0) && low->size(1) == weight.size(1) &&
+                low->scalar_type() == ScalarType::Short && low->is_contiguous() &&
+                low->device() == weight.device(),
+            name, ": expected contiguous Short low ", shape_of(weight),
+            " on the weight's device, got ", shape_of(*low), " ", dtype_of(*low));
+    }
     check(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, name,
           ": expected rows [count] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
     check(grad_.dim() == 2 && grad_.size(0) == rows_.size(0) && grad_.size(1) == weight.size(1) &&

@@ -11,23 +11,37 @@
 namespace dlrm {
 namespace {
 
-// An update rule: where the weight and its state lie, and the numbers of this step.
+// Points to float32 values kept as two halves: the value rounded to bfloat16, and what its bits are
+// more than those, a signed number (see dlrm/ops/split_float32.py).
+struct SplitFloats {
+  BFloat16* high;
+  int16_t* low;
+
+  SplitFloats operator+(int64_t count) const { return {high + count, low + count}; }
+};
+
+// An update rule: where the weight (float* or SplitFloats) and its state lie, and the numbers of
+// this step.
+template <typename Weight>
 struct SgdRule {
-  float* weight;
+  Weight weight;
   float lr;
 };
+template <typename Weight>
 struct AdagradRule {
-  float* weight;
+  Weight weight;
   float* state_sum;
   float lr, eps;
 };
+template <typename Weight>
 struct RowWiseAdagradRule {
-  float* weight;
+  Weight weight;
   float* state_sum;
   float lr, eps;
 };
+template <typename Weight>
 struct AdamRule {
-  float* weight;
+  Weight weight;
   float* exp_avg;
   float* exp_avg_sq;
   float step_size, beta1, beta2, eps;  // step_size = lr * sqrt(1 - beta2^step) / (1 - beta1^step)
@@ -94,54 +108,73 @@ void update(const RowUpdateInputs& inputs, const Rule& rule,
   }
 }
 
+// Calls f with the weight as its rule points to it.
+template <typename Function>
+void dispatch_weight(const Tensor& weight, const std::optional<Tensor>& low, const Function& f) {
+  if (low) {
+    f(SplitFloats{weight.mutable_data_ptr<BFloat16>(), low->mutable_data_ptr<int16_t>()});
+  } else {
+    f(weight.mutable_data_ptr<float>());
+  }
+}
+
 void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr,
-             std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_sgd_", weight, rows, grad);
-  const SgdRule rule{weight.mutable_data_ptr<float>(),
-                     static_cast<float>(scalar(inputs.name, "lr", lr))};
-  update(inputs, rule, grad_scale, found_inf);
+             std::optional<Tensor> low, std::optional<Tensor> grad_scale,
+             std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad);
+  const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
+  dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
+    update(inputs, SgdRule<Weight>{data, rate}, grad_scale, found_inf);
+  });
 }
 
 void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                 const Tensor& lr, double eps, std::optional<Tensor> grad_scale,
-                 std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_adagrad_", weight, rows, grad);
+                 const Tensor& lr, double eps, std::optional<Tensor> low,
+                 std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad);
   inputs.check_state("state_sum", state_sum, weight, inputs.dim);
-  const AdagradRule rule{weight.mutable_data_ptr<float>(), state_sum.mutable_data_ptr<float>(),
-                         static_cast<float>(scalar(inputs.name, "lr", lr)),
-                         static_cast<float>(eps)};
-  update(inputs, rule, grad_scale, found_inf);
+  const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
+  dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
+    const AdagradRule<Weight> rule{data, state_sum.mutable_data_ptr<float>(), rate,
+                                   static_cast<float>(eps)};
+    update(inputs, rule, grad_scale, found_inf);
+  });
 }
 
 void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                      const Tensor& lr, double eps, std::optional<Tensor> grad_scale,
-                      std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_wise_adagrad_", weight, rows, grad);
+                      const Tensor& lr, double eps, std::optional<Tensor> low,
+                      std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad);
   inputs.check_state("state_sum", state_sum, weight, 0);
-  const RowWiseAdagradRule rule{
-      weight.mutable_data_ptr<float>(), state_sum.mutable_data_ptr<float>(),
-      static_cast<float>(scalar(inputs.name, "lr", lr)), static_cast<float>(eps)};
-  update(inputs, rule, grad_scale, found_inf);
+  const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
+  dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
+    const RowWiseAdagradRule<Weight> rule{data, state_sum.mutable_data_ptr<float>(), rate,
+                                          static_cast<float>(eps)};
+    update(inputs, rule, grad_scale, found_inf);
+  });
 }
 
 void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& rows,
               const Tensor& grad, const Tensor& lr, const Tensor& step, double beta1, double beta2,
-              double eps, std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_adam_", weight, rows, grad);
+              double eps, std::optional<Tensor> low, std::optional<Tensor> grad_scale,
+              std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad);
   inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
   inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
   const double steps = scalar(inputs.name, "step", step);
   check(steps >= 1, "row_adam_: expected step >= 1, the number of this update, got ", steps);
   const double step_size = scalar(inputs.name, "lr", lr) * std::sqrt(1 - std::pow(beta2, steps)) /
                            (1 - std::pow(beta1, steps));
-  const AdamRule rule{weight.mutable_data_ptr<float>(),
-                      exp_avg.mutable_data_ptr<float>(),
-                      exp_avg_sq.mutable_data_ptr<float>(),
-                      static_cast<float>(step_size),
-                      static_cast<float>(beta1),
-                      static_cast<float>(beta2),
-                      static_cast<float>(eps)};
-  update(inputs, rule, grad_scale, found_inf);
+  dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
+    const AdamRule<Weight> rule{data,
+                                exp_avg.mutable_data_ptr<float>(),
+                                exp_avg_sq.mutable_data_ptr<float>(),
+                                static_cast<float>(step_size),
+                                static_cast<float>(beta1),
+                                static_cast<float>(beta2),
+                                static_cast<float>(eps)};
+    update(inputs, rule, grad_scale, found_inf);
+  });
 }
 
 }  // namespace

@@ -5,83 +5,184 @@
 
 constexpr int64_t kUpdateAheadBytes = 2048;
 
-// Adds up one row's gradients in batch order.
+// The value is the sum of the halves' bits, exactly.
+DLRM_INLINE Vec load(SplitFloats from) {
+  SignedHalves low;
+  std::memcpy(&low, from.low, sizeof low);
+  return (Vec)((Bits)load(from.high) + (Bits) __builtin_convertvector(low, SignedBits));
+}
+
+// The high half is rounded to nearest, halfway cases away from 0; the low half is the lower bits,
+// which as a signed number undo the rounding. A NaN keeps no payload, whose rounding might end it.
+DLRM_INLINE void store(SplitFloats to, Vec v) {
+  const Bits is_nan = (Bits)(v != v);
+  const Bits bits = ((Bits)v & ~is_nan) | (is_nan & 0x7fc00000);
+  store_bytes<false>(to.high, __builtin_convertvector((bits + 0x8000) >> 16, Halves));
+  store_bytes<false>(to.low, __builtin_convertvector(bits, Halves));
+}
+
+DLRM_INLINE Vec load_first(SplitFloats from, int64_t count) {
+  BFloat16 high[kLanes] = {};
+  int16_t low[kLanes] = {};
+  copy_first(from.high, high, count);
+  copy_first(from.low, low, count);
+  return load(SplitFloats{high, low});
+}
+
+DLRM_INLINE void store_first(SplitFloats to, Vec v, int64_t count) {
+  BFloat16 high[kLanes];
+  int16_t low[kLanes];
+  store(SplitFloats{high, low}, v);
+  copy_first(high, to.high, count);
+  copy_first(low, to.low, count);
+}
+
+// How many elements of a vector are meant: all of them, or the first few.
+struct Whole {};
+struct First {
+  int64_t count;
+};
+
+template <typename Pointer>
+DLRM_INLINE Vec load(Pointer from, Whole) {
+  return load(from);
+}
+template <typename Pointer>
+DLRM_INLINE Vec load(Pointer from, First first) {
+  return load_first(from, first.count);
+}
+#if DLRM_LANES == 16
+// In the narrowest register: a wider one would reach into a cache line that nobody asked for, and
+// wait for it although it takes nothing from there.
+DLRM_INLINE Vec load(const float* from, First first) {
+  const unsigned mask = (1u << first.count) - 1;
+  if (first.count <= 4) return (Vec)_mm512_zextps128_ps512(_mm_maskz_loadu_ps(mask, from));
+  if (first.count <= 8) return (Vec)_mm512_zextps256_ps512(_mm256_maskz_loadu_ps(mask, from));
+  return load_first(from, first.count);
+}
+DLRM_INLINE Vec load(float* from, First first) {
+  return load(static_cast<const float*>(from), first);
+}
+#endif
+template <typename Pointer>
+DLRM_INLINE void store(Pointer to, Vec v, Whole) {
+  store(to, v);
+}
+template <typename Pointer>
+DLRM_INLINE void store(Pointer to, Vec v, First first) {
+  store_first(to, v, first.count);
+}
+
+// Calls f(i, part) for the vector of elements from i on, until `dim` are done.
+template <typename Function>
+DLRM_INLINE void for_each_vector(int64_t dim, const Function& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) f(i, Whole{});
+  if (i < dim) f(i, First{dim - i});
+}
+
+// The sum of one row's gradients has room for whole vectors, with zeros behind its end: the first
+// elements of a vector, stored one by one, could not be read back at once.
 template <typename grad_t>
-DLRM_INLINE void add_elements(const grad_t* from, float* to, int64_t size) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(to + i, load(to + i) + load(from + i));
-  if (i < size)
-    store_first(to + i, load_first(to + i, size - i) + load_first(from + i, size - i), size - i);
+DLRM_INLINE void copy_gradient(const grad_t* from, float* sum, int64_t dim) {
+  for_each_vector(
+      dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE { store(sum + i, load(from + i, part)); });
+}
+template <typename grad_t>
+DLRM_INLINE void add_gradient(const grad_t* from, float* sum, int64_t dim) {
+  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
+    store(sum + i, load(sum + i) + load(from + i, part));
+  });
+}
+DLRM_INLINE void scale_gradient(float factor, float* sum, int64_t dim) {
+  for (int64_t i = 0; i < dim; i += kLanes) store(sum + i, load(sum + i) * broadcast(factor));
 }
 
-DLRM_INLINE void update_row(const SgdRule& rule, int64_t row, const float* __restrict grad,
+template <typename Weight>
+DLRM_INLINE void update_row(const SgdRule<Weight>& rule, int64_t row, const float* grad,
                             int64_t dim) {
-  float* __restrict weight = rule.weight + row * dim;
-  for (int64_t i = 0; i < dim; ++i) weight[i] -= rule.lr * grad[i];
+  const Weight weight = rule.weight + row * dim;
+  const Vec lr = broadcast(rule.lr);
+  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
+    store(weight + i, load(weight + i, part) - lr * load(grad + i), part);
+  });
 }
 
-DLRM_INLINE void update_row(const AdagradRule& rule, int64_t row, const float* __restrict grad,
+template <typename Weight>
+DLRM_INLINE void update_row(const AdagradRule<Weight>& rule, int64_t row, const float* grad,
                             int64_t dim) {
-  float* __restrict weight = rule.weight + row * dim;
-  float* __restrict state = rule.state_sum + row * dim;
-  for (int64_t i = 0; i < dim; ++i) {
-    const float sum = state[i] + grad[i] * grad[i];
-    state[i] = sum;
-    weight[i] -= rule.lr * grad[i] / (std::sqrt(sum) + rule.eps);
-  }
+  const Weight weight = rule.weight + row * dim;
+  float* state = rule.state_sum + row * dim;
+  const Vec lr = broadcast(rule.lr), eps = broadcast(rule.eps);
+  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
+    const Vec gradient = load(grad + i);
+    const Vec sum = load(state + i, part) + gradient * gradient;
+    store(state + i, sum, part);
+    store(weight + i, load(weight + i, part) - lr * gradient / (square_root(sum) + eps), part);
+  });
 }
 
-DLRM_INLINE void update_row(const RowWiseAdagradRule& rule, int64_t row,
-                            const float* __restrict grad, int64_t dim) {
+template <typename Weight>
+DLRM_INLINE void update_row(const RowWiseAdagradRule<Weight>& rule, int64_t row, const float* grad,
+                            int64_t dim) {
   Vec squares = zero();
-  int64_t i = 0;
-  for (; i + kLanes <= dim; i += kLanes) squares += load(grad + i) * load(grad + i);
-  if (i < dim) {
-    const Vec last = load_first(grad + i, dim - i);
-    squares += last * last;
-  }
+  for (int64_t i = 0; i < dim; i += kLanes) squares += load(grad + i) * load(grad + i);
   const float state = rule.state_sum[row] + sum_lanes(squares) / static_cast<float>(dim);
   rule.state_sum[row] = state;
   const float rate = rule.lr / (std::sqrt(state) + rule.eps);
-  float* __restrict weight = rule.weight + row * dim;
-  for (i = 0; i < dim; ++i) weight[i] -= rate * grad[i];
+  update_row(SgdRule<Weight>{rule.weight, rate}, row, grad, dim);
 }
 
-DLRM_INLINE void update_row(const AdamRule& rule, int64_t row, const float* __restrict grad,
+template <typename Weight>
+DLRM_INLINE void update_row(const AdamRule<Weight>& rule, int64_t row, const float* grad,
                             int64_t dim) {
-  float* __restrict weight = rule.weight + row * dim;
-  float* __restrict exp_avg = rule.exp_avg + row * dim;
-  float* __restrict exp_avg_sq = rule.exp_avg_sq + row * dim;
-  for (int64_t i = 0; i < dim; ++i) {
-    const float average = exp_avg[i] + (1 - rule.beta1) * (grad[i] - exp_avg[i]);
-    const float square = exp_avg_sq[i] + (1 - rule.beta2) * (grad[i] * grad[i] - exp_avg_sq[i]);
-    exp_avg[i] = average;
-    exp_avg_sq[i] = square;
-    weight[i] -= rule.step_size * average / (std::sqrt(square) + rule.eps);
-  }
+  const Weight weight = rule.weight + row * dim;
+  float* exp_avg = rule.exp_avg + row * dim;
+  float* exp_avg_sq = rule.exp_avg_sq + row * dim;
+  const Vec step_size = broadcast(rule.step_size), eps = broadcast(rule.eps);
+  const Vec new_of_average = broadcast(1 - rule.beta1), new_of_square = broadcast(1 - rule.beta2);
+  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
+    const Vec gradient = load(grad + i);
+    Vec average = load(exp_avg + i, part), square = load(exp_avg_sq + i, part);
+    average += new_of_average * (gradient - average);
+    square += new_of_square * (gradient * gradient - square);
+    store(exp_avg + i, average, part);
+    store(exp_avg_sq + i, square, part);
+    const Vec change = step_size * average / (square_root(square) + eps);
+    store(weight + i, load(weight + i, part) - change, part);
+  });
 }
 
 DLRM_INLINE void prefetch_row(const float* data, int64_t row, int64_t columns) {
   prefetch_bytes(reinterpret_cast<uintptr_t>(data + row * columns), columns * sizeof(float));
 }
-DLRM_INLINE void prefetch_rule(const SgdRule& rule, int64_t row, int64_t dim) {
+DLRM_INLINE void prefetch_row(SplitFloats data, int64_t row, int64_t columns) {
+  prefetch_bytes(reinterpret_cast<uintptr_t>(data.high + row * columns),
+                 columns * sizeof(BFloat16));
+  prefetch_bytes(reinterpret_cast<uintptr_t>(data.low + row * columns), columns * sizeof(int16_t));
+}
+template <typename Weight>
+DLRM_INLINE void prefetch_rule(const SgdRule<Weight>& rule, int64_t row, int64_t dim) {
   prefetch_row(rule.weight, row, dim);
 }
-DLRM_INLINE void prefetch_rule(const AdagradRule& rule, int64_t row, int64_t dim) {
+template <typename Weight>
+DLRM_INLINE void prefetch_rule(const AdagradRule<Weight>& rule, int64_t row, int64_t dim) {
   prefetch_row(rule.weight, row, dim);
   prefetch_row(rule.state_sum, row, dim);
 }
-DLRM_INLINE void prefetch_rule(const RowWiseAdagradRule& rule, int64_t row, int64_t dim) {
+template <typename Weight>
+DLRM_INLINE void prefetch_rule(const RowWiseAdagradRule<Weight>& rule, int64_t row, int64_t dim) {
   prefetch_row(rule.weight, row, dim);
   prefetch_row(rule.state_sum, row, 1);
 }
-DLRM_INLINE void prefetch_rule(const AdamRule& rule, int64_t row, int64_t dim) {
+template <typename Weight>
+DLRM_INLINE void prefetch_rule(const AdamRule<Weight>& rule, int64_t row, int64_t dim) {
   prefetch_row(rule.weight, row, dim);
   prefetch_row(rule.exp_avg, row, dim);
   prefetch_row(rule.exp_avg_sq, row, dim);
 }
 
-// `sum` holds dim floats.
+// `sum` holds dim floats, and zeros up to whole vectors.
 template <typename grad_t, typename Rule>
 void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, int64_t dim,
                  float inverse_scale, float* sum) {
@@ -90,7 +191,7 @@ void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, 
   int64_t next = 0;
   for (int64_t i = 0; i < end;) {
     const int64_t row = pairs.row(i);
-    copy_elements(grad + pairs.position(i) * dim, sum, dim);
+    copy_gradient(grad + pairs.position(i) * dim, sum, dim);
     for (;;) {
       for (; next < std::min(i + ahead, end); ++next) {
         prefetch_bytes(reinterpret_cast<uintptr_t>(grad + pairs.position(next) * dim),
@@ -98,11 +199,9 @@ void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, 
         prefetch_rule(rule, pairs.row(next), dim);
       }
       if (++i == end || pairs.row(i) != row) break;
-      add_elements(grad + pairs.position(i) * dim, sum, dim);
+      add_gradient(grad + pairs.position(i) * dim, sum, dim);
     }
-    if (inverse_scale != 1) {
-      for (int64_t k = 0; k < dim; ++k) sum[k] *= inverse_scale;
-    }
+    if (inverse_scale != 1) scale_gradient(inverse_scale, sum, dim);
     update_row(rule, row, sum, dim);
   }
 }

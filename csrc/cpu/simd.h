@@ -6,7 +6,9 @@ constexpr bool kBFloat16Dot = DLRM_BF16_DOT;
 
 typedef float Vec __attribute__((vector_size(4 * DLRM_LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * DLRM_LANES)));
+typedef int32_t SignedBits __attribute__((vector_size(4 * DLRM_LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * DLRM_LANES)));
+typedef int16_t SignedHalves __attribute__((vector_size(2 * DLRM_LANES)));
 
 DLRM_INLINE Vec zero() { return Vec{}; }
 
@@ -135,6 +137,17 @@ DLRM_INLINE void store_first(scalar_t* to, Vec v, int64_t count) {
   scalar_t buffer[kLanes];
   store(buffer, v);
   copy_first(buffer, to, count);
+}
+
+DLRM_INLINE Vec square_root(Vec v) {
+#if DLRM_LANES == 16
+  return (Vec)_mm512_sqrt_ps((__m512)v);
+#elif DLRM_LANES == 8
+  return (Vec)_mm256_sqrt_ps((__m256)v);
+#else
+  for (int64_t lane = 0; lane < kLanes; ++lane) v[lane] = std::sqrt(v[lane]);
+  return v;
+#endif
 }
 
 DLRM_INLINE float sum_lanes(Vec v) {

@@ -16,14 +16,15 @@
 
 #include "../tensors.h"
 
-#define DLRM_INLINE static inline __attribute__((always_inline))
+#define DLRM_ALWAYS_INLINE __attribute__((always_inline))  // after a lambda's parameters
+#define DLRM_INLINE static inline DLRM_ALWAYS_INLINE
 
 namespace dlrm {
 
 // A bf16 pair, taken as one 32-bit lane.
 enum BFloat16Pair : uint32_t {};
 
-// Zeroed memory for one task, aligned to a cache line.
+// Zeroed memory for one task: whole cache lines, and so whole vectors.
 template <typename T>
 class Scratch {
  public:

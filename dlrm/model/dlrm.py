@@ -13,6 +13,8 @@ from dlrm.model.interaction import INTERACTIONS, interaction_width
 from dlrm.model.mlp import mlp, output_layer
 
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
+FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
+EMBEDDING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class DLRMConfig:
         embedding_type: "joint_fused" and "joint_sparse" look up natively, "joint" by one
             `nn.Embedding`, "multi_table" by one a table; "custom_cuda" is "joint_fused".
         pooling: "sum" or "mean" of the rows that a sample has of a table, where they are several.
+        embedding_dtype: "fp32" or "bf16", in which tables are looked up. Beside bf16 tables lies
+            the rest of float32 values, and updates are as exact as those of fp32 tables; needs
+            `embedding_type` "joint_fused".
         hash_indices: take ids modulo the rows of their table.
         max_table_size: no table gets more rows than this; needs `hash_indices`.
         embedding_init_scale: tables start as U(-s, s) with s = scale / sqrt(rows).
@@ -45,6 +50,7 @@ class DLRMConfig:
     interaction_op: str = "cuda_dot"
     embedding_type: str = "joint_fused"
     pooling: str = "sum"
+    embedding_dtype: str = "fp32"
     hash_indices: bool = False
     max_table_size: int | None = None
     embedding_init_scale: float = 1.0
@@ -59,6 +65,16 @@ class DLRMConfig:
         if self.embedding_type not in EMBEDDING_TYPES:
             raise ValueError(
                 f"--embedding_type {self.embedding_type}: expected one of {EMBEDDING_TYPES}"
+            )
+        if self.embedding_dtype not in EMBEDDING_DTYPES:
+            raise ValueError(
+                f"--embedding_dtype {self.embedding_dtype}: expected one of "
+                f"{list(EMBEDDING_DTYPES)}"
+            )
+        if self.embedding_dtype != "fp32" and self.embedding_type not in FUSED_TYPES:
+            raise ValueError(
+                f"--embedding_dtype {self.embedding_dtype} needs --embedding_type joint_fused, got "
+                f"{self.embedding_type}: torch.optim would round every update"
             )
         if self.interaction_op not in INTERACTIONS:
             raise ValueError(
@@ -100,8 +116,8 @@ class DLRM(nn.Module):
     Args:
         config: the architecture.
         world: the processes that train together.
-        dtype: in which the MLPs and the interaction compute. Parameters are float32; the last layer
-            and the logits are float32 whatever this is.
+        dtype: in which the MLPs and the interaction compute. Their parameters are float32; the last
+            layer and the logits are float32 whatever this is.
         seed: of the initial values; they depend on it and on the parameter's name alone.
     """
 
@@ -121,7 +137,8 @@ class DLRM(nn.Module):
             self.embeddings = MultiTableEmbedding(rows, dim, seed, scale)
         else:
             native = config.embedding_type != "joint"
-            self.embeddings = JointEmbedding(rows, dim, seed, scale, native)
+            table_dtype = EMBEDDING_DTYPES[config.embedding_dtype]
+            self.embeddings = JointEmbedding(rows, dim, seed, scale, native, table_dtype)
         self.table_rows: torch.Tensor
         self.register_buffer("table_rows", torch.tensor(rows), persistent=False)
         self.interact = INTERACTIONS[config.interaction_op]

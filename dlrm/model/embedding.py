@@ -23,6 +23,9 @@ class JointEmbedding(nn.Module):
         init_scale: see `seed`.
         native: look up by `ops.joint_embedding` (checks ids, casts on the way out) and not by
             `nn.Embedding`'s kernel.
+        dtype: of the weight, float32 or bfloat16. Beside a bfloat16 weight the buffer `weight_low`
+            has the lower halves of float32 values (`ops.split_float32`), which the row optimizers
+            update and which are never looked up.
     """
 
     def __init__(
@@ -32,21 +35,38 @@ class JointEmbedding(nn.Module):
         seed: int = 0,
         init_scale: float = 1.0,
         native: bool = True,
+        dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
         offsets = [0]
         for size in table_sizes:
             offsets.append(offsets[-1] + size)
         self.table_sizes, self.native = list(table_sizes), native
-        self.weight = nn.Parameter(torch.empty(offsets[-1], dim))
+        self.weight = nn.Parameter(torch.empty(offsets[-1], dim, dtype=dtype))
+        self.weight_low: Tensor | None
+        low = torch.empty(offsets[-1], dim, dtype=torch.int16) if dtype == torch.bfloat16 else None
+        self.register_buffer("weight_low", low)
         self.register_buffer("table_offsets", torch.tensor(offsets), persistent=False)
-        with torch.no_grad():
-            for index, table in enumerate(self.tables()):
-                _initialize(table, index, seed, init_scale)
+        for index, rows in enumerate(self.weight.detach().split(self.table_sizes)):
+            if low is None:
+                _initialize(rows, index, seed, init_scale)
+            else:
+                values = torch.empty(rows.shape)
+                _initialize(values, index, seed, init_scale)
+                high, rest = ops.split_float32(values)
+                rows.copy_(high)
+                low[offsets[index] : offsets[index + 1]] = rest
 
     def tables(self) -> list[Tensor]:
-        """Views of the weight, one a table, `[rows, dim]`."""
-        return list(self.weight.detach().split(self.table_sizes))
+        """The tables, `[rows, dim]` float32: views of the weight, or joined from its halves."""
+        tables = self.weight.detach().split(self.table_sizes)
+        if self.weight_low is None:
+            return list(tables)
+        return list(map(ops.join_float32, tables, self.weight_low.split(self.table_sizes)))
+
+    def lower_halves(self) -> dict[Tensor, Tensor]:
+        """The lower halves of the weight's values, by weight, where it is bfloat16."""
+        return {} if self.weight_low is None else {self.weight: self.weight_low}
 
     def table_parameters(self) -> list[tuple[nn.Parameter, list[int]]]:
         """Parameters that hold tables, each with the sizes of the tables it holds."""
@@ -95,6 +115,10 @@ class MultiTableEmbedding(nn.Module):
         """Parameters that hold tables, each with the sizes of the tables it holds."""
         weights = list(self.embeddings.parameters())
         return [(w, [size]) for w, size in zip(weights, self.table_sizes, strict=True)]
+
+    def lower_halves(self) -> dict[Tensor, Tensor]:
+        """None: these tables are float32."""
+        return {}
 
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""

@@ -28,6 +28,7 @@ from dlrm.ops.row_update import (
     row_wise_adagrad_,
     row_wise_adagrad_reference,
 )
+from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
     "POOLINGS",
@@ -37,6 +38,7 @@ __all__ = [
     "dot_interaction_reference",
     "instruction_set",
     "interaction_width",
+    "join_float32",
     "joint_embedding",
     "joint_embedding_bag",
     "joint_embedding_bag_reference",
@@ -50,4 +52,5 @@ __all__ = [
     "row_sgd_reference",
     "row_wise_adagrad_",
     "row_wise_adagrad_reference",
+    "split_float32",
 ]

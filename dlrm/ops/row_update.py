@@ -5,6 +5,9 @@ gradient for each. Repeated rows are summed first, in batch order, so that the r
 same from run to run and for any number of threads. `grad` is divided by `grad_scale` where that is
 given, and nothing at all is changed where `found_inf` is not 0.
 
+A weight is float32, or bfloat16 with `low`, the lower halves of float32 values (`split_float32`):
+these values are updated in float32, bit for bit as a float32 weight would be, and split again.
+
 The schemas are in csrc/library.cpp, the kernels in csrc/cpu/row_update*.
 """
 
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dlrm.ops.library import has_native, native_available
+from dlrm.ops.split_float32 import join_float32, split_float32
 
 
 def row_sgd_(
@@ -20,16 +24,18 @@ def row_sgd_(
     grad: Tensor,
     lr: Tensor,
     *,
+    low: Tensor | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
     """Subtracts `lr * grad` from the rows, in place.
 
     Args:
-        weight: `[R, dim]`, float32, contiguous.
+        weight: `[R, dim]`, float32, or bfloat16 with `low`; contiguous.
         rows: the row of each gradient, `[N]` int64, in any order, repeats allowed.
         grad: `[N, dim]`, float32, bfloat16 or float16.
         lr: 0-dim tensor.
+        low: `[R, dim]` int16, contiguous, changed with a bfloat16 weight; None for a float32 one.
         grad_scale: 0-dim tensor that the gradient was multiplied by, if it was.
         found_inf: 0-dim tensor; not 0 where any gradient of the step is infinite or NaN.
 
@@ -38,16 +44,20 @@ def row_sgd_(
             dtypes do not fit together. Nothing is changed then.
     """
     if has_native(weight):
-        torch.ops.dlrm.row_sgd_(weight, rows, grad, lr, grad_scale=grad_scale, found_inf=found_inf)
+        torch.ops.dlrm.row_sgd_(
+            weight, rows, grad, lr, low=low, grad_scale=grad_scale, found_inf=found_inf
+        )
     else:
-        _check("row_sgd_", weight, rows, grad)
-        row_sgd_reference(weight, rows, grad, lr, grad_scale=grad_scale, found_inf=found_inf)
+        _check("row_sgd_", weight, low, rows, grad)
+        row_sgd_reference(
+            weight, rows, grad, lr, low=low, grad_scale=grad_scale, found_inf=found_inf
+        )
 
 
-def row_sgd_reference(weight, rows, grad, lr, *, grad_scale=None, found_inf=None) -> None:
+def row_sgd_reference(weight, rows, grad, lr, *, low=None, grad_scale=None, found_inf=None) -> None:
     """`row_sgd_` in plain PyTorch."""
-    touched, grad = _summed(rows, grad, weight, grad_scale)
-    _write(found_inf, touched, (weight, weight[touched] - lr * grad))
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale)
+    _write(found_inf, touched, *_weight(weight, low, before - lr * grad))
 
 
 def row_adagrad_(
@@ -58,6 +68,7 @@ def row_adagrad_(
     lr: Tensor,
     *,
     eps: float = 1e-10,
+    low: Tensor | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
@@ -68,23 +79,39 @@ def row_adagrad_(
     """
     if has_native(weight):
         torch.ops.dlrm.row_adagrad_(
-            weight, state_sum, rows, grad, lr, eps=eps, grad_scale=grad_scale, found_inf=found_inf
+            weight,
+            state_sum,
+            rows,
+            grad,
+            lr,
+            eps=eps,
+            low=low,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
     else:
-        _check("row_adagrad_", weight, rows, grad, state_sum=state_sum)
+        _check("row_adagrad_", weight, low, rows, grad, state_sum=state_sum)
         row_adagrad_reference(
-            weight, state_sum, rows, grad, lr, eps=eps, grad_scale=grad_scale, found_inf=found_inf
+            weight,
+            state_sum,
+            rows,
+            grad,
+            lr,
+            eps=eps,
+            low=low,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
 
 
 def row_adagrad_reference(
-    weight, state_sum, rows, grad, lr, *, eps=1e-10, grad_scale=None, found_inf=None
+    weight, state_sum, rows, grad, lr, *, eps=1e-10, low=None, grad_scale=None, found_inf=None
 ) -> None:
     """`row_adagrad_` in plain PyTorch."""
-    touched, grad = _summed(rows, grad, weight, grad_scale)
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale)
     state = state_sum[touched] + grad * grad
-    updated = weight[touched] - lr * grad / (state.sqrt() + eps)
-    _write(found_inf, touched, (state_sum, state), (weight, updated))
+    updated = before - lr * grad / (state.sqrt() + eps)
+    _write(found_inf, touched, (state_sum, state), *_weight(weight, low, updated))
 
 
 def row_wise_adagrad_(
@@ -95,6 +122,7 @@ def row_wise_adagrad_(
     lr: Tensor,
     *,
     eps: float = 1e-10,
+    low: Tensor | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
@@ -104,23 +132,39 @@ def row_wise_adagrad_(
     """
     if has_native(weight):
         torch.ops.dlrm.row_wise_adagrad_(
-            weight, state_sum, rows, grad, lr, eps=eps, grad_scale=grad_scale, found_inf=found_inf
+            weight,
+            state_sum,
+            rows,
+            grad,
+            lr,
+            eps=eps,
+            low=low,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
     else:
-        _check("row_wise_adagrad_", weight, rows, grad, state_sum=state_sum)
+        _check("row_wise_adagrad_", weight, low, rows, grad, state_sum=state_sum)
         row_wise_adagrad_reference(
-            weight, state_sum, rows, grad, lr, eps=eps, grad_scale=grad_scale, found_inf=found_inf
+            weight,
+            state_sum,
+            rows,
+            grad,
+            lr,
+            eps=eps,
+            low=low,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
 
 
 def row_wise_adagrad_reference(
-    weight, state_sum, rows, grad, lr, *, eps=1e-10, grad_scale=None, found_inf=None
+    weight, state_sum, rows, grad, lr, *, eps=1e-10, low=None, grad_scale=None, found_inf=None
 ) -> None:
     """`row_wise_adagrad_` in plain PyTorch."""
-    touched, grad = _summed(rows, grad, weight, grad_scale)
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale)
     state = state_sum[touched] + (grad * grad).mean(dim=1)
-    updated = weight[touched] - (lr / (state.sqrt() + eps)).unsqueeze(1) * grad
-    _write(found_inf, touched, (state_sum, state), (weight, updated))
+    updated = before - (lr / (state.sqrt() + eps)).unsqueeze(1) * grad
+    _write(found_inf, touched, (state_sum, state), *_weight(weight, low, updated))
 
 
 def row_adam_(
@@ -134,6 +178,7 @@ def row_adam_(
     *,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
+    low: Tensor | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
@@ -159,11 +204,12 @@ def row_adam_(
             beta1=betas[0],
             beta2=betas[1],
             eps=eps,
+            low=low,
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
     else:
-        _check("row_adam_", weight, rows, grad, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+        _check("row_adam_", weight, low, rows, grad, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
         row_adam_reference(
             weight,
             exp_avg,
@@ -174,6 +220,7 @@ def row_adam_(
             step,
             betas=betas,
             eps=eps,
+            low=low,
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
@@ -190,28 +237,40 @@ def row_adam_reference(
     *,
     betas=(0.9, 0.999),
     eps=1e-8,
+    low=None,
     grad_scale=None,
     found_inf=None,
 ) -> None:
     """`row_adam_` in plain PyTorch."""
-    touched, grad = _summed(rows, grad, weight, grad_scale)
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale)
     beta1, beta2 = betas
     average = exp_avg[touched].lerp(grad, 1 - beta1)
     square = exp_avg_sq[touched].lerp(grad * grad, 1 - beta2)
     step = step.double()
-    step_size = (lr * (1 - beta2**step).sqrt() / (1 - beta1**step)).to(weight.dtype)
-    updated = weight[touched] - step_size * average / (square.sqrt() + eps)
-    _write(found_inf, touched, (exp_avg, average), (exp_avg_sq, square), (weight, updated))
+    step_size = (lr * (1 - beta2**step).sqrt() / (1 - beta1**step)).to(before.dtype)
+    updated = before - step_size * average / (square.sqrt() + eps)
+    states = (exp_avg, average), (exp_avg_sq, square)
+    _write(found_inf, touched, *states, *_weight(weight, low, updated))
 
 
-def _summed(
-    rows: Tensor, grad: Tensor, weight: Tensor, grad_scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The rows touched, once each, and the sum of each one's gradients in the weight's dtype."""
+def _touched(
+    weight: Tensor, low: Tensor | None, rows: Tensor, grad: Tensor, grad_scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows touched, once each, their values, and the sum of each one's gradients."""
     touched, index = rows.unique(return_inverse=True)
-    total = weight.new_zeros(len(touched), weight.shape[1])
-    total.index_add_(0, index, grad.to(weight.dtype))
-    return touched, total if grad_scale is None else total * (1 / grad_scale).to(weight.dtype)
+    before = weight[touched] if low is None else join_float32(weight[touched], low[touched])
+    total = torch.zeros_like(before)
+    total.index_add_(0, index, grad.to(before.dtype))
+    if grad_scale is not None:
+        total = total * (1 / grad_scale).to(before.dtype)
+    return touched, before, total
+
+
+def _weight(weight: Tensor, low: Tensor | None, updated: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The new rows as the weight has them: for `_write`."""
+    if low is None:
+        return [(weight, updated)]
+    return list(zip((weight, low), split_float32(updated), strict=True))
 
 
 def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Tensor]) -> None:
@@ -223,7 +282,9 @@ def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Te
             tensor[touched] = updated.to(tensor.dtype)
 
 
-def _check(name: str, weight: Tensor, rows: Tensor, grad: Tensor, **states: Tensor) -> None:
+def _check(
+    name: str, weight: Tensor, low: Tensor | None, rows: Tensor, grad: Tensor, **states: Tensor
+) -> None:
     """What csrc/row_update.h checks, for the fallback."""
 
     def check(condition: bool, message: str) -> None:
@@ -233,11 +294,21 @@ def _check(name: str, weight: Tensor, rows: Tensor, grad: Tensor, **states: Tens
     check(
         weight.dim() == 2
         and weight.shape[1] > 0
-        and weight.dtype == torch.float32
+        and (weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and low is not None))
         and weight.is_contiguous(),
-        "expected a contiguous Float weight [rows, dim > 0], "
-        f"got {list(weight.shape)} {weight.dtype}",
+        "expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one with low, "
+        f"got {list(weight.shape)} {weight.dtype}{' without low' if low is None else ''}",
     )
+    if low is not None:
+        check(
+            weight.dtype == torch.bfloat16,
+            "expected no low beside a Float weight: it is the lower half of a BFloat16 one's",
+        )
+        check(
+            low.shape == weight.shape and low.dtype == torch.int16 and low.is_contiguous(),
+            f"expected contiguous Short low {list(weight.shape)}, "
+            f"got {list(low.shape)} {low.dtype}",
+        )
     check(
         rows.dim() == 1 and rows.dtype == torch.int64,
         f"expected rows [count] Long, got {list(rows.shape)} {rows.dtype}",

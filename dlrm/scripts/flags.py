@@ -11,7 +11,7 @@ from absl import flags
 
 from dlrm.data.loader import DATASET_TYPES
 from dlrm.data.synthetic import IDS
-from dlrm.model.dlrm import EMBEDDING_TYPES
+from dlrm.model.dlrm import EMBEDDING_DTYPES, EMBEDDING_TYPES
 from dlrm.model.interaction import INTERACTIONS
 from dlrm.ops import POOLINGS
 from dlrm.train.optim import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, OptimizerConfig
@@ -35,6 +35,7 @@ RESUME_MAY_CHANGE = frozenset(
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
 ARCHITECTURE = (
     "embedding_dim",
+    "embedding_dtype",
     "bottom_mlp_sizes",
     "top_mlp_sizes",
     "interaction_op",
@@ -176,6 +177,13 @@ def _define_model() -> None:
     )
     flags.DEFINE_integer(
         "embedding_dim", 128, "Dimensionality of embedding space for categorical features"
+    )
+    flags.DEFINE_enum(
+        "embedding_dtype",
+        "fp32",
+        list(EMBEDDING_DTYPES),
+        "bf16: look tables up in half the traffic; the rest of their float32 values lies beside "
+        "them, and updates are as exact; needs --embedding_type joint_fused",
     )
     flags.DEFINE_float(
         "embedding_init_scale", 1.0, "Tables start as U(-s, s) with s = this / sqrt(table size)"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dlrm.data.loader import Batch, Dataset, batch_order, prefetch
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics
 from dlrm.train.optim import OptimizerConfig, dense_optimizer, table_optimizer
@@ -107,8 +107,11 @@ class Recommendation:
         """Returns the optimizers of the tables and of the rest, but of what is frozen none."""
         groups, result = self.parameter_groups(), []
         if groups["tables"] and not config.freeze_embeddings:
-            native = self.model.config.embedding_type in ("joint_fused", "custom_cuda")
-            result.append(table_optimizer(config.embedding_optimizer, groups["tables"], native))
+            native = self.model.config.embedding_type in FUSED_TYPES
+            low = self.model.embeddings.lower_halves()
+            result.append(
+                table_optimizer(config.embedding_optimizer, groups["tables"], native, low)
+            )
         if not config.freeze_mlps:
             result.append(dense_optimizer(config.mlp_optimizer, groups["dense"]))
         return result

@@ -27,8 +27,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.files import MANIFEST, read_manifest, staged_directory, write_atomically, write_manifest
+from dlrm.ops import join_float32, split_float32
 
 _BEST = "best.json"
+_LOW = "_low"  # ends the name of a buffer of lower halves
+_ROWS_AT_ONCE = 1 << 16  # of a table that is converted on its way
 _INTEGER = ":int"  # marks state that is a Python integer, not a tensor
 
 
@@ -38,7 +41,8 @@ class Parameters:
 
     Attributes:
         model: the network.
-        tables: parameters that hold embedding tables, with the rows of each table they hold.
+        tables: parameters that hold embedding tables, with the rows of each table they hold. The
+            lower halves of a bfloat16 one are the model's buffer of its name and "_low".
         optimizers: those that update the model.
     """
 
@@ -50,7 +54,14 @@ class Parameters:
         """Name -> tensor of everything in the model's state but tables."""
         tables = {id(parameter) for parameter, _ in self.tables}
         names = {name for name, value in self.model.named_parameters() if id(value) in tables}
+        names |= {name + _LOW for name in names}
         return {n: v for n, v in self.model.state_dict().items() if n not in names}
+
+    def low(self) -> dict[int, Tensor]:
+        """`id` of a parameter -> its values' lower halves, where it is bfloat16."""
+        buffers = dict(self.model.named_buffers())
+        names = ((name, id(parameter)) for name, parameter in self.model.named_parameters())
+        return {key: buffers[name + _LOW] for name, key in names if name + _LOW in buffers}
 
     def table_rows(self) -> Iterator[tuple[int, nn.Parameter, int, int]]:
         """Yields (table, parameter that holds it, first row, end row) in table order."""
@@ -90,10 +101,12 @@ def save_checkpoint(
         tables = staging / "tables"
         tables.mkdir()
         row_state, other_state = _optimizer_state(parameters)
+        low = parameters.low()
         listed = []
         for index, weight, begin, end in parameters.table_rows():
             state = row_state.get(id(weight), {})
-            _write_rows(tables / f"{index}.bin", weight[begin:end])
+            rest = low[id(weight)][begin:end] if id(weight) in low else None
+            _write_rows(tables / f"{index}.bin", weight[begin:end], rest)
             for name, value in state.items():
                 _write_rows(tables / f"{index}.{name}.bin", value[begin:end])
             listed.append({"rows": end - begin, "dim": weight.shape[1], "state": list(state)})
@@ -146,8 +159,10 @@ def load_checkpoint(
     with torch.no_grad():
         for name, tensor in parameters.dense().items():
             tensor.copy_(dense[name])
+        low = parameters.low()
         for index, weight, begin, end in parameters.table_rows():
-            _read_rows(directory / "tables" / f"{index}.bin", weight[begin:end])
+            rest = low[id(weight)][begin:end] if id(weight) in low else None
+            _read_rows(directory / "tables" / f"{index}.bin", weight[begin:end], rest)
         if resume:
             _load_optimizers(directory, parameters, config["tables"])
             _set_random_state(load_file(directory / "rng.safetensors"))
@@ -344,7 +359,7 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
         for key in tables[index]["state"]:
             state = optimizers[id(weight)].state[weight]
             if key not in state:  # torch's own optimizers have one of the weight's shape
-                state[key] = torch.zeros_like(weight, requires_grad=False)
+                state[key] = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
             _read_rows(directory / "tables" / f"{index}.{key}.bin", state[key][begin:end])
 
 
@@ -361,15 +376,30 @@ def _set_random_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _write_rows(path: Path, rows: Tensor) -> None:
-    assert rows.dtype == torch.float32, f"rows of {rows.dtype}"
-    rows.detach().contiguous().cpu().numpy().tofile(path)
+def _write_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
+    """Writes rows as float32; `low` has the lower halves of bfloat16 ones."""
+    if low is None:
+        assert rows.dtype == torch.float32, f"rows of {rows.dtype}"
+        rows.detach().contiguous().cpu().numpy().tofile(path)
+        return
+    with open(path, "wb") as file:
+        for high, rest in zip(rows.split(_ROWS_AT_ONCE), low.split(_ROWS_AT_ONCE), strict=True):
+            join_float32(high, rest).cpu().numpy().tofile(file)
 
 
-def _read_rows(path: Path, rows: Tensor) -> None:
-    if rows.numel():
-        saved = np.memmap(path, dtype=np.float32, mode="c", shape=tuple(rows.shape))
-        rows.copy_(torch.from_numpy(saved))
+def _read_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
+    """Reads what `_write_rows` wrote, whether with `low` or without."""
+    if not rows.numel():
+        return
+    saved = torch.from_numpy(np.memmap(path, dtype=np.float32, mode="c", shape=tuple(rows.shape)))
+    if low is None:
+        rows.copy_(saved)
+        return
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        high, rest = split_float32(saved[part])
+        rows[part].copy_(high)
+        low[part].copy_(rest)
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

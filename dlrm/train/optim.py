@@ -4,8 +4,9 @@ The row optimizers take the gradient of `ops.joint_embedding` as it comes, (rows
 repeated, and change in place only the rows that the batch touched.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from dlrm import ops
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 TABLE_OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
+
+Weights = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -57,20 +60,27 @@ def dense_optimizer(kind: str, parameters: Iterable[Tensor]) -> Optimizer:
     return torch.optim.Adam(parameters, lr=lr, fused=True)
 
 
-def table_optimizer(kind: str, parameters: Iterable[Tensor], native: bool) -> Optimizer:
+def table_optimizer(
+    kind: str,
+    parameters: Iterable[Tensor],
+    native: bool,
+    low: Mapping[Tensor, Tensor] | None = None,
+) -> Optimizer:
     """Returns the optimizer of embedding tables.
 
     Args:
         kind: one of `TABLE_OPTIMIZERS`.
         parameters: weights `[rows, dim]` with sparse gradients.
         native: one of the row optimizers below; else torch's own for sparse gradients.
+        low: the lower halves (int16) of each bfloat16 weight; row optimizers change both.
 
     Raises:
         ValueError: torch has no such optimizer for sparse gradients.
     """
     parameters = list(parameters)
     if native:
-        return ROW_OPTIMIZERS[kind](parameters, torch.zeros((), device=parameters[0].device))
+        groups = [{"params": [weight], "low": (low or {}).get(weight)} for weight in parameters]
+        return ROW_OPTIMIZERS[kind](groups, torch.zeros((), device=parameters[0].device))
     if kind == "row_wise_adagrad":
         raise ValueError(
             "--embedding_optimizer row_wise_adagrad needs --embedding_type joint_fused"
@@ -101,7 +111,8 @@ class RowOptimizer(Optimizer):
     """Updates in place the rows named by sparse gradients; see the subclasses.
 
     Args:
-        parameters: weights `[rows, dim]`.
+        parameters: weights `[rows, dim]`, or groups of them; a bfloat16 weight is in a group of its
+            own, whose option "low" is its lower halves (`ops.split_float32`).
         lr: learning rate, a scalar on the weights' device.
         options: the subclass's own.
     """
@@ -109,8 +120,8 @@ class RowOptimizer(Optimizer):
     grad_scale: Tensor | None = None  # gradients are divided by it
     found_inf: Tensor | None = None  # where it is not 0, nothing is updated
 
-    def __init__(self, parameters: Iterable[Tensor], lr: Tensor, **options: float):
-        super().__init__(parameters, {"lr": lr, **options})
+    def __init__(self, parameters: Weights, lr: Tensor, **options: float):
+        super().__init__(parameters, {"lr": lr, "low": None, **options})
         for group in self.param_groups:
             for weight in group["params"]:
                 weight.grad_dtype = None  # half-precision gradients come as they are, uncopied
@@ -136,7 +147,13 @@ class RowSGD(RowOptimizer):
 
     def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
         ops.row_sgd_(
-            weight, rows, grad, group["lr"], grad_scale=self.grad_scale, found_inf=self.found_inf
+            weight,
+            rows,
+            grad,
+            group["lr"],
+            low=group["low"],
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
         )
 
 
@@ -145,11 +162,11 @@ class RowAdagrad(RowOptimizer):
 
     kernel = staticmethod(ops.row_adagrad_)
 
-    def __init__(self, parameters: Iterable[Tensor], lr: Tensor, eps: float = 1e-10):
+    def __init__(self, parameters: Weights, lr: Tensor, eps: float = 1e-10):
         super().__init__(parameters, lr, eps=eps)
 
     def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
-        return {"sum": torch.zeros_like(weight)}
+        return {"sum": torch.zeros_like(weight, dtype=torch.float32)}
 
     def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
         self.kernel(
@@ -159,6 +176,7 @@ class RowAdagrad(RowOptimizer):
             grad,
             group["lr"],
             eps=group["eps"],
+            low=group["low"],
             grad_scale=self.grad_scale,
             found_inf=self.found_inf,
         )
@@ -170,7 +188,7 @@ class RowWiseAdagrad(RowAdagrad):
     kernel = staticmethod(ops.row_wise_adagrad_)
 
     def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
-        return {"sum": weight.new_zeros(len(weight))}
+        return {"sum": weight.new_zeros(len(weight), dtype=torch.float32)}
 
 
 class RowAdam(RowOptimizer):
@@ -178,7 +196,7 @@ class RowAdam(RowOptimizer):
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        parameters: Weights,
         lr: Tensor,
         beta1: float = 0.9,
         beta2: float = 0.999,
@@ -188,8 +206,8 @@ class RowAdam(RowOptimizer):
 
     def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
         return {
-            "exp_avg": torch.zeros_like(weight),
-            "exp_avg_sq": torch.zeros_like(weight),
+            "exp_avg": torch.zeros_like(weight, dtype=torch.float32),
+            "exp_avg_sq": torch.zeros_like(weight, dtype=torch.float32),
             "step": torch.zeros((), device=weight.device),
         }
 
@@ -205,13 +223,14 @@ class RowAdam(RowOptimizer):
             state["step"] + 1,
             betas=(group["beta1"], group["beta2"]),
             eps=group["eps"],
+            low=group["low"],
             grad_scale=self.grad_scale,
             found_inf=self.found_inf,
         )
         state["step"] += 1 if self.found_inf is None else self.found_inf == 0
 
 
-ROW_OPTIMIZERS: dict[str, Callable[[list[Tensor], Tensor], RowOptimizer]] = {
+ROW_OPTIMIZERS: dict[str, Callable[[Weights, Tensor], RowOptimizer]] = {
     "sgd": RowSGD,
     "adagrad": RowAdagrad,
     "row_wise_adagrad": RowWiseAdagrad,

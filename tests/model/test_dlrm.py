@@ -229,6 +229,18 @@ def test_half_precision_stays_close_and_answers_in_float32():
     torch.testing.assert_close(half, full, atol=0.05, rtol=0.05)  # bfloat16 has 8 bits
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bfloat16_tables_are_float32_ones_rounded(dtype):
+    numerical, categorical = batch(SMALL)
+    narrow = DLRM(dataclasses.replace(SMALL, embedding_dtype="bf16"), dtype=dtype, seed=1)
+    full = DLRM(SMALL, dtype=dtype, seed=1)
+    assert all(map(torch.equal, narrow.embeddings.tables(), full.embeddings.tables()))
+    with torch.no_grad():
+        full.embeddings.weight.copy_(narrow.embeddings.weight)
+    assert not torch.equal(narrow.embeddings.tables()[0], full.embeddings.tables()[0])
+    assert torch.equal(narrow(numerical, categorical), full(numerical, categorical))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -241,6 +253,11 @@ def test_half_precision_stays_close_and_answers_in_float32():
         ({"interaction_op": "sum"}, "--interaction_op sum"),
         ({"embedding_type": "hash"}, "--embedding_type hash"),
         ({"pooling": "max"}, "--pooling max"),
+        ({"embedding_dtype": "fp16"}, "--embedding_dtype fp16"),
+        (
+            {"embedding_dtype": "bf16", "embedding_type": "joint_sparse"},
+            "--embedding_dtype bf16 needs --embedding_type joint_fused, got joint_sparse",
+        ),
     ],
 )
 def test_impossible_architectures_are_refused(changes, message):

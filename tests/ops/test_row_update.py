@@ -189,6 +189,118 @@ def test_any_shape_matches_reference(index, total_rows, count, dim, dtype):
     )
 
 
+def run_split(update, function, tensors, *args, **more):
+    """Runs with the weight in halves; returns the tensors with the weight joined again."""
+    high, low = ops.split_float32(tensors[0])
+    after = update.run(function, [high, *tensors[1:]], *args, low=low, **more)
+    return [ops.join_float32(high, low), *after[1:]]
+
+
+def same_bits(actual, expected):
+    return all(
+        map(
+            torch.equal,
+            (t.view(torch.int32) for t in actual),
+            (t.view(torch.int32) for t in expected),
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 19, 32, 128])
+def test_fifty_steps_of_a_split_weight_equal_those_of_float32(update, dim, dtype, instruction_set):
+    weight, *_ = make_inputs(60, 0, dim)
+    weight[:4] *= torch.tensor([1e38, 1e-38, 1e-44, 0]).unsqueeze(1)
+    expected = update.tensors(weight)
+    high, low = ops.split_float32(weight)
+    states = update.tensors(weight)[1:]
+    for step in range(1, 51):
+        rows = torch.randint(60, (70,))
+        grad = torch.randn(70, dim).to(dtype)
+        scale = {"grad_scale": torch.tensor(3.0)} if step % 2 else {}
+        update.run(update.function, expected, rows, grad, step, **scale)
+        update.run(update.function, [high, *states], rows, grad, step, low=low, **scale)
+    assert same_bits([ops.join_float32(high, low), *states], expected)
+    assert torch.equal(high, ops.split_float32(expected[0])[0])
+    assert not torch.equal(expected[0], weight)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_split_weight_matches_reference(update, shape, device):
+    weight, rows, grad = make_inputs(*shape, device)
+    actual = run_split(update, update.function, update.tensors(weight), rows, grad)
+    expected = run_split(update, update.reference, update.tensors(weight), rows, grad)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    same = run_split(update, update.reference, update.tensors(weight), rows, grad)
+    assert same_bits(same, update.run(update.reference, update.tensors(weight), rows, grad))
+
+
+def test_small_steps_are_not_lost_in_a_split_weight(device):
+    high, low = ops.split_float32(torch.ones(1, 1, device=device))
+    rows, grad = torch.tensor([0], device=device), torch.full((1, 1), -(2.0**-20), device=device)
+    for _ in range(2**12):  # each is 1/4096 of what bfloat16 can tell from 1
+        ops.row_sgd_(high, rows, grad, torch.tensor(1.0, device=device), low=low)
+    assert high.item() == 1 + 2.0**-8 + 2.0**-8  # half way: 1 + 2**-8 lies between two bfloat16
+    assert ops.join_float32(high, low).item() == 1 + 2.0**-8
+
+
+def test_threads_do_not_change_a_bit_of_a_split_weight(update, threads):
+    weight, rows, grad = make_inputs(5_000, 20_000, 24)
+    results = []
+    for count in (1, 2, 3, 2):
+        threads(count)
+        results.append(run_split(update, update.function, update.tensors(weight), rows, grad))
+    for result in results[1:]:
+        assert same_bits(result, results[0])
+
+
+def test_found_inf_and_bad_rows_change_nothing_of_a_split_weight(update, device):
+    weight, rows, grad = make_inputs(50, 40, 8, device)
+    grad[3, 2] = float("nan")
+    skip = {"found_inf": torch.tensor(1.0, device=device)}
+    after = run_split(update, update.function, update.tensors(weight), rows, grad, **skip)
+    assert same_bits(after, update.tensors(weight))
+    if device == "cpu":
+        rows[21] = 50
+        high, low = ops.split_float32(weight)
+        tensors = [high, *update.tensors(weight)[1:]]
+        with pytest.raises(RuntimeError, match="row 50 at position 21"):
+            update.run(update.function, tensors, rows, grad, low=low)
+        assert torch.equal(ops.join_float32(high, low), weight)
+
+
+def test_a_weight_and_low_that_do_not_fit_are_named(update, device):
+    weight, rows, grad = make_inputs(50, 40, 8, device)
+    high, low = ops.split_float32(weight)
+    states = update.tensors(weight)[1:]
+
+    def refused(weight, low, message):
+        with pytest.raises(RuntimeError, match=message):
+            update.run(update.function, [weight, *states], rows, grad, low=low)
+
+    refused(high, None, "a BFloat16 one with low, got .* without low")
+    refused(weight, low, "expected no low beside a Float weight")
+    refused(high.half(), low, "expected a contiguous Float weight.*got .*(Half|float16)")
+    refused(high, low[:49], r"expected contiguous Short low \[50, 8\].*got \[49, 8\]")
+    refused(high, low.int(), r"expected contiguous Short low \[50, 8\].*got .*(Int|int32)")
+    refused(high, low.T.contiguous().T, "expected contiguous Short low")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    index=st.integers(0, len(UPDATES) - 1),
+    total_rows=st.integers(1, 3000),
+    count=st.integers(0, 300),
+    dim=st.integers(1, 70),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_any_shape_of_a_split_weight_equals_float32(index, total_rows, count, dim, dtype):
+    update = UPDATES[index]
+    weight, rows, grad = make_inputs(total_rows, count, dim, dtype=dtype)
+    actual = run_split(update, update.function, update.tensors(weight), rows, grad)
+    assert same_bits(actual, update.run(update.function, update.tensors(weight), rows, grad))
+
+
 @pytest.mark.parametrize("bad", [-1, 50, 2**40, -(2**63)])
 def test_a_bad_row_is_named_and_changes_nothing(update, bad):
     weight, rows, grad = make_inputs(50, 40, 8)
@@ -221,7 +333,8 @@ def test_wrong_shapes_and_dtypes_are_named(update, device):
             update.run(update.function, wrong, rows, grad)
 
 
-def test_opcheck(update, device, native):
+@pytest.mark.parametrize("split", [False, True])
+def test_opcheck(update, split, device, native):
     weight, rows, grad = make_inputs(50, 40, 8, device)
     scalars = [torch.tensor(0.1, device=device)]
     if update.name == "row_adam":
@@ -230,16 +343,24 @@ def test_opcheck(update, device, native):
         "grad_scale": torch.tensor(2.0, device=device),
         "found_inf": torch.tensor(0.0, device=device),
     }
-    torch.library.opcheck(update.op, (*update.tensors(weight), rows, grad, *scalars), options)
+    tensors = update.tensors(weight)
+    if split:
+        tensors[0], options["low"] = ops.split_float32(weight)
+    torch.library.opcheck(update.op, (*tensors, rows, grad, *scalars), options)
 
 
-def test_compiles_as_one_graph(update, device):
+@pytest.mark.parametrize("split", [False, True])
+def test_compiles_as_one_graph(update, split, device):
     weight, rows, grad = make_inputs(50, 40, 8, device)
 
-    def run(*tensors):
-        update.run(update.function, list(tensors), rows, 2 * grad)
+    def run(*tensors, **more):
+        update.run(update.function, list(tensors), rows, 2 * grad, **more)
 
-    tensors = update.tensors(weight)
-    torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors)
+    tensors, low = update.tensors(weight), {}
+    if split:
+        tensors[0], low["low"] = ops.split_float32(weight)
+    torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors, **low)
+    if split:
+        tensors[0] = ops.join_float32(tensors[0], low["low"])
     expected = update.run(update.function, update.tensors(weight), rows, 2 * grad)
     assert all(map(torch.equal, tensors, expected))

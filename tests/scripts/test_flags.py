@@ -81,6 +81,7 @@ LATER = {
 OURS = {
     "amp_dtype": None,
     "checkpoint_freq": None,
+    "embedding_dtype": "fp32",
     "embedding_init_scale": 1.0,
     "embedding_optimizer": "sgd",
     "keep_checkpoints": 1,

@@ -79,7 +79,9 @@ def test_the_reported_auc_is_scikit_learns(command, dataset):
     assert tested["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
 
 
-@pytest.mark.parametrize("extra", [[], ["--shuffle_batch_order"], ["--amp"]])
+@pytest.mark.parametrize(
+    "extra", [[], ["--shuffle_batch_order"], ["--amp"], ["--embedding_dtype=bf16"]]
+)
 def test_a_resumed_run_logs_what_an_uninterrupted_one_does(command, tmp_path, extra):
     whole = command("--epochs=2", "--log_path=whole.json", "--save_checkpoint_path=whole", *extra)
     halves = ["--epochs=2", "--log_path=halves.json", "--save_checkpoint_path=halves", *extra]
@@ -147,6 +149,40 @@ def test_every_embedding_optimizer_trains(command, optimizer):
         "--epochs=3", f"--lr={lr}", f"--embedding_optimizer={optimizer}", f"--mlp_optimizer={mlp}"
     )
     assert summary["test_auc"] > 0.65
+
+
+@pytest.mark.parametrize("amp", [[], ["--amp"]], ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
+def test_bf16_tables_train_as_fp32_ones(command, optimizer, amp):
+    lr = {"sgd": 0.1, "adam": 0.002}.get(optimizer, 0.02)  # low: steps must not amplify a rounding
+    run = [*amp, f"--lr={lr}", f"--embedding_optimizer={optimizer}", "--mlp_optimizer=adagrad"]
+    losses = {}
+    for dtype in ("fp32", "bf16"):
+        log = f"{dtype}.json"
+        command("--epochs=2", *run, f"--embedding_dtype={dtype}", f"--log_path={log}")
+        entries = [e["data"] for e in log_entries(log) if e["type"] == "LOG"]
+        losses[dtype] = [e["loss"] for e in entries if "lr" in e and "loss" in e]
+    assert losses["fp32"][-1] < losses["fp32"][0] - 0.01
+    # Looked-up vectors are rounded by up to 2**-9. Under --amp those of fp32 tables are as well,
+    # and only values half way between two bfloat16 are rounded otherwise.
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=1e-5 if amp else 2**-9)
+    if not amp:
+        assert losses["bf16"] != losses["fp32"]
+
+
+def test_bf16_tables_test_as_they_trained_and_serve_fp32_ones(command):
+    trained = command("--epochs=1", "--save_checkpoint_path=run", "--embedding_dtype=bf16")
+    load = ["--load_checkpoint_path=run"]
+    tested = command("--mode=test", *load, model=[], training=[])
+    assert tested["auc"] == trained["test_auc"]
+    assert tested["log_loss"] == trained["test_log_loss"]
+    wide = command("--mode=test", *load, "--embedding_dtype=fp32", "--embedding_type=multi_table")
+    assert wide["log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-3)
+    timed = command(
+        *("--mode=inference_benchmark", *load, "--inference_benchmark_steps=2"),
+        "--inference_benchmark_batch_sizes=7",
+    )
+    assert timed["mean_inference_throughput_batch_7"] > 0
 
 
 @pytest.mark.parametrize("embedding_type", ["joint", "joint_sparse", "multi_table", "custom_cuda"])

@@ -34,8 +34,9 @@ def parameters(kind="adam", seed=1, trained=True, **changes) -> Parameters:
     tables = model.embeddings.table_parameters()
     held = {id(weight) for weight, _ in tables}
     native = config.embedding_type == "joint_fused"
+    low = model.embeddings.lower_halves()
     optimizers = [
-        table_optimizer(kind, [weight for weight, _ in tables], native),
+        table_optimizer(kind, [weight for weight, _ in tables], native, low),
         dense_optimizer("adam", [p for p in model.parameters() if id(p) not in held]),
     ]
     result = Parameters(model, tables, optimizers)
@@ -58,31 +59,49 @@ def tables(result: Parameters):
 
 
 TYPES = ["joint_fused", "joint_sparse", "joint", "multi_table"]
+BF16 = {"embedding_dtype": "bf16"}
+LAYOUTS = [*({"embedding_type": embedding_type} for embedding_type in TYPES), BF16]
+LAYOUT_NAMES = [*TYPES, "bf16"]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("embedding_type", TYPES)
-def test_a_loaded_run_goes_on_bit_for_bit(tmp_path, kind, embedding_type):
-    whole = parameters(kind, embedding_type=embedding_type)
+@pytest.mark.parametrize("tables", LAYOUTS, ids=LAYOUT_NAMES)
+def test_a_loaded_run_goes_on_bit_for_bit(tmp_path, kind, tables):
+    whole = parameters(kind, **tables)
     save_checkpoint(tmp_path / "c", whole, {"flags": {}}, {"step": 3})
     train(whole)
-    loaded = parameters(kind, seed=9, trained=False, embedding_type=embedding_type)
+    loaded = parameters(kind, seed=9, trained=False, **tables)
     assert load_checkpoint(tmp_path / "c", loaded, resume=True) == {"step": 3}
     train(loaded)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("reader", TYPES)
-@pytest.mark.parametrize("writer", ["joint_fused", "multi_table"])
+@pytest.mark.parametrize("reader", LAYOUTS, ids=LAYOUT_NAMES)
+@pytest.mark.parametrize("writer", [{}, {"embedding_type": "multi_table"}, BF16], ids=str)
 def test_any_layout_of_tables_reads_any_other(tmp_path, writer, reader):
-    saved = parameters(embedding_type=writer)
+    saved = parameters(**writer)
     save_checkpoint(tmp_path / "c", saved, {"flags": {}}, {})
-    loaded = parameters(seed=2, trained=False, embedding_type=reader)
+    loaded = parameters(seed=2, trained=False, **reader)
     load_checkpoint(tmp_path / "c", loaded)
     assert all(map(torch.equal, tables(loaded), tables(saved)))
     x, ids = torch.ones(1, 2), torch.tensor([[1, 1, 1]])
-    torch.testing.assert_close(loaded.model(x, ids), saved.model(x, ids))
+    rounding = {"atol": 0.05, "rtol": 0.05} if BF16 in (reader, writer) else {}
+    torch.testing.assert_close(loaded.model(x, ids), saved.model(x, ids), **rounding)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 6, 1 << 16])
+def test_bfloat16_tables_are_float32_rows_on_disk(tmp_path, monkeypatch, rows_at_once):
+    monkeypatch.setattr("dlrm.train.checkpoint._ROWS_AT_ONCE", rows_at_once)
+    saved = parameters(**BF16)
+    save_checkpoint(tmp_path / "c", saved, {"flags": {}}, {})
+    raw = np.fromfile(tmp_path / "c/tables/1.bin", dtype="<f4").reshape(20, 4)
+    np.testing.assert_array_equal(raw, tables(saved)[1].numpy())
+    assert not torch.equal(tables(saved)[1], tables(saved)[1].bfloat16().float())
+    loaded = parameters(seed=2, trained=False, **BF16)
+    load_checkpoint(tmp_path / "c", loaded)
+    for name, value in saved.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], value), name
 
 
 def test_tables_are_plain_rows_on_disk(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dlrm import ops
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.train.optim import (
     ROW_OPTIMIZERS,
@@ -16,8 +17,14 @@ from dlrm.train.precision import LossScaler, PrecisionConfig
 SIZES = (5, 30)
 
 
-def embedding(seed: int = 0) -> torch.nn.Module:
-    config = DLRMConfig(SIZES, 1, 4, bottom_mlp_sizes=(4,), top_mlp_sizes=(1,))
+@pytest.fixture
+def native():
+    if not ops.native_available():
+        pytest.skip("without the native ops torch rounds a bfloat16 weight's gradient")
+
+
+def embedding(seed: int = 0, **changes) -> torch.nn.Module:
+    config = DLRMConfig(SIZES, 1, 4, bottom_mlp_sizes=(4,), top_mlp_sizes=(1,), **changes)
     return DLRM(config, seed=seed).embeddings
 
 
@@ -56,6 +63,40 @@ def test_row_wise_adagrad_by_hand():
         grad[row] = times * 2 * before[row]
     scale = (grad**2).mean(dim=1, keepdim=True).sqrt() + 1e-10
     torch.testing.assert_close(module.weight.detach(), before - 0.5 * grad / scale)
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+@pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
+def test_bfloat16_tables_are_updated_as_float32_ones(kind, scale, native):
+    narrow, full = embedding(embedding_dtype="bf16"), embedding()
+    assert narrow.weight.dtype == torch.bfloat16
+    assert torch.equal(torch.cat(narrow.tables()), full.weight)  # exactly the same initial values
+    random = torch.Generator().manual_seed(1)
+    scaler = LossScaler(None if scale is None else torch.tensor(scale))
+    optimizers = [
+        table_optimizer(kind, [module.weight], native=True, low=module.lower_halves())
+        for module in (narrow, full)
+    ]
+    set_learning_rate(optimizers, 0.1)
+    for _ in range(50):
+        ids = torch.stack([torch.randint(n, (16,), generator=random) for n in SIZES], dim=1)
+        weights = torch.randn(16, 2, 4, generator=random)  # gradients that rounding cannot change
+        for module, optimizer in zip((narrow, full), optimizers, strict=True):
+            scaler.backward((module(ids, torch.float32) * weights).sum())
+            scaler.step([optimizer])
+            optimizer.zero_grad()
+    assert torch.equal(torch.cat(narrow.tables()), full.weight)
+    assert not torch.allclose(full.weight, embedding().weight, atol=1e-2)
+    for key, state in optimizers[0].state[narrow.weight].items():
+        assert torch.equal(state, optimizers[1].state[full.weight][key])
+
+
+def test_a_bfloat16_weight_without_its_lower_halves_is_refused():
+    module = embedding(embedding_dtype="bf16")
+    optimizer = table_optimizer("sgd", [module.weight], native=True)
+    module(torch.tensor([[1, 2]]), torch.float32).sum().backward()
+    with pytest.raises(RuntimeError, match="a BFloat16 one with low, got .* without low"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
