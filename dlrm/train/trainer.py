@@ -197,8 +197,8 @@ class Trainer:
                     throughput.count(self.task.num_samples(batch))
                     self.log.progress()
                     self._report(loss, len(train), total)
-                    self._checkpoint_if_due(total)
                     reached = self._evaluate_if_due(test, len(train))
+                    self._checkpoint_if_due()
                     if self.progress.step == total or reached:
                         break
                 self._clock.pause()
@@ -246,12 +246,12 @@ class Trainer:
         """Returns the mean loss since the last line, and finds a NaN."""
         loss = self._window_loss.item()
         self._check_finite(loss, "loss")
+        self._finite_step = self.progress.step - 1  # whose update the last loss has judged
         return loss / max(self.progress.window_steps, 1)
 
     def _check_finite(self, value: float, what: str) -> None:
         step = self.progress.step
         if math.isfinite(value):
-            self._finite_step = step
             return
         last = self.checkpoints.last() if self.checkpoints else None
         kept = f"The last checkpoint is {last}." if last else "There is no checkpoint."
@@ -274,7 +274,12 @@ class Trainer:
         self._mean_window_loss()
         self._clock.pause()
         began = time.perf_counter()
-        metrics = self.task.evaluate(Watched(test, "test"))
+        try:
+            metrics = self.task.evaluate(Watched(test, "test"))
+        except Exception:  # the test set's fault, which must not cost the training
+            if self.checkpoints:
+                self._save()
+            raise
         self._check_finite(metrics[self.task.loss_metric], "test loss")
         seconds = time.perf_counter() - began
         self._test_seconds += seconds
@@ -299,10 +304,9 @@ class Trainer:
         self.log.line(f"{self.task.metric} {score:.6f} has reached --auc_threshold {threshold}")
         return True
 
-    def _checkpoint_if_due(self, total: int) -> None:
-        """Saves before the test, which may fail on its data, and not only after it."""
-        step, freq = self.progress.step, self.config.checkpoint_freq
-        if self.checkpoints and (step == total or (freq and step % freq == 0)):
+    def _checkpoint_if_due(self) -> None:
+        freq = self.config.checkpoint_freq
+        if self.checkpoints and freq and self.progress.step % freq == 0:
             self._save()
 
     def _save(self) -> None:
@@ -326,10 +330,10 @@ class Trainer:
         progress, metric = self.progress, self.task.metric
         whole = progress.step / steps_per_epoch >= max(self.config.test_after, 1)
         untested = progress.tested_step < progress.step and test.num_samples > 0
-        if self.checkpoints:
-            self._save()
         if untested and (progress.tested_step or whole):
             self._evaluate(test, steps_per_epoch)
+        if self.checkpoints:
+            self._save()
         self._clock.pause()
         losses = [entry["loss"] for entry in progress.history if "lr" in entry]
         summary = {"training_loss": losses[-1]} if losses else {}

@@ -210,7 +210,7 @@ def test_a_nan_loss_stops_the_run_and_is_not_saved(tmp_path):
     checkpoints = CheckpointDirectory(tmp_path / "run")
     run = trainer(task, checkpoints=checkpoints, print_freq=3, checkpoint_freq=2)
     with pytest.raises(
-        FloatingPointError, match="became nan between steps 5 and 6.*step-000000004"
+        FloatingPointError, match="became nan between steps 4 and 6.*step-000000004"
     ):
         run.fit(Points(), Points(2))
     assert checkpoints.last().name == "step-000000004"
