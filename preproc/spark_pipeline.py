@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlrm.data import layout
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.transform import (
-    DIRECTORY,
     NUMERIC_TRANSFORMS,
     FrequencyLimit,
     Transform,
@@ -111,7 +110,7 @@ def prepare(engine: Engine, input_folder: Path, staging: Path, options: Options)
     last_day = len(days) - 1
     train_rows, all_rows = _rows(splits, 0, last_day - 1), _rows(splits)
     half = train_rows + (all_rows - train_rows) // 2
-    transform = str(staging / DIRECTORY)
+    transform = str(staging / layout.TRANSFORM)
     fit(engine, splits, Path(transform), options)
     written = {}
     for name, first, last in zip(
@@ -281,7 +280,7 @@ def _rows(splits: list[Split], first_day: int = 0, last_day: int | None = None) 
 
 def _describe(staging: Path, written: dict[str, Written], options: Options) -> dict[str, Any]:
     """Writes the files that say what is in a dataset; the manifest last."""
-    transform = Transform.load(staging / DIRECTORY)
+    transform = Transform.load(staging / layout.TRANSFORM)
     facts = {
         "numeric_transform": options.numeric_transform,
         "frequency_limit": options.frequency_limit,

@@ -22,7 +22,6 @@ from dlrm.files import write_atomically
 
 NUMERIC_TRANSFORMS = ("readme", "nvidia")
 DEFAULT_FREQUENCY_LIMIT = 15
-DIRECTORY = "transform"
 MAX_HEXADECIMAL_DIGITS = 16
 MAX_DECIMAL_DIGITS = 18  # so that every number fits int64
 _FILE = "transform.json"
