@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
+from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.loader import DataConfig, open_datasets
-from dlrm.data.transcode import CsvConfig, CsvTransform, transcode_csv, transcode_spec
+from dlrm.data.transcode import CsvConfig, transcode_csv
+from dlrm.data.transcode_spec import transcode_spec
 
 ADULT_COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status"),
