@@ -1,6 +1,8 @@
 """What the text of CSV cells means: parsers from the cells of a column to their values."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -19,29 +21,40 @@ class BadCellError(Exception):
 
 
 def number_parser(missing: Collection[str]) -> Parser:
-    """Numbers as float64, missing ones (empty cells, and those in `missing`) as NaN."""
+    """Numbers as float64, missing ones (empty cells, and those in `missing`) as NaN.
+
+    A number is what `float` reads, in ASCII and without underscores. "nan", "inf" and what float64
+    cannot hold are refused unless `missing` has them: whether they mean so is for users to say.
+    """
     missing = {"", *missing}
 
     def parse(cells: Sequence[str]) -> np.ndarray:
-        try:
-            values = np.array(list(map(float, cells)), np.float64)
-        except ValueError:
-            values = np.array([to_number(index, cell) for index, cell in enumerate(cells)])
-        for index in np.flatnonzero(~np.isfinite(values)).tolist():
-            if cells[index] not in missing:
-                raise BadCellError(index, "a finite number")
-            values[index] = np.nan
-        return values
+        if missing.isdisjoint(cells) and _is_plain("".join(cells)):
+            with suppress(ValueError):
+                values = np.array(list(map(float, cells)), np.float64)
+                if np.isfinite(values).all():
+                    return values
+        return np.array([to_number(index, cell) for index, cell in enumerate(cells)], np.float64)
 
     def to_number(index: int, cell: str) -> float:
         if cell in missing:
             return np.nan
         try:
-            return float(cell)
+            value = float(cell) if _is_plain(cell) else None
         except ValueError:
-            raise BadCellError(index, "a number") from None
+            value = None
+        if value is None:
+            raise BadCellError(index, "a number")
+        if not math.isfinite(value):
+            raise BadCellError(index, "a finite number")
+        return value
 
     return parse
+
+
+def _is_plain(text: str) -> bool:
+    """Not so where `float` would read what only Python calls a number: 1_000, or other digits."""
+    return text.isascii() and "_" not in text
 
 
 def code_parser(dictionary: dict[str, int], missing: Collection[str]) -> Parser:

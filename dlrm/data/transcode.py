@@ -44,7 +44,8 @@ class CsvConfig:
         header: whether the first line names the columns; None means unless `columns` does.
         columns: names of the columns; without header and names they are 0, 1, ...
         delimiter: one character.
-        missing_values: cells that mean "missing", besides empty ones.
+        missing_values: cells that mean "missing", besides empty ones; "nan" and "inf" are refused
+            in numerical columns unless they are among them.
         numeric_transform: "log" is ln(x + 2), where an argument under 1 is raised to 1 and missing
             counts as x = 0; "standardise" subtracts the mean and divides by the standard deviation
             of the training rows, missing being 0 afterwards; "none" keeps x, missing being 0.
