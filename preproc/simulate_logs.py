@@ -79,6 +79,7 @@ class Simulation:
             raise ValueError(f"--missing {self.missing}: expected a number in [0, 1]")
 
     def day_rows(self, day: int) -> int:
+        """Returns how many of the rows a day has."""
         return (day + 1) * self.rows // self.days - day * self.rows // self.days
 
 

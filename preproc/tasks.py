@@ -41,6 +41,7 @@ class Target(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """How many rows that are."""
         return self.last_row - self.first_row
 
 
