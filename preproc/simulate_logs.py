@@ -312,6 +312,7 @@ class Judge:
         self._loss = 0.0
 
     def add(self, probability: np.ndarray, label: np.ndarray) -> None:
+        """Takes in some rows: their true probabilities and the labels drawn, `[rows]` each."""
         bins = (probability * self._BINS).astype(np.int64)
         for value in (0, 1):
             self._counts[value] += np.bincount(bins[label == value], minlength=self._BINS)
@@ -395,6 +396,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
     options = vars(_parse(arguments))
     output = options.pop("output")
     try:

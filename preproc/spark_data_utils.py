@@ -31,6 +31,7 @@ DATASET = "binary_dataset"
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
     flags = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half-written goes
     try:

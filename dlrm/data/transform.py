@@ -328,6 +328,7 @@ class Transform:
 
     @property
     def num_categorical(self) -> int:
+        """Categorical columns, a dictionary each."""
         return len(self.dictionaries)
 
     @property
