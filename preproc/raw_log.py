@@ -1,8 +1,9 @@
 """Raw logs: day files of tab-separated lines, cut into splits that are read independently.
 
-A line is `label <tab> integers <tab> hexadecimal hashes`. Fields that are empty, or that are cut
-off at the end of the line, are missing. A split is a byte range of a file and owns the lines that
-start in it, so any set of splits that covers the files gives the same rows.
+A line is `label <tab> integers <tab> hexadecimal hashes`; it ends as lines of Unix or of Windows
+do. Fields that are empty, or that are cut off at the end of the line, are missing. A split is a
+byte range of a file and owns the lines that start in it, so any set of splits that covers the files
+gives the same rows.
 """
 
 import re
@@ -35,9 +36,11 @@ class LogFormat:
 
     @property
     def num_columns(self) -> int:
+        """Fields of a line, the label included."""
         return 1 + self.num_numerical + self.num_categorical
 
     def describe(self, column: int) -> str:
+        """Says which field of a line a column is."""
         if column == 0:
             return "column 0 (label)"
         if column <= self.num_numerical:
@@ -240,8 +243,9 @@ def _find_fields(data: np.ndarray, where: _Where) -> tuple[np.ndarray, np.ndarra
     line_ends = marks[last_marks]
     line_starts = np.concatenate([np.zeros(1, np.int32), line_ends[:-1] + 1])
     fields = np.diff(last_marks, prepend=-1)
-    if (line_ends == line_starts).any():
-        row = int((line_ends == line_starts).argmax())
+    text_ends = line_ends - (data[line_ends - 1] == ord("\r"))  # at 0, data[-1] is a newline
+    if (text_ends == line_starts).any():
+        row = int((text_ends == line_starts).argmax())
         raise where.error(int(line_starts[row]), None, "a label and fields", "an empty line")
     if (fields > columns).any():
         row = int((fields > columns).argmax())
@@ -255,6 +259,8 @@ def _find_fields(data: np.ndarray, where: _Where) -> tuple[np.ndarray, np.ndarra
         row_of_mark = np.repeat(np.arange(len(fields)), fields)
         column_of_mark = np.arange(len(marks)) - np.repeat(last_marks - fields + 1, fields)
         ends[column_of_mark, row_of_mark] = marks
+    if (text_ends < line_ends).any():
+        np.minimum(ends, text_ends, out=ends)
     starts = np.empty_like(ends)
     starts[0] = line_starts
     np.minimum(ends[:-1] + 1, ends[1:], out=starts[1:])  # a field that is cut off is empty

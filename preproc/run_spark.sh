@@ -3,14 +3,18 @@
 #
 #     INPUT_PATH           folder of day_0, day_1, ... (default /data/dlrm/criteo)
 #     OUTPUT_PATH          where binary_dataset/ is written (default /data/dlrm)
-#     SPARK_LOCAL_DIRS     where Spark shuffles (default $OUTPUT_PATH/spark-tmp)
+#     SPARK_LOCAL_DIRS     where Spark shuffles (default $OUTPUT_PATH/spark-tmp, removed at the end)
 #     TOTAL_CORES          cores in all (default: those of this machine)
-#     TOTAL_MEMORY         memory in all, in GiB (default: half of this machine's)
+#     TOTAL_MEMORY         memory in all, in GiB (default: half of this machine's); on a cluster that
+#                          of the driver and of each executor
 #     FREQUENCY_LIMIT      how often a value must occur to get an id (default 15)
 #     USE_FREQUENCY_LIMIT  0: no limit; 1 or unset: FREQUENCY_LIMIT; larger: the limit itself
 #     NUM_DAYS             how many day files there must be (default: any number)
 #     SPARK_MASTER         a cluster, such as spark://host:7077 (default local[TOTAL_CORES])
 #     PYTHON               interpreter (default .venv/bin/python of this repository, else python3)
+#
+# On a cluster INPUT_PATH and OUTPUT_PATH must lie on storage that every node sees under that name:
+# tasks read and write files there. So must PYTHON, with its packages, and this repository.
 #
 # Arguments go on to spark_data_utils.py, which knows `--help`.
 set -euo pipefail

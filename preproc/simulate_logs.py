@@ -79,6 +79,7 @@ class Simulation:
             raise ValueError(f"--missing {self.missing}: expected a number in [0, 1]")
 
     def day_rows(self, day: int) -> int:
+        """Returns how many of the rows a day has."""
         return (day + 1) * self.rows // self.days - day * self.rows // self.days
 
 
@@ -311,6 +312,7 @@ class Judge:
         self._loss = 0.0
 
     def add(self, probability: np.ndarray, label: np.ndarray) -> None:
+        """Takes in some rows: their true probabilities and the labels drawn, `[rows]` each."""
         bins = (probability * self._BINS).astype(np.int64)
         for value in (0, 1):
             self._counts[value] += np.bincount(bins[label == value], minlength=self._BINS)
@@ -394,6 +396,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
     options = vars(_parse(arguments))
     output = options.pop("output")
     try:

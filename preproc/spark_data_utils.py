@@ -31,11 +31,12 @@ DATASET = "binary_dataset"
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
     flags = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half-written goes
     try:
         _MODES[flags.mode](flags)
-    except (ValueError, OSError, pipeline.TaskError) as error:
+    except (ValueError, OSError, pipeline.TaskError, pipeline.SparkError) as error:
         if flags.debug_mode:
             raise
         print(f"error: {error}", file=sys.stderr)
@@ -55,7 +56,7 @@ def _verify(flags: argparse.Namespace) -> None:
 def _prepare(flags: argparse.Namespace) -> None:
     start = time.perf_counter()
     options = _options(flags)
-    find_days(flags.input_folder, flags.num_days)
+    days = find_days(flags.input_folder, flags.num_days)
     output = _required(flags, "output_folder") / DATASET
     with (
         staged_directory(output, replace=flags.write_mode == "overwrite") as staging,
@@ -63,7 +64,7 @@ def _prepare(flags: argparse.Namespace) -> None:
     ):
         _say(f"{'Spark start:':<32}{time.perf_counter() - start:8.1f} s")
         engine = pipeline.Engine(spark, _say)
-        facts = pipeline.prepare(engine, flags.input_folder, staging, options)
+        facts = pipeline.prepare(engine, days, staging, options)
     for name, rows in facts["rows"].items():
         rate = facts["clicks"][name] / rows if rows else float("nan")
         _say(f"{name + ':':<12}{rows:>14,} rows, click-through rate {rate:.4f}")
@@ -185,7 +186,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of total_random")
     add("--split_bytes", type=int, help="text that one task reads; changes no result")
     add("--master", default=f"local[{os.cpu_count()}]", help="Spark master (default local)")
-    add("--memory_gib", type=int, default=4, help="memory of Spark in all, in GiB (default 4)")
+    add("--memory_gib", type=int, default=4, help="memory of Spark in all, in GiB; "
+        "on a cluster that of the driver and of each executor (default 4)")  # fmt: skip
     add("--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE",
         help="a setting of Spark; may be repeated")  # fmt: skip
     add("--debug_mode", action="store_true", help="show where an error came from")

@@ -7,11 +7,12 @@ and packed rows where the training data is put in random order.
 
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlrm.data import layout
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.transform import (
-    DIRECTORY,
     NUMERIC_TRANSFORMS,
     FrequencyLimit,
     Transform,
@@ -29,7 +29,7 @@ from dlrm.data.transform import (
 )
 from dlrm.files import staged_directory, write_manifest
 from preproc import tasks
-from preproc.raw_log import LogFormat, Split, count_rows, find_days, number_rows, split_days
+from preproc.raw_log import LogFormat, Split, count_rows, number_rows, split_days
 from preproc.tasks import Target, Written
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class TaskError(RuntimeError):
     """A task failed on its input or its output; the message is the task's own."""
 
 
-class SparkError(TaskError):
-    """Spark itself failed; its log says more."""
+class SparkError(RuntimeError):
+    """There is no Spark, or it did not start, or it failed; its log says more."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,14 @@ class Options:
             raise ValueError(f"--output_ordering {self.output_ordering}: expected {ORDERINGS}")
         if self.split_bytes is not None and self.split_bytes < 1:
             raise ValueError(f"--split_bytes {self.split_bytes}: expected 1 or more")
-        assert self.limit is not None  # it raises where the text is wrong
+        self.parse_limit()
 
-    @property
-    def limit(self) -> FrequencyLimit:
+    def parse_limit(self) -> FrequencyLimit:
+        """Returns what `frequency_limit` says of each column.
+
+        Raises:
+            ValueError: it is no limit, or has one for a column that is not categorical.
+        """
         shape = self.log_format
         return FrequencyLimit.parse(
             self.frequency_limit, shape.num_numerical, shape.num_categorical
@@ -91,27 +95,28 @@ class Engine(NamedTuple):
 
     @property
     def cores(self) -> int:
+        """Tasks that run at a time."""
         return max(self.spark.defaultParallelism, 1)
 
 
-def prepare(engine: Engine, input_folder: Path, staging: Path, options: Options) -> dict[str, Any]:
+def prepare(engine: Engine, days: list[Path], staging: Path, options: Options) -> dict[str, Any]:
     """Writes a whole dataset into `staging`; returns rows, clicks and so on of each split.
 
     The days but the last are train/; the first floor(n/2) rows of the last are test/, the rest of
     it is validation/.
 
     Raises:
-        ValueError, FileNotFoundError: the day files are not as they should be.
-        TaskError: a line is not, or a file cannot be written.
+        ValueError: the options do not fit the days.
+        TaskError: a line is not as it should be, or a file cannot be written.
+        SparkError: Spark failed.
     """
-    days = find_days(input_folder)
     with _stage(engine, "count") as stage:
         splits = _numbered_splits(engine, days, 0, options)
         stage.rows = _rows(splits)
     last_day = len(days) - 1
     train_rows, all_rows = _rows(splits, 0, last_day - 1), _rows(splits)
     half = train_rows + (all_rows - train_rows) // 2
-    transform = str(staging / DIRECTORY)
+    transform = str(staging / layout.TRANSFORM)
     fit(engine, splits, Path(transform), options)
     written = {}
     for name, first, last in zip(
@@ -125,7 +130,7 @@ def prepare(engine: Engine, input_folder: Path, staging: Path, options: Options)
 
 def fit(engine: Engine, splits: list[Split], directory: Path, options: Options) -> None:
     """Fits the dictionaries on the splits of the dictionary's days and writes a transform."""
-    shape, limit = options.log_format, options.limit
+    shape, limit = options.log_format, options.parse_limit()
     first, last = options.dictionary_days or (0, splits[-1].day)
     if not splits[0].day <= first <= last <= splits[-1].day:
         raise ValueError(
@@ -281,7 +286,7 @@ def _rows(splits: list[Split], first_day: int = 0, last_day: int | None = None) 
 
 def _describe(staging: Path, written: dict[str, Written], options: Options) -> dict[str, Any]:
     """Writes the files that say what is in a dataset; the manifest last."""
-    transform = Transform.load(staging / DIRECTORY)
+    transform = Transform.load(staging / layout.TRANSFORM)
     facts = {
         "numeric_transform": options.numeric_transform,
         "frequency_limit": options.frequency_limit,
@@ -363,7 +368,7 @@ class _Stage:
 
 @contextmanager
 def _stage(engine: Engine, name: str) -> Iterator[_Stage]:
-    """Says how a stage goes, and at its end how long it took; failures become `TaskError`."""
+    """Says how a stage goes, and at its end how long it took; failures become errors of ours."""
     stage, start = _Stage(), time.perf_counter()
     engine.spark.setJobGroup(name, name)
     with _progress(engine, name), _failures():
@@ -429,18 +434,19 @@ def spark_context(
 
     Args:
         master: "local[N]" or the address of a cluster.
-        memory_gib: memory in all; half is for the JVM, half for Python's workers.
+        memory_gib: memory in all, and on a cluster that of the driver and of each executor; half is
+            for the JVM, half for Python's workers.
         log: what the JVM prints goes there, not to the terminal.
         settings: Spark's own, which prevail.
 
     Raises:
-        TaskError: Spark does not start.
+        SparkError: there is no pyspark, or Spark does not start.
     """
     try:
         from pyspark import SparkConf, SparkContext
         from pyspark.errors import PySparkException
     except ImportError as error:
-        raise TaskError(
+        raise SparkError(
             f"{sys.executable} has no pyspark ({error}); install it with: "
             f"{sys.executable} -m pip install 'pyspark>=4,<5'"
         ) from error
@@ -448,9 +454,10 @@ def spark_context(
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
-    local = master.startswith("local")
+    local = re.fullmatch(r"local(\[.*\])?", master)
+    memory = f"{max(memory_gib // 2, 1)}g"
     configuration = {
-        "spark.driver.memory": f"{max(memory_gib // 2, 1)}g",
+        "spark.driver.memory": memory,
         "spark.executorEnv.PYTHONPATH": path,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -458,23 +465,49 @@ def spark_context(
         **(
             {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
             if local
-            else {}
+            else {"spark.executor.memory": memory}
         ),
         **(settings or {}),
     }
     conf = SparkConf().setMaster(master).setAppName("dlrm preprocessing")
     conf.setAll(list(configuration.items()))
     try:
-        with _standard_error_to(log), _failures():
-            spark = SparkContext(conf=conf)
-        try:
-            yield spark
-        finally:
-            spark.stop()
+        with _new_local_folders_removed():
+            with _standard_error_to(log), _failures():
+                spark = SparkContext(conf=conf)
+            try:
+                yield spark
+            finally:
+                _stop(spark)
     except PySparkException as error:
-        raise TaskError(f"Spark did not start: {error}; see {log}") from error
+        raise SparkError(f"Spark did not start: {error}; see {log}") from error
     except SparkError as error:
         raise SparkError(f"{error}; see {log}") from error
+
+
+def _stop(spark: "SparkContext") -> None:
+    """Stops Spark and its JVM, which removes the last of its temporary files when it ends."""
+    gateway = spark._gateway
+    assert gateway is not None  # it is there from the start of a SparkContext on
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        gateway.proc.wait(timeout=30)
+    type(spark)._gateway = type(spark)._jvm = None  # so that another Spark can start
+
+
+@contextmanager
+def _new_local_folders_removed() -> Iterator[None]:
+    """Removes, when they are empty, the folders of SPARK_LOCAL_DIRS that Spark created."""
+    folders = filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))
+    new = [folder for folder in folders if not os.path.lexists(folder)]
+    try:
+        yield
+    finally:
+        for folder in new:
+            with suppress(OSError):
+                os.rmdir(folder)
 
 
 def _log4j() -> Path:

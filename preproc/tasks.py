@@ -29,7 +29,6 @@ from dlrm.data.transform import (
 from preproc.hashing import splitmix64
 from preproc.raw_log import Block, LogFormat, Split, bad_value, read_blocks
 
-_NUMERICAL_FILE = "numerical.bin"
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -42,6 +41,7 @@ class Target(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """How many rows that are."""
         return self.last_row - self.first_row
 
 
@@ -114,7 +114,7 @@ def write_in_order(split: Split, log_format: LogFormat, transform: str, target: 
     fitted = load_transform(transform)
     written = Written()
     for first_row, labels, rows in _transform_split(split, log_format, fitted, target):
-        write_rows(target, first_row - target.first_row, labels, rows)
+        write_rows(target, first_row - target.first_row, _by_file(labels, rows))
         written += Written(len(labels), int(np.count_nonzero(labels)), rows.clamped)
     return written
 
@@ -132,10 +132,8 @@ def shuffle_split(
     for first_row, labels, rows in _transform_split(split, log_format, fitted, target):
         records: np.ndarray = np.empty(len(labels), dtype)
         records["key"] = splitmix64(seed, np.arange(first_row, first_row + len(labels)))
-        records[layout.LABEL] = labels
-        records[_NUMERICAL_FILE] = rows.numerical
-        for i, ids in enumerate(rows.ids):
-            records[layout.categorical_name(i)] = ids
+        for name, column in _by_file(labels, rows).items():
+            records[name] = column
         packed.append(records)
         clamped += rows.clamped
     records = np.concatenate(packed)
@@ -152,15 +150,14 @@ def write_bucket(
     parts: Iterable[tuple[int, bytes]], transform: str, target: Target, first_row: int
 ) -> Written:
     """Sorts the rows of a bucket by their hash and writes them from `first_row` of the target."""
-    fitted = load_transform(transform)
     parts = list(parts)
+    fitted = load_transform(transform)
     records = np.frombuffer(b"".join(rows for _, rows in parts), _packed_dtype(fitted))
     records = records[np.argsort(records["key"])]
-    ids = [records[layout.categorical_name(i)] for i in range(fitted.num_categorical)]
-    labels = records[layout.LABEL]
-    rows = Transformed(records[_NUMERICAL_FILE], ids, sum(clamped for clamped, _ in parts))
-    write_rows(target, first_row, labels, rows)
-    return Written(len(labels), int(np.count_nonzero(labels)), rows.clamped)
+    columns = {name: records[name] for name in _files(fitted)}
+    write_rows(target, first_row, columns)
+    clicks = int(np.count_nonzero(columns[layout.LABEL_FILE]))
+    return Written(len(records), clicks, sum(clamped for clamped, _ in parts))
 
 
 def bucket_sizes(split: Split, target: Target, seed: int, buckets: int) -> np.ndarray:
@@ -176,18 +173,21 @@ def bucket_of_row(keys: np.ndarray, buckets: int) -> np.ndarray:
     return (((keys >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
-def write_rows(target: Target, first_row: int, labels: np.ndarray, rows: Transformed) -> None:
-    """Writes transformed rows into a split's files, from `first_row` of these on."""
-    columns = [labels, rows.numerical, *rows.ids]
-    names = ["label.bin", _NUMERICAL_FILE] + [
-        layout.categorical_name(i) for i in range(len(rows.ids))
-    ]
-    for name, column in zip(names, columns, strict=True):
+def write_rows(target: Target, first_row: int, columns: dict[str, np.ndarray]) -> None:
+    """Writes rows into a split's files, from `first_row` of these on; `columns` is by file name."""
+    for name, column in columns.items():
         width = column.dtype.itemsize * int(np.prod(column.shape[1:]))
-        if width:
-            with open(Path(target.directory, name), "r+b") as file:
-                file.seek(first_row * width)
-                file.write(np.ascontiguousarray(column).data)
+        with open(Path(target.directory, name), "r+b") as file:
+            file.seek(first_row * width)
+            file.write(np.ascontiguousarray(column).data)
+
+
+def _by_file(labels: np.ndarray, rows: Transformed) -> dict[str, np.ndarray]:
+    """File name -> its rows."""
+    columns = {layout.LABEL_FILE: labels}
+    if rows.numerical.shape[1]:
+        columns[layout.NUMERICAL_FILE] = rows.numerical
+    return columns | {layout.categorical_name(i): ids for i, ids in enumerate(rows.ids)}
 
 
 def load_transform(directory: str) -> Transform:
@@ -228,20 +228,9 @@ def _slice(block: Block, begin: int, end: int) -> Block:
 
 
 def _files(transform: Transform) -> dict[str, np.dtype]:
-    """File name -> dtype of a row."""
-    files: dict[str, np.dtype] = {"label.bin": layout.LABEL_DTYPE}
-    if transform.num_numerical:
-        files[_NUMERICAL_FILE] = np.dtype((layout.NUMERICAL_DTYPE, (transform.num_numerical,)))
-    for i, size in enumerate(transform.cardinalities):
-        files[layout.categorical_name(i)] = layout.id_dtype(size)
-    return files
+    return layout.row_dtypes(transform.num_numerical, transform.cardinalities)
 
 
 def _packed_dtype(transform: Transform) -> np.dtype:
-    """A row while it is shuffled: its hash and what will be written."""
-    ids = [
-        (layout.categorical_name(i), layout.id_dtype(size))
-        for i, size in enumerate(transform.cardinalities)
-    ]
-    numerical = (_NUMERICAL_FILE, layout.NUMERICAL_DTYPE, (transform.num_numerical,))
-    return np.dtype([("key", np.uint64), (layout.LABEL, layout.LABEL_DTYPE), numerical, *ids])
+    """A row while it is shuffled: its hash, and what will be written by file name."""
+    return np.dtype([("key", np.uint64), *_files(transform).items()])

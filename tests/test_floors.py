@@ -15,6 +15,7 @@ FLOORS = [
     ["dlrm.systems"],
     ["dlrm.scripts", "benchmarks", "demo"],
 ]
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
 TORCH_FREE = [
     "dlrm",
@@ -22,6 +23,17 @@ TORCH_FREE = [
     "dlrm.data.layout",
     "dlrm.data.feature_spec",
     "dlrm.data.transform",
+    "dlrm.data.writer",
+    "dlrm.data.csv_cells",
+    "dlrm.data.csv_columns",
+    "dlrm.data.csv_transform",
+    "dlrm.data.transcode",
+    "dlrm.data.transcode_spec",
+    "preproc.hashing",
+    "preproc.raw_log",
+    "preproc.simulate_logs",
+    "preproc.spark_pipeline",
+    "preproc.tasks",
 ]
 
 
@@ -50,7 +62,23 @@ def test_files_import_from_lower_floors_only(root):
     assert {"dlrm.model", "dlrm.data", "dlrm.train", "dlrm.tasks", "dlrm.scripts"} <= seen
 
 
+def test_only_scripts_read_flags_and_the_environment(root):
+    scripts, wrong, seen = root / "dlrm" / "scripts", [], 0
+    for path in sorted((root / "dlrm").rglob("*.py")):
+        if scripts not in path.parents:
+            seen += 1
+            names = {name.split(".")[0] for name in imports(path)}
+            tree = ast.walk(ast.parse(path.read_text()))
+            used = {node.attr for node in tree if isinstance(node, ast.Attribute)}
+            used |= {name.rpartition(".")[2] for name in imports(path)}
+            if found := names & {"absl"} | used & ENVIRONMENT:
+                wrong.append(f"{path.relative_to(root)} uses {', '.join(sorted(found))}")
+    assert not wrong
+    assert seen > 20
+
+
 @pytest.mark.parametrize("module", TORCH_FREE)
-def test_preprocessing_and_serving_need_no_torch(module):
+def test_preprocessing_and_serving_need_no_torch(root, module):
     code = f"import {module}, sys; sys.exit('torch' in sys.modules or 'pyspark' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=root)
+    assert done.returncode == 0

@@ -58,6 +58,7 @@ class SplitDataset(BatchedRows):
         self._id_dtype = np.result_type(np.int8, *(ids.dtype for ids in self._ids))
 
     def batch(self, index: int) -> Batch:
+        """Returns a batch; see `Dataset.batch`."""
         start, stop = self.rows(index)
         ids = np.empty((stop - start, len(self._ids)), self._id_dtype)
         for table, column in enumerate(self._ids):
@@ -113,6 +114,7 @@ class BinaryDataset(BatchedRows):
         self._rows = _map(path, _WORD, (size // row_bytes, width))
 
     def batch(self, index: int) -> Batch:
+        """Returns a batch; see `Dataset.batch`."""
         start, stop = self.rows(index)
         rows, first_id = self._rows[start:stop], 1 + self.num_numerical
         return Batch(

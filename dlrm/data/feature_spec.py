@@ -7,7 +7,7 @@ The format is NVIDIA's, with four sections: `feature_spec` (dtype and cardinalit
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,24 +81,52 @@ class FeatureSpec:
             splits: "train" and "test", and possibly "validation".
             metadata: stored as it is.
         """
-        numerical = [layout.numerical_name(i) for i in range(num_numerical)]
-        categorical = [layout.categorical_name(i) for i in range(len(cardinalities))]
+        return cls.named(
+            Path(directory) / layout.FEATURE_SPEC,
+            layout.LABEL,
+            [layout.numerical_name(i) for i in range(num_numerical)],
+            {layout.categorical_name(i): int(size) for i, size in enumerate(cardinalities)},
+            splits,
+            metadata,
+        )
+
+    @classmethod
+    def named(
+        cls,
+        path: Path,
+        label: str,
+        numerical: Sequence[str],
+        cardinalities: Mapping[str, int],
+        splits: Iterable[str],
+        metadata: dict[str, Any] | None = None,
+    ) -> "FeatureSpec":
+        """Describes a dataset with NVIDIA's default file names and feature names of one's own.
+
+        Args:
+            path: the specification (nothing is written; see `save`).
+            label: name of the label.
+            numerical: names of the numerical features, in the order of the model's inputs.
+            cardinalities: categorical feature -> rows of its table, in that order too.
+            splits: "train" and "test", and possibly "validation".
+            metadata: stored as it is.
+        """
         features: dict[str, dict[str, Any]] = {
-            name: {"dtype": str(layout.id_dtype(size)), "cardinality": int(size)}
-            for name, size in zip(categorical, cardinalities, strict=True)
+            name: {"dtype": str(layout.id_dtype(size)), "cardinality": size}
+            for name, size in cardinalities.items()
         }
         features |= {name: {"dtype": str(layout.NUMERICAL_DTYPE)} for name in numerical}
-        features[layout.LABEL] = {"dtype": str(layout.LABEL_DTYPE)}
+        features[label] = {"dtype": str(layout.LABEL_DTYPE)}
+        channels = {
+            "categorical": list(cardinalities),
+            "numerical": list(numerical),
+            "label": [label],
+        }
         return cls(
             feature_spec=features,
-            source_spec={split: _default_chunks(split, numerical, categorical) for split in splits},
-            channel_spec={
-                "categorical": categorical,
-                "numerical": numerical,
-                "label": [layout.LABEL],
-            },
+            source_spec={split: _default_chunks(split, channels) for split in splits},
+            channel_spec=channels,
             metadata=metadata or {},
-            path=Path(directory) / layout.FEATURE_SPEC,
+            path=path,
         )
 
     def save(self) -> None:
@@ -113,22 +141,27 @@ class FeatureSpec:
 
     @property
     def directory(self) -> Path:
+        """The dataset's directory, to which the files of the chunks are relative."""
         return self.path.parent
 
     @property
     def splits(self) -> list[str]:
+        """The splits that there are, in the order train, test, validation."""
         return [split for split in layout.SPLITS if split in self.source_spec]
 
     @property
     def numerical(self) -> list[str]:
+        """Names of the numerical features, in the order of the model's inputs."""
         return self.channel_spec["numerical"]
 
     @property
     def categorical(self) -> list[str]:
+        """Names of the categorical features, in the order of the model's tables."""
         return self.channel_spec["categorical"]
 
     @property
     def label(self) -> str:
+        """Name of the label."""
         return self.channel_spec["label"][0]
 
     @property
@@ -137,6 +170,7 @@ class FeatureSpec:
         return [self.feature_spec[name]["cardinality"] for name in self.categorical]
 
     def dtype(self, feature: str) -> np.dtype:
+        """Returns the dtype that a feature has in its file."""
         return np.dtype(self.feature_spec[feature]["dtype"])
 
     def file(self, split: str, feature: str) -> Path:
@@ -199,12 +233,14 @@ def read_sections(path: Path) -> dict[str, Any]:
     return sections
 
 
-def _default_chunks(split: str, numerical: list[str], categorical: list[str]) -> list[dict]:
-    chunks = [(numerical, "numerical.bin")] if numerical else []
-    chunks += [([layout.LABEL], "label.bin")]
-    chunks += [([name], name) for name in categorical]
+def _default_chunks(folder: str, channels: dict[str, list[str]]) -> list[dict]:
+    chunks = [(channels["numerical"], layout.NUMERICAL_FILE)] if channels["numerical"] else []
+    chunks += [(channels["label"], layout.LABEL_FILE)]
+    chunks += [
+        ([name], layout.categorical_name(i)) for i, name in enumerate(channels["categorical"])
+    ]
     return [
-        {"type": "split_binary", "features": features, "files": [f"{split}/{file}"]}
+        {"type": "split_binary", "features": list(features), "files": [f"{folder}/{file}"]}
         for features, file in chunks
     ]
 
@@ -216,8 +252,8 @@ def _from_model_size(directory: Path) -> FeatureSpec:
     taken from the files and not from the cardinality.
     """
     cardinalities = layout.read_model_size(directory)
-    rows = _size(directory / "train" / "label.bin")
-    num_numerical = _width(directory / "train" / "numerical.bin", rows) // 2 if rows else 0
+    rows = _size(directory / "train" / layout.LABEL_FILE)
+    num_numerical = _width(directory / "train" / layout.NUMERICAL_FILE, rows) // 2 if rows else 0
     validation = next((n for n in ("validation", "val") if (directory / n).is_dir()), None)
     splits = ["train", "test"] + (["validation"] if validation else [])
     spec = FeatureSpec.default(directory, num_numerical, cardinalities, splits)
@@ -227,8 +263,7 @@ def _from_model_size(directory: Path) -> FeatureSpec:
         features[name] = {**features[name], "dtype": f"int{8 * width}"} if width else features[name]
     sources = dict(spec.source_spec)
     if validation:
-        chunks = _default_chunks(validation, spec.numerical, spec.categorical)
-        sources["validation"] = chunks
+        sources["validation"] = _default_chunks(validation, spec.channel_spec)
     return replace(spec, feature_spec=features, source_spec=sources)
 
 

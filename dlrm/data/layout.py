@@ -21,7 +21,10 @@ from dlrm.files import read_manifest, write_atomically, write_manifest
 SPLITS = ("train", "test", "validation")
 FEATURE_SPEC = "feature_spec.yaml"
 MODEL_SIZE = "model_size.json"
+TRANSFORM = "transform"  # directory of what was fitted, which serving loads
 LABEL = "label"
+LABEL_FILE = "label.bin"
+NUMERICAL_FILE = "numerical.bin"
 LABEL_DTYPE = np.dtype(bool)
 NUMERICAL_DTYPE = np.dtype(np.float16)
 _FIRST_CRITEO_COLUMN = 14  # model_size.json calls the tables _c14, _c15, ... whatever the dataset
@@ -40,12 +43,21 @@ def id_dtype(cardinality: int) -> np.dtype:
 
 
 def numerical_name(index: int) -> str:
+    """The default name of a numerical feature; all of them share `numerical.bin`."""
     return f"num_{index}"
 
 
 def categorical_name(index: int) -> str:
     """The default name of a categorical feature; ".bin" is part of it, as in NVIDIA's datasets."""
     return f"cat_{index}.bin"
+
+
+def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np.dtype]:
+    """File of a split -> dtype of its rows, under the default file names."""
+    files: dict[str, np.dtype] = {LABEL_FILE: LABEL_DTYPE}
+    if num_numerical:
+        files[NUMERICAL_FILE] = np.dtype((NUMERICAL_DTYPE, (num_numerical,)))
+    return files | {categorical_name(i): id_dtype(n) for i, n in enumerate(cardinalities)}
 
 
 def write_model_size(directory: Path, cardinalities: Sequence[int]) -> None:

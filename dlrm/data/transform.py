@@ -22,7 +22,6 @@ from dlrm.files import write_atomically
 
 NUMERIC_TRANSFORMS = ("readme", "nvidia")
 DEFAULT_FREQUENCY_LIMIT = 15
-DIRECTORY = "transform"
 MAX_HEXADECIMAL_DIGITS = 16
 MAX_DECIMAL_DIGITS = 18  # so that every number fits int64
 _FILE = "transform.json"
@@ -329,6 +328,7 @@ class Transform:
 
     @property
     def num_categorical(self) -> int:
+        """Categorical columns, a dictionary each."""
         return len(self.dictionaries)
 
     @property

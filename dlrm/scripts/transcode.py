@@ -11,14 +11,10 @@ specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "aut
 
 from absl import app, flags
 
+from dlrm.data.csv_transform import NUMERIC_TRANSFORMS
 from dlrm.data.layout import FEATURE_SPEC
-from dlrm.data.transcode import (
-    NUMERIC_TRANSFORMS,
-    CsvConfig,
-    Report,
-    transcode_csv,
-    transcode_spec,
-)
+from dlrm.data.transcode import CsvConfig, Report, transcode_csv
+from dlrm.data.transcode_spec import transcode_spec
 
 FLAGS = flags.FLAGS
 

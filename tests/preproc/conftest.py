@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,17 +10,27 @@ sys.path.insert(0, str(ROOT))  # preproc/ is not installed
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory):
+def java():
+    """Skips where there is no Java that the scripts accept."""
+    found = subprocess.run(
+        [ROOT / "preproc" / "check_java.sh"], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        pytest.skip(found.stderr.removeprefix("error: ").partition(". Install it")[0])
+
+
+@pytest.fixture(scope="session")
+def spark(java, tmp_path_factory):
     """One Spark for all tests: starting it takes seconds."""
     pytest.importorskip("pyspark")
-    from preproc.spark_pipeline import TaskError, spark_context
+    from preproc.spark_pipeline import SparkError, spark_context
 
     folder = tmp_path_factory.mktemp("spark")
     os.environ["SPARK_LOCAL_DIRS"] = str(folder)
     try:
         context = spark_context("local[2]", 2, folder / "spark.log")
         started = context.__enter__()
-    except TaskError as error:
+    except SparkError as error:
         pytest.skip(f"no Spark here: {error}")
     yield started
     context.__exit__(None, None, None)

@@ -9,17 +9,17 @@ from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.transform import TextColumn, Transform
 from dlrm.files import staged_directory
 from preproc import spark_pipeline as pipeline
-from preproc.raw_log import LogFormat
+from preproc.raw_log import LogFormat, find_days
 from preproc.simulate_logs import Simulation, simulate
 
 SMALL = LogFormat(2, 3)
 
 
-def prepare(spark, days, output, **options):
+def prepare(spark, folder, output, **options):
     """Runs the whole pipeline, and returns the path and the bytes of the dataset."""
     with staged_directory(output / "binary_dataset", replace=True) as staging:
         engine = pipeline.Engine(spark, lambda text: None)
-        pipeline.prepare(engine, days, staging, pipeline.Options(**options))
+        pipeline.prepare(engine, find_days(folder), staging, pipeline.Options(**options))
     return output / "binary_dataset"
 
 

@@ -30,13 +30,33 @@ def read_all(splits):
     return [line for split in splits for line in read(split)]
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize("block_bytes", [5, 64, 1 << 20])
 @pytest.mark.parametrize("split_bytes", [3, 100, 1 << 20])
-def test_splits_and_blocks_give_each_line_once(log, monkeypatch, split_bytes, block_bytes):
+def test_splits_and_blocks_give_each_line_once(
+    log, monkeypatch, split_bytes, block_bytes, line_end
+):
+    log.write_text("".join(LINES), newline=line_end)
     monkeypatch.setattr(raw_log, "_BLOCK_BYTES", block_bytes)
     splits = split_days([log], split_bytes)
     assert read_all(splits) == LINES
     assert [count_rows(split) for split in splits] == [len(read(split)) for split in splits]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_short_lines_of_windows_have_no_return_in_them(log, line_end):
+    end = "\r" if line_end == "\r" else ""  # only where the last newline is missing
+    text = f"1\r\n0\t\r\n1\t5\r\n0\t6\t\n1\t\tab{end or line_end}"
+    log.write_bytes(text.encode())
+    (split,) = split_days([log], 1 << 20)
+    assert read(split) == ["1\t\t\n", "0\t\t\n", "1\t5\t\n", "0\t6\t\n", "1\t\tab\n"]
+
+
+@pytest.mark.parametrize("text", ["\r\n", "1\t2\t3\r\n\r\n", "\n"])
+def test_an_empty_line_is_refused(log, text):
+    log.write_bytes(text.encode())
+    with pytest.raises(BadLineError, match=f"line {text.count('1') + 1}: .*got an empty line"):
+        read_all(split_days([log], 1 << 20))
 
 
 @pytest.mark.parametrize("row", [0, 1, 150, 299])

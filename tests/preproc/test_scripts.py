@@ -64,6 +64,7 @@ def test_whole_path_on_one_core(spark, tmp_path):
         assert stage in result.stdout
     assert str(output / "binary_dataset") in result.stdout.splitlines()[-1]
     assert result.stderr == ""
+    assert sorted(path.name for path in output.iterdir()) == ["binary_dataset", "spark.log"]
 
 
 def test_bad_line_is_one_line_of_error(spark, tmp_path):
@@ -112,7 +113,7 @@ def test_missing_days_are_named(raw, tmp_path, change, settings, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_output_that_cannot_be_written_is_named(raw, tmp_path):
+def test_output_that_cannot_be_written_is_named(java, raw, tmp_path):
     (tmp_path / "file").write_text("in the way")
     fails(script(raw, tmp_path / "file", *SMALL), str(tmp_path / "file"))
     foreign = tmp_path / "out" / "binary_dataset"
@@ -122,7 +123,7 @@ def test_output_that_cannot_be_written_is_named(raw, tmp_path):
     assert (foreign / "thesis.txt").read_text() == "not ours"
 
 
-def test_wrong_arguments_are_refused(raw, tmp_path):
+def test_wrong_arguments_are_refused(java, raw, tmp_path):
     result = script(raw, tmp_path / "out", "--no_such_flag")
     assert result.returncode != 0
     assert "--no_such_flag" in result.stderr

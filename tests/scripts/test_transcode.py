@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
+from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.loader import DataConfig, open_datasets
-from dlrm.data.transcode import CsvConfig, CsvTransform, transcode_csv, transcode_spec
+from dlrm.data.transcode import CsvConfig, transcode_csv
+from dlrm.data.transcode_spec import transcode_spec
 
 ADULT_COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status"),
@@ -273,6 +275,7 @@ def test_a_directory_compressed_files_and_other_delimiters_are_read(tmp_path):
 
 BAD_FILES = {
     "a cell that is no number": ("0,1,a\n1,12x,b\n", {}, r"line 3, column x: .*number, got '12x'"),
+    "digits grouped as in Python": ("0,1_000,a\n1,2,b\n", {}, "line 2, column x: .*got '1_000'"),
     "an infinite number": ("0,1,a\n1,inf,b\n", {}, r"line 3, column x: .*finite number, got 'inf'"),
     "not a number": ("0,nan,a\n1,1,b\n", {}, r"line 2, column x: .*finite number, got 'nan'"),
     "a label that is not 0 or 1": (
@@ -302,6 +305,34 @@ BAD_FILES = {
     "too few rows to divide": ("0,1,a\n1,2,b\n", {}, "2 rows are too few for --test_fraction 0.2"),
     "a null byte in a binary file": ("0,1,\x00\xff\n", {}, "not CSV in UTF-8"),
 }
+
+
+@pytest.mark.parametrize(
+    "cell", ["1_000", "\u0661\u0662", "\uff11", "0x10", "1,5", "1e999", "-Infinity"]
+)
+def test_what_only_python_calls_a_number_is_refused(tmp_path, cell):
+    path = write_csv(tmp_path / "a.csv", [{"y": 0, "x": 1}, {"y": 1, "x": cell}])
+    with pytest.raises(ValueError, match=rf"line 3, column x: expected a .*number.*'{cell}'"):
+        transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", ("x",)))
+
+
+@pytest.mark.parametrize("others", [["2", "3"], ["", "n_a"]])
+def test_cells_that_read_as_numbers_are_missing_where_the_user_says_so(tmp_path, others):
+    cells = ["nan", "-inf", "-999", *others]
+    path = write_csv(tmp_path / "a.csv", [{"y": 0, "x": cell} for cell in cells])
+    transcode_csv(
+        CsvConfig(
+            path,
+            str(tmp_path / "out"),
+            "y",
+            ("x",),
+            missing_values=("nan", "-inf", "-999", "n_a"),
+            numeric_transform="none",
+            test_fraction=0.0,
+        )
+    )
+    found = sorted(read_back(tmp_path / "out")["train"][0][:, 0].tolist())
+    assert found == sorted([0, 0, 0, *(float(cell) if cell.isdigit() else 0 for cell in others)])
 
 
 @pytest.mark.parametrize("case", BAD_FILES)

@@ -1,0 +1,123 @@
+"""From the text of CSV columns to a model's inputs, as it was fitted: serving applies the same."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.data import layout
+from dlrm.data.csv_cells import BadCellError, number_parser
+from dlrm.data.transform import Parsed, log_numerical
+from dlrm.files import write_atomically
+
+NUMERIC_TRANSFORMS = ("log", "standardise", "none")
+_FILE = "csv.json"
+
+
+@dataclass(frozen=True)
+class CsvTransform:
+    """A fitted transform from the text of columns to a model's inputs; serving applies the same.
+
+    Attributes:
+        numeric_transform: "log", "standardise" or "none".
+        scales: numerical feature -> its mean and standard deviation (standardise only).
+        dictionaries: categorical feature -> the values that have the ids 1, 2, ...
+        missing_values: cells that mean "missing", besides empty ones.
+    """
+
+    numeric_transform: str
+    scales: dict[str, tuple[float, float]]
+    dictionaries: dict[str, list[str]]
+    missing_values: tuple[str, ...]
+
+    def __call__(
+        self, columns: Mapping[str, Sequence[str]]
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Returns numericals, float16 `[rows, num_numerical]`, and the ids `[rows]` of each table.
+
+        Raises:
+            KeyError: a column is missing.
+            ValueError: a numerical cell is no number, or too large for float16.
+        """
+        parse = number_parser(self.missing_values)
+        numerical = []
+        for name in self.scales:
+            try:
+                numbers, _ = self.numbers(name, parse([cell.strip() for cell in columns[name]]))
+            except BadCellError as error:
+                raise ValueError(
+                    f"column {name}, row {error.index}: expected {error.expected}, got "
+                    f"{columns[name][error.index]!r}"
+                ) from None
+            if (row := first_overflow(numbers)) is not None:
+                raise ValueError(overflow_text(f"column {name}, row {row}", columns[name][row]))
+            numerical.append(numbers)
+        ids = {}
+        for name, values in self.dictionaries.items():
+            lookup = {value: i for i, value in enumerate(values, 1)}
+            encoded = [lookup.get(cell.strip(), 0) for cell in columns[name]]
+            ids[name] = np.array(encoded, layout.id_dtype(len(values) + 1))
+        rows = len(next(iter(columns.values())))
+        return np.stack(numerical, 1) if numerical else np.empty((rows, 0), np.float16), ids
+
+    def numbers(self, name: str, values: np.ndarray) -> tuple[np.ndarray, int]:
+        """Transforms a numerical column, NaN being missing.
+
+        Returns:
+            The float16 values, infinite where they overflow, and how many arguments of the
+            logarithm were raised to 1.
+        """
+        missing = np.isnan(values)
+        if self.numeric_transform == "log":
+            return log_numerical(Parsed(np.where(missing, 0.0, values), missing))
+        mean, deviation = self.scales[name]
+        scaled = np.where(missing, 0.0, (values - mean) / deviation)
+        with np.errstate(over="ignore"):
+            return scaled.astype(np.float32).astype(layout.NUMERICAL_DTYPE), 0
+
+    def save(self, directory: Path) -> None:
+        """Writes `transform/csv.json` into a dataset."""
+        path = directory / layout.TRANSFORM / _FILE
+        path.parent.mkdir()
+        text = json.dumps({"version": 1, **vars(self)}, indent=1, ensure_ascii=False)
+        write_atomically(path, text + "\n")
+
+    @classmethod
+    def load(cls, directory: Path) -> "CsvTransform":
+        """Reads what `save` wrote into a dataset.
+
+        Raises:
+            FileNotFoundError: the dataset has no such transform.
+            ValueError: the file is not one; it is named.
+        """
+        path = directory / layout.TRANSFORM / _FILE
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            if facts["version"] != 1:
+                raise ValueError(f"expected version 1, got {facts['version']}")
+            return cls(
+                facts["numeric_transform"],
+                {name: (mean, deviation) for name, (mean, deviation) in facts["scales"].items()},
+                facts["dictionaries"],
+                tuple(facts["missing_values"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: not a fitted transform ({error!r})") from error
+
+
+def first_overflow(numbers: np.ndarray) -> int | None:
+    """Returns the first row that is not finite."""
+    wrong = ~np.isfinite(numbers)
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+def overflow_text(where: str, value: Any) -> str:
+    """Says that a value is too large for a dataset, and what to do."""
+    greatest = np.finfo(layout.NUMERICAL_DTYPE).max
+    return (
+        f"{where}: {value} is beyond float16 (up to {greatest:.0f}), in which numerical features "
+        "are stored; choose --numeric_transform log or standardise, or scale the column"
+    )
