@@ -47,16 +47,16 @@ def simulate(output: Path, options: argparse.Namespace) -> Path:
 
 
 def preprocess(raw: Path, output: Path) -> Path:
-    title("2/4", f"preprocessing {raw}")
+    title("2/4", f"preprocessing {shown(raw)}")
     environment = {
         **os.environ,
         "INPUT_PATH": str(raw),
-        "OUTPUT_PATH": str(output / "dataset"),
+        "OUTPUT_PATH": str(output / f"dataset-{raw.name}"),
         "SPARK_LOCAL_DIRS": str(output / "spark-tmp"),
         "PYTHON": sys.executable,
     }
     command([PREPROC / "prepare_dataset.sh"], env=environment)
-    return output / "dataset" / "binary_dataset"
+    return output / f"dataset-{raw.name}" / "binary_dataset"
 
 
 def train(dataset: Path, output: Path) -> Path:
@@ -101,6 +101,9 @@ def training_flags(rows: int) -> dict[str, Any]:
 
 def dlrm_main(mode: str, dataset: Path, flags: dict[str, Any]) -> None:
     words = [f"--{name}={value}" for name, value in flags.items()]
+    print(
+        f"python -m dlrm.scripts.main --mode={mode} --dataset={shown(dataset)}", *words, flush=True
+    )
     command(
         [sys.executable, "-m", "dlrm.scripts.main", f"--mode={mode}", f"--dataset={dataset}"]
         + words
@@ -122,12 +125,24 @@ def summary_of(log: Path) -> dict[str, float]:
     return json.loads(log.read_text().splitlines()[-1].removeprefix("DLLL "))["data"]
 
 
+def shown(path: Path) -> str:
+    """The path as a person would type it here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def auc_of(value: float | None) -> str:
+    return "undefined (one class only)" if value is None else f"{value:.4f}"
+
+
 def summarise(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
     trained, tested = summary_of(run / "log.json"), summary_of(run / "test.json")
     rows = json.loads((dataset / "manifest.json").read_text())["rows"]
     lines = [
         ("rows", "  ".join(f"{split} {count:,}" for split, count in rows.items())),
-        ("ROC AUC", f"test {tested['auc']:.4f}  validation {trained['validation_auc']:.4f}"),
+        (
+            "ROC AUC",
+            f"test {auc_of(tested['auc'])}  validation {auc_of(trained['validation_auc'])}",
+        ),
     ]
     if (raw / "planted.json").is_file():
         best = json.loads((raw / "planted.json").read_text())
@@ -137,10 +152,10 @@ def summarise(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
     lines += [
         ("training", f"{trained['average_train_throughput']:,.0f} samples/s"),
         ("whole demo", f"{seconds:.0f} s"),
-        ("dataset", dataset),
-        ("checkpoints", checkpoint),
-        ("log", run / "log.json"),
-        ("curves", run / "curves.png" if (run / "curves.png").exists() else "none"),
+        ("dataset", shown(dataset)),
+        ("checkpoints", shown(checkpoint)),
+        ("log", shown(run / "log.json")),
+        ("curves", shown(run / "curves.png") if (run / "curves.png").exists() else "none"),
     ]
     width = min(shutil.get_terminal_size().columns, 100)
     print("\n" + " dlrm demo ".center(width, "="))

@@ -56,8 +56,10 @@ def main(argv: list[str]) -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        kept = "; --resume goes on from the last checkpoint" if FLAGS.save_checkpoint_path else ""
-        print(f"interrupted{kept}", file=sys.stderr)
+        path = FLAGS.save_checkpoint_path
+        last = last_checkpoint(path) if path else None
+        kept = f"--resume goes on from {last}" if last else "nothing was saved"
+        print(f"interrupted; {kept}", file=sys.stderr)
         sys.exit(130)
 
 
@@ -146,8 +148,10 @@ def _train(
     problem = draw_curves(trainer.progress.history, task.metric, curves)
     log.line(problem or f"curves: {curves}")
     if trainer.checkpoints:
-        best = trainer.checkpoints.best()
+        best = trainer.checkpoints.best() or "none, as nothing was tested"
         log.line(f"checkpoints: last {trainer.checkpoints.last()}, best {best}")
+    else:
+        log.line("the weights are not saved; --save_checkpoint_path saves them")
     return summary
 
 

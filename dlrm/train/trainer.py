@@ -290,6 +290,8 @@ class Trainer:
         self.log.line(f"Epoch {epoch} step {index}. test: {_shown(metrics)}  ({seconds:.1f} s)")
         self.log.step(epoch, index, {f"test_{name}": value for name, value in metrics.items()})
         progress.history.append({"step": progress.step, **metrics})
+        if math.isnan(score):
+            self.log.line(f"note: {self.task.metric} is undefined, the test set has one class only")
         best = progress.best.get(self.task.metric, math.nan)
         if math.isnan(best) or score > best:
             done = progress.step / steps_per_epoch
