@@ -44,6 +44,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/breakdown.py
 
 clean:
 	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so
