@@ -1,13 +1,14 @@
 """Where the time of a training step goes: matrix products, interaction, gather, update, the rest.
 
-    python benchmarks/breakdown.py [--workload kaggle] [--dtype bf16] [--rounds 5] [--steps 10]
+    python benchmarks/breakdown.py [--workload kaggle] [--dtype bf16] [--steps 40]
 
-The workloads are those of train.py, the trainer and its loader the real ones, the process set up as
-our commands set theirs. Method: torch.profiler notes every operator of the training thread; its own
-time, without that of operators it calls, goes to the part of the step that its name or its callers'
-belong to. What lies between operators (Python, the autograd engine, memory) is the wall time less
-all that. Readers run in threads of their own: only the wait for them is in the step. Figures are
-medians over rounds, of the mean step of each.
+The workloads are those of train.py, the trainer and its loader the real ones, the process set up
+as our commands set theirs. Method: torch.profiler notes every operator of the training thread. Each
+one's own time, without that of operators it calls, goes to the part of the step that its name or
+its callers' belong to; what lies between operators is Python's and the autograd engine's. Every
+step has the same operators in the same order, so each of them, and each product of the limit, is
+timed by the first decile over all steps: what other programs on the machine do to the rest is left
+out. Readers run in threads of their own: only the wait for them is in the step.
 """
 
 import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -22,12 +23,12 @@ from contextlib import closing
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
-from train import DTYPES, WORKLOADS, StepLog, gemms, ours, synthetic
+from train import DTYPES, WORKLOADS, StepLog, ours, products, synthetic
 
 from dlrm.data.loader import open_datasets
 from dlrm.tasks.recommendation import Batches
 
-LOADER, REST = "loader wait", "Python, autograd engine, memory"
+LOADER, REST = "loader wait", "Python and the autograd engine"
 PARTS = {  # beginnings of operators' names; the innermost that fits decides
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear"),
     "bias and ReLU": (
@@ -74,36 +75,66 @@ def part_of(event) -> str:
     return REST
 
 
-def measure(workload: str, dtype: str, steps: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step: of each part, "whole", "unprofiled" and "products alone"."""
+def measure(workload: str, dtype: str, steps: int) -> dict[str, float]:
+    """Milliseconds of a step: of each part, "whole", "unprofiled", "products alone", "reading"."""
     config, batch_size = WORKLOADS[workload]
     data = synthetic(config, batch_size, steps)
     log = StepLog()
     run = ours(config, data, DTYPES[dtype], log, WatchedBatches)
-    products = gemms(config, batch_size, DTYPES[dtype])
     run(steps)
-    products(steps)
-    found: dict[str, list[float]] = defaultdict(list)
-    for _ in range(rounds):
-        found["products alone"].append(1e3 * products(steps) / steps)
-        found["unprofiled"].append(1e3 * run(steps) / steps)
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            whole = 1e3 * run(steps) / steps
-        parts = dict.fromkeys(PARTS, 0.0)
-        for event in profiler.events():
-            if (part := part_of(event)) != REST:
-                parts[part] += 1e-3 * event.self_cpu_time_total / steps
-        for part, milliseconds in parts.items():
-            found[part].append(milliseconds)
-        found[REST].append(whole - sum(parts.values()))
-        found["whole"].append(whole)
-    log.faults_a_step()
+    found = {"unprofiled": 1e3 * first_decile(log.seconds_of_steps())}
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run(steps)
+    found |= parts_of_steps(profiler.events())
+    found["whole"] = sum(found[part] for part in (*PARTS, REST))
+    alone = [timed(product, steps) for product in products(config, batch_size, DTYPES[dtype])]
+    found["products alone"] = 1e3 * sum(map(first_decile, alone))
     train = open_datasets(data).train
-    began = time.perf_counter()
-    for index in range(steps):
-        train.batch(index)
-    found["reading"].append(1e3 * (time.perf_counter() - began) / steps)
-    return {name: statistics.median(values) for name, values in found.items()}
+    found["reading"] = 1e3 * first_decile(timed(lambda: train.batch(0), steps))
+    return found
+
+
+def parts_of_steps(events) -> dict[str, float]:
+    """Milliseconds of each part of a step, from the operators of many steps."""
+    thread = next(event.thread for event in events if event.name == LOADER)
+    ordered = sorted(
+        (event for event in events if event.thread == thread), key=lambda e: e.time_range.start
+    )
+    steps: list[list] = []
+    for event in ordered:
+        if event.name == LOADER:
+            steps.append([])
+        if steps:
+            steps[-1].append(event)
+    usual = statistics.mode(map(len, steps))
+    times: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for step in steps:
+        if len(step) != usual:
+            continue  # the first or last of a run
+        end = step[0].time_range.start
+        for place, event in enumerate(step):
+            times[place, part_of(event)].append(1e-3 * event.self_cpu_time_total)
+            if event.cpu_parent is None:
+                times[-1 - place, REST].append(1e-3 * (event.time_range.start - end))
+                end = event.time_range.end
+    parts = dict.fromkeys((*PARTS, REST), 0.0)
+    for (_, part), values in times.items():
+        parts[part] += first_decile(values)
+    return parts
+
+
+def first_decile(values: list[float]) -> float:
+    return statistics.quantiles(values, n=10, method="inclusive")[0]
+
+
+def timed(function, count: int) -> list[float]:
+    """Seconds of each of `count` calls."""
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def report(columns: dict[str, dict[str, float]]) -> None:
@@ -114,28 +145,29 @@ def report(columns: dict[str, dict[str, float]]) -> None:
         cells = (f"{c[part]:.2f} ({c[part] / c['whole']:.0%})" for c in columns.values())
         print(f"| {part} | {' | '.join(cells)} |")
     for name, title in (
-        ("whole", "whole step, profiled"),
+        ("whole", "whole step, sum of these"),
         ("unprofiled", "whole step, not profiled"),
-        ("products alone", "the same matrix products, alone"),
-        ("reading", "work of a reader's thread, a batch"),
+        ("products alone", "the MLPs' matrix products, alone"),
+        ("reading", "a reader's work for a batch, in its thread"),
     ):
         print(f"| {title} | {' | '.join(f'{c[name]:.2f}' for c in columns.values())} |")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10, help="training steps of a round")
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.rounds} rounds of "
-        f"{options.steps} steps, load of the machine before: {os.getloadavg()[0]:.1f}\n"
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.steps} steps, "
+        f"load of the machine before: {os.getloadavg()[0]:.1f}\n"
     )
     report(
         {
-            f"{workload} {dtype}": measure(workload, dtype, options.steps, options.rounds)
+            f"{workload} {dtype}": measure(workload, dtype, options.steps)
             for workload in options.workload
             for dtype in options.dtype
         }

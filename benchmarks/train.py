@@ -15,6 +15,7 @@ import dlrm.scripts.environment as environment  # first: torch reads it when it 
 
 # isort: split
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -29,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dlrm import ops
 from dlrm.data.loader import DataConfig, open_datasets
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
@@ -126,8 +128,8 @@ class PlainDLRM(nn.Module):
 
 def plain(
     config: DLRMConfig, tables: nn.Module, batches: list, dtype: torch.dtype
-) -> Callable[[int], float]:
-    """Returns a function that trains a peer for some steps and says how many seconds it took."""
+) -> Callable[[int], object]:
+    """Returns a function that trains a peer for some steps."""
     model = PlainDLRM(config, tables)
     weights = [*model.bottom.parameters(), *model.top.parameters()]
     if not tables.updates_itself:
@@ -135,8 +137,7 @@ def plain(
     optimizer = torch.optim.SGD(weights, lr=LR)
     ready = [(b.numerical.float(), *tables.wanted(b.categorical)) for b in batches]
 
-    def run(steps: int) -> float:
-        began = time.perf_counter()
+    def run(steps: int) -> None:
         for step in range(steps):
             index = step % len(batches)
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float32):
@@ -144,7 +145,6 @@ def plain(
             F.binary_cross_entropy_with_logits(logits, batches[index].labels).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - began
 
     return run
 
@@ -165,65 +165,83 @@ def ours(
     dtype: torch.dtype,
     log: RunLog,
     batches: type[Batches] = Batches,
-) -> Callable[[int], float]:
+) -> Callable[[int], object]:
     """The same for this package's trainer, which reports its steps to `log`."""
     task = Recommendation(config, World(), dtype)
     datasets = open_datasets(data)
     optimizers = task.optimizers(OptimizerConfig())
 
-    def run(steps: int) -> float:
+    def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9)
         trainer = Trainer(task, optimizers, lambda step: LR, training, log=log)
-        summary = trainer.fit(batches(datasets.train), Batches(datasets.test))
-        return steps * data.batch_size / summary["average_train_throughput"]
+        trainer.fit(batches(datasets.train), Batches(datasets.test))
 
     return run
 
 
 class StepLog(RunLog):
-    """Prints nothing, and notes the page faults of the process after every step."""
+    """Prints nothing, and notes the time and the page faults of the process after every step."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.faults: list[int] = []
+        self.steps: list[tuple[float, int]] = []
 
     def line(self, text: str) -> None:
         pass
 
     def progress(self, steps: int = 1) -> None:
-        self.faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        self.steps.append((time.perf_counter(), faults))
 
     def faults_a_step(self) -> float:
         """The mean since the first step noted; forgets them."""
-        faults, self.faults = self.faults, []
-        return (faults[-1] - faults[0]) / (len(faults) - 1)
+        first, last, between = self.steps[0], self.steps[-1], len(self.steps) - 1
+        self.steps = []
+        return (last[1] - first[1]) / between
+
+    def seconds_of_steps(self) -> list[float]:
+        """The time from each step's end to the next one's; forgets them."""
+        times = [time for time, _ in self.steps]
+        self.steps = []
+        return [b - a for a, b in zip(times, times[1:], strict=False)]
 
 
-def gemms(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> Callable[[int], float]:
-    """The same for the matrix products of the MLPs: one forward and two backward a layer."""
-    width = config.embedding_dim + len(config.table_sizes) * (len(config.table_sizes) + 1) // 2
+def products(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> list[Callable]:
+    """The matrix products of the MLPs: of every layer one forward and two backward.
+
+    The inputs of the bottom MLP need no gradient, and the top MLP's are padded to a multiple of 8,
+    as the interaction pads them.
+    """
     bottom = (config.num_numerical_features, *config.bottom_mlp_sizes)
+    width = ops.interaction_width(len(config.table_sizes), config.embedding_dim)
     top = (width, *config.top_mlp_sizes)
-    shapes = [pair for sizes in (bottom, top) for pair in zip(sizes, sizes[1:], strict=False)]
-    layers = [
-        (torch.randn(batch_size, i), torch.randn(o, i), torch.randn(batch_size, o))
-        for i, o in shapes
-    ]
-    layers = [tuple(tensor.to(dtype) for tensor in layer) for layer in layers]
+    calls: list[Callable] = []
+    for sizes in (bottom, top):
+        for layer, (i, o) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            shapes = (batch_size, i), (o, i), (batch_size, o)
+            x, weight, grad = (torch.randn(shape).to(dtype) for shape in shapes)
+            calls.append(functools.partial(torch.mm, x, weight.T))
+            if sizes is top or layer:
+                calls.append(functools.partial(torch.mm, grad, weight))
+            calls.append(functools.partial(torch.mm, grad.T, x))
+    return calls
 
-    def run(steps: int) -> float:
-        began = time.perf_counter()
+
+def gemms(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> Callable[[int], object]:
+    """The same as of `ours` for the matrix products alone."""
+    calls = products(config, batch_size, dtype)
+
+    def run(steps: int) -> None:
         for _ in range(steps):
-            for x, weight, grad in layers:
-                torch.mm(x, weight.T)
-                torch.mm(grad, weight)
-                torch.mm(grad.T, x)
-        return time.perf_counter() - began
+            for product in calls:
+                product()
 
     return run
 
 
-def measure(workload: str, dtype: str, steps: int, rounds: int) -> dict[str, float]:
+def measure(
+    workload: str, dtype: str, steps: int, rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
     """Thousands of samples a second of each side, medians over rounds taken in turn."""
     config, batch_size = WORKLOADS[workload]
     data = synthetic(config, batch_size, steps)
@@ -243,9 +261,10 @@ def measure(workload: str, dtype: str, steps: int, rounds: int) -> dict[str, flo
     faults = []
     for round_number in range(rounds + 1):
         for name, run in sides.items():
-            speed = steps * batch_size / run(steps) / 1000
+            began = clock()
+            run(steps)
             if round_number:  # the first round warms up
-                speeds[name].append(speed)
+                speeds[name].append(steps * batch_size / (clock() - began) / 1000)
         faults.append(log.faults_a_step())
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     faster_peer = max(kinds, key=medians.__getitem__)
@@ -267,7 +286,8 @@ def report(arguments: argparse.Namespace) -> None:
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} rounds "
         f"of {arguments.steps} steps, load of the machine before: {os.getloadavg()[0]:.1f}"
     )
-    print("thousands of samples a second (medians)\n")
+    unit = "second of processor time, on one thread" if arguments.cpu_time else "second"
+    print(f"thousands of samples a {unit} (medians)\n")
     print(
         "| workload | dtype | memory | ours | plain torch | FBGEMM | x the faster peer "
         "| GEMM limit | share of it | our page faults a step |"
@@ -291,6 +311,8 @@ def in_process_of_its_own(workload, dtype, memory, arguments) -> dict[str, float
     command = [sys.executable, __file__, "--one", workload, dtype]
     command += ["--steps", str(arguments.steps), "--rounds", str(arguments.rounds)]
     variables = dict(os.environ)
+    if arguments.cpu_time:
+        command.append("--cpu_time")
     if memory == "as installed":
         for name in environment.DEFAULTS:
             variables.pop(name, None)
@@ -307,9 +329,17 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round")
     parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument(
+        "--cpu_time",
+        action="store_true",
+        help="measure processor time, on one thread: for machines where other programs run",
+    )
     parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "DTYPE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    timer = time.process_time if options.cpu_time else time.perf_counter
+    if options.cpu_time:
+        torch.set_num_threads(1)
     if options.one:
-        print(json.dumps(measure(*options.one, options.steps, options.rounds)))
+        print(json.dumps(measure(*options.one, options.steps, options.rounds, timer)))
     else:
         report(options)
