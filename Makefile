@@ -53,6 +53,7 @@ format: venv
 bench: venv
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/breakdown.py
 
 clean:
 	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so

@@ -5,23 +5,23 @@
 The peers are plain torch and, where it is installed, FBGEMM's table-batched embedding. The limit is
 the op's arithmetic at the speed of a matrix multiplication, plus its bytes at the speed of a copy,
 both measured here: nothing whose operands lie in main memory goes below it. All sides run in turn,
-and medians are compared; on a shared machine only the ratios mean something. Huge pages are on
-unless THP_MEM_ALLOC_ENABLE=0 is set.
+and medians are compared; on a shared machine only the ratios mean something. Memory is
+set up as by our commands, with huge pages, for all sides alike; DLRM_TUNE=0 leaves it as installed.
 """
 
+import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+import torch
 
-import torch  # noqa: E402  # reads that variable when it first allocates
-
-from dlrm import ops  # noqa: E402
+from dlrm import ops
 
 Sides = dict[str, Callable[[], object]]
 

@@ -1,17 +1,25 @@
-"""Training throughput on the CPU: this package beside plain torch, and the limit that GEMMs set.
+"""Training throughput on the CPU: this package beside its peers, and the limit that GEMMs set.
 
-    python benchmarks/train.py [--rounds 5] [--steps 6] [--workload kaggle] [--dtype fp32]
+    python benchmarks/train.py [--rounds 7] [--steps 10] [--workload kaggle] [--dtype fp32]
 
-Ours is the real trainer with its loader, from `--dataset_type synthetic_gpu`. The peer is a lean
-model over one `nn.Embedding(sparse=True)` with torch's SGD and a bare loop, on batches made before.
-The limit is the time of the MLPs' matrix products alone, forward and backward, in the same run. The
-three take turns; the figures are medians over rounds. Each dtype runs with torch's allocator as
-installed and with huge pages (THP_MEM_ALLOC_ENABLE=1), which our commands always set.
+Ours is the real trainer with its loader, from `--dataset_type synthetic_gpu`. The peers are lean
+models with a bare loop, on batches made before in the form each wants: one over
+`nn.Embedding(sparse=True)` with torch's SGD, and, where `fbgemm-gpu-cpu` is installed, one over
+FBGEMM's table-batched embedding, whose SGD is fused into its backward pass. The limit is the time
+of the MLPs' matrix products alone, forward and backward, in the same run. All take turns, and
+medians over rounds are compared. Memory is as torch and glibc come ("as installed"), or as our
+commands set it for their process (`dlrm.scripts.environment`), for all sides alike.
 """
 
+import dlrm.scripts.environment as environment  # first: torch reads it when it is loaded
+
+# isort: split
 import argparse
+import functools
+import importlib.util
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dlrm import ops
 from dlrm.data.loader import DataConfig, open_datasets
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
@@ -46,17 +55,61 @@ WORKLOADS = {  # one-hot uniform ids, SGD
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class PlainDLRM(nn.Module):
-    """What one writes in an afternoon: torch layers only."""
+class TorchTables(nn.Module):
+    """All tables in one `nn.Embedding`, as the plain-torch peer has them."""
 
-    def __init__(self, config: DLRMConfig):
+    updates_itself = False
+
+    def __init__(self, sizes: tuple[int, ...], dim: int):
         super().__init__()
-        dim, tables = config.embedding_dim, len(config.table_sizes)
-        self.embedding = nn.Embedding(sum(config.table_sizes), dim, sparse=True)
-        offsets = torch.tensor((0, *config.table_sizes[:-1])).cumsum(0)
-        self.register_buffer("offsets", offsets)
-        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, offset=-1))
-        width = dim + tables * (tables + 1) // 2
+        self.embedding = nn.Embedding(sum(sizes), dim, sparse=True)
+        self.offsets = torch.tensor((0, *sizes[:-1])).cumsum(0)
+
+    def wanted(self, ids):
+        return (ids + self.offsets,)
+
+    def forward(self, rows):
+        return self.embedding(rows)
+
+
+class FbgemmTables(nn.Module):
+    """FBGEMM's table-batched embedding, with bags of one; backward updates the tables."""
+
+    updates_itself = True
+
+    def __init__(self, sizes: tuple[int, ...], dim: int):
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        super().__init__()
+        self.shape = (-1, len(sizes), dim)
+        self.module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in sizes],
+            optimizer=EmbOptimType.EXACT_SGD,
+            learning_rate=LR,
+        )
+        self.module.init_embedding_weights_uniform(-0.01, 0.01)
+
+    def wanted(self, ids):
+        return ids.T.flatten().long(), torch.arange(ids.numel() + 1)
+
+    def forward(self, indices, offsets):
+        return self.module(indices, offsets).view(self.shape)
+
+
+class PlainDLRM(nn.Module):
+    """What one writes in an afternoon: torch layers only, over some tables."""
+
+    def __init__(self, config: DLRMConfig, tables: nn.Module):
+        super().__init__()
+        dim, num_tables = config.embedding_dim, len(config.table_sizes)
+        self.tables = tables
+        self.pairs = torch.tril_indices(num_tables + 1, num_tables + 1, offset=-1)
+        width = dim + num_tables * (num_tables + 1) // 2
         self.bottom = self.layers(config.num_numerical_features, config.bottom_mlp_sizes)
         self.top = self.layers(width, config.top_mlp_sizes)[:-1]
 
@@ -65,144 +118,228 @@ class PlainDLRM(nn.Module):
         pairs = zip((inputs, *sizes), sizes, strict=False)
         return nn.Sequential(*(m for i, o in pairs for m in (nn.Linear(i, o), nn.ReLU())))
 
-    def forward(self, numerical, ids):
+    def forward(self, numerical, *lookup):
         dense = self.bottom(numerical)
-        vectors = self.embedding(ids + self.offsets).to(dense.dtype)
+        vectors = self.tables(*lookup).to(dense.dtype)
         vectors = torch.cat([dense.unsqueeze(1), vectors], dim=1)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         return self.top(torch.cat([dense, dots], dim=1)).squeeze(1).float()
 
 
-def plain(config: DLRMConfig, batches: list, dtype: torch.dtype) -> Callable[[int], float]:
-    """Returns a function that trains the peer for some steps and says how many seconds it took."""
-    model = PlainDLRM(config)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+def plain(
+    config: DLRMConfig, tables: nn.Module, batches: list, dtype: torch.dtype
+) -> Callable[[int], object]:
+    """Returns a function that trains a peer for some steps."""
+    model = PlainDLRM(config, tables)
+    weights = [*model.bottom.parameters(), *model.top.parameters()]
+    if not tables.updates_itself:
+        weights += tables.parameters()
+    optimizer = torch.optim.SGD(weights, lr=LR)
+    ready = [(b.numerical.float(), *tables.wanted(b.categorical)) for b in batches]
 
-    def run(steps: int) -> float:
-        began = time.perf_counter()
+    def run(steps: int) -> None:
         for step in range(steps):
-            batch = batches[step % len(batches)]
+            index = step % len(batches)
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float32):
-                logits = model(batch.numerical.float(), batch.categorical.long())
-            F.binary_cross_entropy_with_logits(logits, batch.labels).backward()
+                logits = model(*ready[index])
+            F.binary_cross_entropy_with_logits(logits, batches[index].labels).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - began
 
     return run
 
 
-def ours(config: DLRMConfig, data: DataConfig, dtype: torch.dtype) -> Callable[[int], float]:
-    """The same for this package's trainer."""
+def synthetic(config: DLRMConfig, batch_size: int, steps: int) -> DataConfig:
+    """Batches for `steps` steps, and some more: no epoch ends, so nothing is tested."""
+    return DataConfig(
+        dataset_type="synthetic_gpu",
+        batch_size=batch_size,
+        synthetic_dataset_table_sizes=config.table_sizes,
+        synthetic_dataset_num_entries=batch_size * (steps + 8),
+    )
+
+
+def ours(
+    config: DLRMConfig,
+    data: DataConfig,
+    dtype: torch.dtype,
+    log: RunLog,
+    batches: type[Batches] = Batches,
+) -> Callable[[int], object]:
+    """The same for this package's trainer, which reports its steps to `log`."""
     task = Recommendation(config, World(), dtype)
     datasets = open_datasets(data)
     optimizers = task.optimizers(OptimizerConfig())
 
-    def run(steps: int) -> float:
+    def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9)
-        trainer = Trainer(task, optimizers, lambda step: LR, training, log=SilentLog())
-        summary = trainer.fit(Batches(datasets.train), Batches(datasets.test))
-        return steps * data.batch_size / summary["average_train_throughput"]
+        trainer = Trainer(task, optimizers, lambda step: LR, training, log=log)
+        trainer.fit(batches(datasets.train), Batches(datasets.test))
 
     return run
 
 
-class SilentLog(RunLog):
+class StepLog(RunLog):
+    """Prints nothing, and notes the time and the page faults of the process after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[float, int]] = []
+
     def line(self, text: str) -> None:
         pass
 
+    def progress(self, steps: int = 1) -> None:
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        self.steps.append((time.perf_counter(), faults))
 
-def gemms(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> Callable[[int], float]:
-    """The same for the matrix products of the MLPs: one forward and two backward a layer."""
-    width = config.embedding_dim + len(config.table_sizes) * (len(config.table_sizes) + 1) // 2
+    def faults_a_step(self) -> float:
+        """The mean since the first step noted; forgets them."""
+        first, last, between = self.steps[0], self.steps[-1], len(self.steps) - 1
+        self.steps = []
+        return (last[1] - first[1]) / between
+
+    def seconds_of_steps(self) -> list[float]:
+        """The time from each step's end to the next one's; forgets them."""
+        times = [time for time, _ in self.steps]
+        self.steps = []
+        return [b - a for a, b in zip(times, times[1:], strict=False)]
+
+
+def products(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> list[Callable]:
+    """The matrix products of the MLPs: of every layer one forward and two backward.
+
+    The inputs of the bottom MLP need no gradient, and the top MLP's are padded to a multiple of 8,
+    as the interaction pads them.
+    """
     bottom = (config.num_numerical_features, *config.bottom_mlp_sizes)
+    width = ops.interaction_width(len(config.table_sizes), config.embedding_dim)
     top = (width, *config.top_mlp_sizes)
-    shapes = [pair for sizes in (bottom, top) for pair in zip(sizes, sizes[1:], strict=False)]
-    layers = [
-        (torch.randn(batch_size, i), torch.randn(o, i), torch.randn(batch_size, o))
-        for i, o in shapes
-    ]
-    layers = [tuple(tensor.to(dtype) for tensor in layer) for layer in layers]
+    calls: list[Callable] = []
+    for sizes in (bottom, top):
+        for layer, (i, o) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            shapes = (batch_size, i), (o, i), (batch_size, o)
+            x, weight, grad = (torch.randn(shape).to(dtype) for shape in shapes)
+            calls.append(functools.partial(torch.mm, x, weight.T))
+            if sizes is top or layer:
+                calls.append(functools.partial(torch.mm, grad, weight))
+            calls.append(functools.partial(torch.mm, grad.T, x))
+    return calls
 
-    def run(steps: int) -> float:
-        began = time.perf_counter()
+
+def gemms(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> Callable[[int], object]:
+    """The same as of `ours` for the matrix products alone."""
+    calls = products(config, batch_size, dtype)
+
+    def run(steps: int) -> None:
         for _ in range(steps):
-            for x, weight, grad in layers:
-                torch.mm(x, weight.T)
-                torch.mm(grad, weight)
-                torch.mm(grad.T, x)
-        return time.perf_counter() - began
+            for product in calls:
+                product()
 
     return run
 
 
-def measure(workload: str, dtype: str, steps: int, rounds: int) -> dict[str, float]:
+def measure(
+    workload: str, dtype: str, steps: int, rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
     """Thousands of samples a second of each side, medians over rounds taken in turn."""
     config, batch_size = WORKLOADS[workload]
-    data = DataConfig(
-        dataset_type="synthetic_gpu",
-        batch_size=batch_size,
-        synthetic_dataset_table_sizes=config.table_sizes,
-        synthetic_dataset_num_entries=batch_size
-        * (steps + 8),  # no epoch ends, so nothing is tested
-    )
+    data = synthetic(config, batch_size, steps)
     train = open_datasets(data).train
     batches = [train.batch(i) for i in range(8)]
+    kinds = {"plain torch": TorchTables, "fbgemm": FbgemmTables}
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        del kinds["fbgemm"]
+    log = StepLog()
     sides = {
-        "plain torch": plain(config, batches, DTYPES[dtype]),
-        "ours": ours(config, data, DTYPES[dtype]),
-        "gemm limit": gemms(config, batch_size, DTYPES[dtype]),
+        name: plain(config, kind(config.table_sizes, config.embedding_dim), batches, DTYPES[dtype])
+        for name, kind in kinds.items()
     }
+    sides["ours"] = ours(config, data, DTYPES[dtype], log)
+    sides["gemm limit"] = gemms(config, batch_size, DTYPES[dtype])
     speeds: dict[str, list[float]] = {name: [] for name in sides}
+    faults = []
     for round_number in range(rounds + 1):
         for name, run in sides.items():
-            speed = steps * batch_size / run(steps) / 1000
+            began = clock()
+            run(steps)
             if round_number:  # the first round warms up
-                speeds[name].append(speed)
-    ratios = [a / b for a, b in zip(speeds["ours"], speeds["plain torch"], strict=True)]
+                speeds[name].append(steps * batch_size / (clock() - began) / 1000)
+        faults.append(log.faults_a_step())
     medians = {name: statistics.median(values) for name, values in speeds.items()}
-    return medians | {"ratio": statistics.median(ratios)}
+    faster_peer = max(kinds, key=medians.__getitem__)
+
+    def ratio(of: str, to: str) -> float:
+        """The median of the rounds' ratios: what disturbs a round disturbs both sides."""
+        pairs = zip(speeds[of], speeds[to], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    return medians | {
+        "ratio": ratio("ours", faster_peer),
+        "share": ratio("ours", "gemm limit"),
+        "faults": statistics.median(faults[1:]),
+    }
 
 
 def report(arguments: argparse.Namespace) -> None:
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} rounds"
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} rounds "
+        f"of {arguments.steps} steps, load of the machine before: {os.getloadavg()[0]:.1f}"
     )
-    print("thousands of samples a second (medians)\n")
-    print("| workload | dtype | pages | ours | plain torch | ratio | GEMM limit | share of it |")
-    print("|---|---|---|---|---|---|---|---|")
+    unit = "second of processor time, on one thread" if arguments.cpu_time else "second"
+    print(f"thousands of samples a {unit} (medians)\n")
+    print(
+        "| workload | dtype | memory | ours | plain torch | FBGEMM | x the faster peer "
+        "| GEMM limit | share of it | our page faults a step |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for workload in arguments.workload:
         for dtype in arguments.dtype:
-            for pages in ("0", "1"):
-                row = in_process_of_its_own(workload, dtype, pages, arguments)
-                share = row["ours"] / row["gemm limit"]
-                kind = "huge" if pages == "1" else "as installed"
+            for memory in ("as installed", "as our commands"):
+                row = in_process_of_its_own(workload, dtype, memory, arguments)
+                fbgemm = f"{row['fbgemm']:.1f}" if "fbgemm" in row else "-"
                 print(
-                    f"| {workload} | {dtype} | {kind} | {row['ours']:.1f} "
-                    f"| {row['plain torch']:.1f} | {row['ratio']:.2f} "
-                    f"| {row['gemm limit']:.1f} | {share:.2f} |",
+                    f"| {workload} | {dtype} | {memory} | {row['ours']:.1f} "
+                    f"| {row['plain torch']:.1f} | {fbgemm} | {row['ratio']:.2f} "
+                    f"| {row['gemm limit']:.1f} | {row['share']:.2f} | {row['faults']:.0f} |",
                     flush=True,
                 )
 
 
-def in_process_of_its_own(workload, dtype, pages, arguments) -> dict[str, float]:
-    """Measures in a new process, since torch reads the allocator's setting once."""
+def in_process_of_its_own(workload, dtype, memory, arguments) -> dict[str, float]:
+    """Measures in a new process, since torch and glibc read their settings once."""
     command = [sys.executable, __file__, "--one", workload, dtype]
     command += ["--steps", str(arguments.steps), "--rounds", str(arguments.rounds)]
-    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": pages}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    variables = dict(os.environ)
+    if arguments.cpu_time:
+        command.append("--cpu_time")
+    if memory == "as installed":
+        for name in environment.DEFAULTS:
+            variables.pop(name, None)
+        variables["DLRM_TUNE"] = "0"
+        # Threads spin alike in both, or other programs' load would make the difference.
+        variables["GOMP_SPINCOUNT"] = environment.DEFAULTS["GOMP_SPINCOUNT"]
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=6, help="training steps of a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=10, help="training steps of a round")
     parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument(
+        "--cpu_time",
+        action="store_true",
+        help="measure processor time, on one thread: for machines where other programs run",
+    )
     parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "DTYPE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    timer = time.process_time if options.cpu_time else time.perf_counter
+    if options.cpu_time:
+        torch.set_num_threads(1)
     if options.one:
-        print(json.dumps(measure(*options.one, options.steps, options.rounds)))
+        print(json.dumps(measure(*options.one, options.steps, options.rounds, timer)))
     else:
         report(options)

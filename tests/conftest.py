@@ -1,11 +1,12 @@
 """Fixtures for all tests."""
 
+import dlrm.scripts.environment  # noqa: F401  # first, as in the commands
+
+# isort: split
 import os
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the commands do, before torch is loaded
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,7 +13,8 @@ FLOORS = [
     ["dlrm.model", "dlrm.data", "dlrm.train"],
     ["dlrm.tasks", "preproc", "triton"],
     ["dlrm.systems"],
-    ["dlrm.scripts", "benchmarks", "demo"],
+    ["dlrm.scripts"],
+    ["benchmarks", "demo"],
 ]
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}

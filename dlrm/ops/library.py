@@ -13,6 +13,11 @@ def native_available() -> bool:
     return "cpu" in _native_devices
 
 
+def why_not_native() -> str | None:
+    """Why the compiled CPU ops are not loaded; None where they are."""
+    return _problem
+
+
 def has_native(tensor: torch.Tensor) -> bool:
     """Whether there are compiled kernels for the device that `tensor` is on."""
     return tensor.device.type in _native_devices
@@ -32,18 +37,18 @@ def instruction_set(limit: str | None = None) -> str:
     return _INSTRUCTION_SETS[torch.ops.dlrm.cpu_isa(index)]
 
 
-def _load(path: Path) -> bool:
+def _load(path: Path) -> str | None:
+    """Loads a file of compiled ops; returns why it could not, if so."""
     try:
         torch.ops.load_library(path)
     except OSError as error:  # not built, for another machine, or for a later torch
-        reason = error if path.exists() else f"{path} was not built"
+        reason = str(error) if path.exists() else f"{path} was not built"
         logging.getLogger(__name__).warning(
             "dlrm.ops: plain-torch references run instead of the native ops: %s", reason
         )
-        return False
-    return True
+        return reason
+    return None
 
 
-_native_devices = frozenset(
-    ["cpu"] if _load(Path(__file__).resolve().parent.parent / "_ops_cpu.so") else []
-)
+_problem = _load(Path(__file__).resolve().parent.parent / "_ops_cpu.so")
+_native_devices = frozenset(["cpu"] if _problem is None else [])

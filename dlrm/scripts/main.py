@@ -1,13 +1,8 @@
 """Trains, tests or times a DLRM on one machine: python -m dlrm.scripts.main --mode train ..."""
 
-import os
+import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
 
-# Read when torch is loaded. Huge pages save up to a fifth of a step. Threads that wait spin for
-# microseconds and sleep then: as fast as spinning on where nothing else runs (batch 256, 2 cores,
-# 170,000 samples/s), and many times as fast where other programs want the cores.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
+# isort: split
 import functools
 import json
 import sys

@@ -1,0 +1,174 @@
+"""Where the time of a training step goes: matrix products, interaction, gather, update, the rest.
+
+    python benchmarks/breakdown.py [--workload kaggle] [--dtype bf16] [--steps 40]
+
+The workloads are those of train.py, the trainer and its loader the real ones, the process set up
+as our commands set theirs. Method: torch.profiler notes every operator of the training thread. Each
+one's own time, without that of operators it calls, goes to the part of the step that its name or
+its callers' belong to; what lies between operators is Python's and the autograd engine's. Every
+step has the same operators in the same order, so each of them, and each product of the limit, is
+timed by the first decile over all steps: what other programs on the machine do to the rest is left
+out. Readers run in threads of their own: only the wait for them is in the step.
+"""
+
+import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import argparse
+import os
+import statistics
+import time
+from collections import defaultdict
+from contextlib import closing
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from train import DTYPES, WORKLOADS, StepLog, ours, products, synthetic
+
+from dlrm.data.loader import open_datasets
+from dlrm.tasks.recommendation import Batches
+
+LOADER, REST = "loader wait", "Python and the autograd engine"
+PARTS = {  # beginnings of operators' names; the innermost that fits decides
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear"),
+    "bias and ReLU": (
+        *("aten::relu", "aten::clamp_min", "aten::threshold_backward", "aten::sum"),
+        "aten::_addmm_activation",
+    ),
+    "casts": ("aten::_to_copy",),
+    "interaction": ("dlrm::dot_interaction", "GeneratedBackwardFor_dlrm_dot_interaction"),
+    "gather": ("dlrm::joint_embedding", "GeneratedBackwardFor_dlrm_joint_embedding"),
+    "row update": ("dlrm::row_", "Optimizer.step#Row"),
+    "dense optimizer": ("aten::_fused_", "Optimizer.step#", "Optimizer.zero_grad#"),
+    "loss": (
+        *("aten::binary_cross_entropy", "aten::log_sigmoid", "BinaryCrossEntropyWithLogits"),
+        "autograd::engine::evaluate_function: BinaryCrossEntropy",
+    ),
+    LOADER: (LOADER,),
+}
+
+
+class WatchedBatches(Batches):
+    """Batches, the wait for each of which the profiler sees."""
+
+    def batches(self, epoch: int = 0, start: int = 0):
+        with closing(super().batches(epoch, start)) as inner:
+            while True:
+                with record_function(LOADER):
+                    batch = next(inner, None)
+                if batch is None:
+                    return
+                yield batch
+
+
+def part_of(event) -> str:
+    """The part of the step that an operator belongs to."""
+    if event.name == "aten::copy_" and event.cpu_parent is not None:
+        if event.cpu_parent.name == "aten::addmm":
+            return "bias and ReLU"  # the bias, laid out for the product to be added to
+        event = event.cpu_parent
+    while event is not None:
+        for part, names in PARTS.items():
+            if event.name.startswith(names):
+                return part
+        event = event.cpu_parent
+    return REST
+
+
+def measure(workload: str, dtype: str, steps: int) -> dict[str, float]:
+    """Milliseconds of a step: of each part, "whole", "unprofiled", "products alone", "reading"."""
+    config, batch_size = WORKLOADS[workload]
+    data = synthetic(config, batch_size, steps)
+    log = StepLog()
+    run = ours(config, data, DTYPES[dtype], log, WatchedBatches)
+    run(steps)
+    found = {"unprofiled": 1e3 * first_decile(log.seconds_of_steps())}
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run(steps)
+    found |= parts_of_steps(profiler.events())
+    found["whole"] = sum(found[part] for part in (*PARTS, REST))
+    alone = [timed(product, steps) for product in products(config, batch_size, DTYPES[dtype])]
+    found["products alone"] = 1e3 * sum(map(first_decile, alone))
+    train = open_datasets(data).train
+    found["reading"] = 1e3 * first_decile(timed(lambda: train.batch(0), steps))
+    return found
+
+
+def parts_of_steps(events) -> dict[str, float]:
+    """Milliseconds of each part of a step, from the operators of many steps."""
+    thread = next(event.thread for event in events if event.name == LOADER)
+    ordered = sorted(
+        (event for event in events if event.thread == thread), key=lambda e: e.time_range.start
+    )
+    steps: list[list] = []
+    for event in ordered:
+        if event.name == LOADER:
+            steps.append([])
+        if steps:
+            steps[-1].append(event)
+    usual = statistics.mode(map(len, steps))
+    times: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for step in steps:
+        if len(step) != usual:
+            continue  # the first or last of a run
+        end = step[0].time_range.start
+        for place, event in enumerate(step):
+            times[place, part_of(event)].append(1e-3 * event.self_cpu_time_total)
+            if event.cpu_parent is None:
+                times[-1 - place, REST].append(1e-3 * (event.time_range.start - end))
+                end = event.time_range.end
+    parts = dict.fromkeys((*PARTS, REST), 0.0)
+    for (_, part), values in times.items():
+        parts[part] += first_decile(values)
+    return parts
+
+
+def first_decile(values: list[float]) -> float:
+    return statistics.quantiles(values, n=10, method="inclusive")[0]
+
+
+def timed(function, count: int) -> list[float]:
+    """Seconds of each of `count` calls."""
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def report(columns: dict[str, dict[str, float]]) -> None:
+    """Prints a table: a row for each part, milliseconds and share of the step of each workload."""
+    print(f"| part of a step, ms (share) | {' | '.join(columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
+    for part in (*PARTS, REST):
+        cells = (f"{c[part]:.2f} ({c[part] / c['whole']:.0%})" for c in columns.values())
+        print(f"| {part} | {' | '.join(cells)} |")
+    for name, title in (
+        ("whole", "whole step, sum of these"),
+        ("unprofiled", "whole step, not profiled"),
+        ("products alone", "the MLPs' matrix products, alone"),
+        ("reading", "a reader's work for a batch, in its thread"),
+    ):
+        print(f"| {title} | {' | '.join(f'{c[name]:.2f}' for c in columns.values())} |")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.steps} steps, "
+        f"load of the machine before: {os.getloadavg()[0]:.1f}\n"
+    )
+    report(
+        {
+            f"{workload} {dtype}": measure(workload, dtype, options.steps)
+            for workload in options.workload
+            for dtype in options.dtype
+        }
+    )
