@@ -74,6 +74,12 @@ def _backward(ctx, grad):
     return torch.ops.dlrm.dot_interaction_backward(grad, *ctx.saved_tensors)
 
 
+def _second_derivative(ctx, *grads):
+    raise RuntimeError(
+        "dot_interaction has no second derivatives; dot_interaction_reference has them"
+    )
+
+
 if native_available():
 
     @torch.library.register_fake("dlrm::dot_interaction")
@@ -91,3 +97,4 @@ if native_available():
         _backward,
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     )
+    torch.library.register_autograd("dlrm::dot_interaction_backward", _second_derivative)

@@ -47,6 +47,7 @@ def row_sgd_(
         torch.ops.dlrm.row_sgd_(
             weight, rows, grad, lr, low=low, grad_scale=grad_scale, found_inf=found_inf
         )
+        _mark_changed(weight)
     else:
         _check("row_sgd_", weight, low, rows, grad)
         row_sgd_reference(
@@ -89,6 +90,7 @@ def row_adagrad_(
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
+        _mark_changed(weight)
     else:
         _check("row_adagrad_", weight, low, rows, grad, state_sum=state_sum)
         row_adagrad_reference(
@@ -142,6 +144,7 @@ def row_wise_adagrad_(
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
+        _mark_changed(weight)
     else:
         _check("row_wise_adagrad_", weight, low, rows, grad, state_sum=state_sum)
         row_wise_adagrad_reference(
@@ -208,6 +211,7 @@ def row_adam_(
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
+        _mark_changed(weight)
     else:
         _check("row_adam_", weight, low, rows, grad, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
         row_adam_reference(
@@ -280,6 +284,12 @@ def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Te
             if found_inf is not None:
                 updated = torch.where(found_inf != 0, tensor[touched], updated)
             tensor[touched] = updated.to(tensor.dtype)
+
+
+def _mark_changed(weight: Tensor) -> None:
+    """Lets autograd notice when something it saved was changed in place before its backward."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(weight)
 
 
 def _check(

@@ -189,3 +189,13 @@ def test_a_wrong_shape_is_refused_under_compile(device):
     compiled = torch.compile(ops.dot_interaction, fullgraph=True, backend="eager")
     with pytest.raises(RuntimeError, match="dot_interaction: expected dense"):
         compiled(dense[:, :8], embeddings)
+
+
+def test_second_derivatives_are_refused_and_not_wrong():
+    dense = torch.randn(3, 4, requires_grad=True)
+    embeddings = torch.randn(3, 2, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(
+        ops.dot_interaction(dense, embeddings).square().sum(), dense, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        grad.sum().backward()

@@ -364,3 +364,11 @@ def test_compiles_as_one_graph(update, split, device):
         tensors[0] = ops.join_float32(tensors[0], low["low"])
     expected = update.run(update.function, update.tensors(weight), rows, 2 * grad)
     assert all(map(torch.equal, tensors, expected))
+
+
+def test_autograd_notices_that_a_weight_was_changed():
+    weight, x = torch.randn(10, 3), torch.randn(10, 3, requires_grad=True)
+    y = (weight * x).sum()
+    ops.row_sgd_(weight, torch.tensor([1]), torch.ones(1, 3), torch.tensor(1.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
