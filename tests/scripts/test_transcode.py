@@ -303,6 +303,17 @@ BAD_FILES = {
     ),
     "no rows": ("", {}, "0 rows are too few"),
     "too few rows to divide": ("0,1,a\n1,2,b\n", {}, "2 rows are too few for --test_fraction 0.2"),
+    "a quote that is never closed": (
+        '0,1,a\n1,2,"b\n0,3,c\n1,4,d\n',
+        {},
+        "line 3: not CSV .*reading up to line 5.*quote",
+    ),
+    "a quote within a quoted cell": ('0,1,"a\n1,2,"b\n', {}, "line 2: not CSV .*quote"),
+    "a cell of many lines": (
+        "0,1,a\n" + '1,2,"b' + "\n0,3,c" * 100 + '"\n1,4,d\n',
+        {},
+        "line 3: expected a row of at most 100 lines, got .* to line 103",
+    ),
     "a null byte in a binary file": ("0,1,\x00\xff\n", {}, "not CSV in UTF-8"),
 }
 
