@@ -8,6 +8,7 @@ a temporary file a column, and the columns are then encoded one at a time.
 """
 
 import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.csv_cells import (
+    MOST_LISTED,
     Parser,
     code_parser,
     label_parser,
@@ -110,6 +112,7 @@ class Report:
         cardinalities: categorical feature -> rows of its table.
         unknown: split -> categorical feature -> samples with id 0: missing, rare or unseen.
         raised: numerical feature -> values whose logarithm's argument was raised to 1.
+        negatives: value of the label other than `positive` -> samples, the most frequent first.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
@@ -117,6 +120,7 @@ class Report:
     cardinalities: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, dict[str, int]] = field(default_factory=dict)
     raised: dict[str, int] = field(default_factory=dict)
+    negatives: dict[str, int] = field(default_factory=dict)
 
 
 def transcode_csv(config: CsvConfig) -> Report:
@@ -129,7 +133,7 @@ def transcode_csv(config: CsvConfig) -> Report:
     files = _input_files(Path(config.input))
     with staged_directory(config.output) as staging:
         columns = Columns(staging / "columns")
-        dictionaries = _parse(config, files, columns)
+        dictionaries, labels = _parse(config, files, columns)
         orders = _divide(columns.num_rows, config)
         train = orders["train"]
 
@@ -143,7 +147,8 @@ def transcode_csv(config: CsvConfig) -> Report:
             )
 
         cardinalities = {name: len(d) + 1 for name, d in transform.dictionaries.items()}
-        report = Report(cardinalities=cardinalities)
+        negatives = {text: n for text, n in labels.most_common() if text != config.positive}
+        report = Report(cardinalities=cardinalities, negatives=negatives)
         spec = FeatureSpec.named(
             staging / config.feature_spec_out, config.label, config.numerical, cardinalities, orders
         )
@@ -175,16 +180,22 @@ def _input_files(path: Path) -> list[Path]:
     return files
 
 
-def _parse(config: CsvConfig, files: list[Path], columns: Columns) -> dict[str, dict[str, int]]:
-    """Parses every column that is used; returns the values of the categorical ones as codes."""
+def _parse(
+    config: CsvConfig, files: list[Path], columns: Columns
+) -> tuple[dict[str, dict[str, int]], Counter[str]]:
+    """Parses every column that is used.
+
+    Returns:
+        The codes of the values of categorical columns, and with `positive` the counts of labels.
+    """
     header = not config.columns if config.header is None else config.header
     csv_format = CsvFormat(config.columns, header, config.delimiter, config.chunk_size)
     dictionaries: dict[str, dict[str, int]] = {name: {} for name in config.categorical}
-    labels: set[str] = set()
+    labels: Counter[str] = Counter()
     parsers: dict[str, Parser] = {
         config.label: label_parser()
         if config.positive is None
-        else positive_parser(config.positive, labels),
+        else positive_parser(config.positive, config.missing_values, labels),
         **{name: number_parser(config.missing_values) for name in config.numerical},
         **{
             name: code_parser(dictionaries[name], config.missing_values)
@@ -195,9 +206,9 @@ def _parse(config: CsvConfig, files: list[Path], columns: Columns) -> dict[str, 
     if columns.num_rows and config.positive is not None and not columns.load(config.label).any():
         raise ValueError(
             f"{config.input}: column {config.label}: no row has the label {config.positive!r} "
-            f"(--positive); found {', '.join(map(repr, sorted(labels)))}"
+            f"(--positive); found {', '.join(map(repr, sorted(labels)[:MOST_LISTED]))}"
         )
-    return dictionaries
+    return dictionaries, labels
 
 
 def _divide(num_rows: int, config: CsvConfig) -> dict[str, np.ndarray]:

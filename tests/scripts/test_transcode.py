@@ -111,6 +111,18 @@ def test_every_row_is_in_one_split_with_its_own_values(tmp_path):
     assert report.positives["train"] == data["train"][2].sum()
 
 
+def test_values_that_count_as_label_0_are_reported_and_ten_of_them_shown(root, tmp_path):
+    rows = [{"y": f"v{i}", "x": i} for i in range(13)]
+    path = write_csv(tmp_path / "a.csv", [*rows, rows[4], rows[4]])
+    flags = ("--label=y", "--positive=v0", "--numerical=x", "--test_fraction=0")
+    done = run(root, "--input", path, "--output", tmp_path / "out", *flags)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("labels")]
+    assert line.startswith("labels counted as 0: 'v4' (3 rows), 'v1' (1 rows), 'v2'")
+    assert line.count("rows") == 10
+    assert line.endswith("and 2 values more")
+
+
 def test_the_result_depends_on_the_seed_but_not_on_the_chunks(tmp_path):
     path = write_csv(tmp_path / "shop.csv", shop_rows(100))
 
@@ -284,6 +296,11 @@ BAD_FILES = {
         r"line 3, column y: .*--positive.*'yes'",
     ),
     "a missing label": (",1,a\n1,1,b\n", {"positive": "1"}, r"line 2, column y: expected a label"),
+    "a label that means missing": (
+        "0,1,a\n1,1,b\n?,1,b\n",
+        {"positive": "1"},
+        r"line 4, column y: expected a label .*got '\?'",
+    ),
     "a label that never occurs": (
         "0,1,a\n1,1,b\n",
         {"positive": "1.0"},
@@ -499,6 +516,7 @@ def run(root, *arguments):
 
 def test_help_lists_every_flag(root):
     text = run(root, "--help").stdout
+    assert "of the rows that --test_fraction chooses" in text
     flags = "input feature_spec_in output feature_spec_out chunk_size label positive numerical "
     flags += "categorical header columns numeric_transform test_fraction seed frequency_limit "
     for flag in (flags + "missing_values delimiter").split():
@@ -515,6 +533,8 @@ def test_the_command_transcodes_either_way_and_names_errors(root, tmp_path):
     done = run(root, *arguments, "--categorical=user,shop", "--output", tmp_path / "b")
     assert done.returncode == 0, done.stderr
     assert "table shop: " in done.stdout
+    negatives = sum(row["bought"] == "no " for row in shop_rows(50))
+    assert f"labels counted as 0: 'no' ({negatives} rows)\n" in done.stdout
     again = run(root, *arguments, "--output", tmp_path / "b")
     assert again.returncode == 1
     assert re.fullmatch(r"transcode: .*b: exists and is not empty.*\n", again.stderr)
