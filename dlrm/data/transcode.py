@@ -97,6 +97,7 @@ class CsvConfig:
             )
         if len(self.delimiter) != 1:
             raise ValueError(f"--delimiter: expected one character, got {self.delimiter!r}")
+        layout.check_spec_name(self.feature_spec_out)
         for flag, least in (("frequency_limit", 1), ("seed", 0), ("chunk_size", 1)):
             if (value := getattr(self, flag)) < least:
                 raise ValueError(f"--{flag}: expected {least} or more, got {value}")

@@ -421,6 +421,19 @@ def test_an_impossible_configuration_is_refused_by_its_flag(changes, message):
         shop_config("in.csv", "out", **changes)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["../evil.yaml", "/tmp/evil.yaml", "..", "", "manifest.json", "model_size.json", "train"],
+)
+def test_a_name_for_the_specification_that_is_no_file_of_its_own_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"--feature_spec_out: expected .* got '{name}'"):
+        shop_config("in.csv", "out", feature_spec_out=name)
+    write_spec(tmp_path)
+    with pytest.raises(ValueError, match=f"--feature_spec_out: expected .* got '{name}'"):
+        transcode_spec(str(tmp_path), str(tmp_path / "out"), feature_spec_out=name)
+    assert not (tmp_path / "out").exists()
+
+
 # NVIDIA's way: a feature specification with chunks of csv.
 
 
