@@ -30,6 +30,8 @@ from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.writer import SplitWriter
 from dlrm.files import staged_directory
 
+_ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
+
 
 @dataclass(frozen=True)
 class CsvConfig:
@@ -141,7 +143,12 @@ def transcode_csv(config: CsvConfig) -> Report:
         codes_to_ids = {}
         transform = CsvTransform(config.numeric_transform, {}, {}, config.missing_values)
         for name in config.numerical:
-            transform.scales[name] = _fit_scale(columns.load(name)[train], config.numeric_transform)
+            try:
+                transform.scales[name] = _fit_scale(
+                    columns.load(name)[train], config.numeric_transform
+                )
+            except OverflowError as error:
+                raise ValueError(f"{config.input}: column {name}: {error}") from None
         for name in config.categorical:
             codes_to_ids[name], transform.dictionaries[name] = _fit_ids(
                 columns.load(name)[train], list(dictionaries[name]), config.frequency_limit
@@ -228,7 +235,18 @@ def _fit_scale(values: np.ndarray, numeric_transform: str) -> tuple[float, float
     present = values[~np.isnan(values)]
     if numeric_transform != "standardise" or not len(present):
         return 0.0, 1.0
-    return float(present.mean()), float(present.std()) or 1.0
+    greatest = float(abs(present).max())
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        # Rounding has no deviation to be divided by; the magnitude brings what is near to 0.
+        if np.ptp(present) <= _ROUNDING * greatest:
+            return float(present[0]), max(greatest, 1.0)
+        mean, deviation = float(present.mean()), float(present.std())
+    if not (np.isfinite(mean) and 0 < deviation < np.inf):
+        raise OverflowError(
+            f"its standard deviation is beyond float64 (values up to {greatest:g}); choose "
+            "--numeric_transform log, or scale the column"
+        )
+    return mean, deviation
 
 
 def _fit_ids(
@@ -278,7 +296,8 @@ def write_split(
         if raised:
             report.raised[name] = report.raised.get(name, 0) + raised
         if (row := first_overflow(numerical[:, index])) is not None:
-            raise ValueError(overflow_text(columns.where(name, order[row]), values[row]))
+            where = columns.where(name, order[row])
+            raise ValueError(overflow_text(where, values[row], transform.numeric_transform))
     with SplitWriter(spec, split) as writer:
         writer.write(labels, numerical, [ids[name] for name in spec.categorical])
 

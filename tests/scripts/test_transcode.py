@@ -168,12 +168,49 @@ def test_standardised_training_rows_have_mean_0_and_deviation_1(tmp_path):
     assert sum((scaled[s][0][:, 0] == 0).sum() for s in scaled) == missing
 
 
-def test_a_constant_column_is_0_after_standardising(tmp_path):
+@pytest.mark.parametrize(
+    "cells", [("7", "7"), ("0.1", "0.1"), ("0.3", "0.30000000000000004"), ("1e200", "1e200")]
+)
+def test_a_constant_column_is_0_after_standardising(tmp_path, cells):
     path = tmp_path / "a.csv"
-    path.write_text("y,x\n" + "0,7\n1,7\n" * 10)
+    text = "".join(f"{label},{cell}\n" for label, cell in enumerate(cells))
+    path.write_text("y,x\n" + text * 50)
     config = CsvConfig(str(path), str(tmp_path / "out"), "y", numerical=("x",))
     transcode_csv(config)
-    assert not read_back(tmp_path / "out")["train"][0].any()
+    data = read_back(tmp_path / "out")
+    assert not data["train"][0].any()
+    assert not data["test"][0].any()
+
+
+@pytest.mark.parametrize("value", ["0.1", "0.3"])
+def test_another_value_of_a_column_that_was_constant_in_training_does_not_overflow(tmp_path, value):
+    rows = [{"y": key % 2, "x": value} for key in range(100)]
+    test = np.argsort(np.random.SFC64([12345]).random_raw(100), kind="stable")[:20]
+    rows[test[0]]["x"] = 5
+    path = write_csv(tmp_path / "a.csv", rows)
+    transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
+    data = read_back(tmp_path / "out")
+    assert not data["train"][0].any()
+    assert data["test"][0].max() == np.float16(5 - float(value))
+
+
+@pytest.mark.parametrize("unit", ["1e200", "1e-200", "1.7e308"])
+def test_a_column_whose_deviation_is_beyond_float64_is_named(tmp_path, unit):
+    rows = [{"y": key % 2, "x": f"{'-' * (key % 2)}{unit}"} for key in range(100)]
+    path = write_csv(tmp_path / "a.csv", rows)
+    with pytest.raises(ValueError, match=r"a\.csv: column x: its standard deviation is beyond"):
+        transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_overflow_after_standardising_does_not_advise_standardising(tmp_path):
+    rows = [{"y": key % 2, "x": key % 2} for key in range(100)]
+    test = np.argsort(np.random.SFC64([12345]).random_raw(100), kind="stable")[:20]
+    rows[test[0]]["x"] = 1e6
+    path = write_csv(tmp_path / "a.csv", rows)
+    with pytest.raises(ValueError, match="column x: 1000000.0, standardised, is beyond") as error:
+        transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
+    assert "log or standardise" not in str(error.value)
 
 
 def test_logarithms_are_of_x_plus_2_and_small_arguments_are_raised_and_counted(tmp_path):
