@@ -103,6 +103,8 @@ def test_killed_run_leaves_nothing_that_looks_finished(spark, tmp_path, how, raw
         (lambda raw: (raw / "day_0").unlink(), {}, ("day_0", "missing")),
         (lambda raw: (raw / "day_1").unlink(), {}, ("at least 2", "day_0 to day_0")),
         (lambda raw: (raw / "day_1").write_text(""), {}, ("day_1", "empty")),
+        (lambda raw: (raw / "day_2.gz").touch(), {}, ("day_2.gz", "compressed days are not")),
+        (lambda raw: (raw / "day_1").rename(raw / "day_1.zst"), {}, ("day_1.zst", "compressed")),
         (lambda raw: None, {"NUM_DAYS": "24"}, ("24", "NUM_DAYS", "day_0 to day_1")),
         (lambda raw: None, {"INPUT_PATH": "/nowhere"}, ("/nowhere", "INPUT_PATH")),
     ],
