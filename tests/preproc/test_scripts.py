@@ -125,6 +125,16 @@ def test_output_that_cannot_be_written_is_named(java, raw, tmp_path):
     assert (foreign / "thesis.txt").read_text() == "not ours"
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("name", ["prepare_dataset.sh", "run_spark.sh"])
+def test_help_shows_variables_and_flags_without_days_and_java(tmp_path, name, flag):
+    result = script(tmp_path / "no", tmp_path / "out", flag, name=name, JAVA_HOME=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    for text in ("INPUT_PATH  ", "TOTAL_MEMORY", "--num_numerical", "--output_ordering"):
+        assert text in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
 def test_wrong_arguments_are_refused(java, raw, tmp_path):
     result = script(raw, tmp_path / "out", "--no_such_flag")
     assert result.returncode != 0
