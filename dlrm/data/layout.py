@@ -121,7 +121,17 @@ def read_dataset_manifest(directory: Path, check_crc: bool = False) -> dict[str,
 
     A dataset of ours is staged beside its final name and renamed when whole, so that one without a
     manifest can only be NVIDIA's; the readers then check sizes against the feature specification.
+
+    Raises:
+        FileNotFoundError, ValueError: the manifest lacks an entry, or does not fit the files.
     """
     if not (directory / MANIFEST).exists():
         return None
-    return read_manifest(directory, "dataset", check_crc)
+    manifest = read_manifest(directory, "dataset", check_crc)
+    for name, kind in (("rows", dict), ("cardinalities", list), ("transform", dict)):
+        if not isinstance(manifest.get(name), kind):
+            raise ValueError(
+                f"{directory / MANIFEST}: entry {name}: expected a {kind.__name__}, got "
+                f"{manifest.get(name)!r}"
+            )
+    return manifest
