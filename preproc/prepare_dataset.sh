@@ -5,9 +5,12 @@
 #
 # The dataset is $OUTPUT_PATH/binary_dataset. It appears there when it is whole; an earlier one stays
 # until then, and stays for good if this fails. What can be set is described in run_spark.sh; further
-# arguments go on to spark_data_utils.py.
+# arguments go on to spark_data_utils.py; --help shows both.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-"$here/verify_criteo_downloaded.sh"
+case " $* " in
+  *" --help "* | *" -h "*) ;; # which need no days
+  *) "$here/verify_criteo_downloaded.sh" ;;
+esac
 exec "$here/run_spark.sh" "$@"

@@ -82,17 +82,25 @@ def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
     """Returns `day_0`, `day_1`, ... of a folder, after checking that none is missing or empty.
 
     Args:
-        folder: where they are; other files do not matter.
+        folder: where they are; files of other names do not matter, but there may be no `day_N.*`
+            whose `day_N` is missing: the last day is held out, so it must be known which is last.
         num_days: how many there must be; None takes what is there.
 
     Raises:
         FileNotFoundError: no folder, or a missing day.
-        ValueError: an empty day, fewer than 2 days, or not `num_days` of them.
+        ValueError: a day that is compressed, or empty, fewer than 2, or not `num_days` of them.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of day files (INPUT_PATH)")
     names = [m for m in (re.fullmatch(r"day_(0|[1-9]\d*)", p.name) for p in folder.iterdir()) if m]
     present = {int(name[1]) for name in names}
+    for path in sorted(folder.glob("day_*.*")):
+        day = re.match(r"day_(\d+)\.", path.name)
+        if day and int(day[1]) not in present:
+            raise ValueError(
+                f"{path}: expected day_{int(day[1])} uncompressed beside it or instead; compressed "
+                "days are not read in this version, and the last day is held out for testing"
+            )
     last = max(present, default=-1)
     if missing := sorted(set(range(last + 1)) - present):
         raise FileNotFoundError(

@@ -16,11 +16,18 @@
 # On a cluster INPUT_PATH and OUTPUT_PATH must lie on storage that every node sees under that name:
 # tasks read and write files there. So must PYTHON, with its packages, and this repository.
 #
-# Arguments go on to spark_data_utils.py, which knows `--help`.
+# Arguments go on to spark_data_utils.py; its flags (--help) follow.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/environment.sh"
+
+case " $* " in
+  *" --help "* | *" -h "*)
+    sed -n '2,/^set /s/^# \{0,1\}//p' "$here/run_spark.sh"
+    exec "$PYTHON" "$here/spark_data_utils.py" --help
+    ;;
+esac
 
 "$here/check_java.sh"
 

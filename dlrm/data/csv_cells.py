@@ -1,6 +1,7 @@
 """What the text of CSV cells means: parsers from the cells of a column to their values."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
@@ -86,14 +87,15 @@ def label_parser() -> Parser:
     return parse
 
 
-def positive_parser(positive: str, seen: set[str]) -> Parser:
-    """Labels as whether they are `positive`; some of those that occur are kept in `seen`."""
+def positive_parser(positive: str, missing: Collection[str], counts: Counter[str]) -> Parser:
+    """Labels as whether they are `positive`; `counts` gets how often each value occurs."""
+    missing = {"", *missing}
 
     def parse(cells: Sequence[str]) -> np.ndarray:
-        if "" in cells:
-            raise BadCellError(cells.index(""), "a label")
-        if len(seen) < MOST_LISTED:
-            seen.update(sorted(set(cells))[:MOST_LISTED])
+        if not missing.isdisjoint(cells):
+            index = next(index for index, cell in enumerate(cells) if cell in missing)
+            raise BadCellError(index, "a label that is not missing (--missing_values)")
+        counts.update(cells)
         return np.array([cell == positive for cell in cells], layout.LABEL_DTYPE)
 
     return parse

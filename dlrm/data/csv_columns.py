@@ -13,6 +13,8 @@ import numpy as np
 
 from dlrm.data.csv_cells import MOST_LISTED, BadCellError, Parser
 
+_MOST_LINES = 100  # of a record; a stray pair of quotes makes one of all rows between them
+
 
 @dataclass(frozen=True)
 class CsvFormat:
@@ -35,14 +37,15 @@ class CsvFormat:
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: not a text, or a row has another number of cells than there are columns.
+            ValueError: not a text, a quote is not closed, a row spans more than 100 lines or has
+                another number of cells than there are columns.
         """
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
         opened: Any = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=self.delimiter, skipinitialspace=True)
-            records = ((reader.line_num, record) for record in reader if record)  # no blank lines
+            reader = csv.reader(file, delimiter=self.delimiter, skipinitialspace=True, strict=True)
+            records = _records(path, reader)
             try:
                 first = next(records, None) if self.header else None
                 names = [name.strip() for name in self.columns or (first[1] if first else ())]
@@ -55,7 +58,7 @@ class CsvFormat:
                                 f"({_listed(names)}), got {len(record)}"
                             )
                     yield names, [line for line, _ in rows], [record for _, record in rows]
-            except (csv.Error, UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+            except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
                 raise ValueError(
                     f"{path}, line {reader.line_num + 1}: not CSV in UTF-8 ({error})"
                 ) from error
@@ -126,6 +129,26 @@ class Columns:
         lines, first_rows, files = self._parts[self._part_of[name]]
         file = files[bisect.bisect_right(first_rows, row) - 1]
         return f"{file}, line {self.load(lines)[row]}, column {name}"
+
+
+def _records(path: Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yields the last line and the cells of each record; blank lines are none."""
+    line = 0
+    try:
+        for record in reader:
+            if reader.line_num - line > _MOST_LINES:
+                raise ValueError(
+                    f"{path}, line {line + 1}: expected a row of at most {_MOST_LINES} lines, got "
+                    f"one that a quoted cell extends to line {reader.line_num}"
+                )
+            line = reader.line_num
+            if record:
+                yield line, record
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {line + 1}: not CSV ({error}, reading up to line {reader.line_num}); "
+            "is a quote not closed?"
+        ) from error
 
 
 def _listed(names: Sequence[str]) -> str:

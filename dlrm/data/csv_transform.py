@@ -53,7 +53,8 @@ class CsvTransform:
                     f"{columns[name][error.index]!r}"
                 ) from None
             if (row := first_overflow(numbers)) is not None:
-                raise ValueError(overflow_text(f"column {name}, row {row}", columns[name][row]))
+                where = f"column {name}, row {row}"
+                raise ValueError(overflow_text(where, columns[name][row], self.numeric_transform))
             numerical.append(numbers)
         ids = {}
         for name, values in self.dictionaries.items():
@@ -114,10 +115,19 @@ def first_overflow(numbers: np.ndarray) -> int | None:
     return int(wrong.argmax()) if wrong.any() else None
 
 
-def overflow_text(where: str, value: Any) -> str:
-    """Says that a value is too large for a dataset, and what to do."""
+def overflow_text(where: str, value: Any, numeric_transform: str) -> str:
+    """Says that a value is too large for a dataset as it was transformed, and what to do."""
+    transformed, advice = {
+        "none": ("", "choose --numeric_transform log or standardise, or scale the column"),
+        "standardise": (
+            ", standardised,",
+            "most training rows are much closer together; choose --numeric_transform log, or drop "
+            "the column or the row",
+        ),
+        "log": (", as a logarithm,", "drop the row"),
+    }[numeric_transform]
     greatest = np.finfo(layout.NUMERICAL_DTYPE).max
     return (
-        f"{where}: {value} is beyond float16 (up to {greatest:.0f}), in which numerical features "
-        "are stored; choose --numeric_transform log or standardise, or scale the column"
+        f"{where}: {value}{transformed} is beyond float16 (up to {greatest:.0f}), in which "
+        f"numerical features are stored; {advice}"
     )

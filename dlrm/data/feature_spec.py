@@ -218,8 +218,8 @@ def read_sections(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such feature specification")
     try:
         sections = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not yaml ({error})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not yaml in UTF-8 ({error})") from error
     expected = {"feature_spec", "source_spec", "channel_spec", "metadata"}
     if not isinstance(sections, dict) or not expected - {"metadata"} <= set(sections) <= expected:
         found = (

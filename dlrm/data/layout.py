@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.files import read_manifest, write_atomically, write_manifest
+from dlrm.files import MANIFEST, read_manifest, write_atomically, write_manifest
 
 SPLITS = ("train", "test", "validation")
 FEATURE_SPEC = "feature_spec.yaml"
@@ -58,6 +58,20 @@ def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np
     if num_numerical:
         files[NUMERICAL_FILE] = np.dtype((NUMERICAL_DTYPE, (num_numerical,)))
     return files | {categorical_name(i): id_dtype(n) for i, n in enumerate(cardinalities)}
+
+
+def check_spec_name(name: str) -> None:
+    """Refuses a name under which no specification can be written into a dataset.
+
+    Raises:
+        ValueError: it is no plain file name, or that of another file or directory of the dataset.
+    """
+    if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
+        raise ValueError(f"--feature_spec_out: expected a file name without folders, got {name!r}")
+    if name in (MANIFEST, MODEL_SIZE, TRANSFORM, *SPLITS):
+        raise ValueError(
+            f"--feature_spec_out: expected a name that the dataset does not use, got {name!r}"
+        )
 
 
 def write_model_size(directory: Path, cardinalities: Sequence[int]) -> None:
@@ -107,7 +121,17 @@ def read_dataset_manifest(directory: Path, check_crc: bool = False) -> dict[str,
 
     A dataset of ours is staged beside its final name and renamed when whole, so that one without a
     manifest can only be NVIDIA's; the readers then check sizes against the feature specification.
+
+    Raises:
+        FileNotFoundError, ValueError: the manifest lacks an entry, or does not fit the files.
     """
-    if not (directory / "manifest.json").exists():
+    if not (directory / MANIFEST).exists():
         return None
-    return read_manifest(directory, "dataset", check_crc)
+    manifest = read_manifest(directory, "dataset", check_crc)
+    for name, kind in (("rows", dict), ("cardinalities", list), ("transform", dict)):
+        if not isinstance(manifest.get(name), kind):
+            raise ValueError(
+                f"{directory / MANIFEST}: entry {name}: expected a {kind.__name__}, got "
+                f"{manifest.get(name)!r}"
+            )
+    return manifest

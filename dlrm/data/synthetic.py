@@ -1,7 +1,7 @@
 """Synthetic samples, fresh for every batch, made in memory or written to disk once."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,7 @@ def write_synthetic_dataset(
     seed: int,
     ids: str = "uniform",
     replace_existing: bool = False,
+    on_write: Callable[[int], object] | None = None,
 ) -> FeatureSpec:
     """Writes a split-binary dataset of random samples and returns its specification.
 
@@ -202,6 +203,7 @@ def write_synthetic_dataset(
         seed: 0 or more.
         ids: "uniform" or "power_law".
         replace_existing: whether a dataset of ours at `directory` may be replaced.
+        on_write: called with the number of rows after some are written.
 
     Raises:
         FileExistsError: something stands at `directory` that may not be replaced.
@@ -220,6 +222,8 @@ def write_synthetic_dataset(
                 for index in range(len(samples)):
                     numerical, categorical, labels, _ = samples.batch(index)
                     writer.write(labels.numpy(), numerical.numpy(), list(categorical.numpy().T))
+                    if on_write is not None:
+                        on_write(len(labels))
         staged.save()
         layout.write_model_size(staging, staged.cardinalities)
         layout.write_dataset_manifest(

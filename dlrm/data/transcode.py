@@ -8,6 +8,7 @@ a temporary file a column, and the columns are then encoded one at a time.
 """
 
 import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.csv_cells import (
+    MOST_LISTED,
     Parser,
     code_parser,
     label_parser,
@@ -27,6 +29,8 @@ from dlrm.data.csv_transform import NUMERIC_TRANSFORMS, CsvTransform, first_over
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.writer import SplitWriter
 from dlrm.files import staged_directory
+
+_ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class CsvConfig:
             )
         if len(self.delimiter) != 1:
             raise ValueError(f"--delimiter: expected one character, got {self.delimiter!r}")
+        layout.check_spec_name(self.feature_spec_out)
         for flag, least in (("frequency_limit", 1), ("seed", 0), ("chunk_size", 1)):
             if (value := getattr(self, flag)) < least:
                 raise ValueError(f"--{flag}: expected {least} or more, got {value}")
@@ -110,6 +115,7 @@ class Report:
         cardinalities: categorical feature -> rows of its table.
         unknown: split -> categorical feature -> samples with id 0: missing, rare or unseen.
         raised: numerical feature -> values whose logarithm's argument was raised to 1.
+        negatives: value of the label other than `positive` -> samples, the most frequent first.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
@@ -117,6 +123,7 @@ class Report:
     cardinalities: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, dict[str, int]] = field(default_factory=dict)
     raised: dict[str, int] = field(default_factory=dict)
+    negatives: dict[str, int] = field(default_factory=dict)
 
 
 def transcode_csv(config: CsvConfig) -> Report:
@@ -129,21 +136,27 @@ def transcode_csv(config: CsvConfig) -> Report:
     files = _input_files(Path(config.input))
     with staged_directory(config.output) as staging:
         columns = Columns(staging / "columns")
-        dictionaries = _parse(config, files, columns)
+        dictionaries, labels = _parse(config, files, columns)
         orders = _divide(columns.num_rows, config)
         train = orders["train"]
 
         codes_to_ids = {}
         transform = CsvTransform(config.numeric_transform, {}, {}, config.missing_values)
         for name in config.numerical:
-            transform.scales[name] = _fit_scale(columns.load(name)[train], config.numeric_transform)
+            try:
+                transform.scales[name] = _fit_scale(
+                    columns.load(name)[train], config.numeric_transform
+                )
+            except OverflowError as error:
+                raise ValueError(f"{config.input}: column {name}: {error}") from None
         for name in config.categorical:
             codes_to_ids[name], transform.dictionaries[name] = _fit_ids(
                 columns.load(name)[train], list(dictionaries[name]), config.frequency_limit
             )
 
         cardinalities = {name: len(d) + 1 for name, d in transform.dictionaries.items()}
-        report = Report(cardinalities=cardinalities)
+        negatives = {text: n for text, n in labels.most_common() if text != config.positive}
+        report = Report(cardinalities=cardinalities, negatives=negatives)
         spec = FeatureSpec.named(
             staging / config.feature_spec_out, config.label, config.numerical, cardinalities, orders
         )
@@ -175,16 +188,22 @@ def _input_files(path: Path) -> list[Path]:
     return files
 
 
-def _parse(config: CsvConfig, files: list[Path], columns: Columns) -> dict[str, dict[str, int]]:
-    """Parses every column that is used; returns the values of the categorical ones as codes."""
+def _parse(
+    config: CsvConfig, files: list[Path], columns: Columns
+) -> tuple[dict[str, dict[str, int]], Counter[str]]:
+    """Parses every column that is used.
+
+    Returns:
+        The codes of the values of categorical columns, and with `positive` the counts of labels.
+    """
     header = not config.columns if config.header is None else config.header
     csv_format = CsvFormat(config.columns, header, config.delimiter, config.chunk_size)
     dictionaries: dict[str, dict[str, int]] = {name: {} for name in config.categorical}
-    labels: set[str] = set()
+    labels: Counter[str] = Counter()
     parsers: dict[str, Parser] = {
         config.label: label_parser()
         if config.positive is None
-        else positive_parser(config.positive, labels),
+        else positive_parser(config.positive, config.missing_values, labels),
         **{name: number_parser(config.missing_values) for name in config.numerical},
         **{
             name: code_parser(dictionaries[name], config.missing_values)
@@ -195,9 +214,9 @@ def _parse(config: CsvConfig, files: list[Path], columns: Columns) -> dict[str, 
     if columns.num_rows and config.positive is not None and not columns.load(config.label).any():
         raise ValueError(
             f"{config.input}: column {config.label}: no row has the label {config.positive!r} "
-            f"(--positive); found {', '.join(map(repr, sorted(labels)))}"
+            f"(--positive); found {', '.join(map(repr, sorted(labels)[:MOST_LISTED]))}"
         )
-    return dictionaries
+    return dictionaries, labels
 
 
 def _divide(num_rows: int, config: CsvConfig) -> dict[str, np.ndarray]:
@@ -216,7 +235,18 @@ def _fit_scale(values: np.ndarray, numeric_transform: str) -> tuple[float, float
     present = values[~np.isnan(values)]
     if numeric_transform != "standardise" or not len(present):
         return 0.0, 1.0
-    return float(present.mean()), float(present.std()) or 1.0
+    greatest = float(abs(present).max())
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        # Rounding has no deviation to be divided by; the magnitude brings what is near to 0.
+        if np.ptp(present) <= _ROUNDING * greatest:
+            return float(present[0]), max(greatest, 1.0)
+        mean, deviation = float(present.mean()), float(present.std())
+    if not (np.isfinite(mean) and 0 < deviation < np.inf):
+        raise OverflowError(
+            f"its standard deviation is beyond float64 (values up to {greatest:g}); choose "
+            "--numeric_transform log, or scale the column"
+        )
+    return mean, deviation
 
 
 def _fit_ids(
@@ -266,7 +296,8 @@ def write_split(
         if raised:
             report.raised[name] = report.raised.get(name, 0) + raised
         if (row := first_overflow(numerical[:, index])) is not None:
-            raise ValueError(overflow_text(columns.where(name, order[row]), values[row]))
+            where = columns.where(name, order[row])
+            raise ValueError(overflow_text(where, values[row], transform.numeric_transform))
     with SplitWriter(spec, split) as writer:
         writer.write(labels, numerical, [ids[name] for name in spec.categorical])
 

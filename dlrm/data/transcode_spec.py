@@ -35,6 +35,7 @@ def transcode_spec(
         FileNotFoundError, FileExistsError: no input, or something stands at the output.
         ValueError: bad input; the file, line, column and value are named.
     """
+    layout.check_spec_name(feature_spec_out)
     path = Path(input) / feature_spec_in
     sections = read_sections(path)
     label, numerical, declared = _check_csv_spec(path, sections)

@@ -1,8 +1,10 @@
 """Writes a synthetic dataset, fresh rows throughout, in the split-binary format."""
 
+import sys
 from pathlib import Path
 
 from absl import app, flags
+from tqdm import tqdm
 
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.synthetic import IDS, write_synthetic_dataset
@@ -17,7 +19,10 @@ def define_flags() -> None:
     flags.DEFINE_integer("num_numerical_features", 13, "numerical features", lower_bound=0)
     flags.DEFINE_list("synthetic_dataset_table_sizes", ["100000"] * 26, "rows of each table")
     flags.DEFINE_string(
-        "feature_spec", None, "specification to follow instead of the two flags before it"
+        "feature_spec",
+        None,
+        "specification to follow instead of --num_numerical_features and "
+        "--synthetic_dataset_table_sizes",
     )
     flags.DEFINE_string("synthetic_dataset_dir", "/tmp/dlrm_synthetic_data", "where to write")
     flags.DEFINE_integer("seed", 12345, "of the random values", lower_bound=0)
@@ -27,18 +32,28 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+    rows = FLAGS.synthetic_dataset_num_entries
     try:
-        spec = write_synthetic_dataset(
-            FLAGS.synthetic_dataset_dir,
-            _spec(),
-            FLAGS.synthetic_dataset_num_entries,
-            seed=FLAGS.seed,
-            ids=FLAGS.synthetic_ids,
+        spec = _spec()
+        num_bytes = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
+        total = rows * len(spec.splits)
+        print(f"dataset: {FLAGS.synthetic_dataset_dir}")
+        print(
+            f"{', '.join(spec.splits)}: {rows} rows each, {total * num_bytes / 1e9:.3g} GB in all"
         )
+        sys.stdout.flush()
+        with tqdm(total=total, unit="row", unit_scale=True, disable=None) as bar:
+            write_synthetic_dataset(
+                FLAGS.synthetic_dataset_dir,
+                spec,
+                rows,
+                seed=FLAGS.seed,
+                ids=FLAGS.synthetic_ids,
+                on_write=bar.update,
+            )
     except (ValueError, OSError) as error:
         raise SystemExit(f"prepare_synthetic_dataset: {error}") from error
-    rows = FLAGS.synthetic_dataset_num_entries
-    print(f"dataset: {spec.directory}\n{', '.join(spec.splits)}: {rows} rows each")
+    print("complete")
 
 
 def _spec() -> FeatureSpec:

@@ -17,6 +17,7 @@ from dlrm.data.transcode import CsvConfig, Report, transcode_csv
 from dlrm.data.transcode_spec import transcode_spec
 
 FLAGS = flags.FLAGS
+_MOST_NEGATIVES = 10  # values in the summary
 
 _CSV_FLAGS = (  # that mean nothing to a feature specification
     *("positive", "numerical", "categorical", "header", "columns", "delimiter", "missing_values"),
@@ -64,7 +65,9 @@ def define_flags() -> None:
     flags.DEFINE_float(
         "test_fraction", 0.2, "part of the rows, at random, that is kept for testing"
     )
-    flags.DEFINE_integer("seed", 12345, "of that choice and of the order of the training rows")
+    flags.DEFINE_integer(
+        "seed", 12345, "of the rows that --test_fraction chooses and of the order of the rest"
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -117,6 +120,11 @@ def _summary(report: Report) -> str:
     for split, rows in report.rows.items():
         share = f" ({report.positives[split] / rows:.1%})" if rows else ""
         lines.append(f"{split}: {rows} rows, {report.positives[split]} positive{share}")
+    if report.negatives:
+        values = [f"{value!r} ({n} rows)" for value, n in report.negatives.items()]
+        hidden = len(values) - _MOST_NEGATIVES
+        more = f" and {hidden} values more" if hidden > 0 else ""
+        lines.append(f"labels counted as 0: {', '.join(values[:_MOST_NEGATIVES])}{more}")
     for name, size in report.cardinalities.items():
         unknown = ", ".join(
             f"{counts[name]} of {split} without an id" for split, counts in report.unknown.items()

@@ -207,9 +207,9 @@ def test_no_features_at_all_is_refused(tmp_path):
         FeatureSpec.load(write(tmp_path, sections))
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", ""])
+@pytest.mark.parametrize("text", [b"a: [", b"- 1", b"", "gr\u00f6\u00dfe: 1".encode("latin-1")])
 def test_a_file_that_is_no_specification_is_named(tmp_path, text):
-    (tmp_path / "feature_spec.yaml").write_text(text)
+    (tmp_path / "feature_spec.yaml").write_bytes(text)
     with pytest.raises(ValueError, match=r"feature_spec\.yaml: (not yaml|expected the sections)"):
         FeatureSpec.load(tmp_path)
 

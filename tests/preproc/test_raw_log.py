@@ -1,7 +1,14 @@
 import pytest
 
 from preproc import raw_log
-from preproc.raw_log import BadLineError, LogFormat, count_rows, read_blocks, split_days
+from preproc.raw_log import (
+    BadLineError,
+    LogFormat,
+    count_rows,
+    find_days,
+    read_blocks,
+    split_days,
+)
 
 SHAPE = LogFormat(1, 1)
 LINES = [f"{i % 2}\t{i}\t{i * i:x}\n" for i in range(300)]
@@ -80,3 +87,15 @@ def test_file_that_shrinks_is_noticed(log):
     log.write_text("".join(LINES[:100]))
     with pytest.raises(BadLineError, match="became shorter"):
         count_rows(split)
+
+
+@pytest.mark.parametrize("name", ["day_2.gz", "day_2.zst", "day_02.tar.gz", "day_7.parquet"])
+def test_a_day_that_is_there_in_another_form_only_is_refused(tmp_path, name):
+    for day in range(2):
+        (tmp_path / f"day_{day}").write_text("1\t2\t3\n")
+    for other in ("day_1.gz", "day_x.gz", "notes.txt"):  # day_1 is there too: decompressed
+        (tmp_path / other).touch()
+    assert len(find_days(tmp_path)) == 2
+    (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=rf"{name}: expected day_. uncompressed"):
+        find_days(tmp_path)

@@ -103,6 +103,8 @@ def test_killed_run_leaves_nothing_that_looks_finished(spark, tmp_path, how, raw
         (lambda raw: (raw / "day_0").unlink(), {}, ("day_0", "missing")),
         (lambda raw: (raw / "day_1").unlink(), {}, ("at least 2", "day_0 to day_0")),
         (lambda raw: (raw / "day_1").write_text(""), {}, ("day_1", "empty")),
+        (lambda raw: (raw / "day_2.gz").touch(), {}, ("day_2.gz", "compressed days are not")),
+        (lambda raw: (raw / "day_1").rename(raw / "day_1.zst"), {}, ("day_1.zst", "compressed")),
         (lambda raw: None, {"NUM_DAYS": "24"}, ("24", "NUM_DAYS", "day_0 to day_1")),
         (lambda raw: None, {"INPUT_PATH": "/nowhere"}, ("/nowhere", "INPUT_PATH")),
     ],
@@ -121,6 +123,16 @@ def test_output_that_cannot_be_written_is_named(java, raw, tmp_path):
     (foreign / "thesis.txt").write_text("not ours")
     fails(script(raw, tmp_path / "out", *SMALL), str(foreign), "not replaced")
     assert (foreign / "thesis.txt").read_text() == "not ours"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("name", ["prepare_dataset.sh", "run_spark.sh"])
+def test_help_shows_variables_and_flags_without_days_and_java(tmp_path, name, flag):
+    result = script(tmp_path / "no", tmp_path / "out", flag, name=name, JAVA_HOME=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    for text in ("INPUT_PATH  ", "TOTAL_MEMORY", "--num_numerical", "--output_ordering"):
+        assert text in result.stdout
+    assert not (tmp_path / "out").exists()
 
 
 def test_wrong_arguments_are_refused(java, raw, tmp_path):

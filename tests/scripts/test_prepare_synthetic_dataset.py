@@ -1,7 +1,12 @@
 """The command that writes a synthetic dataset."""
 
+import fcntl
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.loader import DataConfig, open_datasets
@@ -48,8 +53,34 @@ def test_a_feature_specification_gives_the_shapes(root, tmp_path):
     assert FeatureSpec.load(tmp_path / "data").cardinalities == [7, 8, 9]
 
 
+def test_what_will_be_written_is_said_before_and_a_terminal_shows_how_far_it_is(root, tmp_path):
+    command = [sys.executable, "-m", "dlrm.scripts.prepare_synthetic_dataset"]
+    flags = ["--synthetic_dataset_num_entries=1000000", "--synthetic_dataset_table_sizes=10"]
+    existing = tmp_path / "existing"
+    existing.mkdir()
+    (existing / "file").touch()  # so that nothing is written
+    plan = run(root, *flags, f"--synthetic_dataset_dir={existing}").stdout
+    # A label, 13 float16 and an int8: 28 bytes.
+    assert plan == f"dataset: {existing}\ntrain, test: 1000000 rows each, 0.056 GB in all\n"
+
+    flags = [flags[0].replace("000000", "000"), flags[1]]
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    subprocess.run(
+        [*command, *flags, f"--synthetic_dataset_dir={tmp_path / 'data'}"],
+        cwd=root,
+        stderr=end,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    os.close(end)
+    assert "/2.00k [" in os.read(terminal, 10000).decode()
+    os.close(terminal)
+
+
 def test_help_lists_every_flag_and_bad_sizes_are_named(root, tmp_path):
     text = run(root, "--help").stdout
+    assert "instead of --num_numerical_features" in text
     for flag in (
         "synthetic_dataset_num_entries",
         "num_numerical_features",

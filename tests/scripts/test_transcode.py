@@ -111,6 +111,18 @@ def test_every_row_is_in_one_split_with_its_own_values(tmp_path):
     assert report.positives["train"] == data["train"][2].sum()
 
 
+def test_values_that_count_as_label_0_are_reported_and_ten_of_them_shown(root, tmp_path):
+    rows = [{"y": f"v{i}", "x": i} for i in range(13)]
+    path = write_csv(tmp_path / "a.csv", [*rows, rows[4], rows[4]])
+    flags = ("--label=y", "--positive=v0", "--numerical=x", "--test_fraction=0")
+    done = run(root, "--input", path, "--output", tmp_path / "out", *flags)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("labels")]
+    assert line.startswith("labels counted as 0: 'v4' (3 rows), 'v1' (1 rows), 'v2'")
+    assert line.count("rows") == 10
+    assert line.endswith("and 2 values more")
+
+
 def test_the_result_depends_on_the_seed_but_not_on_the_chunks(tmp_path):
     path = write_csv(tmp_path / "shop.csv", shop_rows(100))
 
@@ -156,12 +168,49 @@ def test_standardised_training_rows_have_mean_0_and_deviation_1(tmp_path):
     assert sum((scaled[s][0][:, 0] == 0).sum() for s in scaled) == missing
 
 
-def test_a_constant_column_is_0_after_standardising(tmp_path):
+@pytest.mark.parametrize(
+    "cells", [("7", "7"), ("0.1", "0.1"), ("0.3", "0.30000000000000004"), ("1e200", "1e200")]
+)
+def test_a_constant_column_is_0_after_standardising(tmp_path, cells):
     path = tmp_path / "a.csv"
-    path.write_text("y,x\n" + "0,7\n1,7\n" * 10)
+    text = "".join(f"{label},{cell}\n" for label, cell in enumerate(cells))
+    path.write_text("y,x\n" + text * 50)
     config = CsvConfig(str(path), str(tmp_path / "out"), "y", numerical=("x",))
     transcode_csv(config)
-    assert not read_back(tmp_path / "out")["train"][0].any()
+    data = read_back(tmp_path / "out")
+    assert not data["train"][0].any()
+    assert not data["test"][0].any()
+
+
+@pytest.mark.parametrize("value", ["0.1", "0.3"])
+def test_another_value_of_a_column_that_was_constant_in_training_does_not_overflow(tmp_path, value):
+    rows = [{"y": key % 2, "x": value} for key in range(100)]
+    test = np.argsort(np.random.SFC64([12345]).random_raw(100), kind="stable")[:20]
+    rows[test[0]]["x"] = 5
+    path = write_csv(tmp_path / "a.csv", rows)
+    transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
+    data = read_back(tmp_path / "out")
+    assert not data["train"][0].any()
+    assert data["test"][0].max() == np.float16(5 - float(value))
+
+
+@pytest.mark.parametrize("unit", ["1e200", "1e-200", "1.7e308"])
+def test_a_column_whose_deviation_is_beyond_float64_is_named(tmp_path, unit):
+    rows = [{"y": key % 2, "x": f"{'-' * (key % 2)}{unit}"} for key in range(100)]
+    path = write_csv(tmp_path / "a.csv", rows)
+    with pytest.raises(ValueError, match=r"a\.csv: column x: its standard deviation is beyond"):
+        transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_overflow_after_standardising_does_not_advise_standardising(tmp_path):
+    rows = [{"y": key % 2, "x": key % 2} for key in range(100)]
+    test = np.argsort(np.random.SFC64([12345]).random_raw(100), kind="stable")[:20]
+    rows[test[0]]["x"] = 1e6
+    path = write_csv(tmp_path / "a.csv", rows)
+    with pytest.raises(ValueError, match="column x: 1000000.0, standardised, is beyond") as error:
+        transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
+    assert "log or standardise" not in str(error.value)
 
 
 def test_logarithms_are_of_x_plus_2_and_small_arguments_are_raised_and_counted(tmp_path):
@@ -284,6 +333,11 @@ BAD_FILES = {
         r"line 3, column y: .*--positive.*'yes'",
     ),
     "a missing label": (",1,a\n1,1,b\n", {"positive": "1"}, r"line 2, column y: expected a label"),
+    "a label that means missing": (
+        "0,1,a\n1,1,b\n?,1,b\n",
+        {"positive": "1"},
+        r"line 4, column y: expected a label .*got '\?'",
+    ),
     "a label that never occurs": (
         "0,1,a\n1,1,b\n",
         {"positive": "1.0"},
@@ -303,6 +357,17 @@ BAD_FILES = {
     ),
     "no rows": ("", {}, "0 rows are too few"),
     "too few rows to divide": ("0,1,a\n1,2,b\n", {}, "2 rows are too few for --test_fraction 0.2"),
+    "a quote that is never closed": (
+        '0,1,a\n1,2,"b\n0,3,c\n1,4,d\n',
+        {},
+        "line 3: not CSV .*reading up to line 5.*quote",
+    ),
+    "a quote within a quoted cell": ('0,1,"a\n1,2,"b\n', {}, "line 2: not CSV .*quote"),
+    "a cell of many lines": (
+        "0,1,a\n" + '1,2,"b' + "\n0,3,c" * 100 + '"\n1,4,d\n',
+        {},
+        "line 3: expected a row of at most 100 lines, got .* to line 103",
+    ),
     "a null byte in a binary file": ("0,1,\x00\xff\n", {}, "not CSV in UTF-8"),
 }
 
@@ -391,6 +456,19 @@ def test_running_again_is_refused_and_appends_nothing(tmp_path):
 def test_an_impossible_configuration_is_refused_by_its_flag(changes, message):
     with pytest.raises(ValueError, match=message):
         shop_config("in.csv", "out", **changes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../evil.yaml", "/tmp/evil.yaml", "..", "", "manifest.json", "model_size.json", "train"],
+)
+def test_a_name_for_the_specification_that_is_no_file_of_its_own_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"--feature_spec_out: expected .* got '{name}'"):
+        shop_config("in.csv", "out", feature_spec_out=name)
+    write_spec(tmp_path)
+    with pytest.raises(ValueError, match=f"--feature_spec_out: expected .* got '{name}'"):
+        transcode_spec(str(tmp_path), str(tmp_path / "out"), feature_spec_out=name)
+    assert not (tmp_path / "out").exists()
 
 
 # NVIDIA's way: a feature specification with chunks of csv.
@@ -488,6 +566,7 @@ def run(root, *arguments):
 
 def test_help_lists_every_flag(root):
     text = run(root, "--help").stdout
+    assert "of the rows that --test_fraction chooses" in text
     flags = "input feature_spec_in output feature_spec_out chunk_size label positive numerical "
     flags += "categorical header columns numeric_transform test_fraction seed frequency_limit "
     for flag in (flags + "missing_values delimiter").split():
@@ -504,6 +583,8 @@ def test_the_command_transcodes_either_way_and_names_errors(root, tmp_path):
     done = run(root, *arguments, "--categorical=user,shop", "--output", tmp_path / "b")
     assert done.returncode == 0, done.stderr
     assert "table shop: " in done.stdout
+    negatives = sum(row["bought"] == "no " for row in shop_rows(50))
+    assert f"labels counted as 0: 'no' ({negatives} rows)\n" in done.stdout
     again = run(root, *arguments, "--output", tmp_path / "b")
     assert again.returncode == 1
     assert re.fullmatch(r"transcode: .*b: exists and is not empty.*\n", again.stderr)
