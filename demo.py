@@ -75,8 +75,8 @@ def test(dataset: Path, run: Path) -> None:
 
 
 def training_flags(rows: int) -> dict[str, Any]:
-    """A model and schedule for `rows` training rows: one epoch of some 600 steps or more."""
-    batch_size = 256
+    """A model and schedule for `rows` training rows: one epoch of 600 to 1200 steps, if they do."""
+    batch_size = 32
     while batch_size < 32768 and rows > 600 * 2 * batch_size:
         batch_size *= 2
     steps = -(-rows // batch_size)
