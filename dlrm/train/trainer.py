@@ -355,7 +355,8 @@ class Trainer:
         return summary | self._final_report(test, validation)
 
     def _final_report(self, test: Loader, validation: Loader | None) -> dict[str, float]:
-        tested = next(e for e in reversed(self.progress.history) if self.task.metric in e)
+        tests = [entry for entry in self.progress.history if self.task.metric in entry]
+        tested = tests[-1] if tests else self.progress.best  # saved before its only test
         best = self.checkpoints.best() if self.checkpoints else None
         if best and self.progress.best["step"] != self.progress.step:
             load_checkpoint(best, self.parameters)
