@@ -33,7 +33,7 @@ PARTS = {  # beginnings of operators' names; the innermost that fits decides
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear"),
     "bias and ReLU": (
         *("aten::relu", "aten::clamp_min", "aten::threshold_backward", "aten::sum"),
-        "aten::_addmm_activation",
+        *("aten::_addmm_activation", "dlrm::relu_bias_backward"),
     ),
     "casts": ("aten::_to_copy",),
     "interaction": ("dlrm::dot_interaction", "GeneratedBackwardFor_dlrm_dot_interaction"),

@@ -23,8 +23,6 @@ STABLE_TORCH_LIBRARY(dlrm, m) {
   m.def(
       "joint_embedding(Tensor weight, Tensor ids, Tensor table_offsets, *, ScalarType? dtype=None)"
       " -> Tensor");
-  // Row updates: `low` has the lower halves of a BFloat16 weight's values, and there is none beside
-  // a Float one.
   m.def(
       "joint_embedding_bag(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
       " Tensor? sample_weights, bool mean, ScalarType? dtype) -> Tensor");
@@ -34,6 +32,8 @@ STABLE_TORCH_LIBRARY(dlrm, m) {
   m.def(
       "joint_embedding_bag_sample_weights_backward(Tensor grad, Tensor weight, Tensor rows,"
       " Tensor lengths, bool mean) -> Tensor");
+  // Row updates: `low` has the lower halves of a BFloat16 weight's values, and there is none beside
+  // a Float one.
   m.def(
       "row_sgd_(Tensor(a!) weight, Tensor rows, Tensor grad, Tensor lr, *,"
       " Tensor(b!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
@@ -50,6 +50,7 @@ STABLE_TORCH_LIBRARY(dlrm, m) {
       " Tensor grad, Tensor lr, Tensor step, *, float beta1=0.9, float beta2=0.999,"
       " float eps=1e-8, Tensor(d!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None)"
       " -> ()");
+  m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   m.def("cpu_isa(int limit=-1) -> int");
 }
 

@@ -119,6 +119,7 @@ class DLRM(nn.Module):
         dtype: in which the MLPs and the interaction compute. Their parameters are float32; the last
             layer and the logits are float32 whatever this is.
         seed: of the initial values; they depend on it and on the parameter's name alone.
+        optimized_mlp: run `ops.mlp` where it is faster, see `dlrm.model.mlp.MLP`; the parameters are the same.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class DLRM(nn.Module):
         world: World = World(),
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        optimized_mlp: bool = True,
     ):
         super().__init__()
         self.config, self.dtype = config, dtype
@@ -144,10 +146,10 @@ class DLRM(nn.Module):
         self.interact = INTERACTIONS[config.interaction_op]
         width, padding = interaction_width(config.interaction_op, len(rows), dim)
         hidden = config.top_mlp_sizes[:-1]
-        self.bottom_mlp = mlp(
-            config.num_numerical_features, config.bottom_mlp_sizes, seed, "bottom_mlp"
-        )
-        self.top_mlp = mlp(width, hidden, seed, "top_mlp")
+        inputs = config.num_numerical_features
+        options = (dtype, optimized_mlp)
+        self.bottom_mlp = mlp(inputs, config.bottom_mlp_sizes, seed, "bottom_mlp", *options)
+        self.top_mlp = mlp(width, hidden, seed, "top_mlp", *options)
         self.output = output_layer(hidden[-1] if hidden else width, seed, "output")
         first = next(self.top_mlp.parameters() if hidden else self.output.parameters())
         if padding:
@@ -175,16 +177,14 @@ class DLRM(nn.Module):
             if lengths is not None:
                 rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
             categorical = categorical.remainder(rows)
-        half = self.dtype != torch.float32
-        with torch.autocast(numerical.device.type, self.dtype, enabled=half):
-            dense = self.bottom_mlp(numerical.float())
-            if lengths is None:
-                embeddings = self.embeddings(categorical, dtype=dense.dtype)
-            else:
-                embeddings = self.embeddings.pool(
-                    categorical, lengths, self.config.pooling, dtype=dense.dtype
-                )
-            hidden = self.top_mlp(self.interact(dense, embeddings))
+        dense = self.bottom_mlp(numerical.float())
+        if lengths is None:
+            embeddings = self.embeddings(categorical, dtype=dense.dtype)
+        else:
+            embeddings = self.embeddings.pool(
+                categorical, lengths, self.config.pooling, dtype=dense.dtype
+            )
+        hidden = self.top_mlp(self.interact(dense, embeddings))
         return self.output(hidden.float()).squeeze(1)
 
 

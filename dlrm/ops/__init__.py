@@ -18,6 +18,12 @@ from dlrm.ops.joint_embedding_bag import (
     joint_embedding_bag_reference,
 )
 from dlrm.ops.library import instruction_set, native_available
+from dlrm.ops.mlp import (
+    mlp,
+    mlp_reference,
+    relu_bias_backward,
+    relu_bias_backward_reference,
+)
 from dlrm.ops.row_update import (
     row_adagrad_,
     row_adagrad_reference,
@@ -43,7 +49,11 @@ __all__ = [
     "joint_embedding_bag",
     "joint_embedding_bag_reference",
     "joint_embedding_reference",
+    "mlp",
+    "mlp_reference",
     "native_available",
+    "relu_bias_backward",
+    "relu_bias_backward_reference",
     "row_adagrad_",
     "row_adagrad_reference",
     "row_adam_",

@@ -87,6 +87,7 @@ def run() -> dict[str, float]:
         precision.dtype(world.device),
         FLAGS.seed,
         FLAGS.auc_device == "CPU",
+        FLAGS.optimized_mlp,
     )
     checkpoints = _checkpoints() if FLAGS.mode == "train" else None
     with RunLog(FLAGS.log_path) as log:
@@ -220,8 +221,8 @@ def _notices(device: str, precision: PrecisionConfig) -> list[str]:
         lines.append("--output_dir is not used; checkpoints go to --save_checkpoint_path")
     if FLAGS.cuda_graphs:
         lines.append("--cuda_graphs is not used; steps run eagerly, with the same results")
-    if flags.given("optimized_mlp"):
-        lines.append("--optimized_mlp is not used; torch's linear layers run either way")
+    if flags.given("optimized_mlp") and device != "cpu":
+        lines.append("--optimized_mlp is not used; it is for CPUs, elsewhere torch's layers run")
     if flags.given("loss_scale") and precision.dtype(device) != torch.float16:
         lines.append("--loss_scale is not used; it is for --amp in fp16")
     return lines

@@ -52,6 +52,7 @@ class Recommendation:
         dtype: in which the MLPs and the interaction compute.
         seed: of the initial weights.
         auc_on_cpu: collect scores in host memory and not on the device.
+        optimized_mlp: run `ops.mlp` where it is faster.
     """
 
     metric = "auc"
@@ -64,9 +65,10 @@ class Recommendation:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         auc_on_cpu: bool = False,
+        optimized_mlp: bool = True,
     ):
         self.world, self.auc_on_cpu = world, auc_on_cpu
-        self.model = DLRM(config, world, dtype, seed)
+        self.model = DLRM(config, world, dtype, seed, optimized_mlp)
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the mean binary cross-entropy of a batch."""
