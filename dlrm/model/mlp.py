@@ -56,13 +56,14 @@ class MLP(nn.Sequential):
         self._rounded_from: list[tuple[int, int]] = []  # address and version of each parameter
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns `[batch, outputs of the last layer]` in `dtype`, from inputs `[batch, inputs]`."""
+        """Returns `[batch, outputs]` of the last layer, in `dtype`, from `[batch, inputs]`."""
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if self.optimized and inputs.device.type == "cpu" and len(self) and not traced:
-            linears = list(self)[::2]
+            linears = [layer for layer in self if isinstance(layer, nn.Linear)]
             weights = [linear.weight for linear in linears]
             biases = [linear.bias for linear in linears]
-            return ops.mlp(inputs.to(self.dtype), weights, biases, self._in_dtype(weights + biases))
+            rounded = self._in_dtype([*weights, *biases])
+            return ops.mlp(inputs.to(self.dtype), weights, biases, rounded)
         half = self.dtype != torch.float32
         with torch.autocast(inputs.device.type, self.dtype, enabled=half):
             return super().forward(inputs)
@@ -70,8 +71,8 @@ class MLP(nn.Sequential):
     def _in_dtype(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
         """The parameters, rounded where `dtype` is not theirs.
 
-        torch's fused optimizers do not count a parameter's versions up. They need a gradient, and
-        that a pass with gradients: what such a pass has rounded is not used again.
+        What a pass with gradients has rounded is not used again, since the update that follows may
+        go unseen: torch's fused optimizers do not count a parameter's versions up.
         """
         if self.dtype == torch.float32:
             return ()

@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from dlrm.ops.library import has_native, native_available
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def mlp(
     inputs: Tensor,
@@ -33,9 +35,8 @@ def mlp(
     Raises:
         RuntimeError: shapes or dtypes do not fit together; layer and both shapes are named.
     """
-    rounded = rounded or (*weights, *biases)
-    _check(inputs, weights, biases, rounded)
-    return _MLP.apply(inputs, len(weights), *weights, *biases, *(t.detach() for t in rounded))
+    _check(inputs, weights, biases, rounded or (*weights, *biases))
+    return _MLP.apply(inputs, rounded, *weights, *biases)
 
 
 def mlp_reference(inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -59,7 +60,8 @@ def relu_bias_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         RuntimeError: shapes or dtypes of the two do not fit together; both are named.
     """
     if has_native(grad):
-        return torch.ops.dlrm.relu_bias_backward(grad, output)
+        return torch.ops.dlrm.relu_bias_backward.default(grad, output)
+    _check_pair(grad, output)
     return relu_bias_backward_reference(grad, output)
 
 
@@ -70,39 +72,41 @@ def relu_bias_backward_reference(grad: Tensor, output: Tensor) -> tuple[Tensor, 
 
 
 class _MLP(torch.autograd.Function):
-    """Takes the inputs, the number of layers, and weights, biases and their rounded values."""
+    """Takes the inputs, the rounded parameters or none, and the parameters, weights first.
+
+    After a product nothing of Python is left in the processor's caches, and each call takes tens of
+    microseconds: there is none here that could be left out.
+    """
 
     @staticmethod
-    def forward(ctx, inputs: Tensor, num_layers: int, *tensors: Tensor) -> Tensor:  # type: ignore[override]
-        weights, biases = tensors[2 * num_layers : 3 * num_layers], tensors[3 * num_layers :]
+    def forward(ctx, inputs: Tensor, rounded: Sequence[Tensor], *parameters: Tensor) -> Tensor:  # type: ignore[override]
+        num_layers = len(parameters) // 2
+        used = rounded or parameters
         values = [inputs]
-        for weight, bias in zip(weights, biases, strict=True):
+        for weight, bias in zip(used[:num_layers], used[num_layers:], strict=True):
             values.append(_linear(values[-1], weight, bias, "relu"))
-        ctx.num_layers = num_layers
-        ctx.dtypes = [tensor.dtype for tensor in tensors[: 2 * num_layers]]
-        ctx.save_for_backward(*values, *weights)
+        ctx.dtypes = [parameter.dtype for parameter in parameters]
+        ctx.save_for_backward(*values, *used[:num_layers])
         return values[-1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        num_layers = ctx.num_layers
-        values = ctx.saved_tensors[: num_layers + 1]
-        weights = ctx.saved_tensors[num_layers + 1 :]
-        grad_weights: list[Tensor | None] = [None] * num_layers
-        grad_biases: list[Tensor | None] = [None] * num_layers
+        num_layers = len(ctx.dtypes) // 2
+        saved, dtypes = ctx.saved_tensors, ctx.dtypes
+        values, weights = saved[: num_layers + 1], saved[num_layers + 1 :]
+        grads: list[Tensor | None] = [None] * (2 * num_layers)
+        needs_inputs, _, *needs = ctx.needs_input_grad
         for layer in reversed(range(num_layers)):
-            grad, grad_bias = relu_bias_backward(grad, values[layer + 1])
-            grad_biases[layer] = grad_bias.to(ctx.dtypes[num_layers + layer])
-            if ctx.needs_input_grad[2 + layer]:
-                product = _weight_gradient(grad, values[layer])
-                grad_weights[layer] = product.to(
-                    ctx.dtypes[layer], memory_format=torch.contiguous_format
-                )
-            if layer or ctx.needs_input_grad[0]:
+            grad, grads[num_layers + layer] = relu_bias_backward(grad, values[layer + 1])
+            if needs[layer]:
+                grads[layer] = _weight_gradient(grad, values[layer])
+            if layer or needs_inputs:
                 grad = _linear(grad, weights[layer].T, None, "none")
-        grad_inputs = grad if ctx.needs_input_grad[0] else None
-        return grad_inputs, None, *grad_weights, *grad_biases, *[None] * (2 * num_layers)
+        for i, (product, dtype) in enumerate(zip(grads, dtypes, strict=True)):
+            if product is not None and product.dtype != dtype:
+                grads[i] = product.to(dtype)
+        return grad if needs_inputs else None, None, *grads
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -113,7 +117,7 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     """
     onednn = inputs.dtype in _ONEDNN_DTYPES and inputs.device.type == "cpu"
     if onednn and weight.numel():  # it refuses a layer without inputs
-        return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, activation, [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, activation, [], "")
     output = F.linear(inputs, weight, bias)
     return output.relu_() if activation == "relu" else output
 
@@ -134,8 +138,11 @@ def _check(
             f"mlp: expected a bias for every weight and both rounded, got {len(weights)} weights, "
             f"{len(biases)} biases and {len(rounded)} rounded"
         )
-    if inputs.dim() != 2:
-        raise RuntimeError(f"mlp: expected inputs [batch, inputs], got {list(inputs.shape)}")
+    if inputs.dim() != 2 or inputs.dtype not in _DTYPES:
+        raise RuntimeError(
+            "mlp: expected inputs [batch, inputs], Float, BFloat16 or Half, got "
+            f"{list(inputs.shape)} {inputs.dtype}"
+        )
     width = inputs.shape[1]
     for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if weight.dim() != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
@@ -152,9 +159,25 @@ def _check(
             )
 
 
+def _check_pair(grad: Tensor, output: Tensor) -> None:
+    """What csrc/relu_bias_backward.h checks, for the fallback."""
+    if grad.dim() != 2 or grad.shape != output.shape:
+        raise RuntimeError(
+            "relu_bias_backward: expected grad and output [batch, width], got grad "
+            f"{list(grad.shape)} and output {list(output.shape)}"
+        )
+    if grad.dtype != output.dtype or grad.dtype not in _DTYPES:
+        raise RuntimeError(
+            "relu_bias_backward: expected grad and output of one dtype (Float, BFloat16 or Half), "
+            f"got grad {grad.dtype} and output {output.dtype}"
+        )
+
+
 def _onednn_dtypes() -> frozenset[torch.dtype]:
     """The dtypes for which this torch has oneDNN's fused linear layer on this processor."""
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    if not (
+        torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    ):
         return frozenset()
     half = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return frozenset([torch.float32, torch.bfloat16] if half else [torch.float32])
@@ -167,9 +190,5 @@ if native_available():
 
     @torch.library.register_fake("dlrm::relu_bias_backward")
     def _(grad, output):
-        if grad.dim() != 2 or grad.shape != output.shape or grad.dtype != output.dtype:
-            raise RuntimeError(
-                "relu_bias_backward: expected grad and output [batch, width] of one dtype, got "
-                f"{list(grad.shape)} {grad.dtype} and {list(output.shape)} {output.dtype}"
-            )
+        _check_pair(grad, output)
         return torch.empty_like(grad), grad.new_empty(grad.shape[1], dtype=torch.float32)

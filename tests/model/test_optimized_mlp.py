@@ -1,0 +1,106 @@
+import pytest
+import torch
+from torch import nn
+
+from dlrm.model.mlp import MLP, mlp
+
+
+def plain(network: MLP, inputs, dtype=torch.float32):
+    """The same layers as torch runs them."""
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        return nn.Sequential(*network)(inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_optimized_layers_give_what_torchs_layers_give(dtype):
+    network = mlp(13, (64, 32), 0, "mlp", dtype)
+    inputs = torch.randn(300, 13)
+    tolerance = {} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    for optimized in (True, False):
+        network.optimized = optimized
+        network.zero_grad()
+        output = network(inputs)
+        output.float().square().mean().backward()
+        assert output.dtype == dtype
+        torch.testing.assert_close(output, plain(network, inputs, dtype), **tolerance)
+        actual = [parameter.grad for parameter in network.parameters()]
+        expected = torch.autograd.grad(
+            plain(network, inputs).square().mean(), list(network.parameters())
+        )
+        for one, other in zip(actual, expected, strict=True):
+            scale = float(other.abs().max())
+            torch.testing.assert_close(one / scale, other / scale, **tolerance)
+
+
+def test_names_and_values_of_parameters_do_not_depend_on_the_flag():
+    one, other = mlp(5, (8, 4), 3, "mlp"), mlp(5, (8, 4), 3, "mlp", optimized=False)
+    assert list(one.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for name, value in other.state_dict().items():
+        assert torch.equal(one.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
+def test_rounded_weights_follow_every_update(optimizer):
+    network = mlp(13, (16, 8), 0, "mlp", torch.bfloat16)
+    step = optimizer(network.parameters(), lr=torch.tensor(0.5), fused=True)
+    inputs = torch.randn(20, 13)
+    for _ in range(3):
+        network(inputs).float().sum().backward()
+        step.step()
+        step.zero_grad()
+        with torch.no_grad():
+            for _ in range(2):
+                expected = plain(network, inputs, torch.bfloat16)
+                torch.testing.assert_close(network(inputs), expected)
+
+
+def test_rounded_weights_follow_what_is_loaded_assigned_or_written():
+    network = mlp(13, (16,), 0, "mlp", torch.bfloat16)
+    inputs = torch.randn(20, 13)
+
+    def check():
+        expected = plain(network, inputs, torch.bfloat16)
+        torch.testing.assert_close(network(inputs), expected)
+
+    with torch.no_grad():
+        check()
+        network.load_state_dict(mlp(13, (16,), 1, "mlp").state_dict())
+        check()
+        network[0].weight.mul_(2)
+        check()
+        network[0].bias = nn.Parameter(torch.ones(16))
+        check()
+
+
+def test_inference_rounds_the_weights_once():
+    network = mlp(13, (16,), 0, "mlp", torch.bfloat16)
+    inputs = torch.randn(20, 13).bfloat16()
+    with torch.no_grad():
+        network(inputs)
+        with torch.profiler.profile() as profiler:
+            network(inputs)
+    assert "aten::_to_copy" not in {event.name for event in profiler.events()}
+
+
+def test_two_passes_may_come_before_their_backward_passes():
+    network = mlp(13, (16, 8), 0, "mlp", torch.bfloat16)
+    first, second = torch.randn(20, 13), torch.randn(20, 13)
+    losses = [network(inputs).float().sum() for inputs in (first, second)]
+    sum(losses).backward()
+    together = [parameter.grad.clone() for parameter in network.parameters()]
+    network.zero_grad()
+    for inputs in (first, second):
+        network(inputs).float().sum().backward()
+    for one, parameter in zip(together, network.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)
+
+
+def test_a_model_compiles_and_is_traced_to_the_same_values():
+    network = mlp(13, (16, 8), 0, "mlp")
+    inputs = torch.randn(20, 13)
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(inputs), network(inputs))
+    traced = torch.jit.trace(network, inputs)
+    torch.testing.assert_close(traced(inputs[:7]), network(inputs[:7]))
+    kinds = {node.kind() for node in traced.inlined_graph.nodes()}
+    assert not any(kind.startswith(("dlrm::", "mkldnn::", "prim::PythonOp")) for kind in kinds)

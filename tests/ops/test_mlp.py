@@ -1,0 +1,198 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ops_testing import assert_as_close_as_reference
+
+from dlrm import ops
+
+SHAPES = [  # batch, inputs, sizes of the layers
+    (1, 1, (1,)),
+    (300, 13, (512, 256, 128)),  # the Criteo model's bottom, and sums of more than one part
+    (5, 7, (19, 3, 33)),  # nothing divides anything
+    (0, 4, (8, 2)),
+    (3, 0, (5,)),  # no inputs: biases alone
+    (4, 6, ()),  # no layers
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SUMS = {"atol": 1e-4, "rtol": 1e-4}  # two orders of adding up hundreds of products
+
+
+def network(shape, device="cpu", seed=0):
+    """Inputs, weights and biases in float32, as leaves that need gradients."""
+    batch, width, sizes = shape
+    random = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(batch, width, generator=random)
+    weights, biases = [], []
+    for size in sizes:
+        weights.append(torch.randn(size, width, generator=random) / max(width, 1) ** 0.5)
+        biases.append(torch.randn(size, generator=random))
+        width = size
+    leaves = [t.to(device).requires_grad_() for t in (inputs, *weights, *biases)]
+    return leaves[0], leaves[1 : 1 + len(sizes)], leaves[1 + len(sizes) :]
+
+
+def output_and_gradients(function, inputs, weights, biases):
+    leaves = (inputs, *weights, *biases)
+    output = function(inputs, weights, biases)
+    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
+    return [output, *torch.autograd.grad(output, leaves, grad, allow_unused=True)]
+
+
+def in_dtype(dtype, function=ops.mlp):
+    """`ops.mlp` with float32 parameters, computing in `dtype`."""
+
+    def run(inputs, weights, biases):
+        rounded = [t.detach().to(dtype) for t in (*weights, *biases)]
+        return function(inputs.to(dtype), weights, biases, rounded)
+
+    return run
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_match_reference(shape, device):
+    leaves = network(shape, device)
+    torch.testing.assert_close(
+        output_and_gradients(ops.mlp, *leaves),
+        output_and_gradients(ops.mlp_reference, *leaves),
+        **SUMS,
+    )
+
+
+def test_known_answer(device):
+    weights = [torch.tensor([[1.0, 2.0], [-1.0, 0.0]], device=device)]
+    biases = [torch.tensor([0.5, 1.0], device=device, requires_grad=True)]
+    inputs = torch.tensor([[3.0, 4.0], [-1.0, 0.0]], device=device)
+    output = ops.mlp(inputs, weights, biases)
+    assert output.tolist() == [[11.5, 0.0], [0.0, 2.0]]
+    output.sum().backward()
+    assert biases[0].grad.tolist() == [1.0, 1.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    batch=st.integers(0, 600),
+    sizes=st.lists(st.integers(1, 70), min_size=2, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_outputs_of_any_shape_are_exact_but_for_roundings(batch, sizes, dtype):
+    inputs, weights, biases = network((batch, sizes[0], sizes[1:]))
+    actual = in_dtype(dtype)(inputs, weights, biases)
+    rounded = [[t.to(dtype).double() for t in some] for some in ([inputs], weights, biases)]
+    exact = ops.mlp_reference(*rounded[0], *rounded[1:])
+    # Each layer rounds its output once, and carries the error of the one before on.
+    scale = max(1.0, float(exact.detach().abs().max())) if exact.numel() else 1.0
+    roundings = 4 * len(sizes) * torch.finfo(dtype).eps * scale
+    torch.testing.assert_close(actual, exact.to(dtype), atol=roundings, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gradients_are_as_exact_as_the_reference(dtype):
+    """Where all is positive, no ReLU is shut for one and open for the other."""
+    leaves = network((300, 13, (512, 256, 128)))
+    inputs, weights, biases = (
+        [t.detach().abs() for t in some] for some in ([leaves[0]], *leaves[1:])
+    )
+    with torch.no_grad():
+        rounded = [[t.to(dtype).float() for t in some] for some in (inputs, weights, biases)]
+
+    def run(function, dtype):
+        split = [[t.to(dtype).requires_grad_() for t in some] for some in rounded]
+        return output_and_gradients(function, *split[0], *split[1:])
+
+    actual = run(in_dtype(dtype), torch.float32)
+    half = run(lambda x, w, b: ops.mlp_reference(x.to(dtype), w, b), torch.float32)
+    for one, other, exact in zip(actual, half, run(ops.mlp_reference, torch.float64), strict=True):
+        assert_as_close_as_reference(one, other, exact)
+    assert {grad.dtype for grad in actual[1:]} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (300, 37), (513, 256), (0, 8), (6, 0)])
+def test_every_instruction_set_masks_and_sums(shape, dtype, instruction_set):
+    random = torch.Generator().manual_seed(2)
+    grad = torch.randn(shape, generator=random).to(dtype)
+    output = torch.randn(shape, generator=random).to(dtype).relu()
+    output[:1] *= -1  # a ReLU gives no -0, and where one comes it is shut
+    masked, bias = ops.relu_bias_backward(grad, output)
+    assert torch.equal(masked, torch.where(output > 0, grad, 0))
+    assert (masked.dtype, bias.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(bias.double(), masked.double().sum(0), atol=1e-4, rtol=1e-5)
+
+
+def test_a_nan_lets_the_gradient_pass_as_torch_does(instruction_set):
+    for dtype in DTYPES:
+        output = torch.tensor([[float("nan"), -float("nan"), 0.0, 1.0]] * 9).T.repeat(1, 5)
+        grad = torch.ones_like(output).to(dtype)
+        masked, bias = ops.relu_bias_backward(grad, output.to(dtype))
+        expected, _ = ops.relu_bias_backward_reference(grad, output.to(dtype))
+        assert torch.equal(masked, expected)
+        assert bias.tolist() == [3.0] * 45
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_do_not_change_a_bit_of_the_bias_gradient(dtype, threads):
+    grad, output = torch.randn(1030, 70).to(dtype), torch.randn(1030, 70).to(dtype)
+    threads(1)
+    alone = ops.relu_bias_backward(grad, output)
+    threads(2)
+    for one, two in zip(alone, ops.relu_bias_backward(grad, output), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_gradients_that_nobody_wants_are_not_computed():
+    inputs, weights, biases = network((6, 5, (4, 3)))
+    for tensor in (inputs, weights[0], *biases):
+        tensor.requires_grad_(False)
+    ops.mlp(inputs, weights, biases).sum().backward()
+    expected = torch.autograd.grad(ops.mlp_reference(inputs, weights, biases).sum(), weights[1])
+    torch.testing.assert_close(weights[1].grad, *expected)
+    assert [inputs.grad, weights[0].grad] == [None, None]
+
+
+def test_strided_inputs_and_gradients_are_read_by_their_strides(device):
+    inputs, weights, biases = network((8, 6, (4,)), device)
+    strided = inputs.detach().T.contiguous().T.requires_grad_()
+    output = ops.mlp(strided, weights, biases)
+    (actual,) = torch.autograd.grad(output.sum(), strided)  # an expanded gradient
+    expected = ops.mlp_reference(inputs, weights, biases)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(actual, *torch.autograd.grad(expected.sum(), inputs))
+
+
+def test_opcheck(native):
+    grad, output = torch.randn(5, 7), torch.randn(5, 7).relu()
+    torch.library.opcheck(torch.ops.dlrm.relu_bias_backward, (grad, output))
+
+
+def test_second_derivatives_are_refused_and_not_wrong():
+    inputs, weights, biases = network((3, 4, (5,)))
+    output = ops.mlp(inputs, weights, biases).square().sum()
+    (grad,) = torch.autograd.grad(output, inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_layers_that_do_not_fit_are_named(device):
+    inputs, weights, biases = network((3, 4, (5, 6)), device)
+    with pytest.raises(RuntimeError, match=r"layer 1: expected weight \[outputs, 5\].*\[6, 4\]"):
+        ops.mlp(inputs, [weights[0], weights[1][:, :4]], biases)
+    with pytest.raises(RuntimeError, match=r"layer 0: .* bias \[outputs\], .* bias \[6\]"):
+        ops.mlp(inputs, weights, biases[::-1])
+    with pytest.raises(RuntimeError, match=r"expected a bias for every weight.*2 weights, 1 bias"):
+        ops.mlp(inputs, weights, biases[:1])
+    with pytest.raises(RuntimeError, match=r"expected inputs \[batch, inputs\].*\[4\]"):
+        ops.mlp(inputs[0], weights, biases)
+    with pytest.raises(RuntimeError, match=r"inputs' torch.bfloat16, got \[5, 4\] torch.float32"):
+        ops.mlp(inputs.bfloat16(), weights, biases)
+
+
+def test_pairs_that_do_not_fit_are_named(device):
+    grad = torch.randn(3, 4, device=device)
+    with pytest.raises(RuntimeError, match=r"got grad \[3, 4\] and output \[3, 5\]"):
+        ops.relu_bias_backward(grad, torch.randn(3, 5, device=device))
+    with pytest.raises(RuntimeError, match=r"of one dtype .*[Ff]loat.* and .*[Bb][Ff]loat16"):
+        ops.relu_bias_backward(grad, grad.bfloat16())
+    compiled = torch.compile(ops.relu_bias_backward, fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError, match=r"got grad \[3, 4\] and output \[3, 5\]"):
+        compiled(grad, torch.randn(3, 5, device=device))
