@@ -1,8 +1,10 @@
 """Times each native op beside its peers and beside the limit of this machine, in one run.
 
     python benchmarks/ops.py --batch 4096 --tables 26 --dim 128
+    python benchmarks/ops.py --scaling        what more threads give, beside what they give a copy
 
-The peers are plain torch and, where it is installed, FBGEMM's table-batched embedding. The limit is
+The peers are plain torch, torch.compile of the MLPs and, where it is installed, FBGEMM's
+table-batched embedding. The limit is
 the op's arithmetic at the speed of a matrix multiplication, plus its bytes at the speed of a copy,
 both measured here: nothing whose operands lie in main memory goes below it. All sides run in turn,
 and medians are compared; on a shared machine only the ratios mean something. Memory is
@@ -13,6 +15,7 @@ import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it i
 
 # isort: split
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -20,8 +23,11 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from dlrm import ops
+from dlrm.model.mlp import mlp
 
 Sides = dict[str, Callable[[], object]]
 
@@ -32,13 +38,22 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=26)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rows", type=int, default=100_000, help="of each table")
+    parser.add_argument("--hotness", type=int, default=8, help="mean ids of a bag")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--scaling", action="store_true", help="time ours on 1 and on all threads")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {args.threads} threads, {ops.instruction_set()} kernels")
+    if args.scaling:
+        scaling(args)
+    else:
+        beside_peers(args)
 
+
+def beside_peers(args: argparse.Namespace) -> None:
+    """Prints each op's milliseconds, those of its peers and the limit."""
     results = []
     seconds_per_byte = 1 / copy_bandwidth()
     tables = Tables(args)
@@ -52,6 +67,28 @@ def main() -> None:
     print(json.dumps({**vars(args), "milliseconds": results}))
 
 
+def scaling(args: argparse.Namespace) -> None:
+    """Prints each of our ops' milliseconds on one thread and on all, and those of a copy."""
+    tables = Tables(args)
+    source = torch.ones(64 << 20)
+    target = torch.empty_like(source)
+    rows = [("copy", torch.float32, lambda: target.copy_(source))]
+    for dtype in (torch.float32, torch.bfloat16):
+        rows += [(op, dtype, sides["ours"]) for op, sides, _, _ in cases(args, tables, dtype)]
+    line = "{:<36}{:<10}{:>10}{:>12}{:>9}"
+    print(line.format("op", "dtype", "1 thread", f"{args.threads} threads", "speedup"))
+    for op, dtype, run in rows:
+        sides = {str(n): functools.partial(on_threads, n, run) for n in (1, args.threads)}
+        one, all_threads = in_turn(sides, args.steps).values()
+        figures = (f"{one:.2f}", f"{all_threads:.2f}", f"{one / all_threads:.2f}")
+        print(line.format(op, str(dtype)[6:], *figures))
+
+
+def on_threads(count: int, run: Callable[[], object]) -> None:
+    torch.set_num_threads(count)
+    run()
+
+
 class Tables:
     """Tables with uniform ids, shared by all cases: they are the big part of the memory."""
 
@@ -62,6 +99,15 @@ class Tables:
         self.rows = (self.ids + self.offsets[:-1]).flatten()
         self.state_by_row = torch.ones(len(self.weight))
         self.state = torch.ones_like(self.weight)
+        # Bags of 0 to 2 * hotness ids, of which the rows are what torch wants.
+        self.lengths = torch.randint(2 * args.hotness + 1, (args.batch, args.tables))
+        self.bag_ids = torch.randint(args.rows, (int(self.lengths.sum()),))
+        self.bag_offsets = torch.cat([torch.zeros(1).long(), self.lengths.flatten().cumsum(0)])
+
+    def bag_rows(self) -> torch.Tensor:
+        """The rows of the joint weight that the bags' ids stand for."""
+        table = torch.arange(self.lengths.shape[1]).repeat(len(self.lengths))
+        return self.bag_ids + self.offsets[table.repeat_interleave(self.lengths.flatten())]
 
 
 def cases(args, tables, dtype):
@@ -113,9 +159,80 @@ def cases(args, tables, dtype):
     sides.update(fbgemm(args, tables, values, "EXACT_ADAGRAD"))
     yield "gather+Adagrad", sides, 0, updating + 8 * vectors
 
+    def pool():
+        return ops.joint_embedding_bag(
+            tables.weight, tables.bag_ids, tables.lengths, tables.offsets, dtype=dtype
+        )
+
+    def torch_pool():
+        rows = tables.bag_rows()
+        weight, offsets = tables.weight, tables.bag_offsets
+        pooled = F.embedding_bag(rows, weight, offsets, mode="sum", include_last_offset=True)
+        return pooled.to(dtype)
+
+    sides = {"ours": pool, "torch": torch_pool, **fbgemm_bags(args, tables, dtype)}
+    yield "bags", sides, 0, len(tables.bag_ids) * (4 * args.dim + 8) + size * vectors
+
+    yield from networks(args, dtype)
+
+
+def networks(args, dtype):
+    """Yields forward and backward passes of the Criteo model's MLPs; the limit is their products.
+
+    torch's side is its layers one by one, under autocast in half precision.
+    """
+    width = ops.interaction_width(args.tables, args.dim)
+    for name, inputs, sizes in (
+        ("bottom MLP 13-512-256-128", 13, (512, 256, 128)),
+        (f"top MLP {width}-1024-1024-512-256", width, (1024, 1024, 512, 256)),
+    ):
+        network = mlp(inputs, sizes, 0, "mlp", dtype)
+        plain = nn.Sequential(*network)
+        x = torch.randn(args.batch, inputs).to(dtype).requires_grad_(inputs == width)
+        grad = torch.randn(args.batch, sizes[-1]).to(dtype)
+
+        def train(run, x=x, grad=grad, network=network):
+            def step():
+                with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                    output = run(x)
+                output.backward(grad)
+                network.zero_grad()
+                x.grad = None
+
+            return step
+
+        compiled = torch.compile(plain)
+        sides = {"ours": train(network), "torch": train(plain), "compile": train(compiled)}
+        weights = sum(layer.weight.numel() for layer in plain[::2])
+        unwanted = 0 if x.requires_grad else plain[0].weight.numel()
+        yield name, sides, 2 * args.batch * (3 * weights - unwanted), 0
+
+
+def fbgemm_bags(args: argparse.Namespace, tables: Tables, dtype: torch.dtype) -> Sides:
+    """FBGEMM's pooling of the same bags, which it wants table after table."""
+    module = fbgemm_module(args, "EXACT_SGD")
+    if module is None:
+        return {}
+    bags = tables.bag_ids.split(tables.lengths.flatten().tolist())
+    by_table = [bags[b * args.tables + t] for t in range(args.tables) for b in range(args.batch)]
+    indices, lengths = torch.cat(by_table), tables.lengths.T.flatten()
+    offsets = torch.cat([torch.zeros(1).long(), lengths.cumsum(0)])
+    return {"fbgemm": lambda: module(indices, offsets).to(dtype)}
+
 
 def fbgemm(args: argparse.Namespace, tables: Tables, values, optimizer: str) -> Sides:
     """The step of FBGEMM's table-batched embedding, if that is installed."""
+    module = fbgemm_module(args, optimizer)
+    if module is None:
+        return {}
+    indices = tables.ids.T.flatten()
+    offsets = torch.arange(len(indices) + 1)
+    grad = values.view(args.batch, -1)
+    return {"fbgemm": lambda: module(indices, offsets).to(grad.dtype).backward(grad)}
+
+
+def fbgemm_module(args: argparse.Namespace, optimizer: str):
+    """FBGEMM's table-batched embedding, or None where it is not installed."""
     try:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
@@ -124,16 +241,12 @@ def fbgemm(args: argparse.Namespace, tables: Tables, values, optimizer: str) -> 
             SplitTableBatchedEmbeddingBagsCodegen,
         )
     except ImportError:
-        return {}
-    module = SplitTableBatchedEmbeddingBagsCodegen(
+        return None
+    return SplitTableBatchedEmbeddingBagsCodegen(
         [(args.rows, args.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * args.tables,
         optimizer=EmbOptimType[optimizer],
         learning_rate=1e-9,
     )
-    indices = tables.ids.T.flatten()
-    offsets = torch.arange(len(indices) + 1)
-    grad = values.view(args.batch, -1)
-    return {"fbgemm": lambda: module(indices, offsets).to(grad.dtype).backward(grad)}
 
 
 def in_turn(sides: Sides, steps: int) -> dict[str, float]:
@@ -168,16 +281,17 @@ def gemm_speed(dtype: torch.dtype) -> float:
 
 def report(results: list[dict]) -> None:
     """Prints a line for each op: milliseconds, how many times faster, share of the limit."""
-    line = "{:<30}{:<10}{:>9}{:>9}{:>9}{:>9}{:>10}{:>9}"
-    print(line.format("op", "dtype", "ours", "torch", "fbgemm", "limit", "x best", "of limit"))
+    names = ("torch", "compile", "fbgemm")
+    line = "{:<36}{:<10}" + 5 * "{:>9}" + "{:>8}{:>10}"
+    print(line.format("op", "dtype", "ours", *names, "limit", "x best", "of limit"))
     for row in results:
-        peers = {name: row[name] for name in ("torch", "fbgemm") if name in row}
+        peers = {name: row[name] for name in names if name in row}
         print(
             line.format(
                 row["op"],
                 row["dtype"],
                 f"{row['ours']:.2f}",
-                *(f"{peers[name]:.2f}" if name in peers else "-" for name in ("torch", "fbgemm")),
+                *(f"{peers[name]:.2f}" if name in peers else "-" for name in names),
                 f"{row['limit']:.2f}",
                 f"{min(peers.values()) / row['ours']:.2f}" if peers else "-",
                 f"{row['limit'] / row['ours']:.2f}",

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -101,9 +102,11 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
         const auto pool = DLRM_KERNEL(pool_bags<weight_t, output_t, id_t>);
         torch::stable::parallel_for(
             0, inputs.bags, bags_per_task(inputs, dim), [&](int64_t begin, int64_t end) {
+              const std::unique_ptr<int64_t[]> rows(
+                  new int64_t[bag_offsets[end] - bag_offsets[begin]]);
               const int64_t position =
                   pool(weight_data, ids_data, sample_weights_data, bag_offsets, table_offsets,
-                       tables, dim, mean, output_data, begin, end);
+                       tables, dim, mean, output_data, rows.get(), begin, end);
               if (position >= 0) bad.report(position);
             });
         if (bad.any()) {

@@ -1,59 +1,54 @@
 // Kernels of joint_embedding_bag for one instruction set; see for_each_isa.h.
 
 // Bytes of rows asked for ahead of the one being added: enough to cover memory's latency.
-constexpr int64_t kBagAheadBytes = 8192;
+constexpr int64_t kBagAheadBytes = 4096;
 
-// The next id whose row is to be asked for, and the bag that it lies in.
-template <typename weight_t, typename id_t>
-struct RowsAhead {
-  const weight_t* weight;
-  const id_t* ids;
-  const int64_t* bag_offsets;
-  const int64_t* table_offsets;
-  int64_t tables;
-  int64_t dim;
-  int64_t bag;
-  int64_t table;
-  int64_t next;
-  int64_t last;
-};
-
-// Asks for the rows of the ids before `position` that were not asked for yet.
-template <typename weight_t, typename id_t>
-DLRM_INLINE void ask_for_rows(RowsAhead<weight_t, id_t>& ahead, int64_t position) {
-  const int64_t row_bytes = ahead.dim * sizeof(weight_t);
-  for (position = std::min(position, ahead.last); ahead.next < position; ++ahead.next) {
-    while (ahead.bag_offsets[ahead.bag + 1] <= ahead.next) {
-      ++ahead.bag;
-      if (++ahead.table == ahead.tables) ahead.table = 0;
+// Writes the row of the weight that each id of bags [begin, end) stands for. Returns the first
+// position whose id is outside its table, or -1.
+template <typename id_t>
+int64_t find_rows(const id_t* ids, const int64_t* bag_offsets, const int64_t* table_offsets,
+                  int64_t tables, int64_t* rows, int64_t begin, int64_t end) {
+  int64_t table = begin % tables;
+  for (int64_t bag = begin; bag < end; ++bag) {
+    const int64_t offset = table_offsets[table];
+    const auto size = static_cast<uint64_t>(table_offsets[table + 1] - offset);
+    for (int64_t i = bag_offsets[bag]; i < bag_offsets[bag + 1]; ++i) {
+      const int64_t id = ids[i];
+      if (static_cast<uint64_t>(id) >= size) return i;
+      *rows++ = offset + id;
     }
-    const auto row = static_cast<uint64_t>(ahead.table_offsets[ahead.table]) +
-                     static_cast<uint64_t>(int64_t{ahead.ids[ahead.next]});  // or bad
-    prefetch_bytes(reinterpret_cast<uintptr_t>(ahead.weight) + row * row_bytes, row_bytes);
+    if (++table == tables) table = 0;
   }
+  return -1;
 }
 
-// One bag: ids [begin, end) of a table.
-template <typename weight_t, typename id_t>
+// One bag: rows [0, count), and those of the bags after it up to `known`.
+template <typename weight_t>
 struct Bag {
-  const weight_t* table;
-  const id_t* ids;
+  const weight_t* weight;
+  const int64_t* rows;
   const float* sample_weights;  // or null: all are 1
-  int64_t begin;
-  int64_t end;
+  int64_t count;
+  int64_t known;
+  int64_t dim;
   float scale;  // of the sum
 };
 
-// Sums kVectors vectors of columns, or the `columns` < kLanes last ones, in registers.
-template <int64_t kVectors, typename weight_t, typename output_t, typename id_t>
-DLRM_INLINE void pool_columns(const Bag<weight_t, id_t>& bag, RowsAhead<weight_t, id_t>& ahead,
-                              int64_t rows_ahead, int64_t first_column, int64_t columns,
-                              output_t* output) {
+// Sums kVectors vectors of columns, or the `columns` < kLanes last ones, in registers. The first
+// stripe of columns asks for the rows ahead.
+template <int64_t kVectors, typename weight_t, typename output_t>
+DLRM_INLINE void pool_columns(const Bag<weight_t>& bag, int64_t rows_ahead, int64_t first_column,
+                              int64_t columns, output_t* output) {
+  const int64_t row_bytes = bag.dim * sizeof(weight_t);
+  const int64_t asked = first_column == 0 ? bag.known - rows_ahead : 0;
   Vec sums[kVectors];
   for (int64_t v = 0; v < kVectors; ++v) sums[v] = zero();
-  for (int64_t i = bag.begin; i < bag.end; ++i) {
-    ask_for_rows(ahead, i + rows_ahead);
-    const weight_t* row = bag.table + int64_t{bag.ids[i]} * ahead.dim + first_column;
+  for (int64_t i = 0; i < bag.count; ++i) {
+    if (i < asked) {
+      const int64_t row = bag.rows[i + rows_ahead];
+      prefetch_bytes(reinterpret_cast<uintptr_t>(bag.weight) + row * row_bytes, row_bytes);
+    }
+    const weight_t* row = bag.weight + bag.rows[i] * bag.dim + first_column;
     const Vec factor = broadcast(bag.sample_weights ? bag.sample_weights[i] : 1.0f);
     for (int64_t v = 0; v < kVectors; ++v) {
       sums[v] += factor * (columns ? load_first(row, columns) : load(row + v * kLanes));
@@ -65,40 +60,40 @@ DLRM_INLINE void pool_columns(const Bag<weight_t, id_t>& bag, RowsAhead<weight_t
   for (int64_t v = 0; v < kVectors; ++v) store(output + v * kLanes, sums[v] * scale);
 }
 
-// Pools bags [begin, end) of the flattened [batch, tables]: reads each row once, a stripe of
-// columns after the other, and writes each output row once. Returns the first position whose id is
-// outside its table, where it stops, or -1.
+// Pools bags [begin, end) of the flattened [batch, tables]: reads each id once, each row once, a
+// stripe of columns after the other, and writes each output row once. `rows` has room for the ids
+// of these bags. Returns the first position whose id is outside its table, or -1.
 template <typename weight_t, typename output_t, typename id_t>
 int64_t pool_bags(const weight_t* weight, const id_t* ids, const float* sample_weights,
                   const int64_t* bag_offsets, const int64_t* table_offsets, int64_t tables,
-                  int64_t dim, bool mean, output_t* output, int64_t begin, int64_t end) {
+                  int64_t dim, bool mean, output_t* output, int64_t* rows, int64_t begin,
+                  int64_t end) {
   constexpr int64_t kStripe = 8;  // vectors of sums in registers
   const int64_t rows_ahead = std::clamp<int64_t>(kBagAheadBytes / (dim * sizeof(weight_t)), 4, 64);
-  int64_t table = begin % tables;
-  RowsAhead<weight_t, id_t> ahead{weight, ids,   bag_offsets, table_offsets,      tables,
-                                  dim,    begin, table,       bag_offsets[begin], bag_offsets[end]};
+  const int64_t bad = find_rows(ids, bag_offsets, table_offsets, tables, rows, begin, end);
+  if (bad >= 0) return bad;
+  const int64_t first_id = bag_offsets[begin], last_id = bag_offsets[end];
   for (int64_t index = begin; index < end; ++index) {
-    const int64_t first = bag_offsets[index], last = bag_offsets[index + 1];
-    const auto table_size = static_cast<uint64_t>(table_offsets[table + 1] - table_offsets[table]);
-    for (int64_t i = first; i < last; ++i) {
-      if (static_cast<uint64_t>(int64_t{ids[i]}) >= table_size) return i;
-    }
-    const float scale = mean && last > first ? 1.0f / static_cast<float>(last - first) : 1.0f;
-    const Bag<weight_t, id_t> bag{
-        weight + table_offsets[table] * dim, ids, sample_weights, first, last, scale};
+    const int64_t first = bag_offsets[index], count = bag_offsets[index + 1] - first;
+    const Bag<weight_t> bag{weight,
+                            rows + (first - first_id),
+                            sample_weights ? sample_weights + first : nullptr,
+                            count,
+                            last_id - first,
+                            dim,
+                            mean && count > 0 ? 1.0f / static_cast<float>(count) : 1.0f};
     output_t* row = output + index * dim;
     int64_t column = 0;
     for (; column + kStripe * kLanes <= dim; column += kStripe * kLanes) {
-      pool_columns<kStripe>(bag, ahead, rows_ahead, column, 0, row);
+      pool_columns<kStripe>(bag, rows_ahead, column, 0, row);
     }
     for (; column + 2 * kLanes <= dim; column += 2 * kLanes) {
-      pool_columns<2>(bag, ahead, rows_ahead, column, 0, row);
+      pool_columns<2>(bag, rows_ahead, column, 0, row);
     }
     for (; column + kLanes <= dim; column += kLanes) {
-      pool_columns<1>(bag, ahead, rows_ahead, column, 0, row);
+      pool_columns<1>(bag, rows_ahead, column, 0, row);
     }
-    if (column < dim) pool_columns<1>(bag, ahead, rows_ahead, column, dim - column, row);
-    if (++table == tables) table = 0;
+    if (column < dim) pool_columns<1>(bag, rows_ahead, column, dim - column, row);
   }
   return -1;
 }
