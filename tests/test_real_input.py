@@ -51,14 +51,15 @@ def test_the_demo_comes_close_to_the_planted_best(root, tmp_path):
         assert (tmp_path / path).exists(), name
 
 
-def adult_auc(shared_data, directory: Path, seed: int) -> float:
+def adult_auc(shared_data, directory: Path, seed: int, *flags: str) -> float:
     """Runs the README's commands for Adult with another seed; returns the held-out AUC."""
+    directory.mkdir()
     shutil.copy(shared_data / "adult" / "adult.data", directory / "adult.data")
     for words in readme_commands("Your own CSV"):
         assert words[:2] == ["python", "-m"]
         words = [sys.executable, *words[1:], f"--seed={seed}"]
         if "dlrm.scripts.main" in words:
-            words += ["--base_device=cpu"]
+            words += ["--base_device=cpu", *flags]
         run(words, directory)
     return summary(directory / "log.json")["test_auc"]
 
@@ -66,9 +67,15 @@ def adult_auc(shared_data, directory: Path, seed: int) -> float:
 def test_adult_reaches_0_908_on_the_mean_of_five_random_fifths(shared_data, tmp_path):
     aucs = []
     for seed in range(1, 6):
-        (tmp_path / str(seed)).mkdir()
         aucs.append(adult_auc(shared_data, tmp_path / str(seed), seed))
     assert statistics.mean(aucs) >= 0.908, aucs
+
+
+def test_bfloat16_costs_adult_less_than_0_002_of_auc(shared_data, tmp_path):
+    exact = adult_auc(shared_data, tmp_path / "fp32", 1)
+    half = adult_auc(shared_data, tmp_path / "bf16", 1, "--amp", "--embedding_dtype=bf16")
+    assert half == pytest.approx(exact, abs=0.002)
+    assert half != exact, "--amp changed nothing"
 
 
 def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
