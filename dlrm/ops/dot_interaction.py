@@ -29,7 +29,7 @@ def dot_interaction(dense: Tensor, embeddings: Tensor) -> Tensor:
     Raises:
         RuntimeError: shapes or dtypes of the two do not fit together; both are named.
     """
-    if has_native(dense):
+    if has_native("dot_interaction", dense=dense, embeddings=embeddings):
         return torch.ops.dlrm.dot_interaction(dense, embeddings)
     _check(dense, embeddings)
     return dot_interaction_reference(dense, embeddings)

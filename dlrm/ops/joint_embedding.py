@@ -31,7 +31,7 @@ def joint_embedding(
         RuntimeError: an id is outside its table (table, batch row and value are named), or shapes
             or dtypes do not fit together.
     """
-    if has_native(weight):
+    if has_native("joint_embedding", weight=weight, ids=ids, table_offsets=table_offsets):
         return torch.ops.dlrm.joint_embedding(weight, ids, table_offsets, dtype=dtype)
     _check(weight, ids, table_offsets, dtype)
     _check_ids(ids, table_offsets)

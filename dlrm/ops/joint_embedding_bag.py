@@ -51,7 +51,8 @@ def joint_embedding_bag(
     """
     if pooling not in POOLINGS:
         raise ValueError(f"joint_embedding_bag: expected pooling {POOLINGS}, got {pooling!r}")
-    if has_native(weight):
+    tensors = {"weight": weight, "ids": ids, "lengths": lengths, "table_offsets": table_offsets}
+    if has_native("joint_embedding_bag", **tensors, sample_weights=sample_weights):
         return torch.ops.dlrm.joint_embedding_bag(
             weight, ids, lengths, table_offsets, sample_weights, pooling == "mean", dtype
         )

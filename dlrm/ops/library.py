@@ -18,9 +18,18 @@ def why_not_native() -> str | None:
     return _problem
 
 
-def has_native(tensor: torch.Tensor) -> bool:
-    """Whether there are compiled kernels for the device that `tensor` is on."""
-    return tensor.device.type in _native_devices
+def has_native(op: str, **tensors: torch.Tensor | None) -> bool:
+    """Whether `op` has compiled kernels for the device that its tensors are on.
+
+    Raises:
+        RuntimeError: they are on several; each is named.
+    """
+    given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    device, *others = given.values()
+    if any(other != device for other in others):
+        where = ", ".join(f"{name} on {device}" for name, device in given.items())
+        raise RuntimeError(f"{op}: expected all tensors on one device, got {where}")
+    return device.type in _native_devices
 
 
 def instruction_set(limit: str | None = None) -> str:

@@ -59,7 +59,7 @@ def relu_bias_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         RuntimeError: shapes or dtypes of the two do not fit together; both are named.
     """
-    if has_native(grad):
+    if has_native("relu_bias_backward", grad=grad, output=output):
         return torch.ops.dlrm.relu_bias_backward.default(grad, output)
     _check_pair(grad, output)
     return relu_bias_backward_reference(grad, output)
@@ -152,10 +152,12 @@ def _check(
             )
         width = weight.shape[0]
     for tensor, source in zip(rounded, (*weights, *biases), strict=True):
-        if tensor.dtype != inputs.dtype or tensor.shape != source.shape:
+        same = tensor.dtype == inputs.dtype and tensor.device == inputs.device
+        if not same or tensor.shape != source.shape:
             raise RuntimeError(
-                f"mlp: expected what is computed with to be {list(source.shape)} and of the "
-                f"inputs' {inputs.dtype}, got {list(tensor.shape)} {tensor.dtype}"
+                f"mlp: expected what is computed with to be {list(source.shape)} and as the inputs "
+                f"{inputs.dtype} on {inputs.device}, got {list(tensor.shape)} {tensor.dtype} on "
+                f"{tensor.device}"
             )
 
 

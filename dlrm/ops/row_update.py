@@ -43,7 +43,7 @@ def row_sgd_(
         RuntimeError: a row is outside the weight (its value and position are named), or shapes or
             dtypes do not fit together. Nothing is changed then.
     """
-    if has_native(weight):
+    if has_native("row_sgd_", weight=weight, rows=rows, grad=grad, low=low):
         torch.ops.dlrm.row_sgd_(
             weight, rows, grad, lr, low=low, grad_scale=grad_scale, found_inf=found_inf
         )
@@ -78,7 +78,9 @@ def row_adagrad_(
     `state_sum` is the running sum of squared gradients, float32 and of the weight's shape; the rest
     is as in `row_sgd_`.
     """
-    if has_native(weight):
+    if has_native(
+        "row_adagrad_", weight=weight, rows=rows, grad=grad, low=low, state_sum=state_sum
+    ):
         torch.ops.dlrm.row_adagrad_(
             weight,
             state_sum,
@@ -132,7 +134,9 @@ def row_wise_adagrad_(
 
     It needs 1/dim of the memory of `row_adagrad_`; the rest is as there.
     """
-    if has_native(weight):
+    if has_native(
+        "row_wise_adagrad_", weight=weight, rows=rows, grad=grad, low=low, state_sum=state_sum
+    ):
         torch.ops.dlrm.row_wise_adagrad_(
             weight,
             state_sum,
@@ -195,7 +199,15 @@ def row_adam_(
             step skipped for `found_inf` is none.
         betas, eps: as in `torch.optim.SparseAdam`. The rest is as in `row_sgd_`.
     """
-    if has_native(weight):
+    if has_native(
+        "row_adam_",
+        weight=weight,
+        rows=rows,
+        grad=grad,
+        low=low,
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+    ):
         torch.ops.dlrm.row_adam_(
             weight,
             exp_avg,

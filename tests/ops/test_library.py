@@ -138,3 +138,22 @@ def test_an_instruction_set_can_be_limited_and_raised_again(native):
 def test_an_unknown_instruction_set_is_refused(native):
     with pytest.raises(ValueError, match="mmx"):
         ops.instruction_set(limit="mmx")
+
+
+def test_tensors_on_several_devices_are_named():
+    weight, ids, offsets = torch.zeros(4, 2), torch.zeros(1, 1).long(), torch.tensor([0, 4])
+    with pytest.raises(RuntimeError, match="one device, got dense on cpu, embeddings on meta"):
+        ops.dot_interaction(torch.zeros(1, 2), torch.zeros(1, 1, 2, device="meta"))
+    with pytest.raises(RuntimeError, match="joint_embedding: .* weight on cpu, ids on meta"):
+        ops.joint_embedding(weight, ids.to("meta"), offsets)
+    with pytest.raises(RuntimeError, match="joint_embedding_bag: .* lengths on meta"):
+        ops.joint_embedding_bag(weight, ids[0], ids.to("meta"), offsets)
+    with pytest.raises(RuntimeError, match="row_sgd_: .* weight on cpu, rows on cpu, grad on meta"):
+        ops.row_sgd_(weight, ids[0], torch.zeros(1, 2, device="meta"), torch.tensor(0.1))
+    with pytest.raises(
+        RuntimeError, match=r"mlp: .* torch.float32 on cpu, got \[3, 2\] .* on meta"
+    ):
+        ops.mlp(weight, [torch.zeros(3, 2, device="meta")], [torch.zeros(3)])
+    compiled = torch.compile(ops.joint_embedding, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="weight on cpu, ids on meta"):
+        compiled(weight, ids.to("meta"), offsets)

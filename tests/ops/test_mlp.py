@@ -183,7 +183,9 @@ def test_layers_that_do_not_fit_are_named(device):
         ops.mlp(inputs, weights, biases[:1])
     with pytest.raises(RuntimeError, match=r"expected inputs \[batch, inputs\].*\[4\]"):
         ops.mlp(inputs[0], weights, biases)
-    with pytest.raises(RuntimeError, match=r"inputs' torch.bfloat16, got \[5, 4\] torch.float32"):
+    with pytest.raises(
+        RuntimeError, match=r"inputs torch.bfloat16 on .*, got \[5, 4\] torch.float32"
+    ):
         ops.mlp(inputs.bfloat16(), weights, biases)
 
 
