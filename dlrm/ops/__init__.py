@@ -19,6 +19,7 @@ from dlrm.ops.joint_embedding_bag import (
 )
 from dlrm.ops.library import instruction_set, native_available
 from dlrm.ops.mlp import (
+    fused_linear_dtypes,
     mlp,
     mlp_reference,
     relu_bias_backward,
@@ -42,6 +43,7 @@ __all__ = [
     "check_bags",
     "dot_interaction",
     "dot_interaction_reference",
+    "fused_linear_dtypes",
     "instruction_set",
     "interaction_width",
     "join_float32",

@@ -175,17 +175,17 @@ def _check_pair(grad: Tensor, output: Tensor) -> None:
         )
 
 
-def _onednn_dtypes() -> frozenset[torch.dtype]:
+def fused_linear_dtypes() -> tuple[torch.dtype, ...]:
     """The dtypes for which this torch has oneDNN's fused linear layer on this processor."""
     if not (
         torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     ):
-        return frozenset()
+        return ()
     half = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return frozenset([torch.float32, torch.bfloat16] if half else [torch.float32])
+    return (torch.float32, torch.bfloat16) if half else (torch.float32,)
 
 
-_ONEDNN_DTYPES = _onednn_dtypes()
+_ONEDNN_DTYPES = fused_linear_dtypes()
 
 
 if native_available():

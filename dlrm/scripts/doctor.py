@@ -184,6 +184,25 @@ def native_operators() -> Iterator[Finding]:
     )
 
 
+def linear_layers() -> Iterator[Finding]:
+    """Which linear layers the MLPs run on a CPU."""
+    import torch
+
+    from dlrm import ops
+
+    fused = ops.fused_linear_dtypes()
+    lacking = [name for name in ("float32", "bfloat16") if getattr(torch, name) not in fused]
+    value = "oneDNN's, with bias and ReLU in the product"
+    if not lacking:
+        yield Finding("linear layers", OK, value)
+        return
+    value = f"torch's own in {' and '.join(lacking)}" + ("; oneDNN's in float32" if fused else "")
+    cost = "MLPs in float32 take about a ninth longer"
+    if fused:
+        cost = "--amp gains little: oneDNN has no bfloat16 products for this processor"
+    yield Finding("linear layers", NOTE if fused else SLOW, value, cost)
+
+
 def cuda() -> Iterator[Finding]:
     """GPUs, and the CUDA operators."""
     import torch
@@ -401,7 +420,17 @@ def training() -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    *(versions, native_operators, cuda, threads, memory_set_up, preprocessing, room, training),
+    *(
+        versions,
+        native_operators,
+        linear_layers,
+        cuda,
+        threads,
+        memory_set_up,
+        preprocessing,
+        room,
+        training,
+    ),
 )
 
 

@@ -27,6 +27,10 @@ def foreign(path):
     raise OSError("wrong ELF class: ELFCLASS32")
 torch.ops.load_library = foreign
 """
+NO_ONEDNN = """
+import torch
+torch.backends.mkldnn.is_available = lambda: False
+"""
 DIVERGENT = """
 from dlrm.tasks.recommendation import Recommendation
 loss = Recommendation.loss
@@ -73,7 +77,8 @@ def test_what_is_here_is_reported():
     assert ops.instruction_set() in found["native operators"]["value"]
     assert found["dlrm"]["value"].startswith(doctor.dlrm.__version__)
     assert set(found) >= {
-        *("python", "torch", "CUDA devices", "CUDA operators", "threads", "huge pages"),
+        *("python", "torch", "linear layers", "CUDA devices", "CUDA operators", "threads"),
+        "huge pages",
         *("freed memory", "java", "pyspark", "matplotlib", "fbgemm_gpu", "memory", "disk"),
     }
 
@@ -99,6 +104,13 @@ def test_a_library_that_does_not_load_is_named_with_its_reason():
     found, works = findings(prepare=FEW_PACKAGES + FOREIGN_LIBRARY)
     assert works
     assert "wrong ELF class: ELFCLASS32" in found["native operators"]["value"]
+
+
+def test_without_onednn_the_layers_that_run_are_named():
+    found, works = findings(prepare=FEW_PACKAGES + NO_ONEDNN)
+    assert works
+    assert found["linear layers"]["state"] == "slow"
+    assert found["linear layers"]["value"] == "torch's own in float32 and bfloat16"
 
 
 def test_without_torch_nothing_works_and_the_command_to_install_it_is_printed():
