@@ -18,6 +18,7 @@ from absl import app
 from absl import flags as absl_flags
 
 from dlrm import __version__, ops
+from dlrm.data import layout
 from dlrm.data.loader import DATASET_TYPES, DataConfig, Datasets, open_datasets
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
@@ -279,13 +280,22 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
 def _checkpoints() -> CheckpointDirectory | None:
     if FLAGS.save_checkpoint_path is None:
         return None
-    checkpoints = CheckpointDirectory(FLAGS.save_checkpoint_path, FLAGS.keep_checkpoints)
+    fitted = Path(FLAGS.dataset, layout.TRANSFORM) if FLAGS.dataset else None
+    checkpoints = CheckpointDirectory(
+        FLAGS.save_checkpoint_path,
+        FLAGS.keep_checkpoints,
+        fitted if fitted and fitted.is_dir() and not _is_synthetic() else None,
+    )
     if not FLAGS.resume and (last := checkpoints.last()):
         raise FileExistsError(
             f"{last}: from an earlier run; --resume goes on from it, or name another directory "
             "with --save_checkpoint_path"
         )
     return checkpoints
+
+
+def _is_synthetic() -> bool:
+    return DATASET_TYPES[FLAGS.dataset_type].startswith("synthetic")
 
 
 def _resume(trainer: Trainer, log: RunLog) -> bool:
