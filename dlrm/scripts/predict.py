@@ -23,8 +23,8 @@ import torch
 from absl import app, flags
 
 from dlrm.data.csv_columns import CsvFormat
-from dlrm.data.loader import DATASET_TYPES, DataConfig, Dataset, open_datasets
-from dlrm.serving.predictor import BATCH_SIZE, Predictor, load, probability
+from dlrm.data.loader import DataConfig, Dataset, open_datasets
+from dlrm.serving.predictor import BATCH_SIZE, Predictor, check_dataset, load, probability
 from dlrm.serving.rows import RowError, read_lines, text_of_fields
 from dlrm.train.metrics import click_metrics
 
@@ -51,7 +51,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_boolean("label", True, "Whether the lines of a log begin with the label")
     flags.DEFINE_string(
-        "dataset", None, "Dataset whose fitted transform is applied; default: the checkpoint's own"
+        "dataset", None, "Dataset whose fitted transform is applied where a checkpoint has none"
     )
     flags.DEFINE_enum("split", "test", SPLITS, "Which rows of a dataset are scored")
     flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of a dataset")
@@ -118,7 +118,7 @@ class ScoreFile:
 
     def write(self, scores: np.ndarray) -> None:
         """Appends scores."""
-        self._file.write(np.ascontiguousarray(scores, "<f4"))
+        self._file.write(scores.astype("<f4").tobytes())
         self.rows += len(scores)
 
     def __exit__(self, kind: Any, *error: Any) -> None:
@@ -154,7 +154,6 @@ def _scored(predictor: Predictor) -> Scored:
 
 def _score_dataset(predictor: Predictor, path: Path) -> Scored:
     config = predictor.model.config
-    assert FLAGS.dataset_type in DATASET_TYPES
     datasets = open_datasets(
         DataConfig(
             dataset=str(path),
@@ -167,11 +166,7 @@ def _score_dataset(predictor: Predictor, path: Path) -> Scored:
     dataset: Dataset | None = getattr(datasets, FLAGS.split)
     if dataset is None:
         raise ValueError(f"{path}: has no {FLAGS.split} split")
-    if (found := list(dataset.table_sizes)) != list(config.table_sizes):
-        raise ValueError(
-            f"{path}: the dataset of another model: expected tables of {list(config.table_sizes)} "
-            f"rows, got {found}"
-        )
+    check_dataset(path, dataset, config)
     first_row = 0
     for index in range(len(dataset)):
         try:
@@ -185,8 +180,7 @@ def _score_dataset(predictor: Predictor, path: Path) -> Scored:
 def _score_log(predictor: Predictor, path: Path) -> Scored:
     transform, first_row = predictor.row_transform, 0
     columns = len(transform.names) + FLAGS.label
-    opened = nullcontext(sys.stdin.buffer) if FLAGS.input == "-" else open(path, "rb")
-    with opened as file:
+    with nullcontext(sys.stdin.buffer) if FLAGS.input == "-" else path.open("rb") as file:
         try:
             for text in read_lines(file, columns):
                 labels = text.labels() if FLAGS.label else None

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from dlrm.data import layout
-from dlrm.data.batch import Batch
+from dlrm.data.batch import Batch, Dataset
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving.rows import Inputs, RowTransform, Text, check_inputs, text_of_fields
 from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint, read_config
@@ -25,8 +25,8 @@ def load(checkpoint: str | os.PathLike, dataset: str | os.PathLike | None = None
 
     Args:
         checkpoint: a checkpoint, or a run's directory of checkpoints, of which the best is taken.
-        dataset: whose fitted transform raw rows go through; by default the checkpoint's own, which
-            is that of the dataset it was trained on.
+        dataset: whose fitted transform raw rows go through where the checkpoint has none. One
+            trained on a dataset of ours has that dataset's.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -129,6 +129,17 @@ class Predictor:
         return self.logits_of(inputs), batch.labels.cpu().numpy()
 
 
+def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
+    """Raises ValueError where a dataset has other features than a model."""
+    found = (dataset.num_numerical, list(dataset.table_sizes))
+    expected = (config.num_numerical_features, list(config.table_sizes))
+    if found != expected:
+        raise ValueError(
+            f"{path}: the dataset of another model: expected {expected[0]} numerical features and "
+            f"tables of {expected[1]} rows, got {found[0]} and {found[1]}"
+        )
+
+
 def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: RowTransform | None) -> None:
     """Raises ValueError where inputs do not fit a model; with hashed ids every id does."""
     names = transform.categorical_names if transform else []
@@ -159,7 +170,7 @@ def model_config(path: Path) -> DLRMConfig:
     config = read_config(path)
     try:
         saved = config["flags"]
-        values = {
+        values: dict[str, Any] = {
             field.name: tuple(saved[field.name])
             if isinstance(saved[field.name], list)
             else saved[field.name]
@@ -181,21 +192,21 @@ def _num_numerical(path: Path) -> int:
 def load_transform(
     path: Path, config: DLRMConfig, dataset: str | os.PathLike | None = None
 ) -> RowTransform | None:
-    """Returns the transform of a dataset, or else of a checkpoint, that fits a model.
+    """Returns the transform of a checkpoint, or else of a dataset; None where neither has one.
 
     Raises:
-        FileNotFoundError: the dataset has none.
         ValueError: it is that of another model.
     """
     own = (path / layout.TRANSFORM).is_dir()
-    if dataset is None and not own:
-        return None
-    if dataset is not None and own and not _same_transform(path, Path(dataset)):
+    other = dataset is not None and Path(dataset, layout.TRANSFORM).is_dir()
+    if own and other and not _same_transform(path, Path(dataset)):  # type: ignore[arg-type]
         raise ValueError(
-            f"{dataset}: its transform is not that of {path}, so ids mean other values: the "
-            "dataset of another model"
+            f"{dataset}: the dataset of another model: its transform is not that of {path}, so "
+            "its ids mean other values"
         )
-    source = Path(dataset) if dataset is not None else path
+    if not own and not other:
+        return None
+    source = path if own else Path(dataset)  # type: ignore[arg-type]
     transform = RowTransform.load(source)
     found = (len(transform.numerical_names), transform.table_sizes)
     expected = (config.num_numerical_features, list(config.table_sizes))

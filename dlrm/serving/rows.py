@@ -88,10 +88,11 @@ class RowTransform:
 
     Args:
         transform: of logs of integers and hexadecimal hashes, or of columns of a CSV.
+        directory: what it was loaded from.
     """
 
-    def __init__(self, transform: Transform | CsvTransform) -> None:
-        self._transform = transform
+    def __init__(self, transform: Transform | CsvTransform, directory: Path | None = None) -> None:
+        self._transform, self.directory = transform, directory
         if isinstance(transform, CsvTransform):
             self.numerical_names = list(transform.scales)
             self.categorical_names = list(transform.dictionaries)
@@ -111,9 +112,9 @@ class RowTransform:
         """
         directory = Path(directory)
         try:
-            return cls(CsvTransform.load(directory))
+            return cls(CsvTransform.load(directory), directory)
         except FileNotFoundError:
-            return cls(Transform.load(directory / layout.TRANSFORM))
+            return cls(Transform.load(directory / layout.TRANSFORM), directory)
 
     @property
     def is_csv(self) -> bool:
@@ -142,10 +143,10 @@ class RowTransform:
             try:
                 columns = [text.column(index) for index in range(len(self.names))]
                 numerical, ids, _ = self._transform(columns)
-            except BadValueError as error:
-                assert error.column is not None
-                problem = f"expected {error.expected}, got {error.got!r}"
-                raise RowError(error.row, f", {self.names[error.column]}: {problem}") from None
+            except BadValueError as bad_value:
+                name = self.names[bad_value.column or 0]
+                problem = f"expected {bad_value.expected}, got {bad_value.got!r}"
+                raise RowError(bad_value.row, f", {name}: {problem}") from None
         return Inputs(numerical, np.stack(ids, 1) if ids else np.empty((text.rows, 0), np.int8))
 
 

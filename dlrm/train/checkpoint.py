@@ -215,11 +215,13 @@ class CheckpointDirectory:
         probe.touch()
         probe.unlink()
 
-    def save(self, step: int, *content: Any) -> Path:
-        """Saves `content` (see `save_checkpoint`) unless it is saved; drops what is too old."""
+    def save(
+        self, step: int, parameters: Parameters, config: dict[str, Any], progress: dict[str, Any]
+    ) -> Path:
+        """Saves (see `save_checkpoint`) unless it is saved; drops what is too old."""
         target = self._of(step)
         if not (target / MANIFEST).exists():
-            save_checkpoint(target, *content, attached=self.attached)
+            save_checkpoint(target, parameters, config, progress, self.attached)
         self._prune()
         return target
 
