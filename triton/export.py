@@ -231,7 +231,8 @@ def _write_new(options: argparse.Namespace, export: Export, version: int) -> lis
                 return _write_version(directory, export)
             if config.backend == "python":
                 _write_facts(directory, export)
-                repository.write_backend(directory, "transform_model.py", "dlrm.serving.reader")
+                _write_transform(directory, export)
+                repository.write_backend(directory, "transform_model.py")
     raise AssertionError("the model itself is always among them")
 
 
@@ -278,7 +279,9 @@ def _write_version(directory: Path, export: Export) -> list[str]:
         platforms.write_onnx(module.eval(), example, directory / ONNX)
         score = platforms.open_onnx(directory / ONNX)
         if serving.platform == "python":
-            repository.write_backend(directory, "scoring_model.py", "dlrm.serving.scorer")
+            if serving.raw:
+                _write_transform(directory, export)
+            repository.write_backend(directory, "scoring_model.py")
     found = _compare(export, score_rows(score, inputs))
     return _report(directory, export, found)
 
@@ -355,7 +358,7 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
 
 
 def _write_facts(directory: Path, export: Export) -> None:
-    """Writes `model.json` and, where raw rows are served, the transform."""
+    """Writes `model.json`."""
     config, serving = export.predictor.model.config, export.serving
     facts = {
         "num_numerical": config.num_numerical_features,
@@ -369,8 +372,10 @@ def _write_facts(directory: Path, export: Export) -> None:
         "dlrm_version": dlrm.__version__,
     }
     (directory / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    if serving.raw:
-        shutil.copytree(_transform_of(export), directory / layout.TRANSFORM, dirs_exist_ok=True)
+
+
+def _write_transform(directory: Path, export: Export) -> None:
+    shutil.copytree(_transform_of(export), directory / layout.TRANSFORM)
 
 
 def _table_names(export: Export) -> list[str]:

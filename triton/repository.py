@@ -191,10 +191,10 @@ def read_config(directory: Path) -> ModelConfig:
         raise ValueError(f"{path}: not a model configuration ({error})") from error
 
 
-def write_backend(directory: Path, script: str, module: str) -> None:
-    """Puts `script` into a version as `model.py`, and beside it what `module` imports of dlrm."""
+def write_backend(directory: Path, script: str) -> None:
+    """Puts `script` into a version as `model.py`, and beside it what it imports of dlrm."""
     shutil.copyfile(_HERE / script, directory / "model.py")
-    for source in sorted(_sources([module])):
+    for source in sorted(_sources(_imported(_HERE / script))):
         target = directory / source.relative_to(_PACKAGE.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
