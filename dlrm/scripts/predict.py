@@ -78,7 +78,8 @@ def run() -> None:
     Raises:
         ValueError, OSError: what the user can mend.
     """
-    predictor = load(FLAGS.checkpoint, FLAGS.dataset)
+    scored = FLAGS.input if Path(FLAGS.input).is_dir() else None
+    predictor = load(FLAGS.checkpoint, FLAGS.dataset or scored)
     predictor.batch_size = FLAGS.batch_size
     began, labels, logits = time.perf_counter(), [], []
     with ScoreFile(Path(FLAGS.output)) as file:
