@@ -308,7 +308,8 @@ def _compare(export: Export, scores: np.ndarray) -> Agreement:
         found = agreement(before, scores, judge.labels)
     exact = export.options.embedding_precision == "fp32"
     allowed = MAX_AUC_CHANGE if exact else export.options.max_auc_change
-    if not abs(found.auc_change) <= allowed and not (not exact and found.auc_change > 0):
+    lost = abs(found.auc_change) if exact else -found.auc_change
+    if not lost <= allowed:
         raise ValueError(
             f"the exported model ranks otherwise than the checkpoint: AUC {found.auc:.6f}, before "
             f"{found.auc_before:.6f}; expected a change of {allowed:g} at most (--max-auc-change, "

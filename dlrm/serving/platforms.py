@@ -4,6 +4,7 @@ Each is written by a function and opened by another, as a function from numpy ar
 arrays, so that what was written can be compared with what was trained.
 """
 
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -57,8 +58,10 @@ def write_onnx(module: nn.Module, example: tuple[Tensor, ...], directory: Path) 
     _require("onnx", "onnxscript")
     batch = {0: torch.export.Dim("batch")}
     directory.mkdir()
+    # Otherwise it tells of packages that it does not find and that are not needed.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what torch does not find and is not needed
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
             example,
