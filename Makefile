@@ -21,7 +21,8 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
 	@$(PIP) setuptools wheel
-	@$(PIP) --no-build-isolation -e ".[preproc,plots,dev]"
+	@$(PIP) --no-build-isolation -e ".[preproc,plots,serve,dev]"
+	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
 
 # Without a compiler there is no such file, and every make looks for one again.
