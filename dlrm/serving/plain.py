@@ -58,8 +58,7 @@ class PlainDLRM(nn.Module):
         if self.hashed:
             ids = ids.remainder(self.sizes)
         else:
-            known = (ids >= 0) & (ids < self.sizes)
-            ids = torch.where(known, ids, torch.zeros_like(ids))
+            ids = ids * ((ids >= 0) & (ids < self.sizes))  # another is id 0
         embeddings = self.tables(ids + self.first_rows)
         dense = self.bottom_mlp(numerical.float())
         logits = self.top_mlp(self.interact(dense, embeddings))
@@ -121,7 +120,7 @@ class _Products(nn.Module):
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         parts = [dense]
         for start, end in self.strips:
-            parts.append(products[:, start:end, :end].flatten(1))
+            parts.append(products[:, start:end, :end].reshape(-1, (end - start) * end))
         return torch.cat(parts, dim=1)
 
 

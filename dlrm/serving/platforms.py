@@ -58,8 +58,9 @@ def write_onnx(module: nn.Module, example: tuple[Tensor, ...], directory: Path) 
     _require("onnx", "onnxscript")
     batch = {0: torch.export.Dim("batch")}
     directory.mkdir()
-    # Otherwise it tells of packages that it does not find and that are not needed.
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    # Otherwise they tell of each node, and of packages that are not there and not needed.
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

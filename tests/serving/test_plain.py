@@ -1,5 +1,7 @@
 """The exported network gives the scores of the trained one, on every platform."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -149,3 +151,17 @@ def test_each_table_is_judged_alone():
     found = compare_tables(model, NarrowTables(values), inputs, labels)
     assert [agreement.greatest_difference > 0 for agreement in found] == [i == 1 for i in range(8)]
     torch.testing.assert_close(model.embeddings.weight.detach(), before, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_a_compiled_package_scores_as_the_network(tmp_path):
+    model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,))
+    plain = PlainDLRM(model, narrow_tables(model, "fp32")).eval()
+    example_ = tuple(torch.from_numpy(array) for array in example(2))
+    platforms.write_package(plain, example_, tmp_path / "model.pt2")
+    score = platforms.open_package(tmp_path / "model.pt2")
+    for rows in (33, 1):
+        inputs = example(rows, seed=1)
+        np.testing.assert_allclose(
+            score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
+        )
