@@ -55,6 +55,7 @@ bench: venv
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/breakdown.py
+	$(BIN)/python benchmarks/inference.py
 
 clean:
 	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so
