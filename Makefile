@@ -21,7 +21,8 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
 	@$(PIP) setuptools wheel
-	@$(PIP) --no-build-isolation -e ".[preproc,plots,dev]"
+	@$(PIP) --no-build-isolation -e ".[preproc,plots,serve,dev]"
+	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
 
 # Without a compiler there is no such file, and every make looks for one again.
@@ -54,6 +55,7 @@ bench: venv
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/breakdown.py
+	$(BIN)/python benchmarks/inference.py
 
 clean:
 	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so

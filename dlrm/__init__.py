@@ -3,8 +3,13 @@
 Importing `dlrm` imports neither torch nor Spark, so that preprocessing runs where torch is not.
 """
 
+import importlib
 import importlib.util
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dlrm.serving.predictor import load as load
 
 __version__ = "0.1.0"
 
@@ -23,3 +28,10 @@ def _hide_triton_folder() -> None:
 
 
 _hide_triton_folder()
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `dlrm.load` when it is first used, and torch with it."""
+    if name == "load":
+        return importlib.import_module("dlrm.serving.predictor").load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import trained_model
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,3 +25,15 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no real rows: {path} is not there (DLRM_SHARED_DATA names the folder)")
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> trained_model.Trained:
+    """A log, its dataset, and a checkpoint of a model that was trained on it."""
+    return trained_model.make(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def other_trained(tmp_path_factory: pytest.TempPathFactory) -> trained_model.Trained:
+    """The same of another log."""
+    return trained_model.make(tmp_path_factory.mktemp("other"), seed=1)

@@ -24,3 +24,12 @@ def test_its_make_targets_exist(root):
 def test_its_packages_are_those_of_the_readme(root):
     documented = packages((root / "README.md").read_text())
     assert packages((root / "Dockerfile").read_text()) | IN_THE_IMAGE == documented
+
+
+def test_the_image_of_the_server_has_the_pinned_packages(root):
+    words = re.findall(
+        r"^RUN pip install (.*)$", (root / "triton" / "Dockerfile").read_text(), re.M
+    )
+    packages = [word for word in words[0].split() if not word.startswith("--")]
+    assert {package.partition("==")[0] for package in packages} == {"numpy", "onnxruntime"}
+    assert set(packages) <= set((root / "constraints.txt").read_text().splitlines())

@@ -11,9 +11,9 @@ FLOORS = [
     ["dlrm.files"],
     ["dlrm.ops", "dlrm.distributed"],
     ["dlrm.model", "dlrm.data", "dlrm.train"],
-    ["dlrm.tasks", "preproc", "triton"],
+    ["dlrm.tasks", "dlrm.serving", "preproc"],
     ["dlrm.systems"],
-    ["dlrm.scripts"],
+    ["dlrm.scripts", "triton"],
     ["benchmarks", "demo"],
 ]
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -30,6 +30,7 @@ TORCH_FREE = [
     "dlrm.data.csv_transform",
     "dlrm.data.transcode",
     "dlrm.data.transcode_spec",
+    "dlrm.serving.rows",
     "preproc.hashing",
     "preproc.raw_log",
     "preproc.simulate_logs",

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,19 @@ from dlrm.files import write_atomically
 
 NUMERIC_TRANSFORMS = ("log", "standardise", "none")
 _FILE = "csv.json"
+
+
+class BadRowError(ValueError):
+    """A cell that cannot be transformed.
+
+    Attributes:
+        row, column: where it is.
+        problem: what was expected and what came.
+    """
+
+    def __init__(self, row: int, column: str, problem: str) -> None:
+        super().__init__(f"column {column}, row {row}: {problem}")
+        self.row, self.column, self.problem = row, column, problem
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,7 @@ class CsvTransform:
 
         Raises:
             KeyError: a column is missing.
-            ValueError: a numerical cell is no number, or too large for float16.
+            BadRowError: a numerical cell is no number, or too large for float16.
         """
         parse = number_parser(self.missing_values)
         numerical = []
@@ -48,21 +62,27 @@ class CsvTransform:
             try:
                 numbers, _ = self.numbers(name, parse([cell.strip() for cell in columns[name]]))
             except BadCellError as error:
-                raise ValueError(
-                    f"column {name}, row {error.index}: expected {error.expected}, got "
-                    f"{columns[name][error.index]!r}"
-                ) from None
+                got = repr(columns[name][error.index])
+                problem = f"expected {error.expected}, got {got}"
+                raise BadRowError(error.index, name, problem) from None
             if (row := first_overflow(numbers)) is not None:
-                where = f"column {name}, row {row}"
-                raise ValueError(overflow_text(where, columns[name][row], self.numeric_transform))
+                problem = overflow_text(columns[name][row], self.numeric_transform)
+                raise BadRowError(row, name, problem)
             numerical.append(numbers)
         ids = {}
-        for name, values in self.dictionaries.items():
-            lookup = {value: i for i, value in enumerate(values, 1)}
+        for name, lookup in self._lookups.items():
             encoded = [lookup.get(cell.strip(), 0) for cell in columns[name]]
-            ids[name] = np.array(encoded, layout.id_dtype(len(values) + 1))
+            ids[name] = np.array(encoded, layout.id_dtype(len(lookup) + 1))
         rows = len(next(iter(columns.values())))
         return np.stack(numerical, 1) if numerical else np.empty((rows, 0), np.float16), ids
+
+    @cached_property
+    def _lookups(self) -> dict[str, dict[str, int]]:
+        """Categorical feature -> value -> id."""
+        return {
+            name: {value: i for i, value in enumerate(values, 1)}
+            for name, values in self.dictionaries.items()
+        }
 
     def numbers(self, name: str, values: np.ndarray) -> tuple[np.ndarray, int]:
         """Transforms a numerical column, NaN being missing.
@@ -83,7 +103,7 @@ class CsvTransform:
         """Writes `transform/csv.json` into a dataset."""
         path = directory / layout.TRANSFORM / _FILE
         path.parent.mkdir()
-        text = json.dumps({"version": 1, **vars(self)}, indent=1, ensure_ascii=False)
+        text = json.dumps({"version": 1, **asdict(self)}, indent=1, ensure_ascii=False)
         write_atomically(path, text + "\n")
 
     @classmethod
@@ -115,7 +135,7 @@ def first_overflow(numbers: np.ndarray) -> int | None:
     return int(wrong.argmax()) if wrong.any() else None
 
 
-def overflow_text(where: str, value: Any, numeric_transform: str) -> str:
+def overflow_text(value: Any, numeric_transform: str) -> str:
     """Says that a value is too large for a dataset as it was transformed, and what to do."""
     transformed, advice = {
         "none": ("", "choose --numeric_transform log or standardise, or scale the column"),
@@ -128,6 +148,6 @@ def overflow_text(where: str, value: Any, numeric_transform: str) -> str:
     }[numeric_transform]
     greatest = np.finfo(layout.NUMERICAL_DTYPE).max
     return (
-        f"{where}: {value}{transformed} is beyond float16 (up to {greatest:.0f}), in which "
+        f"{value}{transformed} is beyond float16 (up to {greatest:.0f}), in which "
         f"numerical features are stored; {advice}"
     )

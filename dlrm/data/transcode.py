@@ -297,7 +297,8 @@ def write_split(
             report.raised[name] = report.raised.get(name, 0) + raised
         if (row := first_overflow(numerical[:, index])) is not None:
             where = columns.where(name, order[row])
-            raise ValueError(overflow_text(where, values[row], transform.numeric_transform))
+            problem = overflow_text(values[row], transform.numeric_transform)
+            raise ValueError(f"{where}: {problem}")
     with SplitWriter(spec, split) as writer:
         writer.write(labels, numerical, [ids[name] for name in spec.categorical])
 

@@ -14,6 +14,7 @@ from dlrm.data.synthetic import IDS
 from dlrm.model.dlrm import EMBEDDING_DTYPES, EMBEDDING_TYPES
 from dlrm.model.interaction import INTERACTIONS
 from dlrm.ops import POOLINGS
+from dlrm.serving.runtimes import RUNTIMES
 from dlrm.train.optim import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, OptimizerConfig
 
 FLAGS = flags.FLAGS
@@ -27,7 +28,8 @@ RESUME_MAY_CHANGE = frozenset(
         *("load_checkpoint_path", "save_checkpoint_path", "checkpoint_freq", "keep_checkpoints"),
         *("print_freq", "test_freq", "test_after", "test_batch_size"),
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
-        *("inference_benchmark_batch_sizes", "optimized_mlp", "cuda_graphs"),
+        *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
+        *("optimized_mlp", "cuda_graphs"),
         "bottom_features_ordered",
     ]
 )
@@ -92,6 +94,12 @@ def _define_run() -> None:
         200,
         "Number of steps for measuring inference latency and throughput",
         lower_bound=1,
+    )
+    flags.DEFINE_list(
+        "inference_benchmark_runtimes",
+        ["native", *RUNTIMES],
+        "What is measured: native (the model as trained), eager (plain torch), torchscript, onnx "
+        "(ONNX Runtime), aot (AOTInductor)",
     )
     flags.DEFINE_string("backend", "nccl", "Accepted; used by more than one process only")
     flags.DEFINE_boolean(

@@ -8,8 +8,9 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from absl import app
 from absl import flags as absl_flags
 
 from dlrm import __version__, ops
+from dlrm.data import layout
+from dlrm.data.batch import Batch
 from dlrm.data.loader import DATASET_TYPES, DataConfig, Datasets, open_datasets
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.scripts import flags
+from dlrm.serving.runtimes import RUNTIMES, open_runtimes
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.benchmark import measure_inference
+from dlrm.train.benchmark import Latency, measure_inference
 from dlrm.train.checkpoint import (
     CheckpointDirectory,
     Parameters,
@@ -39,6 +43,7 @@ from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
 from dlrm.train.trainer import TrainConfig, Trainer
 
 FLAGS = absl_flags.FLAGS
+_HELD_ROWS = 1 << 18  # of an inference benchmark
 flags.define_flags()
 absl_flags.adopt_module_key_flags(flags)
 
@@ -175,10 +180,7 @@ def _test(task: Recommendation, datasets: Datasets, log: RunLog) -> dict[str, fl
 
 
 def _inference_benchmark(task: Recommendation, datasets: Datasets, log: RunLog) -> dict[str, float]:
-    device = task.world.device
-    warmup = FLAGS.benchmark_warmup_steps if flags.given("benchmark_warmup_steps") else 10
-    steps = warmup + FLAGS.inference_benchmark_steps
-    summary = {}
+    """Times every runtime on every batch size; keys without a runtime are of the model as it is."""
     sizes = flags.values()["inference_benchmark_batch_sizes"]
     if not sizes:
         raise ValueError("--inference_benchmark_batch_sizes: expected one or more")
@@ -188,20 +190,48 @@ def _inference_benchmark(task: Recommendation, datasets: Datasets, log: RunLog) 
                 f"--inference_benchmark_batch_sizes {size}: expected 1 to "
                 f"{datasets.test.num_samples}, the rows of the test set"
             )
-        config = flags.config(DataConfig, device=device, test_batch_size=size)
-        batches = Batches(open_datasets(config).test, device)
-        with closing(batches.repeated(steps)) as repeated:
-            latency = measure_inference(
-                task.predict,
-                repeated,
-                size,
-                warmup,
-                device,
-            )
-        for name in ("mean", "p50", "p95", "p99"):
-            summary[f"{name}_inference_latency_batch_{size}"] = getattr(latency, name)
-        summary[f"mean_inference_throughput_batch_{size}"] = latency.samples_per_second
+    summary = {}
+    with open_runtimes(task.model, _other_runtimes(task, datasets, log), log.line) as runtimes:
+        for size in sizes:
+            for name, predict in {"native": task.predict, **runtimes}.items():
+                latency = _latency(predict, size, task.world.device)
+                end = f"batch_{size}" if name == "native" else f"batch_{size}_{name}"
+                for which in ("mean", "p50", "p95", "p99"):
+                    summary[f"{which}_inference_latency_{end}"] = getattr(latency, which)
+                summary[f"mean_inference_throughput_{end}"] = latency.samples_per_second
+                log.line(
+                    f"batch {size:>6}  {name:<12} p50 {latency.p50 * 1e3:9.3f} ms  "
+                    f"p95 {latency.p95 * 1e3:9.3f} ms  p99 {latency.p99 * 1e3:9.3f} ms  "
+                    f"{latency.samples_per_second:12,.0f} samples/s"
+                )
     return summary
+
+
+def _other_runtimes(task: Recommendation, datasets: Datasets, log: RunLog) -> list[str]:
+    names = [name for name in FLAGS.inference_benchmark_runtimes if name != "native"]
+    if wrong := sorted(set(names) - set(RUNTIMES)):
+        raise ValueError(
+            f"--inference_benchmark_runtimes {wrong[0]}: expected native, {', '.join(RUNTIMES)}"
+        )
+    for reason, is_so in (
+        ("on the CPU only", task.world.device != "cpu"),
+        ("with one id a table only", datasets.test.batch(0).lengths is not None),
+    ):
+        if names and is_so:
+            log.line(f"{', '.join(names)}: left out, measured {reason}")
+            return []
+    return names
+
+
+def _latency(predict: Callable[[Batch], Any], size: int, device: str) -> Latency:
+    warmup = FLAGS.benchmark_warmup_steps if flags.given("benchmark_warmup_steps") else 10
+    steps = warmup + FLAGS.inference_benchmark_steps
+    config = flags.config(DataConfig, device=device, test_batch_size=size)
+    batches = Batches(open_datasets(config).test, device)
+    # They are in memory before the clock runs: reading them would take the same cores.
+    with closing(batches.repeated(min(steps, -(-_HELD_ROWS // size)))) as repeated:
+        held = list(repeated)
+    return measure_inference(predict, islice(cycle(held), steps), size, warmup, device)
 
 
 def _device(asked: str | None) -> str:
@@ -280,13 +310,22 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
 def _checkpoints() -> CheckpointDirectory | None:
     if FLAGS.save_checkpoint_path is None:
         return None
-    checkpoints = CheckpointDirectory(FLAGS.save_checkpoint_path, FLAGS.keep_checkpoints)
+    fitted = Path(FLAGS.dataset, layout.TRANSFORM) if FLAGS.dataset else None
+    checkpoints = CheckpointDirectory(
+        FLAGS.save_checkpoint_path,
+        FLAGS.keep_checkpoints,
+        fitted if fitted and fitted.is_dir() and not _is_synthetic() else None,
+    )
     if not FLAGS.resume and (last := checkpoints.last()):
         raise FileExistsError(
             f"{last}: from an earlier run; --resume goes on from it, or name another directory "
             "with --save_checkpoint_path"
         )
     return checkpoints
+
+
+def _is_synthetic() -> bool:
+    return DATASET_TYPES[FLAGS.dataset_type].startswith("synthetic")
 
 
 def _resume(trainer: Trainer, log: RunLog) -> bool:

@@ -7,6 +7,7 @@
     STEP/rng.safetensors        state of torch's random generators
     STEP/tables/<i>.bin         rows of table i, float32, row-major: mappable
     STEP/tables/<i>.<state>.bin the same of an optimizer's state of these rows
+    STEP/transform/             what the training data were transformed by, if they came with it
     STEP/manifest.json          size and CRC-32 of each file, written last
 
 Tables are stored one by one whatever the layout in memory, so any layout reads any other's.
@@ -85,6 +86,7 @@ def save_checkpoint(
     parameters: Parameters,
     config: dict[str, Any],
     progress: dict[str, Any],
+    attached: Path | None = None,
 ) -> None:
     """Writes a checkpoint; `directory` appears when it is whole, or not at all.
 
@@ -93,6 +95,8 @@ def save_checkpoint(
         parameters: what to save.
         config: how the run was configured, JSON values.
         progress: where the run stands, JSON values.
+        attached: a directory to keep in the checkpoint under its name; its files are hard links
+            where the file system allows it, else copies.
 
     Raises:
         OSError: it cannot be written.
@@ -116,6 +120,8 @@ def save_checkpoint(
         kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
         _write_json(staging / "config.json", {**config, "optimizers": kinds, "tables": listed})
         _write_json(staging / "progress.json", progress)
+        if attached:
+            shutil.copytree(attached, staging / attached.name, copy_function=_link_or_copy)
         write_manifest(staging, "checkpoint")
 
 
@@ -194,13 +200,14 @@ class CheckpointDirectory:
     Args:
         path: the directory that holds them; created.
         keep: how many of the last to keep besides the best.
+        attached: a directory to keep in each, see `save_checkpoint`.
 
     Raises:
         OSError: the directory cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike, keep: int = 1):
-        self.path, self.keep = Path(path).absolute(), keep
+    def __init__(self, path: str | os.PathLike, keep: int = 1, attached: Path | None = None):
+        self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
         self.path.mkdir(parents=True, exist_ok=True)
         for leftover in self.path.glob(".step-*.partial-*"):  # of a run that was killed
             shutil.rmtree(leftover, ignore_errors=True)
@@ -208,11 +215,13 @@ class CheckpointDirectory:
         probe.touch()
         probe.unlink()
 
-    def save(self, step: int, *content: Any) -> Path:
-        """Saves `content` (see `save_checkpoint`) unless it is saved; drops what is too old."""
+    def save(
+        self, step: int, parameters: Parameters, config: dict[str, Any], progress: dict[str, Any]
+    ) -> Path:
+        """Saves (see `save_checkpoint`) unless it is saved; drops what is too old."""
         target = self._of(step)
         if not (target / MANIFEST).exists():
-            save_checkpoint(target, *content)
+            save_checkpoint(target, parameters, config, progress, self.attached)
         self._prune()
         return target
 
@@ -400,6 +409,13 @@ def _read_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
         high, rest = split_float32(saved[part])
         rows[part].copy_(high)
         low[part].copy_(rest)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """The main command, as a user runs it, on a small dataset whose clicks can be learnt."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -180,7 +181,7 @@ def test_bf16_tables_test_as_they_trained_and_serve_fp32_ones(command):
     assert wide["log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-3)
     timed = command(
         *("--mode=inference_benchmark", *load, "--inference_benchmark_steps=2"),
-        "--inference_benchmark_batch_sizes=7",
+        *("--inference_benchmark_batch_sizes=7", "--inference_benchmark_runtimes=native"),
     )
     assert timed["mean_inference_throughput_batch_7"] > 0
 
@@ -279,14 +280,24 @@ def test_inference_benchmark_reports_every_batch_size(command):
         "--mode=inference_benchmark",
         "--inference_benchmark_batch_sizes=1,64",
         "--inference_benchmark_steps=20",
+        "--inference_benchmark_runtimes=native,eager,torchscript,onnx",
     )
-    for size in (1, 64):
-        mean = summary[f"mean_inference_latency_batch_{size}"]
-        assert summary[f"mean_inference_throughput_batch_{size}"] == pytest.approx(size / mean)
-        assert (
-            summary[f"p50_inference_latency_batch_{size}"]
-            <= (summary[f"p99_inference_latency_batch_{size}"])
-        )
+    for end in ("1", "64", "1_eager", "64_torchscript", "64_onnx"):
+        if end.endswith("onnx") and importlib.util.find_spec("onnxruntime") is None:
+            continue
+        mean = summary[f"mean_inference_latency_batch_{end}"]
+        throughput = summary[f"mean_inference_throughput_batch_{end}"]
+        assert throughput == pytest.approx(int(end.split("_")[0]) / mean)
+        p50, p99 = (summary[f"{p}_inference_latency_batch_{end}"] for p in ("p50", "p99"))
+        assert p50 <= p99
+    for which in summary:
+        assert which.startswith(("mean_", "p50_", "p95_", "p99_"))
+
+
+def test_a_runtime_that_is_none_is_named(command):
+    flags = ["--mode=inference_benchmark", "--inference_benchmark_batch_sizes=1"]
+    with pytest.raises(ValueError, match="--inference_benchmark_runtimes fast: expected native, "):
+        command(*flags, "--inference_benchmark_runtimes=fast")
 
 
 def test_the_short_run_is_told_flags_that_fit(command, capsys):

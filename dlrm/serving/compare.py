@@ -1,0 +1,125 @@
+"""How far an exported model agrees with the checkpoint: in value, in ranking, table by table."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dlrm.model.dlrm import DLRM
+from dlrm.serving.narrow import NarrowTables, narrow_tables
+from dlrm.serving.plain import PlainDLRM
+from dlrm.serving.platforms import Score
+from dlrm.serving.rows import Inputs
+from dlrm.train.metrics import click_metrics
+
+_BATCH = 4096
+
+
+class Agreement(NamedTuple):
+    """What scores of one model are beside those of another on the same rows.
+
+    Attributes:
+        rows: how many.
+        auc, auc_before: of the scores, and of those compared with; NaN with one class only.
+        log_loss, log_loss_before: likewise.
+        greatest_difference: of two scores.
+        greatest_score: the magnitude of the greatest score compared with.
+    """
+
+    rows: int
+    auc: float
+    auc_before: float
+    log_loss: float
+    log_loss_before: float
+    greatest_difference: float
+    greatest_score: float
+
+    @property
+    def auc_change(self) -> float:
+        """AUC gained, or lost if negative; 0 with one class only."""
+        change = self.auc - self.auc_before
+        return 0.0 if math.isnan(change) else change
+
+    @property
+    def log_loss_change(self) -> float:
+        """Log loss gained; less is better."""
+        return self.log_loss - self.log_loss_before
+
+
+def agreement(
+    before: np.ndarray, after: np.ndarray, labels: np.ndarray, probabilities: bool = False
+) -> Agreement:
+    """Compares logits (or probabilities) `[rows]`."""
+    old, new = (
+        click_metrics(_logits(scores) if probabilities else torch.from_numpy(scores), known)
+        for known in [torch.from_numpy(labels)]
+        for scores in (before, after)
+    )
+    difference = np.abs(before - after)
+    return Agreement(
+        len(before),
+        new["auc"],
+        old["auc"],
+        new["log_loss"],
+        old["log_loss"],
+        float(difference.max(initial=0)),
+        float(np.abs(before).max(initial=0)),
+    )
+
+
+def _logits(probabilities: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(probabilities).double().logit(eps=1e-9)
+
+
+def score_rows(score: Score, inputs: Inputs) -> np.ndarray:
+    """Returns the scores `[rows]` of a model, some thousand rows at a time."""
+    parts = [
+        score(inputs.numerical[begin : begin + _BATCH], inputs.ids[begin : begin + _BATCH])[:, 0]
+        for begin in range(0, len(inputs.ids), _BATCH)
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+@torch.inference_mode()
+def compare_tables(
+    model: DLRM, tables: NarrowTables, inputs: Inputs, labels: np.ndarray
+) -> list[Agreement]:
+    """Returns, for each table, what it alone being narrow makes of a model's logits.
+
+    The model's rows are replaced for the while and are as before when this returns.
+    """
+    wide = narrow_tables(model, "fp32").values
+    plain = PlainDLRM(model, NarrowTables(wide)).eval()
+
+    def score(numerical: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        return plain(torch.from_numpy(numerical), torch.from_numpy(ids)).numpy()
+
+    before = score_rows(score, inputs)
+    result, begin = [], 0
+    for rows in model.config.embedding_rows:
+        part = slice(begin, begin + rows)
+        kept = wide[part].clone()
+        wide[part] = tables.rows(part.start, part.stop).float()
+        result.append(agreement(before, score_rows(score, inputs), labels))
+        wide[part] = kept
+        begin += rows
+    return result
+
+
+def table_lines(
+    names: Sequence[str], model: DLRM, tables: NarrowTables, agreements: Sequence[Agreement]
+) -> list[str]:
+    """Returns a table to print: size of each table, and what narrowing it alone changes."""
+    lines = [f"{'table':<24}{'rows':>12}{'bytes':>14}{'of fp32':>9}{'AUC':>12}{'log loss':>12}"]
+    begin = 0
+    for name, rows, found in zip(names, model.config.embedding_rows, agreements, strict=True):
+        size = tables.rows(begin, begin + rows).num_bytes
+        share = size / (4 * rows * model.config.embedding_dim)
+        lines.append(
+            f"{name:<24}{rows:>12,}{size:>14,}{share:>9.3f}"
+            f"{found.auc_change:>+12.1e}{found.log_loss_change:>+12.1e}"
+        )
+        begin += rows
+    return lines

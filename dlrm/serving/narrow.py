@@ -1,0 +1,106 @@
+"""Narrow tables: embedding rows in 16 or 8 bits, and what that costs in size and quality."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dlrm.model.dlrm import DLRM
+
+PRECISIONS = ("fp32", "fp16", "int8")
+_ROWS_AT_ONCE = 1 << 18
+_LEVELS = 127  # on either side of a row's middle, so that they fit int8
+
+
+class NarrowTables(NamedTuple):
+    """The rows of all tables, one table after the other.
+
+    Attributes:
+        values: `[rows, dim]`, float32, float16 or int8.
+        scale, offset: of int8 rows, float16 `[rows, 1]`: a value is `values * scale + offset`.
+    """
+
+    values: Tensor
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size."""
+        return sum(t.numel() * t.element_size() for t in self if t is not None)
+
+    def rows(self, begin: int, end: int) -> "NarrowTables":
+        """Returns some of the rows."""
+        return NarrowTables(*(None if t is None else t[begin:end] for t in self))  # type: ignore[arg-type]
+
+    def float(self) -> Tensor:
+        """Returns the rows as the served model computes with them, float32."""
+        if self.scale is None or self.offset is None:
+            return self.values.float()
+        return self.values.float() * self.scale.float() + self.offset.float()
+
+
+def narrow_tables(model: DLRM, precision: str) -> NarrowTables:
+    """Narrows the tables of a model, as it looks them up; float32 rows are shared, not copied.
+
+    Raises:
+        ValueError: a value does not fit float16; the table is named.
+    """
+    parameters = [weight.detach() for weight, _ in model.embeddings.table_parameters()]
+    parts = [_narrow(weight, precision) for weight in parameters]
+    tables = parts[0]
+    if len(parts) > 1:
+        tables = NarrowTables(
+            *(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))  # type: ignore[arg-type]
+        )
+    _check_finite(tables, model.config.embedding_rows)
+    return tables
+
+
+def _narrow(weight: Tensor, precision: str) -> NarrowTables:
+    if precision == "fp32":
+        return NarrowTables(weight.float())
+    if precision == "fp16":
+        return NarrowTables(weight.half())
+    assert precision == "int8", precision
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scale, offset = torch.empty(2, len(weight), 1, dtype=torch.float16)
+    for begin in range(0, len(weight), _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        values[part], scale[part], offset[part] = _quantise(weight[part].float())
+    return NarrowTables(values, scale, offset)
+
+
+def _quantise(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Spreads each row over 255 levels around its middle: values are off by half a level at most.
+
+    The levels are those of scale and offset as they are stored, in float16, and the scale is
+    rounded up, so that the row's ends are within them.
+    """
+    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    offset = ((low + high) / 2).half()
+    reach = torch.maximum(high - offset.float(), offset.float() - low)
+    scale = _rounded_up(reach / _LEVELS)
+    divisor = scale.float().clamp_min(torch.finfo(torch.float32).tiny)
+    levels = ((rows - offset.float()) / divisor).round().clamp(-_LEVELS, _LEVELS)
+    return levels.to(torch.int8), scale, offset
+
+
+def _rounded_up(values: Tensor) -> Tensor:
+    half = values.half()
+    return torch.where(half.float() < values, half.nextafter(half.new_tensor(torch.inf)), half)
+
+
+def _check_finite(tables: NarrowTables, table_rows: tuple[int, ...]) -> None:
+    begin = 0
+    for table, rows in enumerate(table_rows):
+        part = tables.rows(begin, begin + rows)
+        for tensor in (part.values, part.scale, part.offset):
+            if tensor is not None and not all(
+                chunk.isfinite().all() for chunk in tensor.split(_ROWS_AT_ONCE)
+            ):
+                raise ValueError(
+                    f"table {table}: a value is infinite, or beyond float16 (up to 65504), in "
+                    "which narrow tables store values or scales; fp32 tables do not"
+                )
+        begin += rows

@@ -1,0 +1,122 @@
+"""Model files of the runtimes that serve: TorchScript, ONNX, AOTInductor.
+
+Each is written by a function and opened by another, as a function from numpy arrays to numpy
+arrays, so that what was written can be compared with what was trained.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Score = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numericals, ids -> scores [rows, 1]
+INPUTS = ("input__0", "input__1")
+OUTPUT = "output__0"
+ONNX_FILE = "model.onnx"
+TORCHSCRIPT_FILE = "model.pt"
+PACKAGE_FILE = "model.pt2"
+_OPSET = 18
+_IR_VERSION = 10  # that the ONNX Runtime of 2024 reads, and so the Triton images of then
+
+
+def write_torchscript(module: nn.Module, example: tuple[Tensor, ...], path: Path, how: str) -> None:
+    """Writes `model.pt` by tracing or scripting.
+
+    Args:
+        module: the network, in plain operators.
+        example: numericals and ids of some rows.
+        path: the file.
+        how: "trace" or "script".
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        # TorchScript is what Triton's PyTorch backend reads, whatever torch would rather have.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.trace(module, example) if how == "trace" else torch.jit.script(module)
+        torch.jit.save(scripted, os.fspath(path))
+
+
+def open_torchscript(path: Path) -> Score:
+    """Opens what `write_torchscript` wrote."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module = torch.jit.load(os.fspath(path))
+    return _score_by(module)
+
+
+def write_onnx(module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+    """Writes `model.onnx` and, beside it, the weights, which may exceed 2 GB, into a directory.
+
+    Raises:
+        ModuleNotFoundError: onnx or onnxscript is not installed; the message says what installs it.
+    """
+    _require("onnx", "onnxscript")
+    batch = {0: torch.export.Dim("batch")}
+    directory.mkdir()
+    # Otherwise they tell of each node, and of packages that are not there and not needed.
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module,
+            example,
+            dynamo=True,
+            input_names=list(INPUTS),
+            output_names=[OUTPUT],
+            dynamic_shapes=tuple(batch for _ in example),
+            opset_version=_OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    program.model.ir_version = _IR_VERSION
+    program.save(directory / ONNX_FILE, external_data=True)
+
+
+def open_onnx(directory: Path, threads: int | None = None) -> Score:
+    """Opens what `write_onnx` wrote, in ONNX Runtime on the CPU.
+
+    Args:
+        directory: with `model.onnx`.
+        threads: to compute with; None is one a core.
+    """
+    _require("onnxruntime")
+    from dlrm.serving.scorer import open_session
+
+    return open_session(directory, threads)
+
+
+def write_package(module: nn.Module, example: tuple[Tensor, ...], path: Path) -> None:
+    """Compiles the network by AOTInductor into `model.pt2`; needs a C++ compiler."""
+    batch = {0: torch.export.Dim("batch", min=1)}
+    with torch.no_grad():
+        program = torch.export.export(module, example, dynamic_shapes=tuple(batch for _ in example))
+        torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path))
+
+
+def open_package(path: Path) -> Score:
+    """Opens what `write_package` wrote."""
+    return _score_by(torch._inductor.aoti_load_package(os.fspath(path)))
+
+
+def _score_by(module: Callable[..., Any]) -> Score:
+    @torch.inference_mode()
+    def score(numerical: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        return module(torch.from_numpy(numerical), torch.from_numpy(ids)).numpy()
+
+    return score
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                f"{package} is not installed ({error}); pip install 'dlrm[serve]' brings it"
+            ) from error

@@ -1,0 +1,280 @@
+"""Scores in this process: `dlrm.load(DIR).predict(rows)` from a checkpoint alone."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from dlrm.data import layout
+from dlrm.data.batch import Batch, Dataset
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.serving.rows import Inputs, RowTransform, Text, check_inputs, text_of_fields
+from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint, read_config
+
+BATCH_SIZE = 32768  # the default of --test_batch_size
+
+
+def load(checkpoint: str | os.PathLike, dataset: str | os.PathLike | None = None) -> "Predictor":
+    """Loads a trained model to score rows with.
+
+    Args:
+        checkpoint: a checkpoint, or a run's directory of checkpoints, of which the best is taken.
+        dataset: whose fitted transform raw rows go through where the checkpoint has none. One
+            trained on a dataset of ours has that dataset's.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is damaged, or the dataset is that of another model.
+    """
+    path = find_checkpoint(checkpoint)
+    model = load_model(path)
+    transform = load_transform(path, model.config, dataset)
+    return Predictor(model, transform, path)
+
+
+class Predictor:
+    """A model with the transform of its inputs.
+
+    Args:
+        model: the network, whose tables may be on any device.
+        transform: of raw rows; None where the training data had none.
+        path: the checkpoint.
+        batch_size: rows scored at a time.
+    """
+
+    def __init__(
+        self,
+        model: DLRM,
+        transform: RowTransform | None,
+        path: Path,
+        batch_size: int = BATCH_SIZE,
+    ) -> None:
+        self.model, self.transform, self.path = model.eval(), transform, path
+        self.batch_size = batch_size
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""
+        return probability(self.logits(rows))
+
+    def logits(self, rows: Any) -> np.ndarray:
+        """Returns the model's logit for each row, float32 `[rows]`.
+
+        Args:
+            rows: raw rows without label, each a line of text with tabs between its fields, a
+                sequence of fields (numerical ones first), or a mapping of the columns' names to
+                fields; or a mapping of names to columns, such as a pandas DataFrame. None, NaN and
+                "" are missing values.
+
+        Raises:
+            ValueError: the model has no transform, or a row cannot be read; it is named.
+        """
+        names = self.row_transform.names
+        parts = [
+            self.logits_of_text(text_of_fields(part, len(names)))
+            for part in _parts(_fields(rows, names), self.batch_size)
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    @property
+    def row_transform(self) -> RowTransform:
+        """The transform of raw rows.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.transform is None:
+            raise ValueError(
+                f"{self.path}: has no fitted transform, so it cannot score raw rows; name the "
+                "dataset it was trained on, or score a dataset"
+            )
+        return self.transform
+
+    def logits_of_text(self, text: Text) -> np.ndarray:
+        """Returns the logits of rows of text."""
+        return self.logits_of(self.row_transform(text))
+
+    @torch.inference_mode()
+    def logits_of(self, inputs: Inputs) -> np.ndarray:
+        """Returns the logits of numericals `[rows, num_numerical]` and ids `[rows, tables]`.
+
+        Raises:
+            ValueError: their shapes, types or values do not fit the model.
+        """
+        config, device = self.model.config, next(self.model.parameters()).device
+        check_model_inputs(inputs, config, self.transform)
+        parts = [
+            self.model(
+                torch.from_numpy(inputs.numerical[begin : begin + self.batch_size]).to(device),
+                torch.from_numpy(inputs.ids[begin : begin + self.batch_size]).to(device),
+            ).cpu()
+            for begin in range(0, len(inputs.ids), self.batch_size)
+        ]
+        return torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
+
+    def score_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Returns logits and labels of a dataset's batch of one id a table.
+
+        Raises:
+            ValueError: it does not fit the model.
+        """
+        if batch.lengths is not None:
+            raise ValueError("expected a dataset of one id for each table, got bags of ids")
+        inputs = Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy())
+        return self.logits_of(inputs), batch.labels.cpu().numpy()
+
+
+def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
+    """Raises ValueError where a dataset has other features than a model."""
+    found = (dataset.num_numerical, list(dataset.table_sizes))
+    expected = (config.num_numerical_features, list(config.table_sizes))
+    if found != expected:
+        raise ValueError(
+            f"{path}: the dataset of another model: expected {expected[0]} numerical features and "
+            f"tables of {expected[1]} rows, got {found[0]} and {found[1]}"
+        )
+
+
+def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: RowTransform | None) -> None:
+    """Raises ValueError where inputs do not fit a model; with hashed ids every id does."""
+    names = transform.categorical_names if transform else []
+    sizes = () if config.hash_indices else config.table_sizes
+    if not sizes and not names:
+        names = [str(index) for index in range(len(config.table_sizes))]
+    check_inputs(inputs, config.num_numerical_features, sizes, names)
+
+
+def probability(logits: np.ndarray) -> np.ndarray:
+    """Returns 1 / (1 + exp(-logit)), of the same type."""
+    return torch.from_numpy(logits).sigmoid().numpy()
+
+
+def load_model(path: Path, device: str = "cpu") -> DLRM:
+    """Makes the network that a checkpoint describes, and loads its weights."""
+    model = DLRM(model_config(path)).to(device).eval()
+    load_checkpoint(path, Parameters(model, model.embeddings.table_parameters()))
+    return model
+
+
+def model_config(path: Path) -> DLRMConfig:
+    """Reads the architecture from a checkpoint.
+
+    Raises:
+        ValueError: it does not say it.
+    """
+    config = read_config(path)
+    try:
+        saved = config["flags"]
+        values: dict[str, Any] = {
+            field.name: tuple(saved[field.name])
+            if isinstance(saved[field.name], list)
+            else saved[field.name]
+            for field in fields(DLRMConfig)
+            if field.name in saved
+        }
+        values["table_sizes"] = tuple(config["dataset"]["table sizes"])
+        values["num_numerical_features"] = _num_numerical(path)
+        return DLRMConfig(**values)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path / 'config.json'}: not of a DLRM ({error!r})") from error
+
+
+def _num_numerical(path: Path) -> int:
+    with safe_open(path / "dense.safetensors", "pt") as dense:
+        return dense.get_slice("bottom_mlp.0.weight").get_shape()[1]
+
+
+def load_transform(
+    path: Path, config: DLRMConfig, dataset: str | os.PathLike | None = None
+) -> RowTransform | None:
+    """Returns the transform of a checkpoint, or else of a dataset; None where neither has one.
+
+    Raises:
+        ValueError: it is that of another model.
+    """
+    own = (path / layout.TRANSFORM).is_dir()
+    other = dataset is not None and Path(dataset, layout.TRANSFORM).is_dir()
+    if own and other and not _same_transform(path, Path(dataset)):  # type: ignore[arg-type]
+        raise ValueError(
+            f"{dataset}: the dataset of another model: its transform is not that of {path}, so "
+            "its ids mean other values"
+        )
+    if not own and not other:
+        return None
+    source = path if own else Path(dataset)  # type: ignore[arg-type]
+    transform = RowTransform.load(source)
+    found = (len(transform.numerical_names), transform.table_sizes)
+    expected = (config.num_numerical_features, list(config.table_sizes))
+    if found != expected:
+        raise ValueError(
+            f"{source}: the transform of another model: expected {expected[0]} numerical features "
+            f"and tables of {expected[1]} rows, got {found[0]} and {found[1]}"
+        )
+    return transform
+
+
+def _same_transform(one: Path, other: Path) -> bool:
+    """Whether two manifests have the same files of a transform."""
+
+    def files(directory: Path) -> dict[str, Any]:
+        try:
+            manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        prefix = f"{layout.TRANSFORM}/"
+        return {name: f for name, f in manifest["files"].items() if name.startswith(prefix)}
+
+    theirs = files(other)
+    return not theirs or theirs == files(one)
+
+
+def _parts(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (rows[begin : begin + size] for begin in range(0, len(rows), size))
+
+
+def _fields(rows: Any, names: Sequence[str]) -> list[list[bytes]]:
+    """The fields of rows of any of the kinds that `Predictor.logits` takes."""
+    if isinstance(rows, str | bytes):
+        raise ValueError("rows: expected a list of rows, got one string; put it in a list")
+    if isinstance(rows, Mapping) or hasattr(rows, "columns"):
+        return _transposed(rows, names)
+    return [_row(index, row, names) for index, row in enumerate(rows)]
+
+
+def _row(index: int, row: Any, names: Sequence[str]) -> list[bytes]:
+    if isinstance(row, bytes):
+        row = row.decode()
+    if isinstance(row, str):
+        row = row.rstrip("\r\n").split("\t")
+        row += [""] * (len(names) - len(row))  # fields that are cut off at the end are missing
+    elif isinstance(row, Mapping):
+        row = _named(f"row {index}", row, names)
+    return [_field(value) for value in row]
+
+
+def _transposed(columns: Any, names: Sequence[str]) -> list[list[bytes]]:
+    chosen = [[_field(value) for value in column] for column in _named("rows", columns, names)]
+    if len({len(column) for column in chosen}) > 1:
+        lengths = dict(zip(names, map(len, chosen), strict=True))
+        raise ValueError(f"rows: expected columns of one length, got {lengths}")
+    return [list(row) for row in zip(*chosen, strict=True)]
+
+
+def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
+    if missing := [name for name in names if name not in mapping]:
+        raise ValueError(f"{what}: no column {missing[0]!r}; expected {', '.join(names)}")
+    return [mapping[name] for name in names]
+
+
+def _field(value: Any) -> bytes:
+    """A value as a log would have it: whole numbers without a point, missing ones empty."""
+    if value is None or value != value:
+        return b""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)
+    return str(value).encode()

@@ -1,0 +1,75 @@
+"""Requests to scores by ONNX Runtime, in a server without torch.
+
+`triton/export.py` puts a copy of this file, and of what it imports, into the model repository.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from dlrm.serving.reader import Reader, Request
+
+ONNX = "model.onnx"  # a directory
+_LEAST_ROWS, _MOST_ROWS = 64, 512  # that a thread takes at a time
+
+
+class Scorer:
+    """Scores requests by ONNX Runtime.
+
+    Args:
+        directory: a version of a served model, with `model.onnx/` too.
+        threads: to compute with; 0 is one a core.
+    """
+
+    def __init__(self, directory: Path, threads: int = 0) -> None:
+        self._reader = Reader(directory)
+        self._score = open_session(directory / ONNX, threads)
+
+    def __call__(self, requests: Sequence[Request]) -> list[np.ndarray | ValueError]:
+        """Returns the scores of each request, float32 `[rows, 1]`, or what is wrong with it."""
+        read = self._reader.read(requests)
+        good = [inputs for inputs in read if not isinstance(inputs, ValueError)]
+        if not good:
+            return [answer for answer in read if isinstance(answer, ValueError)]
+        scores = self._score(
+            np.concatenate([inputs.numerical for inputs in good]),
+            np.concatenate([inputs.ids for inputs in good]),
+        )
+        parts = iter(np.split(scores, np.cumsum([len(inputs.ids) for inputs in good])[:-1]))
+        return [inputs if isinstance(inputs, ValueError) else next(parts) for inputs in read]
+
+
+def open_session(
+    directory: Path, threads: int | None = None
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Opens `model.onnx` of a directory; returns numericals, ids -> scores `[rows, 1]`.
+
+    A batch is divided among threads, each of which has the whole network to itself: intermediate
+    values stay in its cache, and it waits for no other between operators (1.4 times as fast at 4096
+    rows on 2 cores of a Zen 4 as ONNX Runtime's own threads).
+    """
+    threads = threads or len(os.sched_getaffinity(0))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    path = str(directory / "model.onnx")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    first, second = (node.name for node in session.get_inputs())
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="dlrm-scorer")
+
+    def score(numerical: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        rows = len(ids)
+        size = min(max(-(-rows // threads), _LEAST_ROWS), _MOST_ROWS)
+        if rows <= size:
+            return score_part(numerical, ids)
+        begins = range(0, rows, size)
+        parts = ([array[begin : begin + size] for begin in begins] for array in (numerical, ids))
+        return np.concatenate(list(pool.map(score_part, *parts)))
+
+    def score_part(numerical: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        return session.run(None, {first: numerical, second: ids})[0]
+
+    return score

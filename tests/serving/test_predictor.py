@@ -1,0 +1,116 @@
+"""`dlrm.load(DIR).predict(rows)`: the scores that testing gives, from raw rows."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import trained_model
+
+import dlrm
+from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint
+
+
+@pytest.fixture(scope="module")
+def tested(trained):
+    """The logits that `--mode test` computes for the test rows."""
+    test = open_datasets(DataConfig(dataset=str(trained.dataset), test_batch_size=400)).test
+    sizes = (8, (16, 8), (32, 1))
+    names = ("embedding_dim", "bottom_mlp_sizes", "top_mlp_sizes")
+    config = DLRMConfig(tuple(test.table_sizes), 3, **dict(zip(names, sizes, strict=True)))
+    task = Recommendation(config)
+    parameters = Parameters(task.model, task.table_parameters())
+    load_checkpoint(find_checkpoint(trained.checkpoint), parameters)
+    with torch.no_grad():
+        return torch.cat([task.predict(test.batch(i)) for i in range(len(test))]).numpy()
+
+
+@pytest.fixture(scope="module")
+def predictor(trained):
+    return dlrm.load(trained.checkpoint)
+
+
+def unlabelled(trained):
+    return [line.split("\t", 1)[1] for line in trained.lines]
+
+
+def test_raw_lines_get_the_scores_of_testing(trained, predictor, tested):
+    np.testing.assert_allclose(predictor.logits(unlabelled(trained)), tested, rtol=1e-5, atol=1e-5)
+    probabilities = 1 / (1 + np.exp(-tested.astype(np.float64)))
+    np.testing.assert_allclose(predictor.predict(unlabelled(trained)), probabilities, rtol=1e-5)
+
+
+def test_rows_may_be_lines_fields_mappings_or_columns(trained, predictor, tested):
+    lines = unlabelled(trained)[:50]
+    fields = [line.split("\t") for line in lines]
+    names = predictor.transform.names
+    numbers = [[*(int(v) if v else None for v in row[:3]), *row[3:]] for row in fields]
+    floats = [[*(float(v) if v else np.nan for v in row[:3]), *row[3:]] for row in fields]
+    mappings = [dict(zip(names, row, strict=True)) for row in fields]
+    columns = dict(zip(names, zip(*fields, strict=True), strict=True))
+    as_bytes = [line.encode() for line in lines]
+    for rows in (fields, numbers, floats, mappings, columns, as_bytes):
+        np.testing.assert_allclose(predictor.logits(rows), tested[:50], rtol=1e-5, atol=1e-5)
+
+
+def test_batches_do_not_change_scores(trained, predictor, tested):
+    small = dlrm.load(trained.checkpoint)
+    small.batch_size = 7
+    scores = small.logits(unlabelled(trained)[:100])
+    np.testing.assert_allclose(scores, tested[:100], rtol=1e-5, atol=1e-5)
+    assert predictor.logits([]).shape == (0,)
+
+
+def test_values_never_seen_score_as_missing_ones(predictor):
+    assert predictor.logits(["1\t2\t3\tdeadbeef"]) == predictor.logits(["1\t2\t3"])
+
+
+def test_the_checkpoint_alone_is_enough(trained, tmp_path):
+    moved = shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "moved")
+    rows = unlabelled(trained)[:9]
+    np.testing.assert_array_equal(
+        dlrm.load(moved).predict(rows), dlrm.load(trained.checkpoint).predict(rows)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("1\t2", "a list of rows, got one string"),
+        (["1\t2\t3", "1\tx"], "row 1, numerical 1: expected an integer.* got 'x'"),
+        ([["1", "2"]], "row 0: expected 7 fields, got 2"),
+        ([{"numerical 0": 1}], "row 0: no column 'numerical 1'"),
+        (["\t".join("1" * 8)], "row 0: expected 7 fields, got 8"),
+    ],
+)
+def test_bad_rows_are_named(predictor, rows, message):
+    with pytest.raises(ValueError, match=message):
+        predictor.predict(rows)
+
+
+def test_the_dataset_of_another_model_is_refused(trained, other_trained):
+    with pytest.raises(ValueError, match="dataset of another model"):
+        dlrm.load(trained.checkpoint, other_trained.dataset)
+
+
+def test_what_is_no_checkpoint_is_refused(trained, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint here"):
+        dlrm.load(tmp_path)
+    damaged = shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "damaged")
+    with open(damaged / "tables" / "0.bin", "r+b") as file:
+        file.write(b"\xff")
+    with pytest.raises(ValueError, match=r"0\.bin: expected CRC-32"):
+        dlrm.load(damaged)
+
+
+def test_without_a_transform_raw_rows_are_refused(trained, tmp_path):
+    dataset = shutil.copytree(trained.dataset, tmp_path / "dataset")
+    shutil.rmtree(dataset / "transform")
+    (dataset / "manifest.json").unlink()
+    run = trained_model.train(dataset, tmp_path / "run", "--max_steps=2")
+    with pytest.raises(ValueError, match="has no fitted transform"):
+        dlrm.load(run).predict(["1\t2\t3"])
+    assert dlrm.load(run, trained.dataset).predict(["1\t2\t3"]).shape == (1,)

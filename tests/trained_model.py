@@ -1,0 +1,102 @@
+"""A small log with its dataset and a model that was trained on it, for the tests of serving."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data import layout
+from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.transform import (
+    FrequencyLimit,
+    TextColumn,
+    Transform,
+    count_values,
+    fit_dictionary,
+    frequent,
+    parse_hexadecimal,
+)
+from dlrm.data.writer import SplitWriter
+
+NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)
+ROWS = {"train": 4000, "test": 1000}
+LIMIT = 3
+MODEL = ["--embedding_dim=8", "--bottom_mlp_sizes=16,8", "--top_mlp_sizes=32,1"]
+TRAINING = [
+    *("--base_device=cpu", "--batch_size=128", "--test_batch_size=400", "--print_freq=1000"),
+    *("--lr=0.01", "--warmup_steps=4", "--decay_steps=0", "--epochs=2"),
+    *("--embedding_optimizer=adam", "--mlp_optimizer=adam"),
+]
+
+
+class Trained(NamedTuple):
+    """Where things are; `lines` are the test rows of the log, labels included."""
+
+    dataset: Path
+    checkpoint: Path
+    log: Path
+    lines: list[str]
+
+
+def write_log(path: Path, seed: int = 0) -> list[str]:
+    """Writes lines of a label, integers and hashes whose clicks can be learnt."""
+    effects = [np.random.default_rng(1).normal(0, 1.2, size) for size in TABLES]
+    random = np.random.default_rng(seed)
+    lines = []
+    for _ in range(sum(ROWS.values())):
+        ids = [int(size * random.random() ** 2) for size in TABLES]
+        numbers = random.integers(-1, 100, NUM_NUMERICAL)
+        logit = sum(e[i] for e, i in zip(effects, ids, strict=True)) + np.log(numbers[0] + 3) - 4
+        fields = [str(number) for number in numbers] + [f"{7919 * (i + 1):08x}" for i in ids]
+        shown = ["" if random.random() < 0.1 else field for field in fields]
+        lines.append("\t".join([str(int(random.random() < 1 / (1 + np.exp(-logit)))), *shown]))
+    path.write_text("\n".join(lines) + "\n")
+    return lines
+
+
+def write_dataset(directory: Path, lines: list[str]) -> None:
+    """Fits the transform on all lines and writes the dataset, as preprocessing does."""
+    columns = [
+        TextColumn.from_strings(c) for c in zip(*(x.split("\t") for x in lines), strict=True)
+    ]
+    hashes = columns[1 + NUM_NUMERICAL :]
+    counts = [frequent(count_values(parse_hexadecimal(column)), LIMIT) for column in hashes]
+    dictionaries = [fit_dictionary(count) for count in counts]
+    transform = Transform(NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT))
+    numerical, ids, _ = transform(columns[1:])
+    labels = np.array([line[0] == "1" for line in lines])
+    spec = FeatureSpec.default(directory, NUM_NUMERICAL, transform.cardinalities, list(ROWS))
+    begin = 0
+    for split, rows in ROWS.items():
+        part = slice(begin, begin + rows)
+        with SplitWriter(spec, split) as writer:
+            writer.write(labels[part], numerical[part], [column[part] for column in ids])
+        begin += rows
+    transform.save(directory / layout.TRANSFORM)
+    spec.save()
+    layout.write_dataset_manifest(directory, ROWS, transform.cardinalities, {})
+
+
+def train(dataset: Path, checkpoints: Path, *flags: str) -> Path:
+    """Trains a small model and returns its best checkpoint's directory."""
+    words = [f"--dataset={dataset}", f"--save_checkpoint_path={checkpoints}", *MODEL, *TRAINING]
+    log = f"--log_path={checkpoints.parent / 'log.json'}"
+    command = [sys.executable, "-m", "dlrm.scripts.main", *words, log, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return checkpoints
+
+
+def make(directory: Path, seed: int = 0) -> Trained:
+    """Makes log, dataset and checkpoint in a directory."""
+    log = directory / "day_0"
+    lines = write_log(log, seed)
+    dataset = directory / "dataset"
+    dataset.mkdir()
+    write_dataset(dataset, lines)
+    checkpoint = train(dataset, directory / "run")
+    test_log = directory / "test.tsv"
+    test_log.write_text("\n".join(lines[-ROWS["test"] :]) + "\n")
+    return Trained(dataset, checkpoint, test_log, lines[-ROWS["test"] :])

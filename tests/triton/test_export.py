@@ -1,0 +1,227 @@
+"""`triton/export.py`: a model repository that agrees with the checkpoint, or nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import dlrm
+from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.serving import platforms
+
+PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
+
+
+def config_of(directory):
+    """Reads `config.pbtxt` by Triton's schema."""
+    from google.protobuf import json_format, text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    config = text_format.Parse((directory / "config.pbtxt").read_text(), ModelConfig())
+    return json_format.MessageToDict(config, preserving_proto_field_name=True)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_platform_agrees_with_the_checkpoint(export, trained, tmp_path, platform, capsys):
+    repository = export(trained, tmp_path / "repository", platform)
+    report = json.loads((repository / "model" / "1" / "report.json").read_text())
+    assert report["rows"] == 1000
+    assert report["greatest_difference"] < 1e-5
+    assert abs(report["auc_change"]) < 1e-6
+    assert report["auc"] > 0.7
+    assert "agreement: on 1,000 rows" in capsys.readouterr().out
+
+    test = open_datasets(DataConfig(dataset=str(trained.dataset), test_batch_size=99)).test
+    batch = test.batch(3)
+    version = repository / "model" / "1"
+    if platform in ("--python", "--onnx"):
+        score = platforms.open_onnx(version / "model.onnx")
+    else:
+        score = platforms.open_torchscript(version / "model.pt")
+    found = score(batch.numerical.float().numpy(), batch.categorical.long().numpy())
+    with torch.no_grad():
+        expected = dlrm.load(trained.checkpoint).model(batch.numerical, batch.categorical)
+    np.testing.assert_allclose(found[:, 0], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_configuration_says_what_the_flags_said(export, trained, tmp_path):
+    flags = [
+        *("--triton-model-name=ctr", "--triton-model-version=7", "--triton-max-batch-size=64"),
+        *("--triton_dyn_batching_delay=2.5", "--triton-engine-count=2", "--fp16", "--ids=int32"),
+        *("--triton-keep-versions=2", "--output-kind=probability", "--threads=1"),
+    ]
+    repository = export(trained, tmp_path, *flags)
+    config = config_of(repository / "ctr")
+    inputs = {tensor["name"]: (tensor["data_type"], tensor["dims"]) for tensor in config["input"]}
+    assert inputs == {
+        "input__0": ("TYPE_FP16", ["3"]),
+        "input__1": ("TYPE_INT32", ["4"]),
+        "raw__0": ("TYPE_UINT8", ["-1"]),
+    }
+    assert config["output"] == [{"name": "output__0", "data_type": "TYPE_FP32", "dims": ["1"]}]
+    assert (config["name"], config["backend"], config["max_batch_size"]) == ("ctr", "python", 64)
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == "2500"
+    assert config["instance_group"] == [{"count": 2, "kind": "KIND_CPU"}]
+    assert config["version_policy"] == {"latest": {"num_versions": 2}}
+    assert [warmup["batch_size"] for warmup in config["model_warmup"]] == [1, 64]
+    parameters = {name: p["string_value"] for name, p in config["parameters"].items()}
+    assert parameters == {"output_kind": "probability", "platform": "python", "threads": "1"}
+    facts = json.loads((repository / "ctr" / "7" / "model.json").read_text())
+    assert (facts["output_kind"], facts["ids_dtype"]) == ("probability", "int32")
+
+
+def test_other_platforms_serve_raw_rows_by_an_ensemble(export, trained, tmp_path):
+    repository = export(trained, tmp_path, "--onnx", "--triton-no-cuda")
+    assert config_of(repository / "model")["platform"] == "onnxruntime_onnx"
+    assert config_of(repository / "model")["instance_group"][0]["kind"] == "KIND_CPU"
+    steps = config_of(repository / "model_raw")["ensemble_scheduling"]["step"]
+    assert [step["model_name"] for step in steps] == ["model_transform", "model"]
+    assert config_of(repository / "model_transform")["backend"] == "python"
+    assert (repository / "model_raw" / "1").is_dir()
+    plain = export(trained, tmp_path / "ids", "--ts-trace", "--no-raw", "--triton-no-dyn-batching")
+    assert [path.name for path in plain.iterdir()] == ["model"]
+    assert config_of(plain / "model")["platform"] == "pytorch_libtorch"
+    assert "dynamic_batching" not in config_of(plain / "model")
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fp16", 1 / 2), ("int8", 12 / 32)])
+def test_narrow_tables_are_reported(export, trained, tmp_path, precision, share, capsys):
+    repository = export(trained, tmp_path, f"--embedding_precision={precision}")
+    report = json.loads((repository / "model" / "1" / "report.json").read_text())
+    assert report["table_bytes"] == report["table_bytes_fp32"] * share
+    assert abs(report["auc_change"]) < 5e-4
+    assert 0 < report["greatest_difference"] < 0.1
+    assert list(report["by_table"]) == [f"categorical {i}" for i in range(4)]
+    assert "categorical 3" in capsys.readouterr().out
+
+
+COLUMNS = [
+    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation"),
+    *("relationship", "race", "sex", "capital_gain", "capital_loss", "hours_per_week"),
+    *("native_country", "income"),
+]
+
+
+def test_int8_costs_little_on_adult(export, shared_data, tmp_path):
+    numerical = "age,fnlwgt,education_num,capital_gain,capital_loss,hours_per_week"
+    others = [c for c in COLUMNS if c not in numerical.split(",") and c != "income"]
+    commands = [
+        ["transcode", f"--input={shared_data / 'adult' / 'adult.data'}", "--output=adult"]
+        + ["--label=income", "--positive=>50K", f"--columns={','.join(COLUMNS)}"]
+        + [f"--numerical={numerical}", f"--categorical={','.join(others)}"],
+        ["main", "--dataset=adult", "--epochs=2", "--batch_size=256", "--embedding_dim=16"]
+        + ["--bottom_mlp_sizes=128,64,16", "--top_mlp_sizes=256,128,1", "--mlp_optimizer=adam"]
+        + ["--embedding_optimizer=adam", "--embedding_init_scale=0.1", "--lr=1e-3"]
+        + ["--warmup_steps=0", "--save_checkpoint_path=run", "--base_device=cpu"],
+    ]
+    for name, *words in commands:
+        command = [sys.executable, "-m", f"dlrm.scripts.{name}", *words]
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+
+    class Adult:
+        checkpoint = tmp_path / "run"
+
+    flags = [f"--dataset={tmp_path / 'adult'}", "--embedding_precision=int8"]
+    repository = export(Adult, tmp_path / "repository", *flags)
+    report = json.loads((repository / "model" / "1" / "report.json").read_text())
+    assert report["auc"] > 0.9
+    assert abs(report["auc_change"]) <= 0.0005
+    assert report["table_bytes"] < 0.32 * report["table_bytes_fp32"]  # 20 bytes a row of 64
+
+
+def test_tables_that_narrow_badly_are_refused(export, trained, tmp_path):
+    with pytest.raises(ValueError, match="ranks otherwise than the checkpoint"):
+        export(trained, tmp_path, "--embedding_precision=int8", "--max-auc-change=-1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_disagrees_is_not_written(export, trained, tmp_path, monkeypatch):
+    write = platforms.write_onnx
+
+    def write_other(module, example, directory):
+        module.top_mlp[-1].bias.data += 0.01
+        write(module, example, directory)
+
+    monkeypatch.setattr(platforms, "write_onnx", write_other)
+    with pytest.raises(ValueError, match=r"scores otherwise .* differs by 0\.01"):
+        export(trained, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_named(export, trained, other_trained, tmp_path):
+    def refused(message, *flags, directory=tmp_path / "repository"):
+        with pytest.raises((ValueError, OSError), match=message):
+            export(trained, directory, *flags)
+
+    class NoCheckpoint:
+        checkpoint = tmp_path
+
+    with pytest.raises(FileNotFoundError, match="no checkpoint here"):
+        export(NoCheckpoint, tmp_path / "repository")
+    refused("dataset of another model", f"--dataset={other_trained.dataset}")
+    refused("expected the directory of a dataset", f"--dataset={tmp_path / 'none'}")
+    refused("--triton-max-batch-size 0: expected 1", "--triton-max-batch-size=0")
+    file = tmp_path / "file"
+    file.touch()
+    refused("expected a directory that can be written", directory=file)
+    refused("no served model", "--update")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    export(trained, tmp_path / "repository")
+    refused("there is a model of that name")
+
+
+def test_an_update_adds_a_version_of_the_same_kind(export, trained, tmp_path):
+    export(trained, tmp_path)
+    before = (tmp_path / "model" / "config.pbtxt").read_text()
+    export(trained, tmp_path, "--update", "--embedding_precision=fp16")
+    export(trained, tmp_path, "--update", "--triton-model-version=9")
+    names = sorted(path.name for path in (tmp_path / "model").iterdir())
+    assert names == ["1", "2", "9", "config.pbtxt"]
+    assert (tmp_path / "model" / "config.pbtxt").read_text() == before
+    for flags, message in (
+        (["--ids=int32"], "must have the input of the others"),
+        (["--output-kind=probability"], "--output-kind probability: .* has logit"),
+        (["--onnx", "--no-raw"], "must have the backend of the others"),
+        (["--triton-model-version=9"], "expected more than 9"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export(trained, tmp_path, "--update", *flags)
+
+
+def test_an_ensemble_takes_no_other_transform(export, trained, other_trained, tmp_path):
+    export(trained, tmp_path, "--onnx")
+    export(trained, tmp_path, "--onnx", "--update")
+    with pytest.raises(ValueError, match="expected the transform of the new version, got another"):
+        export(other_trained, tmp_path, "--onnx", "--update")
+    shutil.rmtree(tmp_path / "model_transform")
+    assert not (tmp_path / "model" / "3").exists()
+
+
+def test_tables_beyond_2_gb_are_written(export, tmp_path):
+    """ONNX itself ends at 2 GB; the weights lie beside it."""
+    from dlrm.model.dlrm import DLRM, DLRMConfig
+    from dlrm.serving.narrow import NarrowTables
+    from dlrm.serving.plain import PlainDLRM
+
+    if shutil.disk_usage(tmp_path).free < 8e9:
+        pytest.skip("needs 8 GB of disk")
+    sizes = {"embedding_dim": 4, "bottom_mlp_sizes": (4,), "top_mlp_sizes": (1,)}
+    model = DLRM(DLRMConfig((10,), 2, **sizes), seed=1)
+    rows = 2**31 // 16 + 1000
+    weight = torch.zeros(rows, 4)
+    weight[-1] = 7.0
+    plain = PlainDLRM(model, NarrowTables(weight))
+    plain.sizes.fill_(rows)
+    inputs = torch.ones(2, 2), torch.tensor([[rows - 1], [0]])
+    platforms.write_onnx(plain, inputs, tmp_path / "onnx")
+    assert (tmp_path / "onnx" / "model.onnx.data").stat().st_size > 2**31
+    score = platforms.open_onnx(tmp_path / "onnx")
+    with torch.no_grad():
+        expected = plain(*inputs).numpy()
+    np.testing.assert_allclose(score(*(x.numpy() for x in inputs)), expected, rtol=1e-5)
+    assert abs(expected[0] - expected[1]) > 1e-3
+    shutil.rmtree(tmp_path / "onnx")

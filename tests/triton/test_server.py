@@ -1,0 +1,275 @@
+"""A real Triton server answers raw rows as testing scores them, whatever else it is sent.
+
+The server is that of the pip package nvidia-pytriton, started by `triton/server.py`.
+"""
+
+import importlib.util
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import dlrm
+
+if importlib.util.find_spec("pytriton") is None:
+    pytest.skip("nvidia-pytriton is not installed", allow_module_level=True)
+grpc = pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")
+
+SCRIPTS = Path(__file__).parent.parent.parent / "triton"
+STARTS_WITHIN = ANSWERS_WITHIN = 60  # seconds; it takes 4 to 8 on an idle machine
+
+
+class Running(NamedTuple):
+    """A server and its repository."""
+
+    repository: Path
+    http: str
+    grpc: str
+
+
+@pytest.fixture(scope="module")
+def server(export, trained, tmp_path_factory):
+    """Serves four models, and looks for changes in the repository every second."""
+    directory = tmp_path_factory.mktemp("triton")
+    repository = export(trained, directory / "repository")
+    export(trained, repository, "--triton-model-name=waits", "--triton-dyn-batching-delay=300")
+    export(trained, repository, "--triton-model-name=swapped")
+    # The bundled server has no ONNX backend: the scoring step of the ensemble is our python one.
+    export(trained, repository, "--triton-model-name=steps", "--onnx")
+    shutil.rmtree(repository / "steps")
+    export(trained, repository, "--triton-model-name=steps", "--no-raw")
+    ports = free_ports(3)
+    names = ("http-port", "grpc-port", "metrics-port")
+    flags = [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
+    poll = ["--model-control-mode=poll", "--repository-poll-secs=1", "--exit-timeout-secs=5"]
+    command = [sys.executable, SCRIPTS / "server.py", "--model-repository", repository]
+    with (
+        open(directory / "log", "w") as log,
+        subprocess.Popen([*command, *flags, *poll], stdout=log, stderr=log) as process,
+    ):
+        try:
+            wait_until_ready(process, ports[1], directory / "log")
+            yield Running(repository, *(f"127.0.0.1:{port}" for port in ports[:2]))
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for own in sockets:
+        own.bind(("127.0.0.1", 0))
+    ports = [own.getsockname()[1] for own in sockets]
+    for own in sockets:
+        own.close()
+    return ports
+
+
+def wait_until_ready(process, port, log):
+    client = grpc.InferenceServerClient(f"127.0.0.1:{port}")
+    end = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            if client.is_server_ready():
+                return
+        except grpc.InferenceServerException:
+            pass
+        time.sleep(0.2)
+    pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")
+
+
+@pytest.fixture(scope="module")
+def expected(trained):
+    """The logits of the test rows."""
+    return dlrm.load(trained.checkpoint).logits(unlabelled(trained))
+
+
+def unlabelled(trained):
+    return [line.split("\t", 1)[1] for line in trained.lines]
+
+
+def raw(lines):
+    padded = np.array([line.encode() for line in lines])
+    return {"raw__0": padded.view(np.uint8).reshape(len(lines), -1)}
+
+
+def ids(*rows):
+    numerical = np.zeros((len(rows), 3), np.float32)
+    return {"input__0": numerical, "input__1": np.array(rows, np.int64)}
+
+
+def ask(client, arrays, model="model"):
+    types = {"float32": "FP32", "float16": "FP16", "int64": "INT64", "int32": "INT32"}
+    inputs = []
+    for name, array in arrays.items():
+        kind = types.get(array.dtype.name, "UINT8")
+        inputs.append(grpc.InferInput(name, list(array.shape), kind))
+        inputs[-1].set_data_from_numpy(array)
+    return client.infer(model, inputs)
+
+
+def scores(answer):
+    return answer.as_numpy("output__0")[:, 0]
+
+
+def run_client(*flags):
+    command = [sys.executable, SCRIPTS / "client.py", *map(str, flags)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("model", ["model", "steps_raw"])
+def test_raw_lines_get_the_scores_of_testing(server, trained, expected, model, tmp_path):
+    flags = [f"--triton-model-name={model}", f"--output={tmp_path / 'scores.npy'}"]
+    done = run_client("-u", server.grpc, "--input", trained.log, "--batch-size=300", *flags)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, rtol=1e-4, atol=1e-5)
+    assert "1,000 rows in 4 batches" in done.stdout
+
+
+def test_the_client_reports_and_draws(server, trained, expected, tmp_path):
+    files = {name: tmp_path / name for name in ("scores.npy", "report.json", "plot.png")}
+    done = run_client(
+        *("-u", server.http, "--protocol=http", "--input", trained.dataset, "--batch-size=64"),
+        *("--concurrency=1,3", "--output", files["scores.npy"], "--report", files["report.json"]),
+        *("--plot", files["plot.png"], "-H", "x-test:1"),
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(files["scores.npy"]), expected, rtol=1e-4, atol=1e-5)
+    labels = np.array([line[0] == "1" for line in trained.lines])
+    pairs = expected[labels][:, None] - expected[~labels]
+    auc = np.mean(pairs > 0) + np.mean(pairs == 0) / 2
+    assert abs(float(done.stdout.split("AUC ")[1]) - auc) < 1e-4
+    report = json.loads(files["report.json"].read_text())
+    assert [figures["concurrency"] for figures in report] == [1, 3]
+    assert all(0 < f["p50_ms"] <= f["p95_ms"] <= f["p99_ms"] for f in report)
+    assert files["plot.png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_batches_beyond_the_largest_request_are_divided(server, trained, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("\n".join(trained.lines * 5) + "\n")
+    done = run_client("-u", server.grpc, "--input", log, "--batch-size=5000")
+    assert done.returncode == 0, done.stderr
+    assert "5,000 rows in 1 batches" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--triton-model-name=none"], "unknown model: 'none'"),
+        (["--input=/nowhere"], "/nowhere"),
+        (["--split=none"], "--split none: expected one of"),
+        (["--concurrency=0"], "--concurrency 0: expected 1 or more"),
+    ],
+)
+def test_the_client_says_what_is_wrong(server, trained, flags, message):
+    done = run_client("-u", server.grpc, "--input", trained.dataset, *flags)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert message in done.stderr
+
+
+BAD = [
+    (raw(["1\tx"]), "row 0, numerical 1: expected an integer of up to 18 digits, got 'x'"),
+    (raw(["1\t2\t3", "\t".join("12345678")]), "row 1: expected up to 7 fields, got 8"),
+    (ids([0, 0, 0, 0], [0, 9999, 0, 0]), r"row 1, table 1 \(categorical 1\): .* got 9999"),
+    (ids([0, 0, 0]), "unexpected shape for input 'input__1'"),
+    ({**ids([0, 0, 0, 0]), "input__1": np.zeros((1, 4), np.int32)}, "'input__1' data-type is"),
+    ({"input__9": np.zeros((1, 4), np.float32)}, "unexpected inference input 'input__9'"),
+    ({"input__0": np.zeros((1, 3), np.float32)}, "expected the inputs .* got input__0"),
+    ({**ids([0, 0, 0, 0]), **raw(["1"])}, "got input__0, input__1, raw__0"),
+    (raw(["1\t2"] * 4097), "batch-size must be <= 4096"),
+    ({"raw__0": np.zeros((0, 3), np.uint8)}, "raw__0|batch"),
+]
+
+
+@pytest.mark.parametrize(("request_", "message"), BAD, ids=[message for _, message in BAD])
+def test_a_bad_request_is_told_what_is_wrong(server, trained, expected, request_, message):
+    client = grpc.InferenceServerClient(server.grpc)
+    with pytest.raises(grpc.InferenceServerException, match=message):
+        ask(client, request_)
+    answer = ask(client, raw(unlabelled(trained)[:2]))  # and the next one is answered
+    np.testing.assert_allclose(scores(answer), expected[:2], rtol=1e-4, atol=1e-5)
+
+
+def test_one_bad_id_fails_its_own_request_only(server):
+    """The model waits for more requests, so that these are scored together."""
+    before = batches(server)
+    requests = [ids([i, 0, 0, 0]) for i in range(6)]
+    requests[3]["input__1"][0, 2] = -5
+    alone = [
+        scores(ask(grpc.InferenceServerClient(server.grpc), r)) if i != 3 else None
+        for i, r in enumerate(requests)
+    ]
+
+    def send(request):
+        client = grpc.InferenceServerClient(server.grpc)
+        try:
+            return scores(ask(client, request, "waits"))
+        except grpc.InferenceServerException as error:
+            return error
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        answers = list(pool.map(send, requests))
+    assert "row 0, table 2 (categorical 2): expected an id from 0" in str(answers.pop(3))
+    alone.pop(3)
+    np.testing.assert_allclose(np.concatenate(answers), np.concatenate(alone), rtol=1e-5)
+    assert batches(server) - before < len(requests)  # they did meet
+
+
+def batches(server):
+    """Batches that the model "waits" has scored."""
+    client = grpc.InferenceServerClient(server.grpc)
+    statistics = client.get_inference_statistics("waits", as_json=True)["model_stats"][0]
+    return int(statistics.get("execution_count", 0))
+
+
+def test_values_never_seen_are_unknown(server):
+    client = grpc.InferenceServerClient(server.grpc)
+    unseen, missing = raw(["1\t2\t3\tdeadbeef"]), raw(["1\t2\t3"])
+    np.testing.assert_array_equal(scores(ask(client, unseen)), scores(ask(client, missing)))
+
+
+def test_a_new_version_comes_without_a_gap(server, export, trained, expected):
+    lines = unlabelled(trained)[:100]
+    answers, errors, stop = [], [], threading.Event()
+
+    def send():
+        client = grpc.InferenceServerClient(server.grpc)
+        while not stop.is_set():
+            try:
+                answer = ask(client, raw(lines), "swapped")
+                answers.append((answer.get_response().model_version, scores(answer)))
+            except grpc.InferenceServerException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=send) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        flags = ("--triton-model-name=swapped", "--update", "--embedding_precision=int8")
+        export(trained, server.repository, *flags)
+        end = time.monotonic() + ANSWERS_WITHIN
+        while time.monotonic() < end and not (answers and answers[-1][0] == "2"):
+            time.sleep(0.1)
+        time.sleep(1)  # of requests to the new version alone
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    found = {version: [s for v, s in answers if v == version] for version, _ in answers}
+    assert set(found) == {"1", "2"}
+    new = found["2"][0]
+    for version, logits in (("1", expected[:100]), ("2", new)):
+        for one in found[version]:
+            np.testing.assert_allclose(one, logits, rtol=1e-4, atol=1e-5)
+    assert 1e-4 < np.abs(new - expected[:100]).max() < 0.1  # int8 tables, and no others

@@ -1,0 +1,295 @@
+"""Sends rows to a Triton server; reports AUC, latency and throughput.
+
+    python triton/client.py --input DATASET
+    python triton/client.py --input day_23 --batch-size 64 --concurrency 1,2,4,8 --plot latency.png
+
+The input is a dataset, whose numericals and ids are sent, or a log, whose lines are sent as they
+are. Tensors are sent binary; a batch that is larger than the server takes goes in several requests.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from dlrm.data.criteo import SplitDataset
+from dlrm.data.feature_spec import FeatureSpec
+from dlrm.train.metrics import click_metrics
+
+INPUTS = ("input__0", "input__1")
+RAW, OUTPUT = "raw__0", "output__0"
+
+
+class Batch(NamedTuple):
+    """Rows by input, and their labels where they are known."""
+
+    arrays: dict[str, np.ndarray]
+    labels: np.ndarray | None
+
+
+@dataclass
+class Figures:
+    """What was measured at one concurrency; times are of a batch."""
+
+    concurrency: int
+    batches: int
+    rows: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    rows_per_second: float
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    try:
+        run(options)
+    except (ValueError, OSError, InferenceServerException) as error:
+        sys.exit(f"error: {error}")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Reads the command line; flags may be written with underscores, too."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def flag(name: str, *short: str, **facts: Any) -> None:
+        spellings = dict.fromkeys([f"--{name}", f"--{name.replace('-', '_')}"])
+        parser.add_argument(*short, *spellings, **facts)
+
+    flag("triton-server-url", "-u", help="default: localhost:8001, with http localhost:8000")
+    flag("protocol", choices=["grpc", "http"], default="grpc")
+    flag("triton-model-name", default="model")
+    flag("triton-model-version", default="", help="default: the server's choice")
+    flag("verbose", "-v", action="store_true")
+    flag("http-headers", "-H", action="append", default=[], metavar="NAME:VALUE")
+    flag("input", required=True, type=Path, help="dataset, or log of a label and fields")
+    flag("split", default="test", help="of the dataset")
+    flag("no-label", action="store_true", help="the lines of the log have no label")
+    flag("batch-size", type=int, default=1024, help="rows of a batch")
+    flag("concurrency", default="1", help="batches at a time; each of several is measured")
+    flag("max-batches", type=int, help="to send; default: all rows")
+    flag("output", type=Path, help=".npy file for the scores")
+    flag("report", type=Path, help=".json file for the figures")
+    flag("plot", type=Path, help="picture of latency against concurrency")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> list[Figures]:
+    """Does what the command line says; returns the figures of each concurrency.
+
+    Raises:
+        ValueError, OSError, InferenceServerException: what the user can mend.
+    """
+    concurrencies = [_positive("concurrency", text) for text in options.concurrency.split(",")]
+    _positive("batch-size", options.batch_size)
+    server = Server(options)
+    measured = []
+    for concurrency in concurrencies:
+        figures, scores, labels = measure(server, _batches(options), concurrency)
+        measured.append(figures)
+        print(
+            f"concurrency {concurrency}: {figures.rows:,} rows in {figures.batches} batches, "
+            f"p50 {figures.p50_ms:.2f} ms  p95 {figures.p95_ms:.2f} ms  "
+            f"p99 {figures.p99_ms:.2f} ms, {figures.rows_per_second:,.0f} rows/s",
+            flush=True,
+        )
+    if labels is not None:
+        print(f"AUC {_auc(scores, labels):.6f}")
+    if options.output:
+        np.save(options.output, scores)
+    if options.report:
+        options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
+    if options.plot:
+        draw(options.plot, measured, options)
+    return measured
+
+
+class Server:
+    """A model on a server, asked by any number of threads."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._api: Any = tritonclient.grpc if options.protocol == "grpc" else tritonclient.http
+        port = 8001 if options.protocol == "grpc" else 8000
+        self._url = options.triton_server_url or f"localhost:{port}"
+        self._name, self._version = options.triton_model_name, options.triton_model_version
+        self._headers = dict(header.split(":", 1) for header in options.http_headers)
+        client, own = self._client(), {"headers": self._headers, "model_version": self._version}
+        as_json = {"as_json": True} if options.protocol == "grpc" else {}
+        metadata = client.get_model_metadata(self._name, **own, **as_json)
+        config = client.get_model_config(self._name, **own, **as_json)
+        config = config.get("config", config)
+        self._types = {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
+        self._max_rows = config["max_batch_size"]
+
+    def open(self) -> Callable[[Batch], np.ndarray]:
+        """Returns a function from a batch to its scores; each thread needs one of its own."""
+        client = self._client()
+
+        def score(batch: Batch) -> np.ndarray:
+            rows = len(next(iter(batch.arrays.values())))
+            parts = [
+                self._ask(
+                    client, {n: a[begin : begin + self._max_rows] for n, a in batch.arrays.items()}
+                )
+                for begin in range(0, rows, self._max_rows)
+            ]
+            return np.concatenate(parts)
+
+        return score
+
+    def _client(self) -> Any:
+        return self._api.InferenceServerClient(self._url, verbose=self._options.verbose)
+
+    def _ask(self, client: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        inputs = []
+        for name, array in arrays.items():
+            if name not in self._types:
+                raise ValueError(f"{self._name}: expected inputs {list(self._types)}, not {name}")
+            tensor = self._api.InferInput(name, list(array.shape), self._types[name])
+            dtype = triton_to_np_dtype(self._types[name])
+            tensor.set_data_from_numpy(np.ascontiguousarray(array, dtype))
+            inputs.append(tensor)
+        answer = client.infer(
+            self._name, inputs, model_version=self._version, headers=self._headers
+        )
+        return answer.as_numpy(OUTPUT)[:, 0]
+
+
+def measure(
+    server: Server, batches: Iterator[Batch], concurrency: int
+) -> tuple[Figures, np.ndarray, np.ndarray | None]:
+    """Sends batches, as many at a time as `concurrency`; returns figures, scores and labels.
+
+    Raises:
+        InferenceServerException: the server refuses a request; no further ones are sent.
+    """
+    numbered, lock = enumerate(batches), threading.Lock()
+    done: dict[int, tuple[np.ndarray, np.ndarray | None, float]] = {}
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            score = server.open()
+            while not errors:
+                with lock:
+                    index, batch = next(numbered, (-1, None))
+                if batch is None:
+                    return
+                began = time.perf_counter()
+                scores = score(batch)
+                done[index] = scores, batch.labels, time.perf_counter() - began
+        except Exception as error:  # raised again below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(concurrency)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall = time.perf_counter() - began
+    if errors:
+        raise errors[0]
+    if not done:
+        raise ValueError("expected rows to send, got none (--input)")
+    all_scores, all_labels, seconds = zip(*(done[index] for index in sorted(done)), strict=True)
+    scores = np.concatenate(all_scores)
+    labels = None if all_labels[0] is None else np.concatenate(all_labels)
+    percentiles = (np.percentile(seconds, (50, 95, 99)) * 1e3).tolist()
+    figures = Figures(concurrency, len(done), len(scores), *percentiles, len(scores) / wall)
+    return figures, scores, labels
+
+
+def _batches(options: argparse.Namespace) -> Iterator[Batch]:
+    make = _of_dataset if options.input.is_dir() else _of_log
+    return itertools.islice(make(options), options.max_batches)
+
+
+def _of_dataset(options: argparse.Namespace) -> Iterator[Batch]:
+    spec = FeatureSpec.load(options.input)
+    if options.split not in spec.splits:
+        raise ValueError(f"--split {options.split}: expected one of {spec.splits}")
+    dataset = SplitDataset(spec, options.split, options.batch_size)
+    for index in range(len(dataset)):
+        numerical, ids, labels, _ = dataset.batch(index)
+        arrays = dict(zip(INPUTS, (numerical.numpy(), ids.numpy()), strict=True))
+        yield Batch(arrays, labels.numpy())
+
+
+def _of_log(options: argparse.Namespace) -> Iterator[Batch]:
+    with open(options.input, "rb") as file:
+        lines = (line.rstrip(b"\r\n") for line in file)
+        first_line = 1
+        while rows := list(itertools.islice(lines, options.batch_size)):
+            labels = None
+            if not options.no_label:
+                pairs = [row.partition(b"\t") for row in rows]
+                for line, (label, _, _) in enumerate(pairs, first_line):
+                    if label not in (b"0", b"1"):
+                        raise ValueError(
+                            f"{options.input}, line {line}: expected the label 0 or 1 first, got "
+                            f"{label.decode(errors='replace')!r} (--no-label)"
+                        )
+                labels = np.array([label == b"1" for label, _, _ in pairs], np.float32)
+                rows = [fields for _, _, fields in pairs]
+            padded = np.array(rows, bytes)  # to the longest, with zeros
+            width = max(padded.dtype.itemsize, 1)
+            yield Batch({RAW: padded.view(np.uint8).reshape(len(rows), width)}, labels)
+            first_line += len(rows)
+
+
+def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    return click_metrics(torch.from_numpy(scores), torch.from_numpy(labels))["auc"]
+
+
+def draw(path: Path, measured: list[Figures], options: argparse.Namespace) -> None:
+    """Draws latency, and throughput, against concurrency."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, latency = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    concurrency = [figures.concurrency for figures in measured]
+    for name in ("p50", "p95", "p99"):
+        values = [getattr(figures, f"{name}_ms") for figures in measured]
+        latency.plot(concurrency, values, marker="o", label=name)
+    latency.set(xlabel="batches at a time", ylabel="latency of a batch, ms", ylim=(0, None))
+    latency.set_xticks(concurrency)
+    latency.legend(loc="upper left")
+    throughput = latency.twinx()
+    rates = [figures.rows_per_second for figures in measured]
+    throughput.plot(concurrency, rates, "k:", marker="s", label="rows/s")
+    throughput.set(ylabel="rows/s", ylim=(0, None))
+    throughput.legend(loc="lower right")
+    latency.set_title(f"{options.triton_model_name}, {options.batch_size} rows, {options.protocol}")
+    figure.savefig(path, dpi=120)
+
+
+def _positive(flag: str, value: Any) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"--{flag} {value}: expected 1 or more")
+    return number
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+"""Writes a trained model into a Triton model repository.
+
+    python triton/export.py --checkpoint DIR --save-dir REPO
+
+The architecture is read from the checkpoint. Before anything is written, the exported model scores
+real rows, and must agree with the checkpoint on them; `report.json` beside it says how far.
+"""
+
+import argparse
+import filecmp
+import json
+import os
+import shutil
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import repository
+import torch
+from repository import Serving
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+import dlrm
+from dlrm.data import layout
+from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.files import staged_directory
+from dlrm.serving import platforms
+from dlrm.serving.compare import Agreement, agreement, compare_tables, score_rows, table_lines
+from dlrm.serving.narrow import PRECISIONS, NarrowTables, narrow_tables
+from dlrm.serving.plain import PlainDLRM
+from dlrm.serving.predictor import Predictor, check_dataset, load, probability
+from dlrm.serving.reader import FACTS
+from dlrm.serving.rows import Inputs
+from dlrm.serving.scorer import ONNX
+from dlrm.train.checkpoint import find_checkpoint, read_config
+
+ROWS_ON_DISK = ("split", "binary", "memmap", "parametric")
+MAX_DIFFERENCE = 1e-4  # of a score, relative to the greatest: float32 sums in another order
+MAX_AUC_CHANGE = 1e-5
+
+
+class Judge(NamedTuple):
+    """Rows that an exported model is judged by, and their logits by the checkpoint."""
+
+    dataset: str
+    inputs: Inputs
+    labels: np.ndarray
+    logits: np.ndarray
+
+
+class Export(NamedTuple):
+    """What is to be exported, and how."""
+
+    predictor: Predictor
+    tables: NarrowTables
+    serving: Serving
+    options: argparse.Namespace
+    judge: Judge
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    try:
+        run(options)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"error: {error}")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Reads the command line; flags may be written with underscores, too."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def flag(name: str, **facts: object) -> None:
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", **facts)  # type: ignore[arg-type]
+
+    flag("checkpoint", required=True, help="checkpoint, or a run's directory of them (the best)")
+    flag("save-dir", default="./triton_models", type=Path, help="model repository")
+    flag("dataset", type=Path, help="rows to judge by; default: what the model was trained on")
+    flag("dataset-type", choices=["split", "binary"], help="default: as in training")
+    flag("verify-rows", type=int, default=65536, help="rows of its test split to judge by, at most")
+    platform = parser.add_mutually_exclusive_group()
+    for name, what in (
+        ("python", "python backend over ONNX Runtime (default)"),
+        ("onnx", "onnxruntime_onnx"),
+        ("ts-trace", "pytorch_libtorch, traced"),
+        ("ts-script", "pytorch_libtorch, scripted"),
+    ):
+        spellings = dict.fromkeys([f"--{name}", f"--{name.replace('-', '_')}"])
+        platform.add_argument(
+            *spellings, dest="platform", action="store_const", const=name, help=what
+        )
+    parser.set_defaults(platform="python")
+    flag("triton-model-name", default="model", help="directory in the repository")
+    flag("triton-model-version", type=int, help="default: 1, or the next one with --update")
+    flag("triton-max-batch-size", type=int, default=Serving.max_batch_size, help="rows")
+    flag("triton-dyn-batching-delay", type=float, default=0.0, help="milliseconds to wait for more")
+    flag("triton-no-dyn-batching", action="store_true", help="score each request alone")
+    flag("triton-engine-count", type=int, default=1, help="instances")
+    flag("triton-no-cuda", action="store_true", help="on the CPU, even where there are GPUs")
+    flag("triton-keep-versions", type=int, default=1, help="newest versions served side by side")
+    flag("threads", type=int, default=0, help="of a python instance; default: one a core")
+    flag("fp16", action="store_true", help="numericals are sent as FP16, as datasets have them")
+    flag("ids", choices=["int64", "int32"], default="int64", help="type of the ids sent")
+    flag("output-kind", choices=["logit", "probability"], default="logit", help="of output__0")
+    flag("no-raw", action="store_true", help="take ids only, no raw rows")
+    flag("embedding-precision", choices=PRECISIONS, default="fp32", help="of the tables")
+    flag(
+        "max-auc-change",
+        type=float,
+        default=5e-4,
+        help="AUC that narrow tables may lose before the export is refused",
+    )
+    flag("update", action="store_true", help="add a version to a model that is there")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Does what the command line says.
+
+    Raises:
+        ValueError, OSError, ImportError: what the user can mend.
+    """
+    model_directory = options.save_dir / options.triton_model_name
+    version = _version(options, model_directory)
+    export = _load(options)
+    write = _write_update if options.update else _write_new
+    lines = write(options, export, version)
+    print(f"{model_directory / str(version)}: {options.platform}, {options.output_kind}")
+    print("\n".join(lines))
+
+
+def _version(options: argparse.Namespace, directory: Path) -> int:
+    """The version to write, after checking that it can be."""
+    for flag, least in (("triton_max_batch_size", 1), ("triton_engine_count", 1), ("threads", 0)):
+        if (value := getattr(options, flag)) < least:
+            raise ValueError(f"--{flag.replace('_', '-')} {value}: expected {least} or more")
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ValueError(f"{existing}: expected a directory that can be written (--save-dir)")
+    asked = options.triton_model_version
+    if asked is not None and asked < 1:
+        raise ValueError(f"--triton-model-version {asked}: expected 1 or more")
+    if not options.update:
+        if directory.exists():
+            raise ValueError(
+                f"{directory}: there is a model of that name; --update adds a version to it, "
+                "--triton-model-name names another"
+            )
+        return asked or 1
+    repository.read_config(directory)
+    last = max((int(path.name) for path in directory.glob("[0-9]*")), default=0)
+    if asked is not None and asked <= last:
+        raise ValueError(
+            f"--triton-model-version {asked}: expected more than {last}, the last in {directory}"
+        )
+    return asked or last + 1
+
+
+def _load(options: argparse.Namespace) -> Export:
+    """Loads the checkpoint and the rows to judge by; the rows must be the model's."""
+    path = find_checkpoint(options.checkpoint)
+    trained = read_config(path).get("flags", {})
+    dataset = options.dataset or trained.get("dataset")
+    kind = options.dataset_type or trained.get("dataset_type")
+    if not dataset or kind not in ROWS_ON_DISK or not Path(dataset).is_dir():
+        raise ValueError(
+            "--dataset: expected the directory of a dataset, whose real rows the exported model "
+            f"is judged by; {path} was trained on {dataset} ({kind}), which is not there"
+        )
+    predictor = load(path, dataset)
+    config = predictor.model.config
+    rows = open_datasets(
+        DataConfig(
+            dataset=str(dataset),
+            dataset_type=kind,
+            test_batch_size=max(options.verify_rows, 1),
+            num_numerical_features=config.num_numerical_features,
+        )
+    ).test
+    check_dataset(dataset, rows, config)
+    if not rows.num_samples:
+        raise ValueError(f"{dataset}: expected rows in the test split, got none (--dataset)")
+    batch = rows.batch(0)
+    logits, labels = predictor.score_batch(batch)
+    serving = Serving(
+        platform=options.platform,
+        numerical_dtype="float16" if options.fp16 else "float32",
+        ids_dtype=options.ids,
+        output_kind=options.output_kind,
+        raw=not options.no_raw and predictor.transform is not None,
+        max_batch_size=options.triton_max_batch_size,
+        dyn_batching=not options.triton_no_dyn_batching,
+        dyn_batching_delay=options.triton_dyn_batching_delay,
+        engine_count=options.triton_engine_count,
+        no_cuda=options.triton_no_cuda,
+        threads=options.threads,
+        keep_versions=options.triton_keep_versions,
+    )
+    inputs = Inputs(
+        batch.numerical.numpy().astype(serving.numerical_dtype),
+        batch.categorical.numpy().astype(serving.ids_dtype),
+    )
+    tables = narrow_tables(predictor.model, options.embedding_precision)
+    return Export(predictor, tables, serving, options, Judge(str(dataset), inputs, labels, logits))
+
+
+def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
+    """Directory in the repository -> configuration; the model itself comes last."""
+    config, serving = export.predictor.model.config, export.serving
+    sizes = (config.num_numerical_features, len(config.table_sizes))
+    configs = {}
+    if serving.raw and serving.platform != "python":
+        configs[f"{name}_transform"] = repository.transform_config(name, *sizes, serving)
+        configs[f"{name}_raw"] = repository.ensemble_config(name, serving)
+    return {**configs, name: repository.model_config(name, *sizes, serving)}
+
+
+def _write_new(options: argparse.Namespace, export: Export, version: int) -> list[str]:
+    """Writes models that are not there yet: all of them, or none."""
+    with ExitStack() as staged:
+        for name, config in _configs(options.triton_model_name, export).items():
+            top = staged.enter_context(staged_directory(options.save_dir / name))
+            repository.write_config(top, config)
+            directory = top / str(version)
+            directory.mkdir()
+            if name == options.triton_model_name:
+                return _write_version(directory, export)
+            if config.backend == "python":
+                _write_facts(directory, export)
+                _write_transform(directory, export)
+                repository.write_backend(directory, "transform_model.py")
+    raise AssertionError("the model itself is always among them")
+
+
+def _write_update(options: argparse.Namespace, export: Export, version: int) -> list[str]:
+    """Writes a further version of a model, which must take and give what the others do."""
+    name = options.triton_model_name
+    top = options.save_dir / name
+    before, after = repository.read_config(top), _configs(name, export)[name]
+    for field in ("backend", "platform", "input", "output"):
+        old, new = str(getattr(before, field)), str(getattr(after, field))
+        if old != new:
+            raise ValueError(
+                f"{top}: a version must have the {field} of the others: expected\n{old}\n"
+                f"got\n{new}\nUse the flags of the first export, or another --triton-model-name"
+            )
+    kind = before.parameters["output_kind"].string_value
+    if kind != export.serving.output_kind:
+        raise ValueError(f"--output-kind {export.serving.output_kind}: {top} has {kind}")
+    transform = options.save_dir / f"{name}_transform"
+    if transform.is_dir() and not _same_files(
+        max(transform.glob(f"[0-9]*/{layout.TRANSFORM}")), _transform_of(export)
+    ):
+        raise ValueError(
+            f"{transform}: expected the transform of the new version, got another: an ensemble "
+            "cannot take a new transform and new tables at one instant, as --python does; use "
+            "another --triton-model-name"
+        )
+    with staged_directory(top / str(version)) as directory:
+        return _write_version(directory, export)
+
+
+def _write_version(directory: Path, export: Export) -> list[str]:
+    """Writes a version and compares it with the checkpoint; returns the report as lines."""
+    _write_facts(directory, export)
+    serving, inputs = export.serving, export.judge.inputs
+    module = PlainDLRM(export.predictor.model, export.tables, serving.output_kind == "probability")
+    example = tuple(torch.from_numpy(array[:2]) for array in _at_least_two(inputs))
+    if serving.platform.startswith("ts"):
+        path = directory / platforms.TORCHSCRIPT_FILE
+        how = serving.platform.removeprefix("ts-")
+        platforms.write_torchscript(module.eval(), example, path, how)
+        score = platforms.open_torchscript(path)
+    else:
+        platforms.write_onnx(module.eval(), example, directory / ONNX)
+        score = platforms.open_onnx(directory / ONNX)
+        if serving.platform == "python":
+            if serving.raw:
+                _write_transform(directory, export)
+            repository.write_backend(directory, "scoring_model.py")
+    found = _compare(export, score_rows(score, inputs))
+    return _report(directory, export, found)
+
+
+def _at_least_two(inputs: Inputs) -> Inputs:
+    """Of one row an exporter would take the batch for a constant."""
+    return (
+        Inputs(*(np.concatenate([array, array]) for array in inputs))
+        if len(inputs.ids) < 2
+        else inputs
+    )
+
+
+def _compare(export: Export, scores: np.ndarray) -> Agreement:
+    """Compares what was written with the checkpoint.
+
+    Raises:
+        ValueError: they differ by more than the precision of the tables explains.
+    """
+    before, judge = export.judge.logits, export.judge
+    if export.serving.output_kind == "probability":
+        found = agreement(probability(before), scores, judge.labels, probabilities=True)
+    else:
+        found = agreement(before, scores, judge.labels)
+    exact = export.options.embedding_precision == "fp32"
+    allowed = MAX_AUC_CHANGE if exact else export.options.max_auc_change
+    lost = abs(found.auc_change) if exact else -found.auc_change
+    if not lost <= allowed:
+        raise ValueError(
+            f"the exported model ranks otherwise than the checkpoint: AUC {found.auc:.6f}, before "
+            f"{found.auc_before:.6f}; expected a change of {allowed:g} at most (--max-auc-change, "
+            "--embedding-precision)"
+        )
+    limit = MAX_DIFFERENCE * max(1.0, found.greatest_score)
+    if exact and not found.greatest_difference <= limit:
+        raise ValueError(
+            f"the exported model scores otherwise than the checkpoint: a score differs by "
+            f"{found.greatest_difference:g}, expected {limit:g} at most"
+        )
+    return found
+
+
+def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
+    """Writes `report.json` and returns the same as lines."""
+    judge, tables, precision = export.judge, export.tables, export.options.embedding_precision
+    model = export.predictor.model
+    full = 4 * sum(model.config.embedding_rows) * model.config.embedding_dim
+    report = {
+        "checkpoint": str(export.predictor.path),
+        "dataset": judge.dataset,
+        **found._asdict(),
+        "auc_change": found.auc_change,
+        "log_loss_change": found.log_loss_change,
+        "embedding_precision": precision,
+        "table_bytes": tables.num_bytes,
+        "table_bytes_fp32": full,
+    }
+    lines = [
+        f"agreement: on {found.rows:,} rows of {judge.dataset}, AUC {found.auc:.6f} (change "
+        f"{found.auc_change:+.1e}), log loss {found.log_loss:.6f} ({found.log_loss_change:+.1e}), "
+        f"greatest difference of a score {found.greatest_difference:.1e}",
+        f"tables: {precision}, {tables.num_bytes:,} bytes, {tables.num_bytes / full:.3f} of fp32",
+    ]
+    if precision != "fp32":
+        names = _table_names(export)
+        by_table = compare_tables(model, tables, judge.inputs, judge.labels)
+        lines += table_lines(names, model, tables, by_table)
+        report["by_table"] = {
+            name: {"auc_change": one.auc_change, "log_loss_change": one.log_loss_change}
+            for name, one in zip(names, by_table, strict=True)
+        }
+    text = json.dumps(report, indent=1)
+    (directory / "report.json").write_text(text + "\n", encoding="utf-8")
+    return lines
+
+
+def _write_facts(directory: Path, export: Export) -> None:
+    """Writes `model.json`."""
+    config, serving = export.predictor.model.config, export.serving
+    facts = {
+        "num_numerical": config.num_numerical_features,
+        "table_sizes": list(config.table_sizes),
+        "hashed": config.hash_indices,
+        "categorical_names": _table_names(export),
+        "numerical_dtype": serving.numerical_dtype,
+        "ids_dtype": serving.ids_dtype,
+        "output_kind": serving.output_kind,
+        "checkpoint": export.predictor.path.name,
+        "dlrm_version": dlrm.__version__,
+    }
+    (directory / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_transform(directory: Path, export: Export) -> None:
+    shutil.copytree(_transform_of(export), directory / layout.TRANSFORM)
+
+
+def _table_names(export: Export) -> list[str]:
+    transform = export.predictor.transform
+    if transform is not None:
+        return transform.categorical_names
+    return [str(index) for index in range(len(export.predictor.model.config.table_sizes))]
+
+
+def _transform_of(export: Export) -> Path:
+    transform = export.predictor.transform
+    assert transform is not None
+    assert transform.directory is not None
+    return transform.directory / layout.TRANSFORM
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    names = [sorted(path.name for path in directory.iterdir()) for directory in (one, other)]
+    return names[0] == names[1] and not filecmp.cmpfiles(one, other, names[0], shallow=False)[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""A Triton model repository: what files a model has, and its `config.pbtxt`.
+
+REPO/NAME/config.pbtxt            written from Triton's own schema
+REPO/NAME/1/model.pt              TorchScript
+REPO/NAME/1/model.onnx/           ONNX, weights beside it
+REPO/NAME/1/model.py              python backend: scores `model.onnx/` by ONNX Runtime
+REPO/NAME/1/dlrm/                 and what it imports
+REPO/NAME/1/transform/            the fitted transform, for raw rows
+REPO/NAME/1/model.json            tables, types and what the output is
+REPO/NAME/1/report.json           how far it agrees with the checkpoint
+"""
+
+import ast
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInstanceGroup
+
+import dlrm
+
+PLATFORMS = {  # our name -> backend or platform, its model file
+    "python": "python",
+    "onnx": "onnxruntime_onnx",
+    "ts-trace": "pytorch_libtorch",
+    "ts-script": "pytorch_libtorch",
+}
+TYPES = {
+    "float32": "TYPE_FP32",
+    "float16": "TYPE_FP16",
+    "int64": "TYPE_INT64",
+    "int32": "TYPE_INT32",
+}
+CONFIG = "config.pbtxt"
+_HERE = Path(__file__).resolve().parent
+_PACKAGE = Path(dlrm.__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a model is served; field names are those of the exporter's flags.
+
+    Attributes:
+        platform: a key of `PLATFORMS`.
+        numerical_dtype, ids_dtype: of the inputs.
+        output_kind: "logit" or "probability".
+        raw: whether raw rows are taken, too.
+        max_batch_size: rows of a request, and of requests batched together.
+        dyn_batching, dyn_batching_delay: whether requests that wait are batched, and milliseconds
+            that one waits for more.
+        engine_count: instances.
+        no_cuda: serve on the CPU where the server has GPUs, too.
+        threads: of an instance of the python platform; 0 is one a core.
+        keep_versions: how many of the newest versions are served.
+    """
+
+    platform: str = "python"
+    numerical_dtype: str = "float32"
+    ids_dtype: str = "int64"
+    output_kind: str = "logit"
+    raw: bool = True
+    max_batch_size: int = 4096
+    dyn_batching: bool = True
+    dyn_batching_delay: float = 0.0
+    engine_count: int = 1
+    no_cuda: bool = False
+    threads: int = 0
+    keep_versions: int = 1
+
+
+def model_config(name: str, num_numerical: int, num_tables: int, serving: Serving) -> ModelConfig:
+    """Returns the configuration of the model that takes ids."""
+    config = _config(name, serving)
+    is_python = serving.platform == "python"
+    if is_python:
+        config.backend = "python"
+    else:
+        config.platform = PLATFORMS[serving.platform]
+    either = is_python and serving.raw  # ids, or raw rows
+    _add_input(config, "input__0", TYPES[serving.numerical_dtype], num_numerical, either)
+    _add_input(config, "input__1", TYPES[serving.ids_dtype], num_tables, either)
+    if either:
+        _add_raw(config, optional=True)
+    config.output.add(name="output__0", data_type="TYPE_FP32", dims=[1])
+    _add_execution(config, serving, cpu=is_python or serving.no_cuda)
+    for size in sorted({1, serving.max_batch_size}):
+        warmup = config.model_warmup.add(name=f"{size} rows", batch_size=size)
+        for tensor in config.input[:2]:
+            value = warmup.inputs[tensor.name]
+            value.data_type, value.zero_data = tensor.data_type, True
+            value.dims.extend(tensor.dims)
+    return config
+
+
+def transform_config(
+    name: str, num_numerical: int, num_tables: int, serving: Serving
+) -> ModelConfig:
+    """Returns the configuration of the step from raw rows to ids."""
+    config = _config(f"{name}_transform", serving)
+    config.backend = "python"
+    _add_raw(config, optional=False)
+    for tensor, dtype, size in (
+        ("input__0", serving.numerical_dtype, num_numerical),
+        ("input__1", serving.ids_dtype, num_tables),
+    ):
+        config.output.add(name=tensor, data_type=TYPES[dtype], dims=[size])
+    _add_execution(config, serving, cpu=True)
+    return config
+
+
+def ensemble_config(name: str, serving: Serving) -> ModelConfig:
+    """Returns the configuration of the two steps together."""
+    config = _config(f"{name}_raw", serving)
+    config.platform = "ensemble"
+    _add_raw(config, optional=False)
+    config.output.add(name="output__0", data_type="TYPE_FP32", dims=[1])
+    between = {"input__0": "input__0", "input__1": "input__1"}
+    config.ensemble_scheduling.step.extend(
+        [
+            ModelEnsembling.Step(
+                model_name=f"{name}_transform",
+                model_version=-1,
+                input_map={"raw__0": "raw__0"},
+                output_map=between,
+            ),
+            ModelEnsembling.Step(
+                model_name=name,
+                model_version=-1,
+                input_map=between,
+                output_map={"output__0": "output__0"},
+            ),
+        ]
+    )
+    return config
+
+
+def _config(name: str, serving: Serving) -> ModelConfig:
+    config = ModelConfig(name=name, max_batch_size=serving.max_batch_size)
+    config.version_policy.latest.num_versions = serving.keep_versions
+    for key in ("platform", "output_kind"):
+        config.parameters[key].string_value = getattr(serving, key)
+    config.parameters["threads"].string_value = str(serving.threads)
+    return config
+
+
+def _add_input(config: ModelConfig, name: str, dtype: str, size: int, optional: bool) -> None:
+    config.input.add(name=name, data_type=dtype, dims=[size], optional=optional)
+
+
+def _add_raw(config: ModelConfig, optional: bool) -> None:
+    """The text of a row, its fields separated by tabs, padded with zeros to the longest."""
+    ragged = config.platform != "ensemble"  # requests of other lengths are batched together
+    config.input.add(
+        name="raw__0",
+        data_type="TYPE_UINT8",
+        dims=[-1],
+        optional=optional,
+        allow_ragged_batch=ragged,
+    )
+
+
+def _add_execution(config: ModelConfig, serving: Serving, cpu: bool) -> None:
+    if serving.dyn_batching:
+        delay = round(serving.dyn_batching_delay * 1000)
+        config.dynamic_batching.max_queue_delay_microseconds = delay
+    kind = ModelInstanceGroup.KIND_CPU if cpu else ModelInstanceGroup.KIND_AUTO
+    config.instance_group.add(count=serving.engine_count, kind=kind)
+
+
+def write_config(directory: Path, config: ModelConfig) -> None:
+    """Writes `config.pbtxt`."""
+    text = text_format.MessageToString(config)
+    (directory / CONFIG).write_text(text, encoding="utf-8")
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Reads `config.pbtxt`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not one.
+    """
+    path = directory / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file, so {directory} is no served model")
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
+    except text_format.ParseError as error:
+        raise ValueError(f"{path}: not a model configuration ({error})") from error
+
+
+def write_backend(directory: Path, script: str) -> None:
+    """Puts `script` into a version as `model.py`, and beside it what it imports of dlrm."""
+    shutil.copyfile(_HERE / script, directory / "model.py")
+    for source in sorted(_sources(_imported(_HERE / script))):
+        target = directory / source.relative_to(_PACKAGE.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _sources(modules: Iterable[str]) -> set[Path]:
+    """The files of modules of dlrm, and of all that they import of dlrm."""
+    found: set[Path] = set()
+    waiting = list(modules)
+    while waiting:
+        parts = waiting.pop().split(".")
+        paths = [_PACKAGE.parent.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+        for path in (p for p in paths for p in (p / "__init__.py", p.with_suffix(".py"))):
+            if path.is_file() and path not in found:
+                found.add(path)
+                waiting += _imported(path)
+    return found
+
+
+def _imported(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {
+        id(node) for block in ast.walk(tree) if _is_typing(block) for node in ast.walk(block)
+    }
+    names = []
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.split(".")[0] == "dlrm"]
+
+
+def _is_typing(node: ast.AST) -> bool:
+    """Whether a block is for type checkers alone."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"

@@ -1,0 +1,34 @@
+"""Triton's python backend: scores of ids or of raw rows, by ONNX Runtime and without torch.
+
+`export.py` copies this file into the model repository as `model.py`, with what it imports of dlrm
+beside it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """An instance of a version of the model."""
+
+    def initialize(self, args):
+        directory = Path(args["model_repository"], args["model_version"])
+        sys.path.insert(0, str(directory))  # there are the files of dlrm
+        from dlrm.serving import backend
+        from dlrm.serving.scorer import Scorer
+
+        self._backend = backend
+        parameters = json.loads(args["model_config"])["parameters"]
+        self._scorer = Scorer(directory, int(parameters["threads"]["string_value"]))
+
+    def execute(self, requests):
+        answers = self._scorer([self._backend.inputs_of(request) for request in requests])
+        return [
+            self._backend.response(
+                pb_utils, answer if isinstance(answer, ValueError) else {"output__0": answer}
+            )
+            for answer in answers
+        ]

@@ -1,0 +1,108 @@
+"""Runs the Triton server that the pip package nvidia-pytriton brings, without docker.
+
+    pip install --no-deps nvidia-pytriton
+    python triton/server.py --model-repository REPO
+
+Other flags go to tritonserver as they are. It has the python backend only, so it serves what
+`export.py --python` (the default) writes.
+"""
+
+import argparse
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model-repository", type=Path, required=True, help="what export.py wrote")
+    parser.add_argument("--address", default="127.0.0.1", help="to listen on")
+    parser.add_argument("--http-port", type=int, default=8000)
+    parser.add_argument("--grpc-port", type=int, default=8001)
+    parser.add_argument("--metrics-port", type=int, default=8002)
+    options, others = parser.parse_known_args()
+    if not options.model_repository.is_dir():
+        sys.exit(f"error: {options.model_repository}: no such directory (--model-repository)")
+    try:
+        package = find_package()
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {error}")
+    with tempfile.TemporaryDirectory(prefix="dlrm-triton-") as backends:
+        link_python_backend(package, Path(backends))
+        command = [
+            package / "tritonserver" / "bin" / "tritonserver",
+            f"--model-repository={options.model_repository}",
+            f"--backend-directory={backends}",
+            *(f"--{kind}-address={options.address}" for kind in ("http", "grpc", "metrics")),
+            f"--http-port={options.http_port}",
+            f"--grpc-port={options.grpc_port}",
+            f"--metrics-port={options.metrics_port}",
+            *others,
+        ]
+        sys.exit(run(command, environment(package)))
+
+
+def find_package() -> Path:
+    """Returns the folder of pytriton, which is not imported, as what it needs may be missing.
+
+    Raises:
+        ModuleNotFoundError: it is not installed, or not for this Python.
+    """
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(
+            "nvidia-pytriton is not installed; pip install --no-deps nvidia-pytriton"
+        )
+    package = Path(spec.origin).parent
+    stub = _stub(package)
+    if not stub.is_file():
+        raise ModuleNotFoundError(f"nvidia-pytriton has no backend for this Python: {stub}")
+    return package
+
+
+def link_python_backend(package: Path, directory: Path) -> None:
+    """Puts the python backend together: the common files, and the stub of this Python."""
+    target = directory / "python"
+    target.mkdir()
+    common = package / "tritonserver" / "backends" / "python"
+    for source in [*(path for path in common.iterdir() if path.is_file()), _stub(package)]:
+        (target / source.name).symlink_to(source)
+
+
+def environment(package: Path) -> dict[str, str]:
+    """The server's environment: this interpreter, its libraries, and those of the server."""
+    libraries = [sysconfig.get_config_var("LIBDIR"), package.parent / "nvidia_pytriton.libs"]
+    paths = {
+        "LD_LIBRARY_PATH": libraries,
+        "PATH": [Path(sys.executable).parent],
+    }
+    joined = {
+        name: os.pathsep.join([*map(str, new), *filter(None, [os.environ.get(name)])])
+        for name, new in paths.items()
+    }
+    return {**os.environ, **joined}
+
+
+def run(command: list[object], env: dict[str, str]) -> int:
+    """Runs a command until it ends; signals that end this process are passed on to it."""
+    process = subprocess.Popen([str(word) for word in command], env=env)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _: process.send_signal(received))
+    return process.wait()
+
+
+def _stub(package: Path) -> Path:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stubs = package / "tritonserver" / "python_backend_stubs"
+    return stubs / version / "triton_python_backend_stub"
+
+
+if __name__ == "__main__":
+    main()
