@@ -30,11 +30,17 @@ TORCH_FREE = [
     "dlrm.data.csv_transform",
     "dlrm.data.transcode",
     "dlrm.data.transcode_spec",
+    "dlrm.data.log_lines",
+    "preproc.dictionaries",
+    "preproc.engines",
     "preproc.hashing",
+    "preproc.pipeline",
     "preproc.raw_log",
+    "preproc.report",
     "preproc.simulate_logs",
-    "preproc.spark_pipeline",
+    "preproc.spark_engine",
     "preproc.tasks",
+    "preproc.work_folder",
 ]
 
 
