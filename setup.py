@@ -1,8 +1,8 @@
 """Builds the native ops and the native log parser, where there is a C++ compiler.
 
 `dlrm/_ops_cpu.so` is built against torch's stable C++ ABI: one file serves every torch from 2.11 on
-and every Python. `dlrm/_host` is for preprocessing, without torch, and for one version of Python, as
-pybind11 makes it. Without a compiler, or with `DLRM_NATIVE=0` in the environment, the package is
+and every Python. `dlrm/_host` is for preprocessing, without torch, and for one version of Python,
+as pybind11 makes it. Without a compiler, or with `DLRM_NATIVE=0` in the environment, the package is
 installed without both, and its plain-torch references and its numpy parser run. A compile error
 fails the installation.
 """
@@ -146,8 +146,8 @@ def extensions() -> list[Extension]:
     found = [Extension("dlrm._ops_cpu", sources)]
     if importlib.util.find_spec("pybind11") is None:
         print(
-            "WARNING: dlrm is installed WITHOUT its native log parser, because there is no pybind11. "
-            "The numpy parser runs instead: the same values, several times slower.",
+            "WARNING: dlrm is installed WITHOUT its native log parser, because there is no "
+            "pybind11. The numpy parser runs instead: the same values, several times slower.",
             flush=True,
         )
     else:

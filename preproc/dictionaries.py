@@ -25,6 +25,7 @@ from dlrm.data.transform import (
     lookup_directory,
     merge_counts,
     open_dictionary,
+    reserve,
     spread,
 )
 from preproc.raw_log import Rejected, Split, read_blocks
@@ -143,7 +144,7 @@ def _fit_column(column: int, job: FitJob) -> int:
                 file2.write(values.data)
                 file3.write(occurrences.data)
         size = keys.stat().st_size // 8
-        lookup_directory(_mapped(hashes, np.uint64, size)).tofile(directory)
+        directory.write_bytes(lookup_directory(_mapped(hashes, np.uint64, size)).data)
         _number(
             _mapped(keys, np.uint64, size),
             _mapped(counts, np.int64, size),
@@ -183,7 +184,10 @@ def _mapped(path: Path, dtype: Any, size: int, mode: Any = "r") -> np.ndarray:
     if size == 0:
         path.touch()
         return np.empty(0, dtype)  # an empty file cannot be mapped
-    return np.memmap(path, dtype, mode, shape=(size,))
+    array = np.memmap(path, dtype, mode, shape=(size,))
+    if mode == "w+":
+        reserve(path)
+    return array
 
 
 def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -252,5 +256,5 @@ def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[s
         lookup = IdLookup.of(fitted.dictionaries[column])
         for array, path in zip(lookup, IdLookup.paths(folder, column), strict=True):
             with replacing(path) as partial:
-                array.tofile(partial)
+                partial.write_bytes(np.ascontiguousarray(array).data)
     return {}

@@ -5,6 +5,7 @@ index of what belongs to each bucket. Like a shuffle of Spark's, but on the stor
 it outlives the processes, so that a run that was killed goes on, and every engine has it.
 """
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,18 @@ import numpy as np
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path that becomes `path` at the end, so that two processes may write it at once."""
+    """Yields a path that becomes `path` at the end, so that two processes may write it at once.
+
+    Raises:
+        OSError: it cannot be written; the file is named.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    yield partial
-    partial.replace(path)
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def write_buckets(path: Path, buckets: Sequence[bytes | memoryview], counts: np.ndarray) -> None:
@@ -31,8 +40,10 @@ def write_buckets(path: Path, buckets: Sequence[bytes | memoryview], counts: np.
         [("begin", np.int64), ("end", np.int64), ("counts", np.int64, counts.shape[1:])],
     )
     index["begin"], index["end"], index["counts"] = ends - np.diff(ends, prepend=0), ends, counts
-    with replacing(_index(path)) as partial, open(partial, "wb") as file:
-        np.save(file, index, allow_pickle=False)
+    text = io.BytesIO()  # np.save does not say why it could not write to a file
+    np.save(text, index, allow_pickle=False)
+    with replacing(_index(path)) as partial:
+        partial.write_bytes(text.getbuffer())
 
 
 def read_bucket(paths: Sequence[Path], bucket: int) -> Iterator[tuple[bytes, np.ndarray]]:

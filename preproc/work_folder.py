@@ -25,6 +25,7 @@ from typing import Any
 
 from dlrm.files import check_replaceable, publish_directory, tidy_after_killed
 from preproc.engines import Engine
+from preproc.shuffle_files import replacing
 
 _FACTS = "run.json"
 _KIND = "dlrm preprocessing"
@@ -96,7 +97,8 @@ class WorkFolder:
 
     def publish(self) -> None:
         """Makes the output `final`; the folder is removed."""
-        publish_directory(self.output, self.final)
+        if self.output.exists():  # else it was published by a run that was killed before the next
+            publish_directory(self.output, self.final)
         remove_work_folder(self.path.parent)
 
 
@@ -106,9 +108,8 @@ def _once(task: Callable[[Any], dict[str, Any]], results: str, item: tuple[int, 
 
 
 def _write(path: Path, result: Any) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")  # two may do the same task
-    partial.write_text(json.dumps(result), encoding="utf-8")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(result), encoding="utf-8")
 
 
 def _done(results: Path) -> set[int]:
@@ -183,8 +184,10 @@ def remove_work_folder(folder: Path) -> None:
 
 
 def _check_ours(folder: Path) -> None:
-    if folder.is_dir() and ((folder / _FACTS).is_file() or not any(folder.iterdir())):
-        return
+    if folder.is_dir():
+        entries = [entry.name for entry in folder.iterdir()]
+        if _FACTS in entries or all(name.startswith(f".{_FACTS}.") for name in entries):
+            return
     raise FileExistsError(
         f"{folder}: exists and has no {_FACTS}, so it was not written by this program and is not "
         "touched; rename or remove it"

@@ -482,7 +482,19 @@ def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
         with open(path, "wb") as file:
             np.save(file, np.empty(0, dtype), allow_pickle=False)
         return np.empty(0, dtype)
-    return np.lib.format.open_memmap(path, "w+", dtype, (size,))
+    dictionary = np.lib.format.open_memmap(path, "w+", dtype, (size,))
+    reserve(path)
+    return dictionary
+
+
+def reserve(path: Path) -> None:
+    """Takes the space of a mapped file: a write that finds the disk full would end the process.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def save_facts(
