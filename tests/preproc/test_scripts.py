@@ -16,7 +16,7 @@ PREPROC = Path(__file__).resolve().parents[2] / "preproc"
 SMALL = ("--num_numerical", "2", "--num_categorical", "3")
 SETTINGS = {
     *("INPUT_PATH", "OUTPUT_PATH", "SPARK_LOCAL_DIRS", "TOTAL_CORES", "TOTAL_MEMORY"),
-    *("FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT", "NUM_DAYS", "SPARK_MASTER"),
+    *("FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT", "NUM_DAYS", "SPARK_MASTER", "ENGINE"),
 }
 
 
@@ -131,6 +131,16 @@ def test_output_that_cannot_be_written_is_named(java, raw, tmp_path):
     (foreign / "thesis.txt").write_text("not ours")
     fails(script(raw, tmp_path / "out", *SMALL), str(foreign), "not replaced")
     assert (foreign / "thesis.txt").read_text() == "not ours"
+
+
+@pytest.mark.parametrize("how", [("--engine=local",), ("--engine", "local"), ()])
+def test_without_spark_no_java_is_needed(raw, tmp_path, how):
+    settings = {"JAVA_HOME": str(tmp_path)} | ({} if how else {"ENGINE": "local"})
+    result = script(raw, tmp_path / "an output", *SMALL, *how, FREQUENCY_LIMIT="1", **settings)
+    assert result.returncode == 0, result.stderr
+    expected = reference_dataset(day_files(raw), 2, 3, limit=lambda column: 1)
+    assert binary_files(tmp_path / "an output" / "binary_dataset") == expected
+    assert [path.name for path in (tmp_path / "an output").iterdir()] == ["binary_dataset"]
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
