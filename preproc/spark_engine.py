@@ -4,6 +4,7 @@ Rows and counts do not pass through Spark: tasks read the logs and write files, 
 every node sees under the same name, so that Spark has nothing to convert, to sort or to keep.
 """
 
+import importlib
 import os
 import re
 import subprocess
@@ -42,6 +43,10 @@ class SparkEngine:
         self._spark.setJobGroup(stage, stage)
         with _failures():
             self._spark.parallelize(items, max(len(items), 1)).foreach(_named(task))
+
+
+def _import(_: int) -> None:
+    importlib.import_module("preproc.tasks")
 
 
 class _named:  # noqa: N801  (used as a function)
@@ -126,7 +131,10 @@ def spark_engine(
             with _standard_error_to(log), _failures():
                 spark = SparkContext(conf=conf)
             try:
-                yield SparkEngine(spark)
+                engine = SparkEngine(spark)
+                # Python's processes start here, and what they lack is told before any work.
+                engine.run("start", _import, range(engine.cores))
+                yield engine
             finally:
                 _stop(spark)
     except PySparkException as error:
