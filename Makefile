@@ -20,7 +20,7 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
-	@$(PIP) setuptools wheel
+	@$(PIP) setuptools wheel pybind11
 	@$(PIP) --no-build-isolation -e ".[preproc,plots,serve,dev]"
 	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
@@ -58,4 +58,4 @@ bench: venv
 	$(BIN)/python benchmarks/inference.py
 
 clean:
-	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so
+	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so dlrm/_host.*.so

@@ -1,8 +1,10 @@
-"""Builds the native ops, where there is a C++ compiler.
+"""Builds the native ops and the native log parser, where there is a C++ compiler.
 
 `dlrm/_ops_cpu.so` is built against torch's stable C++ ABI: one file serves every torch from 2.11 on
-and every Python. Without a compiler, or with `DLRM_NATIVE=0` in the environment, the package is
-installed without it, and its plain-torch references run. A compile error fails the installation.
+and every Python. `dlrm/_host` is for preprocessing, without torch, and for one version of Python,
+as pybind11 makes it. Without a compiler, or with `DLRM_NATIVE=0` in the environment, the package is
+installed without both, and its plain-torch references and its numpy parser run. A compile error
+fails the installation.
 """
 
 import importlib.util
@@ -10,6 +12,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,6 +35,7 @@ COMPILE_FLAGS = [
     "-Wno-maybe-uninitialized",  # GCC's own intrinsics
     "-Wno-uninitialized",
 ]
+HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall"]
 
 
 def cpp_compiler() -> list[str] | None:
@@ -65,6 +69,24 @@ class BuildNative(build_ext):
     """Compiles the sources at once, in as many processes as there are cores, and links them."""
 
     def build_extension(self, ext: Extension) -> None:
+        if ext.name == HOST:
+            self.build_host(ext)
+        else:
+            self.build_ops(ext)
+
+    def build_host(self, ext: Extension) -> None:
+        import pybind11
+
+        compiler = cpp_compiler()
+        assert compiler is not None
+        output = Path(self.get_ext_fullpath(ext.name))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = output.with_suffix(".unfinished")
+        include = ["-isystem", pybind11.get_include(), "-isystem", sysconfig.get_path("include")]
+        run([*compiler, *HOST_FLAGS, *include, "-shared", *ext.sources, "-o", str(unfinished)])
+        unfinished.replace(output)
+
+    def build_ops(self, ext: Extension) -> None:
         compiler, torch = cpp_compiler(), torch_folder()
         assert compiler is not None
         objects = Path(self.build_temp) / "csrc"
@@ -90,14 +112,18 @@ class BuildNative(build_ext):
         unfinished.replace(output)
 
     def get_ext_filename(self, fullname: str) -> str:
+        if fullname.rpartition(".")[2] == HOST.rpartition(".")[2]:  # with or without its package
+            return super().get_ext_filename(fullname)
         return fullname.replace(".", "/") + ".so"  # no Python version: it knows none
 
 
 class Wheel(bdist_wheel):
-    """Tags the wheel for any Python 3 on this platform."""
+    """Tags the wheel for this platform; with the log parser also for this version of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        python, abi, platform = super().get_tag()
+        host = any(ext.name == HOST for ext in self.distribution.ext_modules)
+        return (python, abi, platform) if host else ("py3", "none", platform)
 
 
 class Package(Distribution):
@@ -116,16 +142,30 @@ def run(command: list[str]) -> None:
         raise SystemExit(f"dlrm: this failed ({result.returncode}): {shlex.join(command)}")
 
 
+def extensions() -> list[Extension]:
+    found = [Extension("dlrm._ops_cpu", sources)]
+    if importlib.util.find_spec("pybind11") is None:
+        print(
+            "WARNING: dlrm is installed WITHOUT its native log parser, because there is no "
+            "pybind11. The numpy parser runs instead: the same values, several times slower.",
+            flush=True,
+        )
+    else:
+        found.append(Extension(HOST, ["csrc/host/host.cpp"]))
+    return found
+
+
+HOST = "dlrm._host"
 sources = sorted(str(path) for path in [Path("csrc/library.cpp"), *Path("csrc/cpu").glob("*.cpp")])
 reason = reason_to_skip()
 if reason:
     print(
-        f"WARNING: dlrm is installed WITHOUT its native ops, because {reason}. "
-        "Plain-torch references run instead: the same values, several times slower.",
+        f"WARNING: dlrm is installed WITHOUT its native ops and log parser, because {reason}. "
+        "Plain torch and numpy run instead: the same values, several times slower.",
         flush=True,
     )
 setup(
     distclass=Package,
-    ext_modules=[] if reason else [Extension("dlrm._ops_cpu", sources)],
+    ext_modules=[] if reason else extensions(),
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
 )

@@ -31,15 +31,14 @@ def staged_directory(path: str | os.PathLike, replace: bool = False) -> Iterator
         FileExistsError: something that may not be replaced stands at `path`.
     """
     final = Path(path).resolve()  # what a link points to is replaced, not the link
-    _tidy_after_killed(final)
+    tidy_after_killed(final)
     check_replaceable(final, replace)
     final.parent.mkdir(parents=True, exist_ok=True)
     staging = final.with_name(f".{final.name}.partial-{os.getpid()}")
     staging.mkdir()
     try:
         yield staging
-        _sync_tree(staging)
-        _swap(staging, final)
+        publish_directory(staging, final)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -64,7 +63,13 @@ def check_replaceable(path: Path, replace: bool) -> None:
         )
 
 
-def _tidy_after_killed(final: Path) -> None:
+def publish_directory(staging: Path, final: Path) -> None:
+    """Makes a directory that is whole appear as `final`, whose old content goes."""
+    _sync_tree(staging)
+    _swap(staging, final)
+
+
+def tidy_after_killed(final: Path) -> None:
     """Removes what processes left that were killed while they wrote `final`.
 
     One that was killed between the two renames of `_swap` left no `final`: the old one comes back.
@@ -141,14 +146,22 @@ def crc32(path: str | os.PathLike) -> str:
     return f"{value:08x}"
 
 
-def write_manifest(directory: Path, kind: str, **facts: Any) -> None:
-    """Writes `manifest.json`: `facts`, and size and CRC-32 of every file. Call it last."""
+def write_manifest(
+    directory: Path, kind: str, checksums: dict[str, str] | None = None, **facts: Any
+) -> None:
+    """Writes `manifest.json`: `facts`, and size and CRC-32 of every file. Call it last.
+
+    Args:
+        directory: what the manifest is of.
+        kind: "dataset" or "checkpoint".
+        checksums: CRC-32 of files, by relative path, where they are known already.
+        facts: further entries.
+    """
     files = {}
     for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != MANIFEST):
-        files[path.relative_to(directory).as_posix()] = {
-            "bytes": path.stat().st_size,
-            "crc32": crc32(path),
-        }
+        name = path.relative_to(directory).as_posix()
+        crc = (checksums or {}).get(name) or crc32(path)
+        files[name] = {"bytes": path.stat().st_size, "crc32": crc}
     manifest = {"kind": kind, "version": 1, **facts, "files": files}
     write_atomically(directory / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 

@@ -1,6 +1,6 @@
 # Read by the other scripts: what may be set in the environment, with its default.
 
-INPUT_PATH=${INPUT_PATH:-/data/dlrm/criteo} # day_0, day_1, ..., uncompressed
+INPUT_PATH=${INPUT_PATH:-/data/dlrm/criteo} # day_0, day_1, ..., or train.txt
 OUTPUT_PATH=${OUTPUT_PATH:-/data/dlrm}      # binary_dataset/ is written there
 NUM_DAYS=${NUM_DAYS:-}                      # how many day files there must be; empty: any number
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From raw day files to a dataset: checks that they are all there, then runs Spark on them.
+# From raw day files to a dataset: checks that they are all there, then runs Spark on them, or with
+# ENGINE=local processes of this machine, without Java.
 #
 #     INPUT_PATH=/path/with/day_files OUTPUT_PATH=/path/to/write preproc/prepare_dataset.sh
 #

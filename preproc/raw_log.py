@@ -1,108 +1,108 @@
-"""Raw logs: day files of tab-separated lines, cut into splits that are read independently.
+"""Raw logs on disk: which files there are, and how they are cut into splits and read.
 
-A line is `label <tab> integers <tab> hexadecimal hashes`; it ends as lines of Unix or of Windows
-do. Fields that are empty, or that are cut off at the end of the line, are missing. A split is a
-byte range of a file and owns the lines that start in it, so any set of splits that covers the files
-gives the same rows.
+A split is a byte range of a file and owns the lines that start in it, so that any set of splits
+that covers the files gives the same rows.
 """
 
+import gzip
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
+from dlrm.data.log_lines import Lines, LogFormat, explain, parse_lines
 
-from dlrm.data.transform import BadValueError, TextColumn
-
+SUFFIXES = (".gz", ".zst")  # of compressed files
 _BLOCK_BYTES = 4 << 20  # of text, whose columns then fit the caches
 _LONGEST_LINE = 1 << 20
 
 
-@dataclass(frozen=True)
-class LogFormat:
-    """Columns of a line: the label (column 0), integers, then hashes."""
+class Day(NamedTuple):
+    """The lines of a day: those that start in bytes [begin, end) of `path`.
 
-    num_numerical: int = 13
-    num_categorical: int = 26
+    `source` is the file that the user has, which is a compressed one where `path` was unpacked.
+    """
 
-    def __post_init__(self) -> None:
-        if min(self.num_numerical, self.num_categorical) < 0 or self.num_columns < 2:
-            raise ValueError(
-                f"--num_numerical {self.num_numerical} --num_categorical {self.num_categorical}: "
-                "expected 0 or more of each, and one in all"
-            )
-
-    @property
-    def num_columns(self) -> int:
-        """Fields of a line, the label included."""
-        return 1 + self.num_numerical + self.num_categorical
-
-    def describe(self, column: int) -> str:
-        """Says which field of a line a column is."""
-        if column == 0:
-            return "column 0 (label)"
-        if column <= self.num_numerical:
-            return f"column {column} (numerical {column - 1})"
-        return f"column {column} (categorical {column - 1 - self.num_numerical})"
+    path: str
+    begin: int
+    end: int
+    source: str
 
 
 @dataclass(frozen=True)
 class Split:
-    """The lines of a file that start in bytes [begin, end).
+    """The lines of a day that start in bytes [begin, end).
 
     Attributes:
-        day: index of the file.
-        first_row, rows: where these lines stand among those of all days; set by `number_rows`.
+        day: index of the day.
+        first_row, rows: where its rows stand among those of all days; set by `number_rows`.
     """
 
     path: str
+    source: str
     day: int
     begin: int
     end: int
     first_row: int = -1
     rows: int = -1
 
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        return self.end - self.begin
+
 
 class BadLineError(ValueError):
     """A line that cannot be read; the message names file, line and column."""
 
 
+class Rejected(NamedTuple):
+    """A line that was left out: its number in the split, from 0, why, and its text."""
+
+    line: int
+    reason: str
+    text: str
+
+
 class Block(NamedTuple):
-    """Some lines of a file: `first_row` counts the lines of the split before them."""
+    """Some lines of a split: `first_row` counts the rows of the split before them."""
 
     first_row: int
-    labels: np.ndarray
-    columns: list[TextColumn]
-    where: "_Where"
+    lines: Lines
 
 
 def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
-    """Returns `day_0`, `day_1`, ... of a folder, after checking that none is missing or empty.
+    """Returns `day_0`, `day_1`, ... of a folder, each plain, `.gz` or `.zst`.
 
     Args:
         folder: where they are; files of other names do not matter, but there may be no `day_N.*`
-            whose `day_N` is missing: the last day is held out, so it must be known which is last.
+            that cannot be read: the last day is held out, so it must be known which is last.
         num_days: how many there must be; None takes what is there.
 
     Raises:
         FileNotFoundError: no folder, or a missing day.
-        ValueError: a day that is compressed, or empty, fewer than 2, or not `num_days` of them.
+        ValueError: a day of an unknown form, twice there or empty, fewer than 2, or not `num_days`.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of day files (INPUT_PATH)")
-    names = [m for m in (re.fullmatch(r"day_(0|[1-9]\d*)", p.name) for p in folder.iterdir()) if m]
-    present = {int(name[1]) for name in names}
-    for path in sorted(folder.glob("day_*.*")):
-        day = re.match(r"day_(\d+)\.", path.name)
-        if day and int(day[1]) not in present:
+    present: dict[int, list[Path]] = {}
+    unknown = []
+    for path in sorted(folder.glob("day_*")):
+        name = re.fullmatch(r"day_(0|[1-9]\d*)(\.gz|\.zst)?", path.name)
+        if name:
+            present.setdefault(int(name[1]), []).append(path)
+        elif other := re.match(r"day_(\d+)\.", path.name):
+            unknown.append((int(other[1]), path))
+    for day, path in unknown:
+        if day not in present:
             raise ValueError(
-                f"{path}: expected day_{int(day[1])} uncompressed beside it or instead; compressed "
-                "days are not read in this version, and the last day is held out for testing"
+                f"{path}: expected day_{day}, plain or as .gz or .zst, beside it or instead: the "
+                "last day is held out for testing, so no day may be overlooked"
             )
     last = max(present, default=-1)
-    if missing := sorted(set(range(last + 1)) - present):
+    if missing := sorted(set(range(last + 1)) - set(present)):
         raise FileNotFoundError(
             f"{folder / f'day_{missing[0]}'}: missing, though there is a day_{last}; expected "
             f"day_0 to day_{last} without a gap"
@@ -113,41 +113,40 @@ def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
     if len(present) < 2:
         raise ValueError(
             f"{folder}: expected day files day_0, day_1, ..., at least 2 since the last one is "
-            f"held out for testing; got {found}"
+            f"held out for testing, or train.txt; got {found}"
         )
-    days = [folder / f"day_{day}" for day in range(last + 1)]
-    for path in days:
-        if not path.is_file():
-            raise ValueError(f"{path}: expected a file")
-        if path.stat().st_size == 0:
-            raise ValueError(f"{path}: empty; expected lines of a log")
-    return days
+    return [_one_form(present[day]) for day in range(last + 1)]
 
 
-def split_days(days: Sequence[Path], split_bytes: int, first_day: int = 0) -> list[Split]:
-    """Cuts day files into splits of about equal size, in the order of their lines."""
+def find_file(folder: Path, name: str) -> Path | None:
+    """Returns a file of a folder, plain, `.gz` or `.zst`, or None where there is none."""
+    forms = [folder / (name + suffix) for suffix in ("", *SUFFIXES)]
+    present = [path for path in forms if path.exists()]
+    return _one_form(present) if present else None
+
+
+def _one_form(forms: list[Path]) -> Path:
+    """Takes the plain file where it is there beside a compressed one."""
+    path = forms[0] if forms[0].suffix not in SUFFIXES or len(forms) == 1 else None
+    if path is None:
+        raise ValueError(f"{forms[1]}: expected one of the two, got {forms[0].name} too")
+    if not path.is_file():
+        raise ValueError(f"{path}: expected a file")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: empty; expected lines of a log")
+    return path
+
+
+def split_days(days: Sequence[Day], split_bytes: int, first_day: int = 0) -> list[Split]:
+    """Cuts days into splits of about equal size, in the order of their lines."""
     splits = []
-    for day, path in enumerate(days, first_day):
-        size = path.stat().st_size
+    for number, day in enumerate(days, first_day):
+        size = day.end - day.begin
         parts = -(-size // split_bytes)
-        edges = [size * i // parts for i in range(parts + 1)]
-        splits += [Split(str(path), day, *pair) for pair in zip(edges, edges[1:], strict=False)]
+        edges = [day.begin + size * i // parts for i in range(parts + 1)]
+        pairs = zip(edges, edges[1:], strict=False)
+        splits += [Split(day.path, day.source, number, *pair) for pair in pairs]
     return splits
-
-
-def count_rows(split: Split) -> int:
-    """Counts the lines that start in a split, which are the newlines before its bytes."""
-    rows = 1 if split.begin == 0 else 0
-    with open(split.path, "rb") as file:
-        position = max(split.begin - 1, 0)
-        file.seek(position)
-        while position < split.end - 1:
-            block = file.read(min(_BLOCK_BYTES, split.end - 1 - position))
-            if not block:
-                raise BadLineError(f"{split.path}: became shorter while it was read")
-            rows += block.count(b"\n")
-            position += len(block)
-    return rows
 
 
 def number_rows(splits: Sequence[Split], rows: Sequence[int]) -> list[Split]:
@@ -159,24 +158,89 @@ def number_rows(splits: Sequence[Split], rows: Sequence[int]) -> list[Split]:
     return numbered
 
 
-def read_blocks(split: Split, log_format: LogFormat) -> Iterator[Block]:
+def count_lines(split: Split) -> int:
+    """Counts the lines that start in a split, which are the newlines before its bytes."""
+    lines = 1 if split.begin == 0 else 0
+    with open(split.path, "rb") as file:
+        position = max(split.begin - 1, 0)
+        file.seek(position)
+        while position < split.end - 1:
+            block = _read(file, min(_BLOCK_BYTES, split.end - 1 - position), split)
+            lines += block.count(b"\n")
+            position += len(block)
+    return lines
+
+
+def start_of_line(split: Split, line: int) -> int:
+    """Returns where the line of that number, from 0, of a split starts in the file."""
+    if line == 0 and split.begin == 0:
+        return 0
+    wanted = line if split.begin == 0 else line + 1  # newlines up to it
+    with open(split.path, "rb") as file:
+        position = max(split.begin - 1, 0)
+        file.seek(position)
+        while True:
+            block = _read(file, _BLOCK_BYTES, split)
+            found = block.count(b"\n")
+            if found >= wanted:
+                place = -1
+                for _ in range(wanted):
+                    place = block.index(b"\n", place + 1)
+                return position + place + 1
+            wanted -= found
+            position += len(block)
+
+
+def read_blocks(
+    split: Split, log_format: LogFormat, rejected: list[Rejected] | None = None
+) -> Iterator[Block]:
     """Yields the lines of a split, a few megabytes at a time.
 
+    Args:
+        split: what to read.
+        log_format: the columns of a line.
+        rejected: gets the lines that cannot be read, which are left out.
+
     Raises:
-        BadLineError: an empty line, too many fields or an unknown label.
+        BadLineError: a line cannot be read and there is no `rejected`.
     """
-    rows = 0
+    rows = skipped = 0
     with open(split.path, "rb") as file:
         position = _first_line(file, split)
         while position < split.end:
             file.seek(position)
-            text = file.read(min(_BLOCK_BYTES, split.end - position))
+            text = _read(file, min(_BLOCK_BYTES, split.end - position), split)
             if not text.endswith(b"\n"):
                 text += _rest_of_line(file, split, position + len(text))
-            block = _parse_block(text, rows, _Where(split.path, position, log_format))
-            yield block
-            rows += len(block.labels)
             position += len(text)
+            while text:
+                lines, bad_at = parse_lines(text, log_format)
+                if len(lines.labels):
+                    yield Block(rows, lines)
+                    rows += len(lines.labels)
+                if bad_at is None:
+                    break
+                end = text.find(b"\n", bad_at) + 1 or len(text)
+                line, start = text[bad_at:end], position - len(text) + bad_at
+                reason = explain(line, log_format)
+                where = (
+                    f", {log_format.describe(reason.column)}" if reason.column is not None else ""
+                )
+                message = f"{where}: expected {reason.expected}, got {reason.got}"
+                if rejected is None:
+                    number = _line_number(split.path, start)
+                    raise BadLineError(f"{split.source}: line {number}{message}")
+                shown = line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+                rejected.append(Rejected(rows + skipped, message.lstrip(",: "), shown))
+                skipped += 1
+                text = text[end:]
+
+
+def _read(file: BinaryIO, size: int, split: Split) -> bytes:
+    block = file.read(size)
+    if not block:
+        raise BadLineError(f"{split.source}: became shorter while it was read")
+    return block
 
 
 def _first_line(file: BinaryIO, split: Split) -> int:
@@ -190,29 +254,10 @@ def _rest_of_line(file: BinaryIO, split: Split, position: int) -> bytes:
     rest = file.readline(_LONGEST_LINE)
     if len(rest) == _LONGEST_LINE and not rest.endswith(b"\n"):
         raise BadLineError(
-            f"{split.path}: line {_line_number(split.path, position)}: longer than "
+            f"{split.source}: line {_line_number(split.path, position)}: longer than "
             f"{_LONGEST_LINE} bytes, so this is no log of lines"
         )
     return rest
-
-
-class _Where(NamedTuple):
-    """Where a block's text begins, to say which line an error is in."""
-
-    path: str
-    offset: int
-    log_format: LogFormat
-
-    def error(self, line_start: int, column: int | None, expected: str, got: str) -> BadLineError:
-        line = _line_number(self.path, self.offset + line_start)
-        field = "" if column is None else f", {self.log_format.describe(column)}"
-        return BadLineError(f"{self.path}: line {line}{field}: expected {expected}, got {got}")
-
-
-def bad_value(block: Block, error: BadValueError, column: int) -> BadLineError:
-    """Returns the error of a field with its file, line and column (0 is the label)."""
-    line_start = int(block.columns[0].starts[error.row]) - 2  # a label is one character
-    return block.where.error(line_start, column, error.expected, repr(error.got))
 
 
 def _line_number(path: str, offset: int) -> int:
@@ -225,51 +270,35 @@ def _line_number(path: str, offset: int) -> int:
     return lines
 
 
-def _parse_block(text: bytes, first_row: int, where: _Where) -> Block:
-    if not text.endswith(b"\n"):
-        text += b"\n"  # the last line of a file may end without
-    data = np.frombuffer(text + bytes(8), np.uint8)
-    starts, ends = _find_fields(data[: len(text)], where)
-    label_text = TextColumn(data, starts[0], ends[0])
-    labels = data[starts[0]] - np.uint8(ord("0"))
-    bad = (labels > 1) | (ends[0] - starts[0] != 1)
-    if bad.any():
-        row = int(bad.argmax())
-        got = repr(label_text.text(row))
-        raise where.error(int(starts[0][row]), 0, "the label 0 or 1", got)
-    columns = [
-        TextColumn(data, start, end) for start, end in zip(starts[1:], ends[1:], strict=True)
-    ]
-    return Block(first_row, labels.astype(bool), columns, where)
+def unpack(source: str, target: str) -> dict[str, Any]:
+    """Unpacks a `.gz` or `.zst` file; `target` appears when it is whole.
+
+    Raises:
+        ValueError: the file is damaged or cut off; it is named.
+    """
+    partial, size = Path(target + ".partial"), 0
+    try:
+        with _open_compressed(source) as packed, open(partial, "wb") as file:
+            while block := packed.read(_BLOCK_BYTES):
+                file.write(block)
+                size += len(block)
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ValueError(
+            f"{source}: damaged or cut off after {size} bytes of text ({error})"
+        ) from error
+    if size == 0:
+        raise ValueError(f"{source}: empty; expected lines of a log")
+    partial.replace(target)
+    return {"bytes": size}
 
 
-def _find_fields(data: np.ndarray, where: _Where) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where each field starts and ends, as arrays `[columns, rows]`."""
-    columns = where.log_format.num_columns
-    marks = np.flatnonzero((data - np.uint8(ord("\t"))) < 2).astype(np.int32)  # tab, newline
-    last_marks = np.flatnonzero(data[marks] == ord("\n"))
-    line_ends = marks[last_marks]
-    line_starts = np.concatenate([np.zeros(1, np.int32), line_ends[:-1] + 1])
-    fields = np.diff(last_marks, prepend=-1)
-    text_ends = line_ends - (data[line_ends - 1] == ord("\r"))  # at 0, data[-1] is a newline
-    if (text_ends == line_starts).any():
-        row = int((text_ends == line_starts).argmax())
-        raise where.error(int(line_starts[row]), None, "a label and fields", "an empty line")
-    if (fields > columns).any():
-        row = int((fields > columns).argmax())
-        wanted = f"up to {columns} fields separated by tabs"
-        raise where.error(int(line_starts[row]), None, wanted, f"{fields[row]}")
-    ends = np.empty((columns, len(fields)), np.int32)
-    if (fields == columns).all():
-        ends[:] = marks.reshape(-1, columns).T
-    else:
-        ends[:] = line_ends
-        row_of_mark = np.repeat(np.arange(len(fields)), fields)
-        column_of_mark = np.arange(len(marks)) - np.repeat(last_marks - fields + 1, fields)
-        ends[column_of_mark, row_of_mark] = marks
-    if (text_ends < line_ends).any():
-        np.minimum(ends, text_ends, out=ends)
-    starts = np.empty_like(ends)
-    starts[0] = line_starts
-    np.minimum(ends[:-1] + 1, ends[1:], out=starts[1:])  # a field that is cut off is empty
-    return starts, ends
+def _open_compressed(source: str) -> Any:
+    if source.endswith(".gz"):
+        return gzip.open(source, "rb")
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ValueError(f"{source}: pyarrow is needed to read .zst, got {error}") from error
+    return pyarrow.CompressedInputStream(source, "zstd")

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs Spark on raw day files: dictionary, train, test, validation, in one application.
+# Turns raw day files into a dataset: dictionary, train, test, validation, in one Spark application.
 #
 #     INPUT_PATH           folder of day_0, day_1, ... (default /data/dlrm/criteo)
 #     OUTPUT_PATH          where binary_dataset/ is written (default /data/dlrm)
-#     SPARK_LOCAL_DIRS     where Spark shuffles (default $OUTPUT_PATH/spark-tmp, removed at the end)
+#     ENGINE               spark, or local: the same without Spark and Java (default spark)
+#     SPARK_LOCAL_DIRS     for files of Spark's own (default $OUTPUT_PATH/spark-tmp, removed at the end)
 #     TOTAL_CORES          cores in all (default: those of this machine)
 #     TOTAL_MEMORY         memory in all, in GiB (default: half of this machine's); on a cluster that
 #                          of the driver and of each executor
@@ -12,6 +13,9 @@
 #     NUM_DAYS             how many day files there must be (default: any number)
 #     SPARK_MASTER         a cluster, such as spark://host:7077 (default local[TOTAL_CORES])
 #     PYTHON               interpreter (default .venv/bin/python of this repository, else python3)
+#
+# A run that was stopped goes on where it was when the same command is given again; what is done lies
+# in $OUTPUT_PATH/binary_dataset.unfinished until then, with the rows on their way.
 #
 # On a cluster INPUT_PATH and OUTPUT_PATH must lie on storage that every node sees under that name:
 # tasks read and write files there. So must PYTHON, with its packages, and this repository.
@@ -29,7 +33,11 @@ case " $* " in
     ;;
 esac
 
-"$here/check_java.sh"
+ENGINE=${ENGINE:-spark}
+case " $* " in
+  *" --engine local "* | *" --engine=local "*) ENGINE=local ;;
+esac
+if [[ $ENGINE != local ]]; then "$here/check_java.sh"; fi
 
 TOTAL_CORES=${TOTAL_CORES:-$(nproc)}
 if [[ -z ${TOTAL_MEMORY:-} ]]; then
@@ -45,5 +53,6 @@ export SPARK_LOCAL_DIRS=${SPARK_LOCAL_DIRS:-$OUTPUT_PATH/spark-tmp}
 
 exec "$PYTHON" "$here/spark_data_utils.py" --mode prepare \
   --input_folder "$INPUT_PATH" --output_folder "$OUTPUT_PATH" ${NUM_DAYS:+--num_days "$NUM_DAYS"} \
+  --engine "$ENGINE" --cores "$TOTAL_CORES" \
   --frequency_limit "$FREQUENCY_LIMIT" --memory_gib "$TOTAL_MEMORY" \
   --master "${SPARK_MASTER:-local[$TOTAL_CORES]}" --conf "spark.cores.max=$TOTAL_CORES" "$@"

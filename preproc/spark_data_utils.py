@@ -6,7 +6,9 @@
     --mode generate_models  fit a transform on days: writes --model_folder
     --mode transform        apply a fitted transform to days: writes --output_folder
 
-`prepare` runs its stages in one Spark application, which starts once.
+Input is day_0, day_1, ..., or Kaggle's train.txt, which is cut into --num_days (7) days of equally
+many lines, with test.txt beside it, if it is there; each plain, .gz or .zst. A run that was stopped
+goes on where it was when the same command is given again.
 """
 
 import argparse
@@ -14,85 +16,145 @@ import os
 import signal
 import sys
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dlrm.files import staged_directory
-from preproc import spark_pipeline as pipeline
-from preproc.raw_log import LogFormat, find_days
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
+from dlrm.data.log_lines import LogFormat
+from preproc import pipeline
+from preproc.engines import Engine, EngineError, TaskError, local_engine
+from preproc.raw_log import find_days, find_file
+from preproc.spark_engine import spark_engine
+from preproc.work_folder import open_work_folder
 
 DATASET = "binary_dataset"
+
+
+_KAGGLE_DAYS = 7
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     flags = _parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half-written goes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes are ended
     try:
         _MODES[flags.mode](flags)
-    except (ValueError, OSError, pipeline.TaskError, pipeline.SparkError) as error:
+    except (ValueError, OSError, TaskError, EngineError) as error:
         if flags.debug_mode:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("error: interrupted; nothing was left behind", file=sys.stderr)
+        print("error: interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
     return 0
 
 
+class _Input(NamedTuple):
+    """Files of days, or one file and into how many days it is cut; and a log without labels."""
+
+    files: list[Path]
+    num_days: int | None
+    unlabelled: Path | None
+
+    @property
+    def all_files(self) -> list[Path]:
+        return self.files + ([self.unlabelled] if self.unlabelled else [])
+
+
+def _find_input(flags: argparse.Namespace) -> _Input:
+    folder = flags.input_folder
+    train = find_file(folder, "train.txt") if folder.is_dir() else None
+    if train is None:
+        return _Input(find_days(folder, flags.num_days), None, None)
+    if any(folder.glob("day_*")):
+        raise ValueError(f"{folder}: expected day files or train.txt, got both")
+    return _Input([train], flags.num_days or _KAGGLE_DAYS, find_file(folder, "test.txt"))
+
+
 def _verify(flags: argparse.Namespace) -> None:
-    days = find_days(flags.input_folder, flags.num_days)
-    size = sum(path.stat().st_size for path in days)
-    print(f"{flags.input_folder}: {len(days)} days, {size / 1e9:.2f} GB")
+    _required(flags, "input_folder")
+    found = _find_input(flags)
+    size = sum(path.stat().st_size for path in found.all_files)
+    what = f"{len(found.files)} days" if found.num_days is None else found.files[0].name
+    print(f"{flags.input_folder}: {what}, {size / 1e9:.2f} GB")
 
 
 def _prepare(flags: argparse.Namespace) -> None:
     start = time.perf_counter()
-    options = _options(flags)
-    days = find_days(flags.input_folder, flags.num_days)
+    _required(flags, "input_folder")
+    found = _find_input(flags)
     output = _required(flags, "output_folder") / DATASET
-    with (
-        staged_directory(output, replace=flags.write_mode == "overwrite") as staging,
-        _engine(flags, output.parent / "spark.log") as spark,
-    ):
-        _say(f"{'Spark start:':<32}{time.perf_counter() - start:8.1f} s")
-        engine = pipeline.Engine(spark, _say)
-        facts = pipeline.prepare(engine, days, staging, options)
-    for name, rows in facts["rows"].items():
-        rate = facts["clicks"][name] / rows if rows else float("nan")
-        _say(f"{name + ':':<12}{rows:>14,} rows, click-through rate {rate:.4f}")
-    cardinalities = facts["cardinalities"]
+    facts = {"--num_days": found.num_days}
+    with _run(flags, output, found.all_files, facts) as run:
+        _say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
+        result = pipeline.prepare(run, *found)
+        run.work.publish()
+    for name, total in result["totals"].items():
+        rows, clicks = total.get("rows", 0), total.get("clicks", 0)
+        rate = f", click-through rate {clicks / rows:.4f}" if rows and clicks else ""
+        _say(f"{name + ':':<12}{rows:>14,} rows{rate}")
+        _warn_of_unknown(total)
+    cardinalities = result["cardinalities"]
     _say(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
-    if clamped := sum(facts["clamped"].values()):
+    if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
         _say(f"raised to 1:{clamped:>14,} numerical values whose logarithm would be under 0")
     _say(f"{output}: complete, in {time.perf_counter() - start:.1f} s")
 
 
+def _warn_of_unknown(total: dict[str, int]) -> None:
+    """A transform of other logs knows next to none of the values."""
+    if total.get("present", 0) and total["known"] < 0.05 * total["present"]:
+        share = total["known"] / total["present"]
+        _say(
+            f"warning: only {share:.1%} of the categorical values have an id: is the transform one "
+            "of these logs, and the frequency limit right?"
+        )
+
+
 def _generate_models(flags: argparse.Namespace) -> None:
-    options = _options(flags)
     folder = _required(flags, "model_folder")
-    days, first = _days(flags)
-    with _engine(flags, folder.parent / "spark.log") as spark:
-        pipeline.fit_days(pipeline.Engine(spark, _say), days, first, folder, options)
+    days = _days(flags)
+    with _run(flags, folder, days, {"--mode": flags.mode}) as run:
+        pipeline.fit_days(run, days)
+        run.work.publish()
     _say(f"{folder}: complete")
 
 
 def _transform(flags: argparse.Namespace) -> None:
-    options = _options(flags)
     folder, output = _required(flags, "model_folder"), _required(flags, "output_folder")
-    days, first = _days(flags)
-    with _engine(flags, output.parent / "spark.log") as spark:
-        written = pipeline.transform_days(
-            pipeline.Engine(spark, _say), days, first, flags.half, folder, output, options
-        )
-    _say(f"{output}: {written.rows:,} rows, {written.clicks:,} clicks; complete")
+    days = _days(flags)
+    facts = {"--mode": flags.mode, "--half": flags.half, "--model_folder": str(folder.resolve())}
+    facts |= {"--unlabelled": flags.unlabelled}
+    with _run(flags, output, days, facts) as run:
+        total = pipeline.transform_days(run, days, flags.half, folder, not flags.unlabelled)
+        run.work.publish()
+    _warn_of_unknown(total)
+    _say(f"{output}: {total['rows']:,} rows, {total['clicks']:,} clicks; complete")
+
+
+@contextmanager
+def _run(
+    flags: argparse.Namespace, output: Path, files: list[Path], facts: dict[str, Any]
+) -> Iterator[pipeline.Run]:
+    """Opens the work folder of an output, and starts the engine."""
+    options = _options(flags)
+    replace = flags.write_mode == "overwrite"
+    facts = options.facts() | facts | pipeline.input_facts(files)
+    with open_work_folder(output, facts, replace, flags.restart) as work:
+        if work.resumed:
+            _say(f"going on with what {work.path.parent} has")
+        try:
+            with _engine(flags, output.parent / "spark.log") as engine:
+                if engine.address:
+                    _say(f"Spark UI: {engine.address}")
+                yield pipeline.Run(engine, work, options, _say)
+        except (TaskError, EngineError) as error:
+            hint = f"what is done is kept in {work.path.parent}: the same command goes on with it"
+            raise type(error)(f"{error} ({hint})") from error
 
 
 _MODES = {
@@ -107,21 +169,31 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _engine(flags: argparse.Namespace, log: Path) -> AbstractContextManager["SparkContext"]:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    settings = dict(item.split("=", 1) for item in flags.conf)
-    return pipeline.spark_context(flags.master, flags.memory_gib, log, settings)
+@contextmanager
+def _engine(flags: argparse.Namespace, log: Path) -> Iterator[Engine]:
+    if flags.engine == "local":
+        with local_engine(flags.cores) as engine:
+            yield engine
+    else:
+        settings = dict(item.split("=", 1) for item in flags.conf)
+        master = flags.master or f"local[{flags.cores}]"
+        with spark_engine(master, flags.memory_gib, log, settings) as engine:
+            yield engine
 
 
 def _options(flags: argparse.Namespace) -> pipeline.Options:
     return pipeline.Options(
-        LogFormat(flags.num_numerical, flags.num_categorical),
-        flags.frequency_limit,
-        flags.numeric_transform,
-        flags.output_ordering,
-        flags.dictionary_days,
-        flags.seed,
-        flags.split_bytes,
+        log_format=LogFormat(flags.num_numerical, flags.num_categorical),
+        frequency_limit=flags.frequency_limit,
+        numeric_transform=flags.numeric_transform,
+        output_ordering=flags.output_ordering,
+        dictionary_days=flags.dictionary_days,
+        seed=flags.seed,
+        split_bytes=flags.split_bytes,
+        output_format=flags.output_format,
+        bad_lines=flags.bad_lines,
+        max_bad_lines=flags.max_bad_lines,
+        report=flags.report and flags.mode == "prepare",
     )
 
 
@@ -131,13 +203,15 @@ def _required(flags: argparse.Namespace, name: str) -> Path:
     return getattr(flags, name)
 
 
-def _days(flags: argparse.Namespace) -> tuple[list[Path], int]:
-    """Returns the files of `--days`, and the index of the first."""
-    days = find_days(flags.input_folder, flags.num_days)
+def _days(flags: argparse.Namespace) -> list[Path]:
+    """Returns the files of `--days`, or `--input_file`."""
+    if flags.input_file is not None:
+        return [flags.input_file]
+    days = find_days(_required(flags, "input_folder"), flags.num_days)
     first, last = flags.days or (0, len(days) - 1)
     if last >= len(days):
         raise ValueError(f"--days {first}-{last}: expected days within 0-{len(days) - 1}")
-    return days[first : last + 1], first
+    return days[first : last + 1]
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -148,6 +222,12 @@ def _range(text: str) -> tuple[int, int]:
     if first > last:
         raise argparse.ArgumentTypeError(f"expected A-B with A <= B, got {text!r}")
     return first, last
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
+    return int(text)
 
 
 def _setting(text: str) -> str:
@@ -165,14 +245,18 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     default = pipeline.Options()
     add("--mode", choices=_MODES, default="prepare")
-    add("--input_folder", type=Path, required=True, help="where day_0, day_1, ... are")
+    add("--input_folder", type=Path, help="where day_0, day_1, ... are, or train.txt")
+    add("--input_file", type=Path, help="generate_models, transform: one file instead of days")
     add("--output_folder", type=Path, help=f"prepare: where {DATASET}/ is written")
     add("--model_folder", type=Path, help="generate_models, transform: the fitted transform")
-    add("--num_days", type=int, help="how many day files there must be; default: what is there")
+    add("--num_days", type=int, help="how many day files there must be (default: what is there); "
+        f"into how many days train.txt is cut (default {_KAGGLE_DAYS})")  # fmt: skip
     add("--days", type=_range, help="generate_models, transform: A-B inclusive; default: all")
     add("--half", choices=pipeline.HALVES, default="all", help="transform: which half of the rows")
+    add("--unlabelled", action="store_true", help="transform: the lines have no label")
     add("--write_mode", choices=("overwrite", "errorifexists"), default="overwrite",
-        help="prepare: may an earlier dataset be replaced, once the new one is whole")  # fmt: skip
+        help="may an earlier output be replaced, once the new one is whole")  # fmt: skip
+    add("--restart", action="store_true", help="give up an unfinished run and begin anew")
     add("--num_numerical", type=int, default=13, help="integer columns (default 13)")
     add("--num_categorical", type=int, default=26, help="hexadecimal columns (default 26)")
     add("--frequency_limit", default=default.frequency_limit,
@@ -183,9 +267,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="readme: ln(x + 2), missing x as 0; nvidia: ln(x + 3), 0 if missing")  # fmt: skip
     add("--output_ordering", choices=pipeline.ORDERINGS, default="total_random",
         help="order of training rows (of all rows for --mode transform)")  # fmt: skip
+    add("--output_format", choices=pipeline.OUTPUT_FORMATS, default="split_binary",
+        help="split_binary: a file a feature; binary: NVIDIA's rows of 4-byte words")  # fmt: skip
     add("--seed", type=int, default=0, help="of total_random")
+    add("--bad_lines", choices=pipeline.BAD_LINES, default="fail",
+        help="a line that cannot be read ends the run, or is left out and written to "
+        f"{pipeline.QUARANTINE}/ with the reason")  # fmt: skip
+    add("--max_bad_lines", type=float, default=default.max_bad_lines,
+        help="share of lines that may be left out (default 0.001)")  # fmt: skip
+    add("--report", action=argparse.BooleanOptionalAction, default=True,
+        help="write report.html and report.json: what is in the data (default on)")  # fmt: skip
+    add("--engine", choices=("spark", "local"), default="spark",
+        help="spark, or processes of this machine, without Java; the same bytes")  # fmt: skip
+    add("--cores", type=_positive, default=os.cpu_count(), help="of this machine (default: all)")
     add("--split_bytes", type=int, help="text that one task reads; changes no result")
-    add("--master", default=f"local[{os.cpu_count()}]", help="Spark master (default local)")
+    add("--master", help="Spark master (default local[cores])")
     add("--memory_gib", type=int, default=4, help="memory of Spark in all, in GiB; "
         "on a cluster that of the driver and of each executor (default 4)")  # fmt: skip
     add("--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE",

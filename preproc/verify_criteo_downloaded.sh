@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Are day_0, day_1, ... all in INPUT_PATH, uncompressed, none empty, and NUM_DAYS of them if it is set?
+# Are day_0, day_1, ... all in INPUT_PATH, none empty, and NUM_DAYS of them if it is set?
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -31,11 +31,19 @@ TORCH_FREE = [
     "dlrm.data.transcode",
     "dlrm.data.transcode_spec",
     "dlrm.serving.rows",
+    "dlrm.scripts.verify_dataset",
+    "dlrm.data.log_lines",
+    "preproc.convert_to_binary",
+    "preproc.dictionaries",
+    "preproc.engines",
     "preproc.hashing",
+    "preproc.pipeline",
     "preproc.raw_log",
+    "preproc.report",
     "preproc.simulate_logs",
-    "preproc.spark_pipeline",
+    "preproc.spark_engine",
     "preproc.tasks",
+    "preproc.work_folder",
 ]
 
 

@@ -102,7 +102,11 @@ def read_model_size(directory: Path) -> list[int]:
 
 
 def write_dataset_manifest(
-    directory: Path, rows: dict[str, int], cardinalities: Sequence[int], transform: dict[str, Any]
+    directory: Path,
+    rows: dict[str, int],
+    cardinalities: Sequence[int],
+    transform: dict[str, Any],
+    checksums: dict[str, str] | None = None,
 ) -> None:
     """Writes `manifest.json`, last: a dataset without it is unfinished and refused by readers.
 
@@ -111,9 +115,10 @@ def write_dataset_manifest(
         rows: samples of each split.
         cardinalities: rows of each table, in feature order.
         transform: what made the numbers: engine-independent options such as the frequency limit.
+        checksums: CRC-32 of files, by relative path, where they are known already.
     """
     facts = {"rows": rows, "cardinalities": list(cardinalities), "transform": transform}
-    write_manifest(directory, "dataset", **facts)
+    write_manifest(directory, "dataset", checksums, **facts)
 
 
 def read_dataset_manifest(directory: Path, check_crc: bool = False) -> dict[str, Any] | None:

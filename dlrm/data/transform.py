@@ -8,17 +8,24 @@ whole columns. Only numpy and the standard library are imported, and nothing is 
     categorical  hexadecimal digits -> a number -> its id; 0 for missing, rare and unseen ones
 """
 
+import importlib
 import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.data import layout
 from dlrm.files import write_atomically
+
+host: Any
+try:
+    host = importlib.import_module("dlrm._host")
+except ImportError:  # the package was installed without a compiler
+    host = None
 
 NUMERIC_TRANSFORMS = ("readme", "nvidia")
 DEFAULT_FREQUENCY_LIMIT = 15
@@ -41,7 +48,11 @@ class TextColumn(NamedTuple):
     @classmethod
     def from_strings(cls, fields: Iterable[str | None]) -> "TextColumn":
         """Makes a column of strings, of which None and "" are missing."""
-        texts = [(text or "").encode() for text in fields]
+        return cls.from_bytes([(text or "").encode() for text in fields])
+
+    @classmethod
+    def from_bytes(cls, texts: Sequence[bytes]) -> "TextColumn":
+        """Makes a column of encoded strings."""
         lengths = np.array([len(text) for text in texts], np.int64)
         ends = np.cumsum(lengths)
         return cls(np.frombuffer(b"".join(texts) + bytes(8), np.uint8), ends - lengths, ends)
@@ -75,12 +86,23 @@ class BadValueError(ValueError):
         super().__init__(f"{where}row {row}: expected {expected}, got {got!r}")
 
 
+EXPECTED_HEXADECIMAL = f"up to {MAX_HEXADECIMAL_DIGITS} hexadecimal digits"
+EXPECTED_INTEGER = f"an integer of up to {MAX_DECIMAL_DIGITS} digits"
+
+
 def parse_hexadecimal(column: TextColumn) -> Parsed:
     """Reads up to 16 hexadecimal digits of either case as uint64; "1f" and "0000001f" are equal.
 
     Raises:
         BadValueError: other characters or more digits.
     """
+    numbers, bad = read_hexadecimal(column)
+    _refuse(column, bad, EXPECTED_HEXADECIMAL)
+    return numbers
+
+
+def read_hexadecimal(column: TextColumn) -> tuple[Parsed, np.ndarray]:
+    """Reads as `parse_hexadecimal` does, and returns which rows cannot be read."""
     lengths = column.ends - column.starts
     values, bad = _hexadecimal_words(column, np.minimum(lengths, 8))
     long = np.flatnonzero(lengths > 8)
@@ -91,8 +113,7 @@ def parse_hexadecimal(column: TextColumn) -> Parsed:
         high_values, high_bad = _hexadecimal_words(high, np.minimum(lengths[long] - 8, 8))
         values[long] = (high_values << np.uint64(32)) | low_values
         bad[long] = low_bad | high_bad | (lengths[long] > MAX_HEXADECIMAL_DIGITS)
-    _refuse(column, bad, f"up to {MAX_HEXADECIMAL_DIGITS} hexadecimal digits")
-    return Parsed(values, lengths == 0)
+    return Parsed(values, lengths == 0), bad
 
 
 def parse_integer(column: TextColumn) -> Parsed:
@@ -101,6 +122,13 @@ def parse_integer(column: TextColumn) -> Parsed:
     Raises:
         BadValueError: anything else.
     """
+    numbers, bad = read_integer(column)
+    _refuse(column, bad, EXPECTED_INTEGER)
+    return numbers
+
+
+def read_integer(column: TextColumn) -> tuple[Parsed, np.ndarray]:
+    """Reads as `parse_integer` does, and returns which rows cannot be read."""
     missing = column.ends == column.starts
     negative = column.data[column.starts] == ord("-")
     negative &= ~missing
@@ -117,10 +145,9 @@ def parse_integer(column: TextColumn) -> Parsed:
             part, part_bad = _decimal_words(column.data, ends - skipped - length, length)
             values[long] += part * np.uint64(factor)
             bad[long] |= part_bad & (length > 0)
-    _refuse(column, bad, f"an integer of up to {MAX_DECIMAL_DIGITS} digits")
     signed = values.astype(np.int64)
     np.negative(signed, out=signed, where=negative)
-    return Parsed(signed, missing)
+    return Parsed(signed, missing), bad
 
 
 def _refuse(column: TextColumn, bad: np.ndarray, expected: str) -> None:
@@ -177,14 +204,17 @@ def _decimal_words(
     return x, bad
 
 
-def log_numerical(numbers: Parsed, rule: str = "readme") -> tuple[np.ndarray, int]:
-    """Returns the logarithms in float16 and how many arguments were raised to 1.
+def log_numerical(
+    numbers: Parsed, rule: str = "readme", dtype: np.dtype = layout.NUMERICAL_DTYPE
+) -> tuple[np.ndarray, int]:
+    """Returns the logarithms, of a column, and how many arguments were raised to 1.
 
     Args:
         numbers: a column as `parse_integer` gives it.
         rule: "readme": ln(x + 2), a missing x being 0. "nvidia": ln(x + 3), and 0 where x is
             missing, as NVIDIA's code does. The logarithm is taken in float64 and rounded to
-            float32, then to float16; an argument under 1 is raised to 1.
+            float32, then to `dtype`; an argument under 1 is raised to 1.
+        dtype: float16 as in split-binary datasets, or float32 as in binary ones.
     """
     if rule == "readme":
         arguments = np.where(numbers.missing, 2.0, numbers.values + 2.0)
@@ -194,7 +224,7 @@ def log_numerical(numbers: Parsed, rule: str = "readme") -> tuple[np.ndarray, in
         raise ValueError(f"numeric transform {rule!r}: expected one of {NUMERIC_TRANSFORMS}")
     clamped = int(np.count_nonzero(arguments < 1.0))
     logarithms = np.log(np.maximum(arguments, 1.0))
-    return logarithms.astype(np.float32).astype(layout.NUMERICAL_DTYPE), clamped
+    return logarithms.astype(np.float32).astype(dtype, copy=False), clamped
 
 
 class Counts(NamedTuple):
@@ -292,7 +322,7 @@ class FrequencyLimit:
 
 
 class Transformed(NamedTuple):
-    """Inputs of a model: float16 `[rows, num_numerical]`, and ids `[rows]` of each table."""
+    """Inputs of a model: numbers `[rows, num_numerical]`, and ids `[rows]` of each table."""
 
     numerical: np.ndarray
     ids: list[np.ndarray]
@@ -324,7 +354,7 @@ class Transform:
         self.dictionaries = list(dictionaries)
         self.numeric_transform = numeric_transform
         self.frequency_limit = frequency_limit or FrequencyLimit()
-        self._lookups: list[_Lookup | None] = [None] * len(self.dictionaries)
+        self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
 
     @property
     def num_categorical(self) -> int:
@@ -348,32 +378,53 @@ class Transform:
                 f"expected {self.num_numerical} numerical and {self.num_categorical} categorical "
                 f"columns, got {len(columns)} in all"
             )
-        rows = len(columns[0].starts)
-        numerical = np.empty((rows, self.num_numerical), layout.NUMERICAL_DTYPE)
-        ids: list[np.ndarray] = []
-        clamped = 0
+        parsed: list[Parsed] = []
         first_error: BadValueError | None = None
         for i, column in enumerate(columns):
+            parse = parse_integer if i < self.num_numerical else parse_hexadecimal
             try:
-                if i < self.num_numerical:
-                    numbers = parse_integer(column)
-                    numerical[:, i], raised = log_numerical(numbers, self.numeric_transform)
-                    clamped += raised
-                else:
-                    ids.append(self.encode(i - self.num_numerical, parse_hexadecimal(column)))
+                parsed.append(parse(column))
             except BadValueError as error:
                 if first_error is None or error.row < first_error.row:
                     first_error = BadValueError(error.row, error.expected, error.got, i)
         if first_error is not None:
             raise first_error
+        return self.apply(parsed[: self.num_numerical], parsed[self.num_numerical :])
+
+    def apply(
+        self,
+        integers: Sequence[Parsed],
+        hashes: Sequence[Parsed],
+        dtype: np.dtype = layout.NUMERICAL_DTYPE,
+    ) -> Transformed:
+        """Transforms rows whose fields are numbers already, as `log_lines` reads them.
+
+        Args:
+            integers, hashes: the columns; as many as the transform was made for.
+            dtype: of the logarithms.
+        """
+        rows = len((*integers, *hashes)[0].values)
+        numerical = np.empty((rows, self.num_numerical), dtype)
+        clamped = 0
+        for i, column in enumerate(integers):
+            numerical[:, i], raised = log_numerical(column, self.numeric_transform, dtype)
+            clamped += raised
+        ids = [self.encode(i, column) for i, column in enumerate(hashes)]
         return Transformed(numerical, ids, clamped)
 
     def encode(self, index: int, numbers: Parsed) -> np.ndarray:
         """Returns the ids of a categorical column, in `layout.id_dtype` of its cardinality."""
         lookup = self._lookups[index]
         if lookup is None:
-            lookup = self._lookups[index] = _Lookup(self.dictionaries[index])
+            lookup = self._lookups[index] = IdLookup.of(self.dictionaries[index])
         return lookup(numbers)
+
+    def use_lookups(self, directory: str | os.PathLike) -> None:
+        """Takes lookups from where `IdLookup.save` wrote them, so that processes share them."""
+        self._lookups = [
+            IdLookup.load(directory, i, layout.id_dtype(n))
+            for i, n in enumerate(self.cardinalities)
+        ]
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes `transform.json` and `dictionary_<i>.npy` into a directory, created if need be."""
@@ -420,6 +471,32 @@ def save_dictionary(directory: str | os.PathLike, index: int, dictionary: np.nda
     np.save(Path(directory) / _dictionary_name(index), dictionary, allow_pickle=False)
 
 
+def dictionary_path(directory: str | os.PathLike, index: int) -> Path:
+    """Returns the file of a dictionary of a transform."""
+    return Path(directory, _dictionary_name(index))
+
+
+def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
+    """Creates a file of a dictionary and returns it as an array to be filled, mapped."""
+    if size == 0:
+        with open(path, "wb") as file:
+            np.save(file, np.empty(0, dtype), allow_pickle=False)
+        return np.empty(0, dtype)
+    dictionary = np.lib.format.open_memmap(path, "w+", dtype, (size,))
+    reserve(path)
+    return dictionary
+
+
+def reserve(path: Path) -> None:
+    """Takes the space of a mapped file: a write that finds the disk full would end the process.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
 def save_facts(
     directory: str | os.PathLike,
     num_numerical: int,
@@ -460,19 +537,76 @@ def _load_dictionary(path: Path, size: int) -> np.ndarray:
     return dictionary
 
 
-class _Lookup:
-    """Ids of a dictionary's numbers, by binary search."""
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # as in csrc/host/id_lookup.h
+_ENTRIES_PER_PLACE = 2
 
-    def __init__(self, dictionary: np.ndarray) -> None:
-        order = np.argsort(dictionary)
-        self._keys = np.asarray(dictionary)[order]
-        self._ids = (order + 1).astype(layout.id_dtype(len(dictionary) + 1))
+
+def spread(keys: np.ndarray) -> np.ndarray:
+    """Returns evenly spread 64-bit hashes of numbers; different numbers have different hashes."""
+    return keys.astype(np.uint64) * _HASH_FACTOR
+
+
+class IdLookup(NamedTuple):
+    """Ids of a dictionary's numbers, sorted by a hash of the numbers.
+
+    Attributes:
+        hashes: `spread` of the numbers, ascending.
+        ids: theirs, in `layout.id_dtype` of the table.
+        directory: int64 `[2**k + 1]`: where the hashes begin whose first k bits are 0, 1, ...
+    """
+
+    hashes: np.ndarray
+    ids: np.ndarray
+    directory: np.ndarray
+
+    @classmethod
+    def of(cls, dictionary: np.ndarray) -> "IdLookup":
+        """Makes the lookup of a dictionary whose number k has the id 1 + k."""
+        hashes = spread(np.asarray(dictionary))
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        ids = (order + 1).astype(layout.id_dtype(len(dictionary) + 1))
+        return cls(hashes, ids, lookup_directory(hashes))
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike, index: int, id_dtype: np.dtype) -> "IdLookup":
+        """Maps the three arrays of a column that lie in a directory; see `paths`."""
+        dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
+        return cls(
+            *(
+                np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+                for path, dtype in zip(cls.paths(directory, index), dtypes, strict=True)
+            )
+        )
+
+    @staticmethod
+    def paths(directory: str | os.PathLike, index: int) -> list[Path]:
+        """The files of a column: hashes, ids and directory, without headers."""
+        return [Path(directory, f"{name}_{index}") for name in ("hashes", "ids", "directory")]
 
     def __call__(self, numbers: Parsed) -> np.ndarray:
-        if not len(self._keys):
-            return np.zeros(len(numbers.values), self._ids.dtype)
-        keys = numbers.values.astype(self._keys.dtype)
-        places = np.searchsorted(self._keys, keys)
-        np.minimum(places, len(self._keys) - 1, out=places)
-        known = (self._keys[places] == numbers.values) & ~numbers.missing
-        return np.where(known, self._ids[places], self._ids.dtype.type(0))
+        """Returns the ids of a column; 0 where a number is missing or has none."""
+        values, missing = numbers
+        if host is not None:
+            found = np.empty(len(values), self.ids.dtype)
+            values = np.ascontiguousarray(values, np.uint64)
+            host.look_up(values, missing, self.hashes, self.directory, self.ids, found)
+            return found
+        if not len(self.hashes):
+            return np.zeros(len(values), self.ids.dtype)
+        hashes = spread(values)
+        places = np.searchsorted(self.hashes, hashes)
+        np.minimum(places, len(self.hashes) - 1, out=places)
+        known = (self.hashes[places] == hashes) & ~missing
+        return np.where(known, self.ids[places], self.ids.dtype.type(0))
+
+
+def lookup_directory(hashes: np.ndarray) -> np.ndarray:
+    """Returns the directory of `IdLookup` for ascending hashes."""
+    bits = max(len(hashes) // _ENTRIES_PER_PLACE, 1).bit_length() - 1
+    places = np.zeros((1 << bits) + 1, np.int64)
+    if bits:
+        edges = np.arange(1, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
+        places[1:-1] = np.searchsorted(hashes, edges)
+    places[-1] = len(hashes)
+    return places

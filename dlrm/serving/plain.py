@@ -36,7 +36,7 @@ class PlainDLRM(nn.Module):
         self.register_buffer("sizes", sizes)
         self.register_buffer("first_rows", sizes.cumsum(0) - sizes)
         self.tables = _Lookup(tables)
-        self.bottom_mlp = model.bottom_mlp
+        self.bottom_mlp = nn.Sequential(*model.bottom_mlp)  # torch's layers, one by one
         self.interact: nn.Module
         if config.interaction_op == "cat":
             self.interact, columns = _SideBySide(), None

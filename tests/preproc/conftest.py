@@ -23,14 +23,30 @@ def java():
 def spark(java, tmp_path_factory):
     """One Spark for all tests: starting it takes seconds."""
     pytest.importorskip("pyspark")
-    from preproc.spark_pipeline import SparkError, spark_context
+    from preproc.engines import EngineError
+    from preproc.spark_engine import spark_engine
 
     folder = tmp_path_factory.mktemp("spark")
     os.environ["SPARK_LOCAL_DIRS"] = str(folder)
     try:
-        context = spark_context("local[2]", 2, folder / "spark.log")
+        context = spark_engine("local[2]", 2, folder / "spark.log")
         started = context.__enter__()
-    except SparkError as error:
+    except EngineError as error:
         pytest.skip(f"no Spark here: {error}")
     yield started
     context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def local():
+    """Two processes for all tests."""
+    from preproc.engines import local_engine
+
+    with local_engine(2) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session", params=["local", "spark"])
+def engine(request):
+    """Each of the engines."""
+    return request.getfixturevalue(request.param)

@@ -1,4 +1,4 @@
-"""The Spark pipeline: the bytes it writes, the inputs it refuses, and what it leaves behind."""
+"""The pipeline: the bytes it writes, the inputs it refuses, and what it leaves behind."""
 
 import numpy as np
 import pytest
@@ -6,21 +6,30 @@ from preproc_testing import GOOD, binary_files, day_files, reference_dataset, wr
 
 from dlrm.data import layout
 from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.log_lines import LogFormat
 from dlrm.data.transform import TextColumn, Transform
-from dlrm.files import staged_directory
-from preproc import spark_pipeline as pipeline
-from preproc.raw_log import LogFormat, find_days
+from preproc import pipeline
+from preproc.engines import TaskError
+from preproc.raw_log import find_days
 from preproc.simulate_logs import Simulation, simulate
+from preproc.work_folder import open_work_folder
 
 SMALL = LogFormat(2, 3)
 
 
-def prepare(spark, folder, output, **options):
-    """Runs the whole pipeline, and returns the path and the bytes of the dataset."""
-    with staged_directory(output / "binary_dataset", replace=True) as staging:
-        engine = pipeline.Engine(spark, lambda text: None)
-        pipeline.prepare(engine, find_days(folder), staging, pipeline.Options(**options))
+def prepare(engine, folder, output, restart=False, **options):
+    """Runs the whole pipeline, and returns the path of the dataset."""
+    options = pipeline.Options(**options)
+    days = find_days(folder)
+    facts = options.facts() | pipeline.input_facts(days)
+    with open_work_folder(output / "binary_dataset", facts, True, restart) as work:
+        pipeline.prepare(pipeline.Run(engine, work, options, lambda text: None), days)
+        work.publish()
     return output / "binary_dataset"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def all_files(dataset):
@@ -47,8 +56,8 @@ def logs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def good(spark, logs, tmp_path_factory):
-    return prepare(spark, logs, tmp_path_factory.mktemp("good"), frequency_limit="3")
+def good(local, logs, tmp_path_factory):
+    return prepare(local, logs, tmp_path_factory.mktemp("good"), frequency_limit="3")
 
 
 def test_bytes_equal_the_reference(good, logs):
@@ -61,17 +70,22 @@ def test_bytes_equal_the_reference(good, logs):
 
 
 @pytest.mark.parametrize("split_bytes", [1_000_000, 30_011])
-def test_splits_and_buckets_change_nothing(spark, logs, good, tmp_path, split_bytes, monkeypatch):
-    monkeypatch.setattr(pipeline.Engine, "cores", split_bytes % 7 + 1)
-    dataset = prepare(spark, logs, tmp_path, frequency_limit="3", split_bytes=split_bytes)
+def test_splits_and_buckets_change_nothing(local, logs, good, tmp_path, split_bytes, monkeypatch):
+    monkeypatch.setattr(local, "cores", split_bytes % 7 + 1)
+    dataset = prepare(local, logs, tmp_path, frequency_limit="3", split_bytes=split_bytes)
+    assert all_files(dataset) == all_files(good)
+
+
+def test_spark_writes_the_same_bytes(spark, logs, good, tmp_path):
+    dataset = prepare(spark, logs, tmp_path, frequency_limit="3", split_bytes=50_000)
     assert all_files(dataset) == all_files(good)
 
 
 @pytest.mark.parametrize("split_bytes", [None, 1, 7, 40])
-def test_odd_lines_equal_the_reference(spark, tmp_path, split_bytes):
+def test_odd_lines_equal_the_reference(local, tmp_path, split_bytes):
     days = write_days(tmp_path / "raw", *HAND_MADE)
     options = {"frequency_limit": "2,4:1", "numeric_transform": "nvidia", "seed": 2**64 + 5}
-    dataset = prepare(spark, days, tmp_path, log_format=SMALL, split_bytes=split_bytes, **options)
+    dataset = prepare(local, days, tmp_path, log_format=SMALL, split_bytes=split_bytes, **options)
     limits = {3: 2, 4: 1, 5: 2}
     expected = reference_dataset(
         day_files(days), 2, 3, limit=limits.__getitem__, nvidia=True, seed=5
@@ -79,10 +93,10 @@ def test_odd_lines_equal_the_reference(spark, tmp_path, split_bytes):
     assert binary_files(dataset) == expected
 
 
-def test_input_order_and_dictionary_days(spark, tmp_path):
+def test_input_order_and_dictionary_days(local, tmp_path):
     days = write_days(tmp_path / "raw", *HAND_MADE)
     options = {"output_ordering": "input", "dictionary_days": (0, 1), "frequency_limit": "0"}
-    dataset = prepare(spark, days, tmp_path, log_format=SMALL, split_bytes=50, **options)
+    dataset = prepare(local, days, tmp_path, log_format=SMALL, split_bytes=50, **options)
     expected = reference_dataset(
         day_files(days), 2, 3, limit=lambda column: 0, order="input", fit=(0, 1)
     )
@@ -90,23 +104,23 @@ def test_input_order_and_dictionary_days(spark, tmp_path):
 
 
 @pytest.mark.parametrize(("numerical", "categorical"), [(0, 2), (3, 0), (1, 40)])
-def test_any_number_of_columns(spark, tmp_path, numerical, categorical):
+def test_any_number_of_columns(local, tmp_path, numerical, categorical):
     simulation = Simulation(
         rows=101, days=2, num_numerical=numerical, num_categorical=categorical, seed=3
     )
     simulate(simulation, tmp_path / "raw")
     shape = LogFormat(numerical, categorical)
-    dataset = prepare(spark, tmp_path / "raw", tmp_path, log_format=shape)
+    dataset = prepare(local, tmp_path / "raw", tmp_path, log_format=shape)
     assert binary_files(dataset) == reference_dataset(
         day_files(tmp_path / "raw"), numerical, categorical
     )
 
 
-def test_real_rows_equal_the_reference(spark, tmp_path, shared_data):
+def test_real_rows_equal_the_reference(engine, tmp_path, shared_data):
     lines = (shared_data / "criteo_tb" / "tb_500_shared.tsv").read_text().splitlines(keepends=True)
     days = ["".join(lines[i : i + 167]) for i in range(0, 500, 167)]
     folder = write_days(tmp_path / "raw", *days)
-    dataset = prepare(spark, folder, tmp_path, frequency_limit="4", split_bytes=20_000)
+    dataset = prepare(engine, folder, tmp_path, frequency_limit="4", split_bytes=20_000)
     expected = reference_dataset(day_files(folder), limit=lambda column: 4)
     assert binary_files(dataset) == expected
 
@@ -137,21 +151,27 @@ def test_stored_transform_gives_the_bytes_of_the_dataset(good, logs):
         assert b"".join(part.read_bytes() for part in parts) == expected, name
 
 
-def test_separate_stages_give_the_same_files(spark, good, logs, tmp_path):
-    engine = pipeline.Engine(spark, lambda text: None)
-    options = pipeline.Options(frequency_limit="3")
-    days = day_files(logs)
-    models = tmp_path / "models"
-    pipeline.fit_days(engine, days, 0, models, options)
-    pipeline.transform_days(engine, days[:2], 0, "all", models, tmp_path / "train", options)
-    order = pipeline.Options(output_ordering="input")
+def test_separate_stages_give_the_same_files(engine, good, logs, tmp_path):
+    def run(output, **options):
+        options = pipeline.Options(**options, report=False)
+        with open_work_folder(tmp_path / output, {}, True, False) as work:
+            yield pipeline.Run(engine, work, options, lambda text: None)
+            work.publish()
+
+    days, models = day_files(logs), tmp_path / "models"
+    for one in run("models", frequency_limit="3"):
+        pipeline.fit_days(one, days)
+    for one in run("train"):
+        pipeline.transform_days(one, days[:2], "all", models, True)
     for half, name in (("first", "test"), ("second", "validation")):
-        pipeline.transform_days(engine, days[2:], 2, half, models, tmp_path / name, order)
+        for one in run(name, output_ordering="input"):
+            pipeline.transform_days(one, days[2:], half, models, True)
     for name, expected in binary_files(good).items():
         assert (tmp_path / name).read_bytes() == expected, name
-    shape = pipeline.Options(LogFormat(2, 3))
-    with pytest.raises(ValueError, match="made for 13 numerical"):
-        pipeline.transform_days(engine, days, 0, "all", models, tmp_path / "other", shape)
+    for one in run("other", log_format=LogFormat(2, 3)):
+        with pytest.raises(ValueError, match="made for 13 numerical"):
+            pipeline.transform_days(one, days, "all", models, True)
+        break
 
 
 BAD_LINES = {
@@ -179,35 +199,38 @@ BAD_LINES = {
 
 @pytest.mark.parametrize("split_bytes", [None, 11])
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_bad_line_is_named_and_nothing_is_left(spark, tmp_path, name, split_bytes):
+def test_bad_line_is_named_and_no_dataset_is_left(local, tmp_path, name, split_bytes):
     text, message = BAD_LINES[name]
     days = write_days(tmp_path / "raw", GOOD, GOOD + text + GOOD)
-    with pytest.raises(pipeline.TaskError, match=message) as error:
-        prepare(spark, days, tmp_path / "out", log_format=SMALL, split_bytes=split_bytes)
+    with pytest.raises(TaskError, match=message) as error:
+        prepare(local, days, tmp_path / "out", log_format=SMALL, split_bytes=split_bytes)
     assert "\n" not in str(error.value)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert names(tmp_path / "out") == ["binary_dataset.unfinished"]
 
 
-def test_bad_last_row_leaves_the_earlier_dataset(spark, tmp_path):
-    """Only the last stage, validation, reads this field."""
+def test_bad_last_row_leaves_the_earlier_dataset(engine, tmp_path):
     days = write_days(tmp_path / "raw", GOOD, GOOD)
-    earlier = prepare(spark, days, tmp_path / "out", log_format=SMALL)
+    earlier = prepare(engine, days, tmp_path / "out", log_format=SMALL)
     before = all_files(earlier)
     write_days(days, GOOD, GOOD + GOOD + "1\tx\n")
-    with pytest.raises(pipeline.TaskError, match=r"day_1: line 5, column 1"):
-        prepare(spark, days, tmp_path / "out", log_format=SMALL)
+    with pytest.raises(TaskError, match=r"day_1: line 5, column 1"):
+        prepare(engine, days, tmp_path / "out", log_format=SMALL)
     assert all_files(earlier) == before
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["binary_dataset"]
     write_days(days, GOOD, GOOD + GOOD)
-    assert all_files(prepare(spark, days, tmp_path / "out", log_format=SMALL)) != before
+    with pytest.raises(ValueError, match=r"day_1 was of .* bytes, .* give it up with --restart"):
+        prepare(engine, days, tmp_path / "out", log_format=SMALL)
+    assert all_files(earlier) == before
+    prepare(engine, days, tmp_path / "out", restart=True, log_format=SMALL)
+    assert all_files(earlier) != before
+    assert names(tmp_path / "out") == ["binary_dataset"]
 
 
-def test_wrong_options_are_named(spark, tmp_path):
+def test_wrong_options_are_named(local, tmp_path):
     days = write_days(tmp_path / "raw", GOOD, GOOD)
     with pytest.raises(ValueError, match="frequency limit '15,2:3': column 2"):
-        prepare(spark, days, tmp_path, log_format=SMALL, frequency_limit="15,2:3")
+        prepare(local, days, tmp_path, log_format=SMALL, frequency_limit="15,2:3")
     with pytest.raises(ValueError, match="--dictionary_days 0-2"):
-        prepare(spark, days, tmp_path, log_format=SMALL, dictionary_days=(0, 2))
+        prepare(local, days, tmp_path, log_format=SMALL, dictionary_days=(0, 2))
     with pytest.raises(ValueError, match="--output_ordering day_random"):
         pipeline.Options(output_ordering="day_random")
     assert not (tmp_path / "binary_dataset").exists()

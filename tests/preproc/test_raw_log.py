@@ -1,14 +1,17 @@
 import pytest
 
+from dlrm.data import transform
+from dlrm.data.log_lines import LogFormat
 from preproc import raw_log
 from preproc.raw_log import (
     BadLineError,
-    LogFormat,
-    count_rows,
+    Day,
+    count_lines,
     find_days,
     read_blocks,
-    split_days,
+    start_of_line,
 )
+from preproc.raw_log import split_days as split_whole_days
 
 SHAPE = LogFormat(1, 1)
 LINES = [f"{i % 2}\t{i}\t{i * i:x}\n" for i in range(300)]
@@ -21,14 +24,31 @@ def log(tmp_path):
     return path
 
 
-def read(split):
+@pytest.fixture(params=["native", "numpy"], autouse=True)
+def parser(request, monkeypatch):
+    """Both parsers."""
+    if request.param == "numpy":
+        monkeypatch.setattr(transform, "host", None)
+    elif transform.host is None:
+        pytest.skip("the native parser is not built")
+
+
+def split_days(paths, split_bytes):
+    return split_whole_days([Day(str(p), 0, p.stat().st_size, str(p)) for p in paths], split_bytes)
+
+
+def shown(numbers, row, text):
+    return "" if numbers.missing[row] else format(numbers.values[row], text)
+
+
+def read(split, rejected=None):
     rows = []
-    for block in read_blocks(split, SHAPE):
+    for block in read_blocks(split, SHAPE, rejected):
         assert block.first_row == len(rows)
-        integers, hashes = block.columns
+        (integers,), (hashes,) = block.lines.integers, block.lines.hashes
         rows += [
-            f"{int(label)}\t{integers.text(row)}\t{hashes.text(row)}\n"
-            for row, label in enumerate(block.labels)
+            f"{int(label)}\t{shown(integers, row, 'd')}\t{shown(hashes, row, 'x')}\n"
+            for row, label in enumerate(block.lines.labels)
         ]
     return rows
 
@@ -47,7 +67,7 @@ def test_splits_and_blocks_give_each_line_once(
     monkeypatch.setattr(raw_log, "_BLOCK_BYTES", block_bytes)
     splits = split_days([log], split_bytes)
     assert read_all(splits) == LINES
-    assert [count_rows(split) for split in splits] == [len(read(split)) for split in splits]
+    assert [count_lines(split) for split in splits] == [len(read(split)) for split in splits]
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
@@ -86,16 +106,37 @@ def test_file_that_shrinks_is_noticed(log):
     (split,) = split_days([log], 1 << 20)
     log.write_text("".join(LINES[:100]))
     with pytest.raises(BadLineError, match="became shorter"):
-        count_rows(split)
+        count_lines(split)
 
 
-@pytest.mark.parametrize("name", ["day_2.gz", "day_2.zst", "day_02.tar.gz", "day_7.parquet"])
+def test_start_of_every_line(log):
+    splits = split_days([log], 1000)
+    before = 0
+    for split in splits:
+        for line in range(count_lines(split)):
+            assert start_of_line(split, line) == sum(map(len, LINES[: before + line]))
+        before += count_lines(split)
+
+
+def test_lines_that_cannot_be_read_can_be_left_out(log, monkeypatch):
+    monkeypatch.setattr(raw_log, "_BLOCK_BYTES", 50)
+    bad = {0: "x\t1\t1\n", 7: "\n", 8: "0\t1\t2\t3\r\n", 299: "1\t-\t1\n"}
+    log.write_text("".join(bad.get(i, line) for i, line in enumerate(LINES)), newline="")
+    (split,) = split_days([log], 1 << 20)
+    rejected = []
+    assert read(split, rejected) == [line for i, line in enumerate(LINES) if i not in bad]
+    assert {r.line: r.text for r in rejected} == {i: t.rstrip() for i, t in bad.items()}
+    assert rejected[2].reason == "expected up to 3 fields separated by tabs, got 4"
+    assert rejected[3].reason.startswith("column 1 (numerical 0): expected an integer")
+
+
+@pytest.mark.parametrize("name", ["day_02.tar.gz", "day_7.parquet", "day_2.bz2"])
 def test_a_day_that_is_there_in_another_form_only_is_refused(tmp_path, name):
     for day in range(2):
         (tmp_path / f"day_{day}").write_text("1\t2\t3\n")
     for other in ("day_1.gz", "day_x.gz", "notes.txt"):  # day_1 is there too: decompressed
         (tmp_path / other).touch()
-    assert len(find_days(tmp_path)) == 2
+    assert [path.name for path in find_days(tmp_path)] == ["day_0", "day_1"]
     (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=rf"{name}: expected day_. uncompressed"):
+    with pytest.raises(ValueError, match=rf"{name}: expected day_., plain or as .gz or .zst"):
         find_days(tmp_path)

@@ -16,7 +16,7 @@ PREPROC = Path(__file__).resolve().parents[2] / "preproc"
 SMALL = ("--num_numerical", "2", "--num_categorical", "3")
 SETTINGS = {
     *("INPUT_PATH", "OUTPUT_PATH", "SPARK_LOCAL_DIRS", "TOTAL_CORES", "TOTAL_MEMORY"),
-    *("FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT", "NUM_DAYS", "SPARK_MASTER"),
+    *("FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT", "NUM_DAYS", "SPARK_MASTER", "ENGINE"),
 }
 
 
@@ -60,7 +60,14 @@ def test_whole_path_on_one_core(spark, tmp_path):
     assert result.returncode == 0, result.stderr
     expected = reference_dataset(day_files(tmp_path / "raw logs"), limit=lambda c: 2, seed=7)
     assert binary_files(output / "binary_dataset") == expected
-    for stage in ("dictionary:", "train:", "test:", "validation:", "click-through rate"):
+    for stage in (
+        "dictionary:",
+        "train:",
+        "test:",
+        "validation:",
+        "click-through rate",
+        "UI: http",
+    ):
         assert stage in result.stdout
     assert str(output / "binary_dataset") in result.stdout.splitlines()[-1]
     assert result.stderr == ""
@@ -71,7 +78,7 @@ def test_bad_line_is_one_line_of_error(spark, tmp_path):
     raw = write_days(tmp_path / "raw", GOOD * 50, GOOD * 2 + "1\t2\toops\n" + GOOD)
     result = script(raw, tmp_path / "out", *SMALL)
     fails(result, f"{raw / 'day_1'}: line 5, column 2 (numerical 1)", "'oops'")
-    assert [path.name for path in (tmp_path / "out").glob("*dataset*")] == []
+    assert not (tmp_path / "out" / "binary_dataset").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -103,8 +110,9 @@ def test_killed_run_leaves_nothing_that_looks_finished(spark, tmp_path, how, raw
         (lambda raw: (raw / "day_0").unlink(), {}, ("day_0", "missing")),
         (lambda raw: (raw / "day_1").unlink(), {}, ("at least 2", "day_0 to day_0")),
         (lambda raw: (raw / "day_1").write_text(""), {}, ("day_1", "empty")),
-        (lambda raw: (raw / "day_2.gz").touch(), {}, ("day_2.gz", "compressed days are not")),
-        (lambda raw: (raw / "day_1").rename(raw / "day_1.zst"), {}, ("day_1.zst", "compressed")),
+        (lambda raw: (raw / "day_2.bz2").touch(), {}, ("day_2.bz2", "plain or as .gz or .zst")),
+        (lambda raw: (raw / "day_2.gz").touch(), {}, ("day_2.gz", "empty")),
+        (lambda raw: (raw / "train.txt").write_text(GOOD), {}, ("day files or train.txt", "both")),
         (lambda raw: None, {"NUM_DAYS": "24"}, ("24", "NUM_DAYS", "day_0 to day_1")),
         (lambda raw: None, {"INPUT_PATH": "/nowhere"}, ("/nowhere", "INPUT_PATH")),
     ],
@@ -123,6 +131,16 @@ def test_output_that_cannot_be_written_is_named(java, raw, tmp_path):
     (foreign / "thesis.txt").write_text("not ours")
     fails(script(raw, tmp_path / "out", *SMALL), str(foreign), "not replaced")
     assert (foreign / "thesis.txt").read_text() == "not ours"
+
+
+@pytest.mark.parametrize("how", [("--engine=local",), ("--engine", "local"), ()])
+def test_without_spark_no_java_is_needed(raw, tmp_path, how):
+    settings = {"JAVA_HOME": str(tmp_path)} | ({} if how else {"ENGINE": "local"})
+    result = script(raw, tmp_path / "an output", *SMALL, *how, FREQUENCY_LIMIT="1", **settings)
+    assert result.returncode == 0, result.stderr
+    expected = reference_dataset(day_files(raw), 2, 3, limit=lambda column: 1)
+    assert binary_files(tmp_path / "an output" / "binary_dataset") == expected
+    assert [path.name for path in (tmp_path / "an output").iterdir()] == ["binary_dataset"]
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

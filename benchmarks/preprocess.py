@@ -1,0 +1,425 @@
+"""Preprocessing beside an NVIDIA-style Spark and a Polars one, from raw logs to the same dataset.
+
+    python benchmarks/preprocess.py                       all sides in turn, 1 M rows
+    python benchmarks/preprocess.py --what parsers        lines a second of the parsers alone
+    python benchmarks/preprocess.py --what executors      two one-core executors of Spark beside one
+    python benchmarks/preprocess.py --what growth         cost a row, memory and disk as rows grow
+    python benchmarks/preprocess.py --what growth --engine spark
+
+Every side is a process of its own, so that its start and its memory are its own; sides take turns,
+and the table has medians. The Polars side needs `pip install polars` and is left out without.
+
+*NVIDIA-style* is what their scripts do, on one machine: categorical columns exploded into pairs and
+counted, ids by a window over each column, a broadcast join a column, a random sort of all training
+rows, Parquet in between, rows of 160 bytes, and these split into files. *Polars* is the same job
+for a data frame in memory: value counts and a join a column, files written from its columns.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from dlrm.data import layout, transform
+from dlrm.data.log_lines import LogFormat, parse_lines
+from preproc.simulate_logs import Simulation, simulate
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 15
+NUMERICAL, CATEGORICAL = range(1, 14), range(14, 40)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--what", choices=WHAT, default="sides")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the logs (default 1 M)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=os.cpu_count())
+    parser.add_argument("--sides", default=",".join(SIDES), help="which, comma-separated")
+    parser.add_argument("--engine", choices=("local", "spark"), default="local", help="of growth")
+    parser.add_argument("--growth", default="1,4,16", help="of growth: millions of rows")
+    parser.add_argument("--cap_mib", type=int, default=400, help="of growth: memory of a process")
+    parser.add_argument("--folder", type=Path, help="for logs, which are kept, and outputs")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps((SIDES | EXECUTORS)[options.side](options)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        options.folder = options.folder or Path(temporary)
+        WHAT[options.what](options)
+
+
+def logs(options: argparse.Namespace, rows: int) -> Path:
+    """Simulated logs of eight days; ones that are there already are taken."""
+    raw = options.folder / f"raw-{rows}"
+    if not (raw / "planted.json").exists():
+        with open(os.devnull, "w") as nowhere:
+            standard, sys.stdout = sys.stdout, nowhere
+            simulate(Simulation(rows=rows, days=8), raw)
+            sys.stdout = standard
+    return raw
+
+
+def size_of(folder: Path) -> int:
+    """Bytes that the files of a folder take on disk."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                size += os.stat(os.path.join(parent, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return size
+
+
+# What is measured.
+
+
+def compare_sides(options: argparse.Namespace) -> None:
+    raw, names = logs(options, options.rows), options.sides.split(",")
+    if "polars" in names and importlib.util.find_spec("polars") is None:
+        print("polars is not installed: its side is left out")
+        names.remove("polars")
+    times: dict[str, list[dict]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name in names:
+            times[name].append(run_side(options, name, raw))
+    print(f"{options.rows:,} rows, {options.cores} cores, medians of {options.rounds} rounds, s")
+    print(f"{'side':<22}{'in all':>8}{'start':>8}{'rest':>8}   us a row")
+    medians = {}
+    for name, rounds in times.items():
+        whole, start = (statistics.median(r[key] for r in rounds) for key in ("whole", "start"))
+        medians[name] = (whole, whole - start)
+        per_row = (whole - start) / options.rows * 1e6
+        print(f"{name:<22}{whole:>8.2f}{start:>8.2f}{whole - start:>8.2f}{per_row:>10.2f}")
+    for ours, other, part in (
+        ("spark", "nvidia_style", 0),
+        ("spark", "nvidia_style", 1),
+        ("local_no_report", "polars", 0),
+        ("local", "spark", 1),
+    ):
+        if ours in medians and other in medians:
+            ratio = medians[other][part] / medians[ours][part]
+            what = ("in all", "after the start")[part]
+            print(f"{other} takes {ratio:.2f} x the time of {ours}, {what}")
+
+
+def run_side(options: argparse.Namespace, name: str, raw: Path, cap_mib: int = 0) -> dict:
+    """Runs a side in a process of its own; returns its times, its memory and its disk."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        command = [sys.executable, __file__, "--side", name, "--raw", raw]
+        command += ["--output", Path(folder, "output"), "--cores", str(options.cores)]
+        most, over = [0], threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.1):
+                most[0] = max(most[0], size_of(Path(folder)))
+
+        watcher = threading.Thread(target=watch)
+        if cap_mib:
+            watcher.start()
+        start = time.perf_counter()
+
+        def limit() -> None:
+            if cap_mib:
+                resource.setrlimit(resource.RLIMIT_DATA, (cap_mib << 20, cap_mib << 20))
+
+        environment = {**os.environ, "SPARK_LOCAL_DIRS": str(Path(folder, "spark"))}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, preexec_fn=limit, env=environment
+        )
+        whole = time.perf_counter() - start
+        over.set()
+        if cap_mib:
+            watcher.join()
+        if done.returncode:
+            raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
+        return {"whole": whole, "disk": most[0], **json.loads(done.stdout.splitlines()[-1])}
+
+
+def compare_parsers(options: argparse.Namespace) -> None:
+    import pyarrow
+    import pyarrow.csv
+
+    text = b"".join(p.read_bytes() for p in sorted(logs(options, options.rows).glob("day_*")))
+    text = text[: text.rfind(b"\n", 0, 64 << 20) + 1]
+    lines, blocks, place = text.count(b"\n"), [], 0
+    while place < len(text):
+        end = text.find(b"\n", min(place + (4 << 20), len(text) - 1)) + 1
+        blocks.append(text[place:end])
+        place = end
+    native = transform.host
+
+    def ours(host) -> None:
+        transform.host = host
+        for block in blocks:
+            assert parse_lines(block, LogFormat())[1] is None
+        transform.host = native
+
+    # Lines whose last fields are cut off are none for pyarrow: it gets them whole, and hashes as
+    # text, of which numbers have yet to be made.
+    whole = b"".join(line + b"\t" * (39 - line.count(b"\t")) + b"\n" for line in text.splitlines())
+    types = {f"f{i}": pyarrow.int64() if i in NUMERICAL else pyarrow.string() for i in range(40)}
+
+    def arrow() -> None:
+        pyarrow.csv.read_csv(
+            pyarrow.BufferReader(whole),
+            pyarrow.csv.ReadOptions(autogenerate_column_names=True, use_threads=False),
+            pyarrow.csv.ParseOptions(delimiter="\t"),
+            pyarrow.csv.ConvertOptions(column_types=types),
+        )
+
+    sides = {"numpy": lambda: ours(None), "pyarrow.csv": arrow}
+    if native is not None:
+        sides = {"native": lambda: ours(native), **sides}
+    print(f"one thread, {lines:,} lines of {len(text) / lines:.0f} bytes")
+    for name, parse in sides.items():
+        seconds = []
+        for _ in range(options.rounds):
+            start = time.perf_counter()
+            parse()
+            seconds.append(time.perf_counter() - start)
+        best = statistics.median(seconds)
+        print(f"{name:<12}{lines / best / 1e6:8.2f} M lines/s{len(text) / best / 1e6:8.0f} MB/s")
+
+
+def compare_executors(options: argparse.Namespace) -> None:
+    raw = logs(options, options.rows)
+    times: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(options.rounds):
+        for executors, seconds in times.items():
+            result = run_side(options, f"executors_{executors}", raw)
+            seconds.append(result["whole"] - result["start"])
+    one, two = (statistics.median(seconds) for seconds in times.values())
+    print(f"{options.rows:,} rows after the start: one executor {one:.2f} s, two {two:.2f} s")
+    print(f"two are {one / two:.2f} x as fast")
+
+
+def show_growth(options: argparse.Namespace) -> None:
+    print(f"{options.engine} engine, {options.cores} cores, {options.cap_mib} MiB a process")
+    print(f"{'rows':>12}{'s':>8}{'us a row':>10}{'largest process':>17}{'disk / input':>14}")
+    for millions in options.growth.split(","):
+        rows = int(float(millions) * 1e6)
+        raw = logs(options, rows)
+        size = sum(path.stat().st_size for path in raw.glob("day_*"))
+        cap = options.cap_mib if options.engine == "local" else 0
+        result = run_side(options, options.engine, raw, cap or 1 << 20)
+        seconds = result["whole"] - result["start"]
+        print(
+            f"{rows:>12,}{seconds:>8.2f}{seconds / rows * 1e6:>10.2f}"
+            f"{result['memory'] / 2**20:>13.0f} MiB{result['disk'] / size:>14.2f}",
+            flush=True,
+        )
+
+
+# The sides; each returns how long its start took, and the memory of its largest process.
+
+
+def facts(start: float) -> dict:
+    largest = max(
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
+    )
+    return {"start": start, "memory": largest * 1024}
+
+
+def ours(options: argparse.Namespace, *arguments: str) -> dict:
+    """Our command; what it says at its start tells how long that took."""
+    command = [sys.executable, "-u", ROOT / "preproc" / "spark_data_utils.py", *arguments]
+    command += ["--input_folder", options.raw, "--output_folder", options.output]
+    process = subprocess.Popen(
+        [*command, "--cores", str(options.cores)], stdout=subprocess.PIPE, text=True
+    )
+    began, start = time.perf_counter(), 0.0
+    for line in process.stdout:
+        if line.startswith("start:"):
+            start = time.perf_counter() - began
+    if process.wait():
+        raise SystemExit(process.returncode)
+    return facts(start)
+
+
+def polars_side(options: argparse.Namespace) -> dict:
+    """The same dataset out of data frames in memory."""
+    os.environ["POLARS_MAX_THREADS"] = str(options.cores)
+    import polars as pl
+
+    schema = {f"f{i}": pl.Int64 if i < 14 else pl.String for i in range(40)}
+    numbers = [
+        (pl.col(f"f{i}").fill_null(0) + 2).clip(1, None).log().cast(pl.Float32).alias(f"f{i}")
+        for i in NUMERICAL
+    ]
+    hashes = [pl.col(f"f{i}").str.to_integer(base=16, dtype=pl.UInt32) for i in CATEGORICAL]
+    days = [
+        pl.scan_csv(
+            path, separator="\t", has_header=False, schema=schema, missing_columns="insert"
+        ).select(pl.col("f0").cast(pl.Boolean), *numbers, *hashes)
+        for path in sorted(options.raw.glob("day_*"))
+    ]
+    frames = pl.collect_all(days)
+    rows = [len(frame) for frame in frames]
+    frame, cardinalities = pl.concat(frames), []
+    for i in CATEGORICAL:
+        name = f"f{i}"
+        counts = frame[name].drop_nulls().value_counts(sort=False)
+        kept = counts.filter(pl.col("count") >= LIMIT).sort(
+            ["count", name], descending=[True, False]
+        )
+        size = len(kept) + 1
+        kind = getattr(pl, layout.id_dtype(size).name.capitalize())
+        ids = kept.select(name, pl.arange(1, size, eager=True).cast(kind).alias("id"))
+        joined = frame.select(name).join(ids, on=name, how="left", maintain_order="left")
+        frame = frame.with_columns(joined["id"].fill_null(0).alias(name))
+        cardinalities.append(size)
+    train, last = sum(rows[:-1]), rows[-1]
+    parts = {
+        "train": frame[:train].sample(fraction=1, shuffle=True, seed=0),
+        "test": frame[train : train + last // 2],
+        "validation": frame[train + last // 2 :],
+    }
+    for name, part in parts.items():
+        folder = options.output / name
+        folder.mkdir(parents=True)
+        part["f0"].to_numpy().tofile(folder / "label.bin")
+        numerical = part.select(f"f{i}" for i in NUMERICAL).to_numpy().astype(np.float16)
+        np.ascontiguousarray(numerical).tofile(folder / "numerical.bin")
+        for i in CATEGORICAL:
+            part[f"f{i}"].to_numpy().tofile(folder / f"cat_{i - 14}.bin")
+    layout.write_model_size(options.output, cardinalities)
+    return facts(0.0)
+
+
+def nvidia_style_side(options: argparse.Namespace) -> dict:
+    """Data frames of Spark, as NVIDIA's scripts have them; Parquet to binary to split files."""
+    began = time.perf_counter()
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as sql
+    from pyspark.sql.window import Window
+
+    options.output.mkdir()
+    spark = (
+        SparkSession.builder.master(f"local[{options.cores}]")
+        .config("spark.driver.memory", "4g")
+        .config("spark.sql.shuffle.partitions", str(4 * options.cores))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    start = time.perf_counter() - began
+    columns = [f"_c{i} {'int' if i < 14 else 'string'}" for i in range(40)]
+    paths = sorted(options.raw.glob("day_*"))
+    last = paths[-1].read_bytes().splitlines(keepends=True)
+    halves = {"test": last[: len(last) // 2], "validation": last[len(last) // 2 :]}
+    for name, lines in halves.items():
+        (options.output / f"{name}.txt").write_bytes(b"".join(lines))
+
+    def read(files: list[Path]):
+        return spark.read.csv([str(path) for path in files], ", ".join(columns), "\t")
+
+    pairs = read(paths).select(
+        sql.posexplode(sql.array(*(f"_c{i}" for i in CATEGORICAL))).alias("column", "value")
+    )
+    counts = pairs.where("value is not null").groupBy("column", "value").count()
+    order = Window.partitionBy("column").orderBy(sql.desc("count"), "value")
+    ids = counts.where(f"count >= {LIMIT}").withColumn("id", sql.row_number().over(order))
+    ids.write.partitionBy("column").parquet(str(options.output / "models"))
+    models = spark.read.parquet(str(options.output / "models")).cache()
+    sizes = {row["column"]: row["size"] for row in models.groupBy("column").agg(
+        sql.count("*").alias("size")).collect()}  # fmt: skip
+
+    def transformed(frame):
+        for i in CATEGORICAL:
+            model = models.where(f"column = {i - 14}").select(
+                sql.col("value").alias(f"_c{i}"), sql.col("id").alias(f"id{i}")
+            )
+            frame = frame.join(sql.broadcast(model), f"_c{i}", "left")
+        numbers = (
+            sql.log(sql.greatest(sql.coalesce(f"_c{i}", sql.lit(0)) + 2, sql.lit(1)))
+            .cast("float")
+            .alias(f"_c{i}")
+            for i in NUMERICAL
+        )
+        known = (sql.coalesce(f"id{i}", sql.lit(0)).alias(f"_c{i}") for i in CATEGORICAL)
+        return frame.select("_c0", *numbers, *known)
+
+    def path_of(name: str) -> str:
+        return str(options.output / name)
+
+    train = transformed(read(paths[:-1])).withColumn("key", sql.rand(0))
+    train.sort("key").drop("key").write.parquet(path_of("train"))
+    for name in halves:
+        transformed(read([options.output / f"{name}.txt"])).write.parquet(path_of(name))
+    spark.stop()
+    cardinalities = [sizes.get(i, 0) + 1 for i in range(26)]
+    for name in layout.SPLITS:
+        parquet_to_split(options.output, name, cardinalities)
+    layout.write_model_size(options.output, cardinalities)
+    return facts(start)
+
+
+def parquet_to_split(output: Path, name: str, cardinalities: list[int]) -> None:
+    """Parquet files to one binary file, and that to a file a feature."""
+    import pyarrow.parquet
+
+    with open(output / f"{name}_data.bin", "wb") as file:
+        for path in sorted((output / name).glob("*.parquet")):
+            table = pyarrow.parquet.read_table(path)
+            words = [
+                table[f"_c{i}"].to_numpy().astype(np.float32).view(np.int32)
+                if i in NUMERICAL
+                else table[f"_c{i}"].to_numpy().astype(np.int32)
+                for i in range(40)
+            ]
+            file.write(np.stack(words, axis=1).data)
+    rows = np.fromfile(output / f"{name}_data.bin", np.int32).reshape(-1, 40)
+    folder = output / "split" / name
+    folder.mkdir(parents=True)
+    (rows[:, 0] == 1).tofile(folder / "label.bin")
+    rows[:, 1:14].copy().view(np.float32).astype(np.float16).tofile(folder / "numerical.bin")
+    for i, size in enumerate(cardinalities):
+        rows[:, 14 + i].astype(layout.id_dtype(size)).tofile(folder / f"cat_{i}.bin")
+    (output / f"{name}_data.bin").unlink()
+    shutil.rmtree(output / name)
+
+
+SIDES = {
+    "local": lambda options: ours(options, "--engine=local"),
+    "local_no_report": lambda options: ours(options, "--engine=local", "--no-report"),
+    "spark": ours,
+    "nvidia_style": nvidia_style_side,
+    "polars": polars_side,
+}
+EXECUTORS = {
+    f"executors_{n}": lambda options, n=n: ours(
+        options, f"--master=local-cluster[{n},1,1024]", "--conf=spark.executor.memory=512m"
+    )
+    for n in (1, 2)
+}
+WHAT = {
+    "sides": compare_sides,
+    "parsers": compare_parsers,
+    "executors": compare_executors,
+    "growth": show_growth,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+// From the number of a categorical value to its id, by a table sorted by a hash of the numbers.
+//
+// The hash is a bijection, so that equal hashes are equal numbers. Hashes are evenly spread: the
+// first bits of one lead, by the directory, to the few entries that can hold it. Directory and
+// entries are read where they lie, which may be a mapped file that all processes share.
+#pragma once
+
+#include <cstdint>
+
+namespace dlrm::host {
+
+inline constexpr uint64_t kHashFactor = 0x9E3779B97F4A7C15;  // odd, as a bijection needs
+
+template <typename Id>
+class IdTable {
+ public:
+  // `directory` has 2**k + 1 places: where the entries begin whose hash starts with 0, 1, ...
+  IdTable(const uint64_t* hashes, const Id* ids, const int64_t* directory, int64_t places)
+      : hashes_(hashes), ids_(ids), directory_(directory) {
+    while ((int64_t{1} << bits_) + 1 < places) ++bits_;
+  }
+
+  // The id of a number, or 0 where it has none.
+  Id find(uint64_t number) const {
+    const uint64_t hash = number * kHashFactor;
+    const uint64_t prefix = bits_ == 0 ? 0 : hash >> (64 - bits_);
+    const int64_t last = directory_[prefix + 1];
+    for (int64_t i = directory_[prefix]; i < last; ++i) {
+      if (hashes_[i] == hash) return ids_[i];
+    }
+    return Id{0};
+  }
+
+ private:
+  const uint64_t* hashes_;
+  const Id* ids_;
+  const int64_t* directory_;
+  int bits_ = 0;
+};
+
+}  // namespace dlrm::host

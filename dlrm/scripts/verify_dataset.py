@@ -1,0 +1,190 @@
+"""Checks a dataset on disk: `python -m dlrm.scripts.verify_dataset DIR`.
+
+Sizes and CRC-32 of the manifest, the specification, every id against the cardinality of its table,
+every label and every number. All that is wrong is said, not the first of it; the exit status is 1
+where something is.
+"""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from dlrm.data import layout
+from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.transform import Transform
+from dlrm.files import MANIFEST, read_manifest
+
+_BLOCK_BYTES = 1 << 24
+_BINARY_FILES = ("train_data.bin", "test_data.bin", "validation_data.bin", "val_data.bin")
+
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    """Defines this script's flags."""
+    flags.DEFINE_integer(
+        "num_numerical_features",
+        13,
+        "numbers in a row of a binary dataset that has no transform/, which would say it",
+        lower_bound=0,
+    )
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2:
+        raise app.UsageError("expected one directory: python -m dlrm.scripts.verify_dataset DIR")
+    directory = Path(argv[1])
+    if not directory.is_dir():
+        raise SystemExit(f"verify_dataset: {directory}: no such directory")
+    problems = 0
+    for problem in verify(directory, FLAGS.num_numerical_features):
+        problems += 1
+        print(f"WRONG  {problem}", flush=True)
+    if problems:
+        raise SystemExit(f"verify_dataset: {directory}: {problems} problems")
+    print(f"{directory}: nothing wrong")
+
+
+def verify(directory: Path, num_numerical: int = 13) -> Iterator[str]:
+    """Yields what is wrong with a dataset, split-binary or binary, as sentences.
+
+    A dataset without a manifest, as of other software, is checked without sizes and checksums.
+
+    Args:
+        directory: the dataset.
+        num_numerical: numbers in a row of a binary dataset that has no transform.
+    """
+    binary = [directory / name for name in _BINARY_FILES if (directory / name).is_file()]
+    yield from _of_manifest(directory)
+    cardinalities: list[int] = []
+    try:
+        if binary:
+            cardinalities = layout.read_model_size(directory)
+        else:
+            spec = FeatureSpec.load(directory)
+            cardinalities = spec.cardinalities
+            for split in spec.splits:
+                yield from _of_split(spec, split)
+    except (OSError, ValueError) as error:
+        yield str(error)
+    if (directory / layout.TRANSFORM).is_dir():
+        try:
+            fitted = Transform.load(directory / layout.TRANSFORM)
+            num_numerical = fitted.num_numerical
+            if fitted.cardinalities != cardinalities:
+                yield (
+                    f"{directory / layout.TRANSFORM}: expected the transform of this dataset, with "
+                    f"tables of {cardinalities} rows, got one with {fitted.cardinalities}"
+                )
+        except (OSError, ValueError) as error:
+            yield str(error)
+    for path in binary if cardinalities else []:
+        yield from _of_binary(path, num_numerical, cardinalities)
+
+
+def _of_manifest(directory: Path) -> Iterator[str]:
+    if not (directory / MANIFEST).is_file():
+        print(f"{directory}: no {MANIFEST}; sizes and checksums are not checked", flush=True)
+        return
+    try:
+        manifest = read_manifest(directory, "dataset")
+    except (OSError, ValueError) as error:
+        yield str(error)
+        return
+    for name, expected in manifest["files"].items():
+        crc = 0
+        for block in _blocks(directory / name, 1):
+            crc = zlib.crc32(block.data, crc)
+        if f"{crc:08x}" != expected["crc32"]:
+            yield f"{directory / name}: expected CRC-32 {expected['crc32']}, got {crc:08x}: damaged"
+
+
+def _of_split(spec: FeatureSpec, split: str) -> Iterator[str]:
+    try:
+        rows = spec.num_rows(split)
+    except (OSError, ValueError) as error:
+        yield str(error)
+        return
+    print(f"{split}: {rows:,} rows", flush=True)
+    for name, size in zip(spec.categorical, spec.cardinalities, strict=True):
+        path, dtype, place = spec.file(split, name), spec.dtype(name), 0
+        for block in _blocks(path, dtype.itemsize):
+            ids = block.view(dtype)
+            yield from _outside(path, f"an id in [0, {size})", ids, place, 0, size)
+            place += len(ids)
+    path, place = spec.file(split, spec.label), 0
+    for block in _blocks(path, 1):
+        yield from _outside(path, "a label of 0 or 1", block, place, 0, 2)
+        place += len(block)
+    if spec.numerical:
+        path, place = spec.file(split, spec.numerical[0]), 0
+        width = len(spec.numerical)
+        for block in _blocks(path, width * layout.NUMERICAL_DTYPE.itemsize):
+            numbers = block.view(layout.NUMERICAL_DTYPE).reshape(-1, width)
+            yield from _not_finite(path, numbers, place)
+            place += len(numbers)
+
+
+def _of_binary(path: Path, num_numerical: int, cardinalities: list[int]) -> Iterator[str]:
+    words = 1 + num_numerical + len(cardinalities)
+    if path.stat().st_size % (4 * words):
+        yield (
+            f"{path}: expected a multiple of {4 * words} bytes ({num_numerical} numbers and "
+            f"{len(cardinalities)} ids), got {path.stat().st_size}"
+        )
+        return
+    print(f"{path.name}: {path.stat().st_size // (4 * words):,} rows", flush=True)
+    place = 0
+    for block in _blocks(path, 4 * words):
+        rows = block.view("<i4").reshape(-1, words)
+        yield from _outside(path, "a label of 0 or 1", rows[:, 0], place, 0, 2)
+        numbers = rows[:, 1 : 1 + num_numerical].copy().view("<f4")
+        yield from _not_finite(path, numbers, place)
+        for i, size in enumerate(cardinalities):
+            ids = rows[:, 1 + num_numerical + i]
+            expected = f"an id in [0, {size}) of table {i}"
+            yield from _outside(path, expected, ids, place, 0, size)
+        place += len(rows)
+
+
+def _outside(
+    path: Path, expected: str, values: np.ndarray, place: int, low: int, high: int
+) -> Iterator[str]:
+    if len(values) and (values.min() < low or values.max() >= high):
+        wrong = (values < low) | (values >= high)
+        row = int(wrong.argmax())
+        yield (
+            f"{path}: row {place + row}: expected {expected}, got {values[row]}"
+            f"{_and_more(int(np.count_nonzero(wrong)))}"
+        )
+
+
+def _not_finite(path: Path, numbers: np.ndarray, place: int) -> Iterator[str]:
+    wrong = ~np.isfinite(numbers)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        yield (
+            f"{path}: row {place + row}, number {column}: expected a finite one, got "
+            f"{numbers[row, column]}{_and_more(int(np.count_nonzero(wrong)))}"
+        )
+
+
+def _and_more(wrong: int) -> str:
+    return f" (and {wrong - 1} more in this part of the file)" if wrong > 1 else ""
+
+
+def _blocks(path: Path, row_bytes: int) -> Iterator[np.ndarray]:
+    """Yields a file as bytes, some megabytes and whole rows at a time."""
+    size = max(_BLOCK_BYTES // row_bytes, 1) * row_bytes
+    with open(path, "rb") as file:
+        while block := file.read(size):
+            yield np.frombuffer(block, np.uint8)
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,67 @@
+"""Files between two stages: what a task made for each bucket, for the buckets' tasks to read.
+
+A task writes one file with the bytes of bucket 0, 1, ... one after the other, and beside it an
+index of what belongs to each bucket. Like a shuffle of Spark's, but on the storage of the dataset:
+it outlives the processes, so that a run that was killed goes on, and every engine has it.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a path that becomes `path` at the end, so that two processes may write it at once.
+
+    Raises:
+        OSError: it cannot be written; the file is named.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def write_buckets(path: Path, buckets: Sequence[bytes | memoryview], counts: np.ndarray) -> None:
+    """Writes the bytes of each bucket, and counts that go with them, `[buckets, ...]`."""
+    with replacing(path) as partial, open(partial, "wb") as file:
+        file.writelines(buckets)
+    ends = np.cumsum([len(bucket) for bucket in buckets], dtype=np.int64)
+    index = np.empty(
+        len(buckets),
+        [("begin", np.int64), ("end", np.int64), ("counts", np.int64, counts.shape[1:])],
+    )
+    index["begin"], index["end"], index["counts"] = ends - np.diff(ends, prepend=0), ends, counts
+    text = io.BytesIO()  # np.save does not say why it could not write to a file
+    np.save(text, index, allow_pickle=False)
+    with replacing(_index(path)) as partial:
+        partial.write_bytes(text.getbuffer())
+
+
+def read_bucket(paths: Sequence[Path], bucket: int) -> Iterator[tuple[bytes, np.ndarray]]:
+    """Yields the bytes and the counts of a bucket out of every file."""
+    for path in paths:
+        entry = np.load(_index(path), mmap_mode="r", allow_pickle=False)[bucket]
+        with open(path, "rb") as file:
+            file.seek(int(entry["begin"]))
+            yield file.read(int(entry["end"] - entry["begin"])), entry["counts"]
+
+
+def total_counts(paths: Sequence[Path]) -> np.ndarray:
+    """Adds up the counts of all files, `[buckets, ...]`."""
+    total = np.zeros(1, np.int64)
+    for path in paths:
+        total = total + np.load(_index(path), allow_pickle=False)["counts"]
+    return total
+
+
+def _index(path: Path) -> Path:
+    return path.with_name(path.name + ".index.npy")

@@ -1,0 +1,188 @@
+"""Runs tasks on Spark: it schedules them, on this machine or a cluster, and retries what failed.
+
+Rows and counts do not pass through Spark: tasks read the logs and write files, on storage that
+every node sees under the same name, so that Spark has nothing to convert, to sort or to keep.
+"""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from preproc.engines import EngineError, TaskError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_MARK = "dlrm-task-error:"
+
+
+class SparkEngine:
+    """Runs tasks on a Spark context."""
+
+    def __init__(self, spark: "SparkContext") -> None:
+        self._spark = spark
+
+    @property
+    def cores(self) -> int:
+        """Tasks that run at a time."""
+        return max(self._spark.defaultParallelism, 1)
+
+    @property
+    def address(self) -> str | None:
+        """Of Spark's own pages on what it does, where they are enabled."""
+        return self._spark.uiWebUrl
+
+    def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Calls a task with every item; see `preproc.engines.Engine`."""
+        self._spark.setJobGroup(stage, stage)
+        with _failures():
+            self._spark.parallelize(items, max(len(items), 1)).foreach(_named(task))
+
+
+def _import(_: int) -> None:
+    importlib.import_module("preproc.tasks")
+
+
+class _named:  # noqa: N801  (used as a function)
+    """A task whose errors about input and output can be told from Spark's own."""
+
+    def __init__(self, task: Callable[[Any], None]) -> None:
+        self.task = task
+
+    def __call__(self, item: Any) -> None:
+        try:
+            self.task(item)
+        except (ValueError, OSError) as error:
+            raise RuntimeError(f"{_MARK}{error}{_MARK}") from None
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turns Spark's errors into one line: what the task said, else the cause that Spark found."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except Py4JError as error:
+        text = str(error)
+        if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
+            raise TaskError(said[1]) from None
+        named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception)): ?(.*)"
+        causes = re.findall(named, text, re.MULTILINE)
+        cause = ": ".join(causes[-1]) if causes else text.splitlines()[0]
+        raise EngineError(f"Spark failed: {cause}") from error
+
+
+@contextmanager
+def spark_engine(
+    master: str,
+    memory_gib: int,
+    log: Path | None = None,
+    settings: dict[str, str] | None = None,
+) -> Iterator[SparkEngine]:
+    """Starts Spark and stops it at the end.
+
+    Args:
+        master: "local[N]" or the address of a cluster.
+        memory_gib: memory in all, and on a cluster that of the driver and of each executor; half is
+            for the JVM, half for Python's workers.
+        log: what the JVM prints goes there, not to the terminal.
+        settings: Spark's own, which prevail.
+
+    Raises:
+        EngineError: there is no pyspark, or Spark does not start.
+    """
+    try:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        raise EngineError(
+            f"{sys.executable} has no pyspark ({error}); install it with: "
+            f"{sys.executable} -m pip install 'pyspark>=4,<5'"
+        ) from error
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = path
+    local = re.fullmatch(r"local(\[.*\])?", master)
+    memory = f"{max(memory_gib // 2, 1)}g"
+    configuration = {
+        "spark.driver.memory": memory,
+        "spark.executorEnv.PYTHONPATH": path,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
+        **(
+            {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+            if local
+            else {"spark.executor.memory": memory}
+        ),
+        **(settings or {}),
+    }
+    conf = SparkConf().setMaster(master).setAppName("dlrm preprocessing")
+    conf.setAll(list(configuration.items()))
+    try:
+        with _new_local_folders_removed():
+            with _standard_error_to(log), _failures():
+                spark = SparkContext(conf=conf)
+            try:
+                engine = SparkEngine(spark)
+                # Python's processes start here, and what they lack is told before any work.
+                engine.run("start", _import, range(engine.cores))
+                yield engine
+            finally:
+                _stop(spark)
+    except PySparkException as error:
+        raise EngineError(f"Spark did not start: {error}; see {log}") from error
+    except EngineError as error:
+        raise EngineError(f"{error}; see {log}") from error
+
+
+def _stop(spark: "SparkContext") -> None:
+    """Stops Spark and its JVM, which removes the last of its temporary files when it ends."""
+    gateway = spark._gateway
+    assert gateway is not None  # it is there from the start of a SparkContext on
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        gateway.proc.wait(timeout=30)
+    type(spark)._gateway = type(spark)._jvm = None  # so that another Spark can start
+
+
+@contextmanager
+def _new_local_folders_removed() -> Iterator[None]:
+    """Removes, when they are empty, the folders of SPARK_LOCAL_DIRS that Spark created."""
+    folders = filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))
+    new = [folder for folder in folders if not os.path.lexists(folder)]
+    try:
+        yield
+    finally:
+        for folder in new:
+            with suppress(OSError):
+                os.rmdir(folder)
+
+
+def _log4j() -> Path:
+    return Path(__file__).with_name("log4j2.properties")
+
+
+@contextmanager
+def _standard_error_to(log: Path | None) -> Iterator[None]:
+    """Lets processes that start in the block write their standard error to a file."""
+    if log is None:
+        yield
+        return
+    saved = os.dup(2)
+    try:
+        with open(log, "wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

@@ -1,0 +1,280 @@
+"""Forms of input and output: compressed days, Kaggle's files, NVIDIA's binary rows, bad lines."""
+
+import gzip
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from preproc_testing import GOOD, binary_files, reference_dataset, write_days
+
+from dlrm.data import layout
+from dlrm.data.criteo import open_binary
+from dlrm.data.feature_spec import FeatureSpec
+from preproc import spark_data_utils
+from preproc.simulate_logs import Simulation, simulate
+
+SMALL = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=1"]
+
+
+def run(raw, output, *arguments):
+    """Runs the command in this process; returns its status."""
+    handler = signal.getsignal(signal.SIGTERM)
+    paths = [f"--input_folder={raw}", f"--output_folder={output}"]
+    try:
+        return spark_data_utils.main([*paths, "--engine=local", "--cores=2", *arguments])
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def prepared(raw, output, *arguments):
+    assert run(raw, output, *arguments) == 0
+    assert sorted(path.name for path in output.iterdir()) == ["binary_dataset"]
+    return output / "binary_dataset"
+
+
+def fails(capsys, raw, output, *arguments):
+    capsys.readouterr()
+    assert run(raw, output, *arguments) == 1
+    assert not (output / "binary_dataset").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logs") / "raw"
+    simulate(Simulation(rows=907, days=3, num_numerical=2, num_categorical=3), folder)
+    return [(folder / f"day_{i}").read_text() for i in range(3)]
+
+
+def zstd(data):
+    return pyarrow.Codec("zstd").compress(data, asbytes=True)
+
+
+def test_compressed_days_give_the_bytes_of_plain_ones(days, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "day_0.gz").write_bytes(gzip.compress(days[0][:5000].encode())
+                                   + gzip.compress(days[0][5000:].encode()))  # fmt: skip
+    (raw / "day_1.zst").write_bytes(zstd(days[1].encode()))
+    (raw / "day_2").write_text(days[2])
+    plain = write_days(tmp_path / "plain", *days)
+    dataset = prepared(raw, tmp_path / "out", *SMALL)
+    expected = prepared(plain, tmp_path / "expected", *SMALL)
+    assert {p.relative_to(dataset): p.read_bytes() for p in dataset.rglob("*.*")} == {
+        p.relative_to(expected): p.read_bytes() for p in expected.rglob("*.*")
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "damage"),
+    # A changed .zst is told by its checksum alone, which pyarrow does not write.
+    [("gz", "cut off"), ("gz", "changed"), ("gz", "other"), ("zst", "cut off"), ("zst", "other")],
+)
+def test_a_damaged_compressed_day_is_named(days, tmp_path, capsys, form, damage):
+    raw = write_days(tmp_path / "raw", days[0])
+    packed = (gzip.compress if form == "gz" else zstd)(days[1].encode())
+    if damage == "changed":
+        packed = packed[:300] + bytes([packed[300] ^ 255]) + packed[301:]
+    (raw / f"day_1.{form}").write_bytes(
+        {"cut off": packed[:-20], "changed": packed, "other": days[1].encode()}[damage]
+    )
+    line = fails(capsys, raw, tmp_path / "out", *SMALL)
+    assert f"{raw / f'day_1.{form}'}: damaged or cut off after" in line
+
+
+def test_errors_in_compressed_days_name_the_file_of_the_user(tmp_path, capsys):
+    raw = write_days(tmp_path / "raw", GOOD)
+    (raw / "day_1.gz").write_bytes(gzip.compress((GOOD + "1\tx\n").encode()))
+    line = fails(capsys, raw, tmp_path / "out", *SMALL)
+    assert f"{raw / 'day_1.gz'}: line 3, column 1 (numerical 0)" in line
+
+
+@pytest.mark.parametrize("rows", [14, 100, 103])
+@pytest.mark.parametrize("split_bytes", [50, 10**6])
+def test_kaggle_is_cut_into_sevenths(days, tmp_path, rows, split_bytes):
+    lines = days[0].splitlines(keepends=True)[:rows]
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "train.txt").write_text("".join(lines).rstrip("\n"))
+    arguments = [*SMALL, f"--split_bytes={split_bytes}", "--dictionary_days=1-5"]
+    dataset = prepared(raw, tmp_path / "out", *arguments)
+    parts = ["".join(part) for part in np.array_split(np.array(lines, object), 7)]
+    folder = write_days(tmp_path / "days", *parts)
+    paths = [folder / f"day_{i}" for i in range(7)]
+    expected = reference_dataset(paths, 2, 3, limit=lambda column: 1, fit=(1, 5))
+    assert binary_files(dataset) == expected
+
+
+def test_kaggle_test_without_labels_is_transformed_too(days, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "train.txt").write_text(days[0])
+    unlabelled = [line.partition("\t")[2] or "\t" for line in days[1].splitlines()]
+    (raw / "test.txt.gz").write_bytes(gzip.compress("\n".join(unlabelled).encode()))
+    dataset = prepared(raw, tmp_path / "out", *SMALL)
+    (tmp_path / "days").mkdir()
+    # The same lines with labels, by the transform that was fitted on train.txt.
+    (tmp_path / "day").write_text(days[1])
+    command = ["--mode=transform", f"--input_file={tmp_path / 'day'}", "--output_ordering=input"]
+    models = [f"--model_folder={dataset / 'transform'}", "--num_numerical=2", "--num_categorical=3"]
+    assert (
+        spark_data_utils.main(
+            [*command, *models, "--engine=local", f"--output_folder={tmp_path / 'labelled'}"]
+        )
+        == 0
+    )
+    assert not (dataset / "unlabelled" / "label.bin").exists()
+    for name in ("numerical.bin", "cat_0.bin", "cat_1.bin", "cat_2.bin"):
+        expected = (tmp_path / "labelled" / name).read_bytes()
+        assert (dataset / "unlabelled" / name).read_bytes() == expected
+    assert (tmp_path / "labelled" / "label.bin").exists()
+
+
+@pytest.mark.parametrize("ordering", ["total_random", "input"])
+def test_binary_rows_are_those_of_the_split_files(days, tmp_path, ordering):
+    raw = write_days(tmp_path / "raw", *days)
+    arguments = [*SMALL, f"--output_ordering={ordering}", "--split_bytes=4000"]
+    split = prepared(raw, tmp_path / "split", *arguments)
+    binary = prepared(raw, tmp_path / "binary", *arguments, "--output_format=binary")
+    spec = FeatureSpec.load(split)
+    for name in layout.SPLITS:
+        data = open_binary(binary, name, 2, 1000)
+        batch, rows = data.batch(0), spec.num_rows(name)
+        numerical = np.fromfile(split / name / "numerical.bin", np.float16).reshape(rows, 2)
+        # The binary rows have the logarithms before they are rounded to float16.
+        assert np.array_equal(batch.numerical.numpy().astype(np.float16), numerical)
+        assert not np.array_equal(batch.numerical.numpy(), numerical.astype(np.float32))
+        for i in range(3):
+            ids = np.fromfile(split / name / f"cat_{i}.bin", spec.dtype(f"cat_{i}.bin"))
+            assert np.array_equal(batch.categorical.numpy()[:, i], ids)
+        labels = np.fromfile(split / name / "label.bin", bool)
+        assert np.array_equal(batch.labels.numpy(), labels)
+    assert data.table_sizes == spec.cardinalities
+    assert (binary / "model_size.json").read_bytes() == (split / "model_size.json").read_bytes()
+
+
+def test_a_binary_row_is_what_nvidia_says(tmp_path):
+    raw = write_days(tmp_path / "raw", "1\t5\t\tff\tfe\t\n", "0\t-9\t7\tff\tfe\t3\n1\n")
+    dataset = prepared(raw, tmp_path / "out", *SMALL, "--output_format=binary")
+    f32 = [struct.unpack("<f", struct.pack("<f", np.log(x)))[0] for x in (7, 2)]
+    expected = struct.pack("<iffiii", 1, *f32, 1, 1, 0)
+    assert (dataset / "train_data.bin").read_bytes() == expected
+
+
+BAD = ["7\t1\t2\ta\tb\tc", "1\t1\t2\ta\tb\tc\td", "", "1\t1\t2\ta\tzz\tc"]
+
+
+def test_quarantine_leaves_bad_lines_out_and_says_why(days, tmp_path, capsys):
+    lines = [day.splitlines() for day in days]
+    lines[0][100:100] = BAD[:2]
+    lines[2][7:7] = BAD[2:]
+    raw = write_days(tmp_path / "raw", *("\n".join(day) + "\n" for day in lines))
+    plain = write_days(tmp_path / "plain", *days)
+    arguments = [*SMALL, "--bad_lines=quarantine", "--max_bad_lines=0.01", "--split_bytes=3000"]
+    dataset = prepared(raw, tmp_path / "out", *arguments)
+    assert binary_files(dataset) == binary_files(prepared(plain, tmp_path / "expected", *SMALL))
+    rows = [
+        line.split("\t", 2)
+        for name in ("day_0", "day_2")
+        for line in (dataset / "quarantine" / f"{name}.tsv").read_text().splitlines()
+    ]
+    assert [(int(number), text) for number, _, text in rows] == list(
+        zip([101, 102, 8, 9], BAD, strict=True)
+    )
+    assert rows[3][1] == "column 4 (categorical 1): expected up to 16 hexadecimal digits, got 'zz'"
+    report = json.loads((dataset / "report.json").read_text())
+    assert report["lines_rejected"] == {"day_0.tsv": 2, "day_1.tsv": 0, "day_2.tsv": 2}
+    assert "4 lines" in capsys.readouterr().out
+    arguments[-2] = "--max_bad_lines=0.004"
+    line = fails(capsys, raw, tmp_path / "other", *arguments)
+    assert "4 of 911 lines cannot be read, a share above --max_bad_lines 0.004" in line
+    assert f"{raw / 'day_0'}: line 101, column 0 (label)" in line
+
+
+class Wellformed(HTMLParser):
+    """Follows the tags of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        assert not {name for name, _ in attrs} & {"src", "href"}, "nothing from elsewhere"
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_report_says_what_was_in_the_logs(tmp_path):
+    train = [f"{i % 4 == 0:d}\t{i}\t{'' if i % 5 else 7}\t{i % 3:x}\t{i:x}\t1" for i in range(100)]
+    last = [f"0\t{-3 if i % 2 else 5}\t1\t{i % 6:x}\t\t1" for i in range(40)]
+    raw = write_days(tmp_path / "raw", "\n".join(train), "\n".join(last))
+    limits = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=2"]
+    dataset = prepared(raw, tmp_path / "out", *limits, "--dictionary_days=0-0")
+    report = json.loads((dataset / "report.json").read_text())
+    assert report["days"] == [
+        {"day": 0, "rows": 100, "clicks": 25, "click_through_rate": 0.25},
+        {"day": 1, "rows": 40, "clicks": 0, "click_through_rate": 0.0},
+    ]
+    assert [s["rows"] for s in report["splits"].values()] == [100, 20, 20]
+    assert [s["values_raised_to_1"] for s in report["splits"].values()] == [0, 10, 10]
+    first, second = report["numerical"]
+    assert (first["missing"]["train"], second["missing"]["train"]) == (0, 0.8)
+    for quantile, value in first["quantiles"].items():  # of 0, 1, ..., 99
+        assert value == pytest.approx(100 * float(quantile) - 0.5, rel=0.04, abs=1)
+    assert set(second["quantiles"].values()) == {second["quantiles"]["0.5"]}
+    assert second["quantiles"]["0.5"] == pytest.approx(7, rel=0.03)
+    a, b, c = report["categorical"]
+    assert [f["distinct_values"] for f in (a, b, c)] == [3, 100, 1]
+    assert [f["cardinality"] for f in (a, b, c)] == [4, 1, 2]
+    assert a["values_without_id"] == {"train": 0, "test": 0.45, "validation": 0.5}
+    assert b["values_without_id"] == {"train": 1, "test": None, "validation": None}
+    assert b["missing"] == {"train": 0, "test": 1, "validation": 1}
+    assert a["drift"][0] == c["drift"][0] == c["drift"][1] == 0
+    assert a["drift"][1] > 0.25
+    page = Wellformed()
+    page.feed((dataset / "report.html").read_text())
+    assert page.open == []
+    assert {"svg", "table", "rect"} <= page.seen
+
+
+def test_no_report_where_none_is_wanted(days, tmp_path):
+    raw = write_days(tmp_path / "raw", *days)
+    dataset = prepared(raw, tmp_path / "out", *SMALL, "--no-report")
+    assert not list(dataset.glob("report*"))
+
+
+def test_a_transform_of_other_logs_is_suspected(days, tmp_path, capsys):
+    raw = write_days(tmp_path / "raw", *days)
+    other = write_days(tmp_path / "other", "1\t1\t1\tdeadbeef\tdeadbeef\tdeadbeef\n")
+    dataset = prepared(raw, tmp_path / "out", *SMALL)
+    command = ["--mode=transform", f"--input_file={other / 'day_0'}", "--engine=local"]
+    command += [f"--model_folder={dataset / 'transform'}", f"--output_folder={tmp_path / 'o'}"]
+    assert spark_data_utils.main([*command, *SMALL]) == 0
+    assert "warning: only 0.0% of the categorical values have an id" in capsys.readouterr().out
+
+
+def test_sigterm_ends_the_processes(days, tmp_path):
+    simulate(Simulation(rows=200_000, days=2), tmp_path / "raw")
+    command = [sys.executable, Path(spark_data_utils.__file__), "--engine=local", "--cores=2"]
+    process = subprocess.Popen(
+        [*command, f"--input_folder={tmp_path / 'raw'}", f"--output_folder={tmp_path / 'out'}"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.readline()
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(20) == 143
+    process.stdout.close()

@@ -1,0 +1,250 @@
+"""Runs that are killed, wherever, go on and end in the same bytes; nothing of two runs is mixed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from preproc_testing import GOOD, write_days
+
+from dlrm.data.log_lines import LogFormat
+from dlrm.files import read_manifest
+from preproc import pipeline
+from preproc.engines import EngineError, TaskError, local_engine
+from preproc.raw_log import find_days
+from preproc.simulate_logs import Simulation, simulate
+from preproc.work_folder import open_work_folder
+
+COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
+
+
+class Inline:
+    """An engine without processes."""
+
+    cores, address = 2, None
+
+    def run(self, stage, task, items):
+        for item in items:
+            task(item)
+
+
+def prepare(engine, raw, output, restart=False, **options):
+    options = pipeline.Options(frequency_limit="1", **options)
+    days = find_days(raw)
+    facts = options.facts() | pipeline.input_facts(days)
+    with open_work_folder(output / "dataset", facts, True, restart) as work:
+        pipeline.prepare(pipeline.Run(engine, work, options, lambda text: None), days)
+        work.publish()
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("raw") / "logs"
+    simulate(Simulation(rows=150, days=2, num_numerical=2, num_categorical=3), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(raw, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole")
+    prepare(Inline(), raw, output, log_format=LogFormat(2, 3), split_bytes=2000)
+    return contents(output)
+
+
+class KilledError(BaseException):
+    """Nothing may catch it, as nothing catches SIGKILL."""
+
+
+def die_at(monkeypatch, number):
+    """Before file `number` that appears by a renaming, the process is gone."""
+    rename, seen = Path.replace, [0]
+
+    def replace(self, target):
+        seen[0] += 1
+        if seen[0] == number:
+            raise KilledError
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    return seen
+
+
+def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_path, monkeypatch):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    with monkeypatch.context() as patch:
+        seen = die_at(patch, -1)
+        prepare(Inline(), raw, tmp_path / "count", **options)
+    assert seen[0] > 60
+    for number in range(1, seen[0] + 1):
+        output = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            die_at(patch, number)
+            with pytest.raises(KilledError):
+                prepare(Inline(), raw, output, **options)
+        assert not (output / "dataset").exists()
+        # Another number of splits and cores: those of the first run are kept.
+        prepare(Inline(), raw, output, **(options | {"split_bytes": 777}))
+        assert contents(output) == whole, number
+        shutil.rmtree(output)
+
+
+def test_killed_while_it_publishes(raw, whole, tmp_path, monkeypatch):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    with monkeypatch.context() as patch:
+        patch.setattr("preproc.work_folder.remove_work_folder", lambda folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(Inline(), raw, tmp_path, **options)
+    assert (tmp_path / "dataset" / "manifest.json").exists()
+    prepare(Inline(), raw, tmp_path, **options)
+    assert contents(tmp_path) == whole
+
+
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_killed_again_and_again(engine, tmp_path, request):
+    if engine == "spark":
+        request.getfixturevalue("java")
+    simulate(Simulation(rows=150_000, days=3), tmp_path / "raw")
+    command = [sys.executable, COMMAND, f"--input_folder={tmp_path / 'raw'}"]
+    command += ["--cores=2", "--split_bytes=2000000"]
+    whole = [*command, "--engine=local", f"--output_folder={tmp_path / 'whole'}"]
+    subprocess.run(whole, check=True, stdout=subprocess.DEVNULL)
+    command += [f"--engine={engine}", f"--output_folder={tmp_path / 'killed'}"]
+    delays = {"local": [0.4 + 0.15 * i for i in range(30)], "spark": [8, 100]}[engine]
+    for delay in delays:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            assert process.wait(delay) == 0
+            break
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            assert not (tmp_path / "killed" / "binary_dataset").exists()
+    read_manifest(tmp_path / "killed" / "binary_dataset", "dataset", check_crc=True)
+    assert contents(tmp_path / "killed" / "binary_dataset") == contents(
+        tmp_path / "whole" / "binary_dataset"
+    )
+
+
+def begin(raw, output, monkeypatch, **options):
+    """Leaves an unfinished run."""
+    with monkeypatch.context() as patch:
+        die_at(patch, 20)
+        with pytest.raises(KilledError):
+            prepare(Inline(), raw, output, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "--seed was 0 and is 1"),
+        ({"numeric_transform": "nvidia"}, "--numeric_transform was readme and is nvidia"),
+        ({"output_format": "binary"}, "--output_format was split_binary and is binary"),
+        ({"dictionary_days": (0, 0)}, r"--dictionary_days was not there and is \[0, 0\]"),
+    ],
+)
+def test_a_changed_option_is_named(raw, tmp_path, monkeypatch, change, message):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    begin(raw, tmp_path, monkeypatch, **options)
+    with pytest.raises(ValueError, match=f"{message}. Go on with what it was, or .* --restart"):
+        prepare(Inline(), raw, tmp_path, **(options | change))
+    prepare(Inline(), raw, tmp_path, restart=True, **(options | change))
+    prepare(Inline(), raw, tmp_path / "direct", **(options | change))
+    assert contents(tmp_path / "dataset") == contents(tmp_path / "direct" / "dataset")
+
+
+def test_a_folder_of_others_is_not_touched(raw, tmp_path):
+    foreign = tmp_path / "dataset.unfinished"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("not ours")
+    for restart in (False, True):
+        with pytest.raises(FileExistsError, match="not written by this program"):
+            prepare(Inline(), raw, tmp_path, restart, log_format=LogFormat(2, 3))
+    assert (foreign / "thesis.txt").read_text() == "not ours"
+
+
+def test_two_runs_at_once_are_refused(raw, tmp_path):
+    with (
+        open_work_folder(tmp_path / "dataset", {}, True, False),
+        pytest.raises(FileExistsError, match="another process is at work"),
+    ):
+        prepare(Inline(), raw, tmp_path)
+
+
+class Crash:
+    """A task that kills its process, as often as it is told to."""
+
+    def __init__(self, folder, times):
+        self.folder, self.times = folder, times
+
+    def __call__(self, item):
+        for number in range(self.times):
+            try:
+                (self.folder / str(number)).touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / f"done{item}").touch()
+
+
+def test_a_process_that_is_killed_is_replaced(tmp_path):
+    with local_engine(2) as engine:
+        engine.run("stage", Crash(tmp_path, 2), range(4))
+        assert len(list(tmp_path.glob("done*"))) == 4
+        (tmp_path / "b").mkdir()
+        with pytest.raises(EngineError, match="a process was killed 3 times"):
+            engine.run("stage", Crash(tmp_path / "b", 99), range(4))
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    code = (
+        "import sys, time; sys.path[:0] = sys.argv[1:]\n"
+        "from preproc.engines import local_engine\n"
+        "if __name__ == '__main__':\n"
+        "  with local_engine(2) as e: e.run('sleep', time.sleep, [0, 0]);"
+        " print(*e._pool._processes, flush=True); time.sleep(60)\n"
+    )
+    (tmp_path / "run.py").write_text(code)
+    root = str(COMMAND.parents[1])
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "run.py", root], stdout=subprocess.PIPE, text=True
+    )
+    children = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(children) in (1, 2)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in children):
+            return
+        time.sleep(0.1)
+    pytest.fail("processes are left")
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on(tmp_path):
+    days = write_days(tmp_path / "raw", GOOD * 4000, GOOD * 2000)
+    disk = tmp_path / "small disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        options = {"log_format": LogFormat(2, 3), "split_bytes": 20_000}
+        with pytest.raises((TaskError, OSError), match=r"No space left on device: .*small disk"):
+            prepare(Inline(), days, disk, **options)
+        assert not (disk / "dataset").exists()
+        subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
+        prepare(Inline(), days, disk, **options)
+        prepare(Inline(), days, tmp_path / "direct", **options)
+        assert contents(disk / "dataset") == contents(tmp_path / "direct" / "dataset")
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)  # this process has mapped files

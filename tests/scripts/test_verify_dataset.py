@@ -1,0 +1,101 @@
+"""`dlrm.scripts.verify_dataset` finds what is wrong with a dataset, and nothing in a good one."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from small_dataset import write_dataset
+
+from dlrm.data import layout
+from dlrm.data.transform import Transform
+from dlrm.files import write_manifest
+from dlrm.scripts.verify_dataset import verify
+
+
+@pytest.fixture
+def copy(dataset, tmp_path):
+    return shutil.copytree(dataset, tmp_path / "a copy")
+
+
+def new_manifest(directory):
+    (directory / "manifest.json").unlink()
+    write_manifest(directory, "dataset", rows={}, cardinalities=[], transform={})
+
+
+def test_a_good_dataset_has_no_problems(dataset):
+    assert list(verify(dataset)) == []
+    command = [sys.executable, "-m", "dlrm.scripts.verify_dataset"]
+    done = subprocess.run([*command, dataset], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{dataset}: nothing wrong"
+    done = subprocess.run([*command, dataset / "no"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "no such directory" in done.stderr
+
+
+def test_a_flipped_bit_is_found(copy):
+    path = copy / "train" / "numerical.bin"
+    content = bytearray(path.read_bytes())
+    content[77] ^= 1
+    path.write_bytes(content)
+    (problem,) = verify(copy)
+    assert f"{path}: expected CRC-32" in problem
+
+
+def test_all_problems_are_said(copy):
+    table = copy / "test" / "cat_0.bin"
+    size = layout.read_model_size(copy)[0]
+    ids = np.fromfile(table, layout.id_dtype(size))
+    ids[[5, 9]] = size, -1
+    ids.tofile(table)
+    labels = copy / "train" / "label.bin"
+    content = bytearray(labels.read_bytes())
+    content[3] = 2
+    labels.write_bytes(content)
+    numbers = np.fromfile(copy / "validation" / "numerical.bin", np.float16)
+    numbers[-1] = np.inf
+    numbers.tofile(copy / "validation" / "numerical.bin")
+    new_manifest(copy)
+    problems = list(verify(copy))
+    assert len(problems) == 3
+    assert f"{labels}: row 3: expected a label of 0 or 1, got 2" in problems
+    expected = f"expected an id in [0, {size}), got {size} (and 1 more in this part of the file)"
+    assert f"{table}: row 5: {expected}" in problems
+    assert any("expected a finite one, got inf" in problem for problem in problems)
+
+
+def test_a_missing_file_and_a_short_one_are_named(copy):
+    (copy / "test" / "cat_1.bin").unlink()
+    with open(copy / "train" / "cat_0.bin", "r+b") as file:
+        file.truncate(1)
+    problems = "\n".join(verify(copy))
+    assert f"{copy / 'test' / 'cat_1.bin'}: missing" in problems
+    assert f"{copy / 'train' / 'cat_0.bin'}: expected" in problems
+
+
+def test_a_dictionary_of_another_dataset_is_found(copy):
+    Transform(2, [np.array([7, 8, 9], np.uint32)]).save(copy / "transform")
+    new_manifest(copy)
+    (problem,) = verify(copy)
+    assert "expected the transform of this dataset" in problem
+
+
+def test_a_foreign_dataset_is_checked_without_a_manifest(tmp_path, capsys):
+    directory = write_dataset(tmp_path / "foreign")
+    (directory / "manifest.json").unlink()
+    assert list(verify(directory)) == []
+    assert "sizes and checksums are not checked" in capsys.readouterr().out
+
+
+def test_binary_rows_are_checked(tmp_path):
+    rows = np.array([[0, 0, 3], [1, 0, 4], [5, 0, 0]], "<i4")
+    (tmp_path / "model_size.json").write_text(json.dumps({"_c14": 3}))
+    rows.tofile(tmp_path / "train_data.bin")
+    rows[:1].tofile(tmp_path / "test_data.bin")
+    first, second = verify(tmp_path, num_numerical=1)
+    assert "train_data.bin: row 2: expected a label of 0 or 1, got 5" in first
+    assert "train_data.bin: row 1: expected an id in [0, 4) of table 0, got 4" in second
+    assert "expected a multiple of 16 bytes" in next(verify(tmp_path, num_numerical=2))
