@@ -81,7 +81,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     flag("no-label", action="store_true", help="the lines of the log have no label")
     flag("batch-size", type=int, default=1024, help="rows of a batch")
     flag("concurrency", default="1", help="batches at a time; each of several is measured")
-    flag("max-batches", type=int, help="to send; default: all rows")
+    flag("max-batches", type=int, help="batches to send, read before; default: all")
     flag("output", type=Path, help=".npy file for the scores")
     flag("report", type=Path, help=".json file for the figures")
     flag("plot", type=Path, help="picture of latency against concurrency")
@@ -217,7 +217,9 @@ def measure(
 
 def _batches(options: argparse.Namespace) -> Iterator[Batch]:
     make = _of_dataset if options.input.is_dir() else _of_log
-    return itertools.islice(make(options), options.max_batches)
+    if options.max_batches is None:
+        return make(options)
+    return iter(list(itertools.islice(make(options), options.max_batches)))
 
 
 def _of_dataset(options: argparse.Namespace) -> Iterator[Batch]:

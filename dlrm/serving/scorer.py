@@ -14,7 +14,7 @@ import onnxruntime
 from dlrm.serving.reader import Reader, Request
 
 ONNX = "model.onnx"  # a directory
-_LEAST_ROWS, _MOST_ROWS = 64, 512  # that a thread takes at a time
+_LEAST_ROWS, _MOST_ROWS = 256, 512  # that a thread takes at a time
 
 
 class Scorer:
