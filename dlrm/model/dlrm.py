@@ -1,6 +1,8 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -187,6 +189,12 @@ class DLRM(nn.Module):
             )
         hidden = self.top_mlp(self.interact(dense, embeddings))
         return self.output(hidden.float()).squeeze(1)
+
+    @contextmanager
+    def weights_unchanged(self) -> Iterator[None]:
+        """Does once, for all passes of the block, what depends on the weights of the MLPs alone."""
+        with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
+            yield
 
 
 def _listed(sizes: tuple[int, ...]) -> str:

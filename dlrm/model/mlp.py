@@ -1,6 +1,7 @@
 """Multilayer perceptron: linear layers, each followed by a ReLU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +38,16 @@ def mlp(
 class MLP(nn.Sequential):
     """Linear layers and ReLUs by turns, with float32 parameters.
 
-    In half precision the rounded weights are kept beside them: training rounds once a step,
-    evaluation and inference once in all.
+    In half precision each pass rounds them, once for forward and backward; `keep_rounded` is for
+    many passes over the same parameters.
 
     Args:
         layers: the modules.
         dtype: to compute in.
         optimized: run `ops.mlp` on the CPU, not the modules one by one. The values are the same up
-            to the order of summation. Compiled and traced models have the modules either way.
+            to the order of summation. The modules run all the same where they are others, or have
+            hooks, and in compiled or traced models and under torch.func. `ops.mlp` has no second
+            derivatives; the modules have.
     """
 
     def __init__(
@@ -52,35 +55,56 @@ class MLP(nn.Sequential):
     ):
         super().__init__(*layers)
         self.dtype, self.optimized = dtype, optimized
-        self._rounded: tuple[Tensor, ...] = ()
-        self._rounded_from: list[tuple[int, int]] = []  # address and version of each parameter
+        self._kept: tuple[Tensor, ...] = ()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns `[batch, outputs]` of the last layer, in `dtype`, from `[batch, inputs]`."""
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if self.optimized and inputs.device.type == "cpu" and len(self) and not traced:
-            linears = [layer for layer in self if isinstance(layer, nn.Linear)]
-            weights = [linear.weight for linear in linears]
-            biases = [linear.bias for linear in linears]
-            rounded = self._in_dtype([*weights, *biases])
-            return ops.mlp(inputs.to(self.dtype), weights, biases, rounded)
+        device = inputs.device.type
         half = self.dtype != torch.float32
-        with torch.autocast(inputs.device.type, self.dtype, enabled=half):
-            return super().forward(inputs)
+        if not self._can_be_optimized(device):
+            with torch.autocast(device, self.dtype, enabled=half):
+                return super().forward(inputs)
+        parameters = self._parameters_by_kind()
+        weights, biases = parameters[: len(self) // 2], parameters[len(self) // 2 :]
+        rounded = self._kept or (self._rounded(parameters) if half else ())
+        if torch.is_autocast_enabled(device):  # somebody else's
+            with torch.autocast(device, enabled=False):
+                return ops.mlp(inputs.to(self.dtype), weights, biases, rounded)
+        return ops.mlp(inputs.to(self.dtype), weights, biases, rounded)
 
-    def _in_dtype(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-        """The parameters, rounded where `dtype` is not theirs.
+    @contextmanager
+    def keep_rounded(self) -> Iterator[None]:
+        """Rounds the parameters once for all passes of the block, in which they must not change."""
+        first = next(self.parameters(), torch.empty(0))
+        if self.dtype != torch.float32 and self._can_be_optimized(first.device.type):
+            self._kept = self._rounded(self._parameters_by_kind())
+        try:
+            yield
+        finally:
+            self._kept = ()
 
-        What a pass with gradients has rounded is not used again, since the update that follows may
-        go unseen: torch's fused optimizers do not count a parameter's versions up.
-        """
-        if self.dtype == torch.float32:
-            return ()
-        current = [(parameter.data_ptr(), parameter._version) for parameter in parameters]
-        if torch.is_grad_enabled() or current != self._rounded_from:
-            self._rounded = tuple(parameter.detach().to(self.dtype) for parameter in parameters)
-            self._rounded_from = [] if torch.is_grad_enabled() else current
-        return self._rounded
+    def _can_be_optimized(self, device: str) -> bool:
+        if not self.optimized or device != "cpu" or not len(self) or len(self) % 2:
+            return False
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        if torch._C._are_functorch_transforms_active():
+            return False
+        return all(
+            type(layer) is (nn.Linear, nn.ReLU)[index % 2]
+            and not (layer._forward_hooks or layer._forward_pre_hooks)
+            and not (layer._backward_hooks or layer._backward_pre_hooks)
+            and (index % 2 or layer.bias is not None)
+            for index, layer in enumerate(self)
+        )
+
+    def _parameters_by_kind(self) -> list[Tensor]:
+        """The weights of all layers, then their biases."""
+        linears = [layer for layer in self if isinstance(layer, nn.Linear)]
+        return [*(layer.weight for layer in linears), *(layer.bias for layer in linears)]
+
+    def _rounded(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(parameter.detach().to(self.dtype) for parameter in parameters)
 
 
 def output_layer(num_inputs: int, seed: int, name: str) -> nn.Linear:

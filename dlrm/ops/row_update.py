@@ -43,7 +43,7 @@ def row_sgd_(
         RuntimeError: a row is outside the weight (its value and position are named), or shapes or
             dtypes do not fit together. Nothing is changed then.
     """
-    if has_native("row_sgd_", weight=weight, rows=rows, grad=grad, low=low):
+    if has_native("row_sgd_", weight=weight, rows=rows, grad=grad, lr=lr, low=low):
         torch.ops.dlrm.row_sgd_(
             weight, rows, grad, lr, low=low, grad_scale=grad_scale, found_inf=found_inf
         )
@@ -79,7 +79,7 @@ def row_adagrad_(
     is as in `row_sgd_`.
     """
     if has_native(
-        "row_adagrad_", weight=weight, rows=rows, grad=grad, low=low, state_sum=state_sum
+        "row_adagrad_", weight=weight, rows=rows, grad=grad, lr=lr, low=low, state_sum=state_sum
     ):
         torch.ops.dlrm.row_adagrad_(
             weight,
@@ -135,7 +135,13 @@ def row_wise_adagrad_(
     It needs 1/dim of the memory of `row_adagrad_`; the rest is as there.
     """
     if has_native(
-        "row_wise_adagrad_", weight=weight, rows=rows, grad=grad, low=low, state_sum=state_sum
+        "row_wise_adagrad_",
+        weight=weight,
+        rows=rows,
+        grad=grad,
+        lr=lr,
+        low=low,
+        state_sum=state_sum,
     ):
         torch.ops.dlrm.row_wise_adagrad_(
             weight,

@@ -191,7 +191,8 @@ def _inference_benchmark(task: Recommendation, datasets: Datasets, log: RunLog) 
                 f"{datasets.test.num_samples}, the rows of the test set"
             )
     summary = {}
-    with open_runtimes(task.model, _other_runtimes(task, datasets, log), log.line) as runtimes:
+    others = open_runtimes(task.model, _other_runtimes(task, datasets, log), log.line)
+    with task.model.weights_unchanged(), others as runtimes:
         for size in sizes:
             for name, predict in {"native": task.predict, **runtimes}.items():
                 latency = _latency(predict, size, task.world.device)

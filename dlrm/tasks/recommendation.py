@@ -87,7 +87,7 @@ class Recommendation:
         """Returns AUC, log loss, normalised entropy and calibration over a data set."""
         device = "cpu" if self.auc_on_cpu else self.world.device
         logits, labels = [], []
-        with closing(loader.batches()) as batches:
+        with self.model.weights_unchanged(), closing(loader.batches()) as batches:
             for batch in batches:
                 logits.append(self.predict(batch).to(device))
                 labels.append(batch.labels.to(device))

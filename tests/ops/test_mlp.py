@@ -160,6 +160,13 @@ def test_strided_inputs_and_gradients_are_read_by_their_strides(device):
     torch.testing.assert_close(actual, *torch.autograd.grad(expected.sum(), inputs))
 
 
+def test_strided_biases_are_read_by_their_strides(device):
+    inputs, weights = torch.ones(1, 3, device=device), [torch.zeros(6, 3, device=device)]
+    column = torch.arange(12.0, device=device).view(6, 2)[:, 1]
+    assert ops.mlp(inputs, weights, [column]).tolist() == [[1, 3, 5, 7, 9, 11]]
+    assert ops.mlp(inputs, weights, [torch.ones(1, device=device).expand(6)]).tolist() == [[1] * 6]
+
+
 def test_opcheck(native):
     grad, output = torch.randn(5, 7), torch.randn(5, 7).relu()
     torch.library.opcheck(torch.ops.dlrm.relu_bias_backward, (grad, output))

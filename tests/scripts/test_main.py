@@ -165,9 +165,11 @@ def test_bf16_tables_train_as_fp32_ones(command, optimizer, amp):
         losses[dtype] = [e["loss"] for e in entries if "lr" in e and "loss" in e]
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.01
     # Looked-up vectors are rounded by up to 2**-9. Under --amp those of fp32 tables are as well,
-    # and only values half way between two bfloat16 are rounded otherwise.
-    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=1e-5 if amp else 2**-9)
-    if not amp:
+    # and only values half way between two bfloat16 are rounded otherwise, which grows by and by.
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=2**-10 if amp else 2**-9)
+    if amp:
+        assert losses["bf16"][:3] == pytest.approx(losses["fp32"][:3], rel=1e-5)
+    else:
         assert losses["bf16"] != losses["fp32"]
 
 
