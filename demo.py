@@ -56,7 +56,8 @@ def preprocess(raw: Path, output: Path) -> Path:
     }
     java = subprocess.run([PREPROC / "check_java.sh"], capture_output=True, text=True, check=False)
     if java.returncode and "ENGINE" not in environment:
-        print(f"{java.stderr.splitlines()[0]}: going on with ENGINE=local, without Spark")
+        why = java.stderr.removeprefix("error: ").partition(". Install it")[0]
+        print(f"{why}: going on with ENGINE=local, without Spark")
         environment["ENGINE"] = "local"
     command([PREPROC / "prepare_dataset.sh"], env=environment)
     return output / f"dataset-{raw.name}" / "binary_dataset"
