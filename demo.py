@@ -27,7 +27,6 @@ def main() -> None:
     options = parser.parse_args()
     output, began = options.output.absolute(), time.time()
 
-    command([PREPROC / "check_java.sh"])
     raw = options.raw.absolute() if options.raw else simulate(output, options)
     dataset = preprocess(raw, output)
     run = train(dataset, output)
@@ -55,6 +54,11 @@ def preprocess(raw: Path, output: Path) -> Path:
         "SPARK_LOCAL_DIRS": str(output / "spark-tmp"),
         "PYTHON": sys.executable,
     }
+    java = subprocess.run([PREPROC / "check_java.sh"], capture_output=True, text=True, check=False)
+    if java.returncode and "ENGINE" not in environment:
+        why = java.stderr.removeprefix("error: ").partition(". Install it")[0]
+        print(f"{why}: going on with ENGINE=local, without Spark")
+        environment["ENGINE"] = "local"
     command([PREPROC / "prepare_dataset.sh"], env=environment)
     return output / f"dataset-{raw.name}" / "binary_dataset"
 

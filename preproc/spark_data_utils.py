@@ -176,7 +176,8 @@ def _engine(flags: argparse.Namespace, log: Path) -> Iterator[Engine]:
             yield engine
     else:
         settings = dict(item.split("=", 1) for item in flags.conf)
-        master = flags.master or f"local[{flags.cores}]"
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
+        master = flags.master or (None if submitted else f"local[{flags.cores}]")
         with spark_engine(master, flags.memory_gib, log, settings) as engine:
             yield engine
 
@@ -281,7 +282,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="spark, or processes of this machine, without Java; the same bytes")  # fmt: skip
     add("--cores", type=_positive, default=os.cpu_count(), help="of this machine (default: all)")
     add("--split_bytes", type=int, help="text that one task reads; changes no result")
-    add("--master", help="Spark master (default local[cores])")
+    add("--master", help="Spark master (default: that of spark-submit, else local[cores])")
     add("--memory_gib", type=int, default=4, help="memory of Spark in all, in GiB; "
         "on a cluster that of the driver and of each executor (default 4)")  # fmt: skip
     add("--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE",

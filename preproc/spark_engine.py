@@ -81,7 +81,7 @@ def _failures() -> Iterator[None]:
 
 @contextmanager
 def spark_engine(
-    master: str,
+    master: str | None,
     memory_gib: int,
     log: Path | None = None,
     settings: dict[str, str] | None = None,
@@ -89,7 +89,7 @@ def spark_engine(
     """Starts Spark and stops it at the end.
 
     Args:
-        master: "local[N]" or the address of a cluster.
+        master: "local[N]" or the address of a cluster; None: that of `spark-submit`.
         memory_gib: memory in all, and on a cluster that of the driver and of each executor; half is
             for the JVM, half for Python's workers.
         log: what the JVM prints goes there, not to the terminal.
@@ -110,7 +110,7 @@ def spark_engine(
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
-    local = re.fullmatch(r"local(\[.*\])?", master)
+    local = re.fullmatch(r"local(\[.*\])?", master or "")
     memory = f"{max(memory_gib // 2, 1)}g"
     configuration = {
         "spark.driver.memory": memory,
@@ -124,7 +124,9 @@ def spark_engine(
         ),
         **(settings or {}),
     }
-    conf = SparkConf().setMaster(master).setAppName("dlrm preprocessing")
+    conf = SparkConf().setAppName("dlrm preprocessing")
+    if master is not None:
+        conf.setMaster(master)
     conf.setAll(list(configuration.items()))
     try:
         with _new_local_folders_removed():
@@ -148,6 +150,8 @@ def _stop(spark: "SparkContext") -> None:
     gateway = spark._gateway
     assert gateway is not None  # it is there from the start of a SparkContext on
     spark.stop()
+    if gateway.proc is None:
+        return  # spark-submit started the JVM, and ends it
     gateway.shutdown()
     gateway.proc.stdin.close()
     with suppress(subprocess.TimeoutExpired):

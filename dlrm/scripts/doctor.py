@@ -86,9 +86,8 @@ REQUIRED = (
     Package("tqdm", "tqdm>=4.65", "training does not start"),
 )
 OPTIONAL = (
-    Package("pyspark", "pyspark>=4,<5", "preprocessing of raw logs (make demo)"),
-    Package("pyarrow", "pyarrow>=16", "preprocessing of raw logs (make demo)"),
-    Package("pandas", "pandas>=2.2,<3", "preprocessing of raw logs (make demo)"),
+    Package("pyspark", "pyspark>=4,<5", "preprocessing of raw logs with Spark"),
+    Package("pyarrow", "pyarrow>=16", "preprocessing of .zst files and Parquet"),
     Package("matplotlib", "matplotlib>=3.8", "curves.png after training"),
     Package("fbgemm_gpu", "fbgemm-gpu-cpu==1.8.0", "peers of benchmarks/; needs torch 2.13"),
 )
@@ -332,7 +331,7 @@ def preprocessing() -> Iterator[Finding]:
             "java",
             ABSENT,
             problem,
-            "no preprocessing of raw logs (make demo); training and CSV files (transcode) work",
+            "no Spark: raw logs are preprocessed with ENGINE=local, on this machine alone",
             "sudo apt-get install -y openjdk-17-jre-headless    # Debian, Ubuntu",
         )
     for package in OPTIONAL:

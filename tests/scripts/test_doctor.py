@@ -42,7 +42,7 @@ def hide(*modules):
     return f"import sys; sys.modules |= dict.fromkeys({modules!r})\n"
 
 
-FEW_PACKAGES = hide("pyspark", "pandas", "pyarrow", "matplotlib", "fbgemm_gpu")  # seconds saved
+FEW_PACKAGES = hide("pyspark", "pyarrow", "matplotlib", "fbgemm_gpu")  # seconds saved
 
 
 def run_doctor(*arguments, prepare="", **variables):
