@@ -209,6 +209,8 @@ def prepare(
     splits = _counted_splits(run, files, num_days)
     last_day = splits[-1].day
     train_rows, all_rows = _rows(splits, 0, last_day - 1), _rows(splits)
+    if not all_rows:
+        raise ValueError("the input has no line that can be read; expected one or more")
     half = train_rows + (all_rows - train_rows) // 2
     fit(run, splits, run.work.output / layout.TRANSFORM)
     shuffled = run.options.output_ordering == "total_random"

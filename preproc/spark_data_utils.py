@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     flags = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes are ended
     try:
+        _check_mode(flags)
         _MODES[flags.mode](flags)
     except (ValueError, OSError, TaskError, EngineError) as error:
         if flags.debug_mode:
@@ -51,6 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
         print("error: interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
     return 0
+
+
+def _check_mode(flags: argparse.Namespace) -> None:
+    if flags.mode in ("generate_models", "transform"):
+        return
+    for name in ("days", "input_file", "model_folder", "unlabelled"):
+        if getattr(flags, name):
+            raise ValueError(f"--{name}: is for --mode generate_models and transform")
 
 
 class _Input(NamedTuple):

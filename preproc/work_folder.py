@@ -159,7 +159,7 @@ def open_work_folder(
         _check_ours(folder)
     final.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
-        if restart:
+        if restart or (folder / _FACTS).exists() and not _anything_done(folder):
             for entry in folder.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         resumed = (folder / _FACTS).exists()
@@ -172,6 +172,13 @@ def open_work_folder(
         work = WorkFolder(folder / digest, final, resumed)
         work.path.mkdir(exist_ok=True)
         yield work
+
+
+def _anything_done(folder: Path) -> bool:
+    """Whether a task of any run in the folder is finished, and not only its work divided."""
+    stages = (path.name for path in folder.glob("*/*.done"))
+    plans = (".splits.done", ".buckets.done")
+    return any(not name.endswith(plans) for name in stages) or any(folder.glob("*/*.tasks/*.json"))
 
 
 def remove_work_folder(folder: Path) -> None:

@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> list[Figures]:
     """
     concurrencies = [_positive("concurrency", text) for text in options.concurrency.split(",")]
     _positive("batch-size", options.batch_size)
+    if not Path(options.input).exists():
+        raise FileNotFoundError(f"{options.input}: no such file or directory (--input)")
     server = Server(options)
     measured = []
     for concurrency in concurrencies:
@@ -118,6 +120,13 @@ def run(options: argparse.Namespace) -> list[Figures]:
     return measured
 
 
+def _is_live(client: Any) -> bool:
+    try:
+        return client.is_server_live()
+    except (OSError, InferenceServerException):
+        return False
+
+
 class Server:
     """A model on a server, asked by any number of threads."""
 
@@ -129,6 +138,10 @@ class Server:
         self._name, self._version = options.triton_model_name, options.triton_model_version
         self._headers = dict(header.split(":", 1) for header in options.http_headers)
         client, own = self._client(), {"headers": self._headers, "model_version": self._version}
+        if not _is_live(client):
+            raise ConnectionError(
+                f"no server answers at {self._url}; start triton/server.py, or name one (-u)"
+            )
         as_json = {"as_json": True} if options.protocol == "grpc" else {}
         metadata = client.get_model_metadata(self._name, **own, **as_json)
         config = client.get_model_config(self._name, **own, **as_json)

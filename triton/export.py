@@ -138,6 +138,9 @@ def _version(options: argparse.Namespace, directory: Path) -> int:
     for flag, least in (("triton_max_batch_size", 1), ("triton_engine_count", 1), ("threads", 0)):
         if (value := getattr(options, flag)) < least:
             raise ValueError(f"--{flag.replace('_', '-')} {value}: expected {least} or more")
+    name = options.triton_model_name
+    if name != Path(name).name or name in ("", ".", ".."):
+        raise ValueError(f"--triton-model-name {name!r}: expected the name of one directory")
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ValueError(f"{existing}: expected a directory that can be written (--save-dir)")

@@ -527,7 +527,7 @@ def _load_dictionary(path: Path, size: int) -> np.ndarray:
         dictionary = np.load(path, mmap_mode="r" if size else None, allow_pickle=False)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: missing") from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise ValueError(f"{path}: not a dictionary ({error})") from error
     if dictionary.shape != (size,) or dictionary.dtype not in (np.uint32, np.uint64):
         raise ValueError(

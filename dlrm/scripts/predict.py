@@ -79,6 +79,7 @@ def run() -> None:
         ValueError, OSError: what the user can mend.
     """
     scored = FLAGS.input if Path(FLAGS.input).is_dir() else None
+    _check_paths()
     predictor = load(FLAGS.checkpoint, FLAGS.dataset or scored)
     predictor.batch_size = FLAGS.batch_size
     began, labels, logits = time.perf_counter(), [], []
@@ -93,21 +94,38 @@ def run() -> None:
         f"{FLAGS.output}: {file.rows:,} scores ({FLAGS.output_kind}) by {predictor.path}, "
         f"{file.rows / seconds:,.0f} rows/s"
     )
+    if not file.rows:
+        print(f"note: there are no rows in {FLAGS.input}")
     if labels:
         metrics = _metrics(np.concatenate(logits), np.concatenate(labels))
         print("  ".join(f"{name} {value:.6f}" for name, value in metrics.items()))
+
+
+def _check_paths() -> None:
+    if len(FLAGS.delimiter) != 1:
+        raise ValueError(f"--delimiter {FLAGS.delimiter!r}: expected one character")
+    output = Path(FLAGS.output)
+    if not FLAGS.output or output.is_dir():
+        raise ValueError(f"--output {FLAGS.output!r}: expected a file for the scores")
+    if output.exists() and not output.is_file():
+        raise ValueError(f"--output {output}: expected a regular file, which is replaced")
+    if FLAGS.input == "-":
+        return
+    if not Path(FLAGS.input).exists():
+        raise FileNotFoundError(f"{FLAGS.input}: no such file or directory (--input)")
+    if output.exists() and output.samefile(FLAGS.input):
+        raise ValueError(f"--output {output}: is the --input, which it would replace")
 
 
 class ScoreFile:
     """A .npy file of float32 whose length is known only when it ends; it appears when it is whole.
 
     Args:
-        path: replaced if it is there.
+        path: replaced if it is there; of a symbolic link, what it points to.
     """
 
     def __init__(self, path: Path) -> None:
-        if path.is_dir():
-            raise IsADirectoryError(f"{path}: expected a file for the scores, got a directory")
+        path = path.resolve()
         self.rows, self._path = 0, path
         self._partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
 
@@ -148,8 +166,8 @@ def _scored(predictor: Predictor) -> Scored:
         raise ValueError(f"--{given[0]}: is for models of CSV data; {predictor.path} is none")
     if FLAGS.input != "-" and path.is_dir():
         return _score_dataset(predictor, path)
-    if FLAGS.input != "-" and not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file or directory (--input)")
+    if is_csv and FLAGS.input == "-":
+        raise ValueError("--input -: standard input is for logs; name the file of a CSV")
     return _score_csv(predictor, path) if is_csv else _score_log(predictor, path)
 
 
@@ -181,6 +199,8 @@ def _score_dataset(predictor: Predictor, path: Path) -> Scored:
 def _score_log(predictor: Predictor, path: Path) -> Scored:
     transform, first_row = predictor.row_transform, 0
     columns = len(transform.names) + FLAGS.label
+    if path.suffix in (".gz", ".zst"):
+        raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
     with nullcontext(sys.stdin.buffer) if FLAGS.input == "-" else path.open("rb") as file:
         try:
             for text in read_lines(file, columns):
@@ -189,7 +209,7 @@ def _score_log(predictor: Predictor, path: Path) -> Scored:
                 yield predictor.logits_of_text(fields), labels
                 first_row += text.rows
         except RowError as error:
-            hint = "" if FLAGS.label else " (--nolabel)"
+            hint = "" if FLAGS["label"].present else "; lines without a label need --nolabel"
             where = f"{FLAGS.input}, line {first_row + error.row + 1}"
             raise ValueError(f"{where}{error.problem}{hint}") from None
 
@@ -201,6 +221,8 @@ def _score_csv(predictor: Predictor, path: Path) -> Scored:
     for found, lines, records in chunks:
         if missing := [name for name in names if name not in found]:
             raise ValueError(f"{path}: no column {missing[0]!r}; the columns are {found}")
+        if twice := [name for name in names if found.count(name) > 1]:
+            raise ValueError(f"{path}: two columns are called {twice[0]!r}")
         chosen = [found.index(name) for name in names]
         cells = [[record[index].encode() for index in chosen] for record in records]
         try:

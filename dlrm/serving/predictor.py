@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ from safetensors import safe_open
 from dlrm.data import layout
 from dlrm.data.batch import Batch, Dataset
 from dlrm.model.dlrm import DLRM, DLRMConfig
-from dlrm.serving.rows import Inputs, RowTransform, Text, check_inputs, text_of_fields
+from dlrm.serving.rows import (
+    Inputs,
+    RowError,
+    RowTransform,
+    Text,
+    check_inputs,
+    text_of_fields,
+)
 from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint, read_config
 
 BATCH_SIZE = 32768  # the default of --test_batch_size
@@ -75,10 +82,13 @@ class Predictor:
             ValueError: the model has no transform, or a row cannot be read; it is named.
         """
         names = self.row_transform.names
-        parts = [
-            self.logits_of_text(text_of_fields(part, len(names)))
-            for part in _parts(_fields(rows, names), self.batch_size)
-        ]
+        fields, parts = _fields(rows, names), []
+        for begin in range(0, len(fields), self.batch_size):
+            try:
+                text = text_of_fields(fields[begin : begin + self.batch_size], len(names))
+                parts.append(self.logits_of_text(text))
+            except RowError as error:
+                raise RowError(begin + error.row, error.problem) from None
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     @property
@@ -233,16 +243,14 @@ def _same_transform(one: Path, other: Path) -> bool:
     return not theirs or theirs == files(one)
 
 
-def _parts(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (rows[begin : begin + size] for begin in range(0, len(rows), size))
-
-
 def _fields(rows: Any, names: Sequence[str]) -> list[list[bytes]]:
     """The fields of rows of any of the kinds that `Predictor.logits` takes."""
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
     if isinstance(rows, Mapping) or hasattr(rows, "columns"):
         return _transposed(rows, names)
+    if not isinstance(rows, Iterable):
+        raise ValueError(f"rows: expected a list of rows, got {rows!r}")
     return [_row(index, row, names) for index, row in enumerate(rows)]
 
 
@@ -254,11 +262,17 @@ def _row(index: int, row: Any, names: Sequence[str]) -> list[bytes]:
         row += [""] * (len(names) - len(row))  # fields that are cut off at the end are missing
     elif isinstance(row, Mapping):
         row = _named(f"row {index}", row, names)
+    elif not isinstance(row, Iterable):
+        raise ValueError(f"row {index}: expected a line, fields or a mapping, got {row!r}")
     return [_field(value) for value in row]
 
 
 def _transposed(columns: Any, names: Sequence[str]) -> list[list[bytes]]:
-    chosen = [[_field(value) for value in column] for column in _named("rows", columns, names)]
+    values = _named("rows", columns, names)
+    for name, column in zip(names, values, strict=True):
+        if isinstance(column, str | bytes) or not isinstance(column, Iterable):
+            raise ValueError(f"rows: column {name!r}: expected values, got {column!r}")
+    chosen = [[_field(value) for value in column] for column in values]
     if len({len(column) for column in chosen}) > 1:
         lengths = dict(zip(names, map(len, chosen), strict=True))
         raise ValueError(f"rows: expected columns of one length, got {lengths}")
@@ -273,7 +287,11 @@ def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
 
 def _field(value: Any) -> bytes:
     """A value as a log would have it: whole numbers without a point, missing ones empty."""
-    if value is None or value != value:
+    if isinstance(value, bytes):
+        return value
+    if value is None or type(value).__name__ == "NAType":  # pandas.NA, which equals nothing
+        return b""
+    if isinstance(value, float | np.floating) and value != value:
         return b""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)

@@ -278,3 +278,23 @@ def test_sigterm_ends_the_processes(days, tmp_path):
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(20) == 143
     process.stdout.close()
+
+
+def test_input_without_any_good_line_is_refused(tmp_path, capsys):
+    write_days(tmp_path / "raw", "x\n", "y\n\n")
+    bad = ["--bad_lines=quarantine", "--max_bad_lines=1"]
+    assert run(tmp_path / "raw", tmp_path / "out", *SMALL, *bad) == 1
+    assert "error: the input has no line that can be read" in capsys.readouterr().err
+
+
+def test_a_flag_of_another_mode_is_refused(tmp_path, capsys):
+    write_days(tmp_path / "raw", GOOD, GOOD)
+    assert run(tmp_path / "raw", tmp_path / "out", *SMALL, "--days=1") == 1
+    assert "error: --days: is for --mode generate_models and transform" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mistake", ["--num_categorical=1", "--dictionary_days=0-9"])
+def test_a_mistake_that_nothing_came_of_may_be_corrected(tmp_path, capsys, mistake):
+    write_days(tmp_path / "raw", GOOD * 2, GOOD)
+    assert run(tmp_path / "raw", tmp_path / "out", *SMALL, mistake) == 1
+    prepared(tmp_path / "raw", tmp_path / "out", *SMALL)

@@ -1,5 +1,6 @@
 """`dlrm.scripts.predict`: a score for every row of a log, a CSV or a dataset, in order."""
 
+import os
 import subprocess
 import sys
 
@@ -115,3 +116,23 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
     done = predict(*words[1:])
     assert done.returncode == 1
     assert f"{csv}, line 3, age: expected a number, got 'old'" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["input", "directory", "pipe"])
+def test_an_output_that_must_not_be_replaced_is_refused(trained, tmp_path, kind):
+    log = tmp_path / "day"
+    log.write_text(trained.log.read_text())
+    output = {"input": log, "directory": tmp_path, "pipe": tmp_path / "pipe"}[kind]
+    if kind == "pipe":
+        os.mkfifo(output)
+    done = predict(*flags_of(trained, log, output))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --output ")
+    assert log.read_text() == trained.log.read_text()
+
+
+def test_an_output_that_is_a_link_stays_one(trained, tmp_path):
+    (tmp_path / "link.npy").symlink_to("scores.npy")
+    assert predict(*flags_of(trained, trained.log, tmp_path / "link.npy")).returncode == 0
+    assert (tmp_path / "link.npy").is_symlink()
+    assert len(np.load(tmp_path / "scores.npy")) == len(trained.lines)

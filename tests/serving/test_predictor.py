@@ -114,3 +114,40 @@ def test_without_a_transform_raw_rows_are_refused(trained, tmp_path):
     with pytest.raises(ValueError, match="has no fitted transform"):
         dlrm.load(run).predict(["1\t2\t3"])
     assert dlrm.load(run, trained.dataset).predict(["1\t2\t3"]).shape == (1,)
+
+
+def test_bytes_in_rows_and_every_kind_of_missing_value_count_as_in_lines(trained, predictor):
+    class NAType:  # as pandas has it: neither equal nor unequal to anything
+        def __eq__(self, other):
+            raise TypeError("boolean value of NA is ambiguous")
+
+        __ne__ = __eq__
+
+        def __hash__(self):
+            return 0
+
+    line = next(line for line in unlabelled(trained) if line.count("\t\t") or line[0] == "\t")
+    fields = line.split("\t")
+    expected = predictor.logits([line])
+    for missing in (None, "", b"", float("nan"), np.float32("nan"), NAType()):
+        row = [field.encode() if field else missing for field in fields]
+        assert predictor.logits([row]) == expected
+
+
+def test_a_bad_row_has_its_number_whatever_the_batch(trained):
+    small = dlrm.load(trained.checkpoint)
+    small.batch_size = 7
+    rows = unlabelled(trained)[:40]
+    rows[30] = "x" + rows[30]
+    with pytest.raises(ValueError, match="^row 30, numerical 0: expected an integer"):
+        small.predict(rows)
+
+
+def test_what_is_no_row_is_named(predictor):
+    for rows, message in (
+        (5, "expected a list of rows, got 5"),
+        ([None], "row 0: expected a line, fields or a mapping, got None"),
+        (dict.fromkeys(predictor.transform.names, "12"), "column .* expected values, got '12'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predictor.predict(rows)

@@ -133,6 +133,13 @@ def test_int8_costs_little_on_adult(export, shared_data, tmp_path):
     assert report["table_bytes"] < 0.32 * report["table_bytes_fp32"]  # 20 bytes a row of 64
 
 
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".", ".."])
+def test_a_name_that_is_no_directory_of_the_repository_is_refused(export, trained, tmp_path, name):
+    with pytest.raises(ValueError, match="--triton-model-name '.*': expected the name of one"):
+        export(trained, tmp_path / "models", f"--triton-model-name={name}")
+    assert not list(tmp_path.iterdir())
+
+
 def test_tables_that_narrow_badly_are_refused(export, trained, tmp_path):
     with pytest.raises(ValueError, match="ranks otherwise than the checkpoint"):
         export(trained, tmp_path, "--embedding_precision=int8", "--max-auc-change=-1")
