@@ -259,7 +259,7 @@ class Progress:
         text = f"{self._stage}: {100 * size // max(total, 1):3d} %"
         if self._rows is not None:
             text += f"  {sum(self._rows[i] for i in done):,} rows"
-        if self._sized:
+        if self._sized and speed:
             text += f"  {speed / 1e6:,.1f} MB/s"
         text += f"  {_duration((total - size) / speed)} left" if speed else "  ..."
         if self._live:

@@ -20,6 +20,7 @@ from dlrm.data.criteo import open_binary
 from dlrm.data.feature_spec import FeatureSpec
 from preproc import spark_data_utils
 from preproc.simulate_logs import Simulation, simulate
+from preproc.work_folder import Progress
 
 SMALL = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=1"]
 
@@ -298,3 +299,15 @@ def test_a_mistake_that_nothing_came_of_may_be_corrected(tmp_path, capsys, mista
     write_days(tmp_path / "raw", GOOD * 2, GOOD)
     assert run(tmp_path / "raw", tmp_path / "out", *SMALL, mistake) == 1
     prepared(tmp_path / "raw", tmp_path / "out", *SMALL)
+
+
+def test_on_a_terminal_a_line_shows_rows_speed_and_time_left(monkeypatch, capsys):
+    now = iter([100.0, 102.0, 104.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    progress = Progress("count", 4, sizes=[10_000_000] * 4, rows=[1000] * 4)
+    progress([])
+    progress([0, 2])
+    shown = capsys.readouterr().err.split("\r")
+    assert shown[1].rstrip() == "count:   0 %  0 rows  ..."
+    assert shown[2].rstrip() == "count:  50 %  2,000 rows  5.0 MB/s  0:04 left"
