@@ -303,7 +303,7 @@ def test_a_mistake_that_nothing_came_of_may_be_corrected(tmp_path, capsys, mista
 
 def test_on_a_terminal_a_line_shows_rows_speed_and_time_left(monkeypatch, capsys):
     now = iter([100.0, 102.0, 104.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("time.perf_counter", lambda: next(now, 104.0))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     progress = Progress("count", 4, sizes=[10_000_000] * 4, rows=[1000] * 4)
     progress([])
