@@ -191,7 +191,7 @@ def linear_layers() -> Iterator[Finding]:
 
     fused = ops.fused_linear_dtypes()
     lacking = [name for name in ("float32", "bfloat16") if getattr(torch, name) not in fused]
-    value = "oneDNN's, with bias and ReLU in the product"
+    value = "oneDNN's, with the bias in the product"
     if not lacking:
         yield Finding("linear layers", OK, value)
         return

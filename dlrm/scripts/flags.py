@@ -220,7 +220,7 @@ def _define_model() -> None:
     flags.DEFINE_boolean(
         "optimized_mlp",
         True,
-        "Linear layers with bias and ReLU in one pass each (CPU); else torch's own one by one",
+        "MLPs in one autograd node over oneDNN's linear layers (CPU); else torch's own one by one",
     )
 
 
