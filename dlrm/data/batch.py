@@ -2,13 +2,20 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+
+from dlrm.distributed import World
 
 
 class Batch(NamedTuple):
     """Samples as the model takes them; ids and numericals stay as narrow as they were stored.
+
+    Among several processes, numericals and labels are those of a process's own samples, ids those
+    of its own tables for all samples; see `Shard`.
 
     Attributes:
         numerical: `[batch, num_numerical]`, float16 (as on disk) or float32.
@@ -26,6 +33,56 @@ class Batch(NamedTuple):
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Returns the batch with `function` applied to each tensor that it has."""
         return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one process reads of every batch: some of its samples, and of all samples some tables.
+
+    Attributes:
+        world: the processes; numericals and labels are those of the samples `World.part(batch)`.
+        tables: whose ids are read, for the batch of all processes; None is all tables.
+    """
+
+    world: World = World()
+    tables: tuple[int, ...] | None = None
+
+    def take(self, batch: Batch) -> Batch:
+        """Cuts the shard out of a whole batch."""
+        numerical, categorical, labels, lengths = batch
+        own = self.world.part(len(labels))
+        if self.tables is not None:
+            tables = list(self.tables)
+            if lengths is None:
+                categorical = categorical[:, tables]
+            else:
+                wanted = torch.zeros_like(lengths, dtype=torch.bool)
+                wanted[:, tables] = True
+                categorical = categorical[wanted.flatten().repeat_interleave(lengths.flatten())]
+                lengths = lengths[:, tables]
+        return Batch(numerical[own], categorical, labels[own], lengths)
+
+
+class Sharded:
+    """A dataset of which one process takes its shard; others are as those of the dataset.
+
+    Args:
+        dataset: makes whole batches.
+        shard: what to take of each.
+    """
+
+    def __init__(self, dataset: "Dataset", shard: Shard) -> None:
+        self._dataset, self._shard = dataset, shard
+        self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
+        self.categorical_names = dataset.categorical_names
+        self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batch(self, index: int) -> Batch:
+        """Returns this process's shard of a batch."""
+        return self._shard.take(self._dataset.batch(index))
 
 
 class Dataset(Protocol):

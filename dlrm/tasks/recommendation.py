@@ -1,6 +1,6 @@
 """Click-through prediction: a DLRM, binary cross-entropy, ROC AUC."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
 import torch
@@ -102,7 +102,7 @@ class Recommendation:
             "dense": [p for p in self.model.parameters() if id(p) not in held],
         }
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Sequence[int]]]:
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
         return self.model.embeddings.table_parameters()
 
     def optimizers(self, config: OptimizerConfig) -> list[torch.optim.Optimizer]:

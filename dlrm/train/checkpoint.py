@@ -16,7 +16,7 @@ Tables are stored one by one whatever the layout in memory, so any layout reads 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,14 @@ class Parameters:
 
     Attributes:
         model: the network.
-        tables: parameters that hold embedding tables, with the rows of each table they hold. The
-            lower halves of a bfloat16 one are the model's buffer of its name and "_low".
+        tables: parameters that hold embedding tables, with the tables they hold: number -> rows,
+            in order. Among several processes these are this one's. The lower halves of a bfloat16
+            one are the model's buffer of its name and "_low".
         optimizers: those that update the model.
     """
 
     model: nn.Module
-    tables: Sequence[tuple[nn.Parameter, Sequence[int]]] = ()
+    tables: Sequence[tuple[nn.Parameter, Mapping[int, int]]] = ()
     optimizers: Sequence[Optimizer] = ()
 
     def dense(self) -> dict[str, Tensor]:
@@ -66,12 +67,11 @@ class Parameters:
 
     def table_rows(self) -> Iterator[tuple[int, nn.Parameter, int, int]]:
         """Yields (table, parameter that holds it, first row, end row) in table order."""
-        index = 0
-        for parameter, sizes in self.tables:
+        for parameter, tables in self.tables:
             begin = 0
-            for size in sizes:
-                yield index, parameter, begin, begin + size
-                index, begin = index + 1, begin + size
+            for number, size in tables.items():
+                yield number, parameter, begin, begin + size
+                begin += size
 
     def optimizer_of(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:
         """Yields every parameter that an optimizer updates, with that optimizer."""
