@@ -71,16 +71,18 @@ class Recommendation:
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns the mean binary cross-entropy of a batch."""
+        """Returns this process's share of the mean binary cross-entropy of a batch."""
         logits = self.predict(batch)
-        return F.binary_cross_entropy_with_logits(logits, batch.labels)
+        total = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        return total / self.num_samples(batch)
 
     def predict(self, batch: Batch) -> Tensor:
-        """Returns the logits of a batch, float32 `[batch]`."""
+        """Returns the logits of this process's samples of a batch, float32 `[samples]`."""
         return self.model(batch.numerical, batch.categorical, batch.lengths)
 
     def num_samples(self, batch: Batch) -> int:
-        return len(batch.labels)
+        """Returns the samples of a batch in all processes."""
+        return len(batch.categorical if batch.lengths is None else batch.lengths)
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dlrm.distributed import World, all_sum
 from dlrm.train.optim import handles_loss_scale
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -56,8 +57,8 @@ class PrecisionConfig:
 class LossScaler:
     """Backward pass and update under a static loss scale.
 
-    Where a gradient is infinite or NaN, no parameter is updated. The decision stays on the device
-    for optimizers that read `grad_scale` and `found_inf` there.
+    Where a gradient is infinite or NaN on any rank, no parameter is updated on any. The decision
+    stays on the device for optimizers that read `grad_scale` and `found_inf` there.
 
     Args:
         scale: a scalar on the device, or None for none.
@@ -76,18 +77,18 @@ class LossScaler:
         """Computes the gradients of the scaled loss."""
         (loss if self.scale is None else loss * self.scale).backward()
 
-    def step(self, optimizers: Iterable[Optimizer]) -> None:
-        """Lets the optimizers update, unless a gradient is infinite or NaN."""
+    def step(self, optimizers: Iterable[Optimizer], world: World = World()) -> None:
+        """Lets the optimizers update, unless a gradient is infinite or NaN on any rank."""
         if self.scale is None:
             for optimizer in optimizers:
                 optimizer.step()
         else:
-            self._scaled_step(list(optimizers), self.scale)
+            self._scaled_step(list(optimizers), self.scale, world)
 
-    def _scaled_step(self, optimizers: list[Optimizer], scale: Tensor) -> None:
+    def _scaled_step(self, optimizers: list[Optimizer], scale: Tensor, world: World) -> None:
         grads = [grad for optimizer in optimizers for grad in _gradients(optimizer)]
         greatest = torch.nn.utils.get_total_norm(grads, norm_type=math.inf)
-        found_inf = (~greatest.isfinite()).float()
+        found_inf = all_sum((~greatest.isfinite()).float(), world).clamp_(max=1)
         self._skipped += found_inf
         for optimizer in optimizers:
             if handles_loss_scale(optimizer):
