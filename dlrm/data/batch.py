@@ -1,9 +1,10 @@
 """What a dataset is to the rest of the package: batches, each a pure function of its index."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -16,16 +17,43 @@ class Batch(NamedTuple):
             `[total]`, the ids bag after bag as `ops.joint_embedding_bag` takes them.
         labels: `[batch]`, float32, 0 or 1.
         lengths: ids of each sample and table, `[batch, tables]`, int8 to int64; None is one each.
+        global_size: samples of the batch that this is a part of; None: it is a whole one.
     """
 
     numerical: Tensor
     categorical: Tensor
     labels: Tensor
     lengths: Tensor | None = None
+    global_size: int | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Returns the batch with `function` applied to each tensor that it has."""
-        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]
+        return Batch(*(function(v) if isinstance(v, Tensor) else v for v in self))  # type: ignore[arg-type]
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Cuts the batch in `parts` or, where it has fewer samples, in samples.
+
+        With `lengths` this waits for the device, since where ids are cut depends on them.
+        """
+        size = len(self.labels)
+        parts = min(parts, size)
+        if parts <= 1:
+            return [self]
+        split = [t.tensor_split(parts) for t in (self.numerical, self.labels)]
+        lengths: Sequence[Tensor | None] = [None] * parts
+        if self.lengths is None:
+            ids = self.categorical.tensor_split(parts)
+        else:
+            lengths = self.lengths.tensor_split(parts)
+            totals = [part.sum(dtype=torch.int64) for part in lengths]  # type: ignore[union-attr]
+            ids = self.categorical.split(torch.stack(totals).tolist())
+        whole = self.global_size or size
+        return [
+            Batch(numerical, categorical, labels, part, whole)
+            for numerical, categorical, labels, part in zip(
+                split[0], ids, split[1], lengths, strict=True
+            )
+        ]
 
 
 class Dataset(Protocol):

@@ -71,9 +71,13 @@ class Recommendation:
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns the mean binary cross-entropy of a batch."""
+        """Returns the binary cross-entropy of a batch: the mean, or its part of a larger one's."""
         logits = self.predict(batch)
-        return F.binary_cross_entropy_with_logits(logits, batch.labels)
+        total = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        return total / (batch.global_size or len(batch.labels))
+
+    def split(self, batch: Batch, parts: int) -> list[Batch]:
+        return batch.split(parts)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of a batch, float32 `[batch]`."""
