@@ -244,7 +244,10 @@ def check_same(values: Mapping[str, Any], world: World) -> None:
 
 
 def exchange(
-    vectors: Tensor, tables_by_rank: Sequence[Sequence[int]], world: World
+    vectors: Tensor,
+    tables_by_rank: Sequence[Sequence[int]],
+    world: World,
+    samples_by_rank: Sequence[int] | None = None,
 ) -> Callable[[], Tensor]:
     """Starts to send every rank the vectors of its samples; the transfer goes on in the background.
 
@@ -254,7 +257,8 @@ def exchange(
     Args:
         vectors: of this rank's tables, `[batch, own tables, dim]`, for the batch of all ranks.
         tables_by_rank: table numbers of each rank, in the order of its vectors.
-        world: the ranks; each has the samples `World.part(batch)`.
+        world: the ranks.
+        samples_by_rank: how many samples each has of the batch; None is `World.part`.
 
     Returns:
         A function that waits and returns the vectors of all tables, in the order of their numbers,
@@ -263,7 +267,7 @@ def exchange(
     if world.size == 1:
         assert list(tables_by_rank[0]) == list(range(vectors.shape[1]))
         return lambda: vectors
-    transfer = _Transfer(vectors, tables_by_rank, world)
+    transfer = _Transfer(vectors, tables_by_rank, world, samples_by_rank)
     started = _Start.apply(vectors, transfer)
     return lambda: _Finish.apply(started, transfer)
 
@@ -275,12 +279,21 @@ class _Transfer:
     it by rank, then sample, then table of that rank.
     """
 
-    def __init__(self, vectors: Tensor, tables_by_rank: Sequence[Sequence[int]], world: World):
+    def __init__(
+        self,
+        vectors: Tensor,
+        tables_by_rank: Sequence[Sequence[int]],
+        world: World,
+        samples_by_rank: Sequence[int] | None,
+    ):
         self.batch, self.own_tables, self.dim = vectors.shape
         self.world, self.tables_by_rank = world, tables_by_rank
         self.num_tables = sum(map(len, tables_by_rank))
-        mine = world.part(self.batch)
-        self.num_samples = mine.stop - mine.start
+        if samples_by_rank is None:
+            parts = (part(self.batch, rank, world.size) for rank in range(world.size))
+            samples_by_rank = [p.stop - p.start for p in parts]
+        self.samples_by_rank = samples_by_rank
+        self.num_samples = samples_by_rank[world.rank]
         self.landing = vectors  # where what is on its way will be
         self._on_its_way: Any = None
 
@@ -297,8 +310,7 @@ class _Transfer:
 
     def whole_batch(self, rows: Tensor) -> list[Tensor]:
         """Cuts the rows of this rank's tables in those of each rank's samples."""
-        parts = (part(self.batch, rank, self.world.size) for rank in range(self.world.size))
-        return list(rows.split([(p.stop - p.start) * self.own_tables for p in parts]))
+        return list(rows.split([count * self.own_tables for count in self.samples_by_rank]))
 
     def own_samples(self, rows: Tensor) -> list[Tensor]:
         """Cuts the rows of this rank's samples in those of each rank's tables."""

@@ -1,14 +1,14 @@
 """What a dataset is to the rest of the package: batches, each a pure function of its index."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from dlrm.distributed import World
+from dlrm.distributed import World, part
 
 
 class Batch(NamedTuple):
@@ -23,16 +23,61 @@ class Batch(NamedTuple):
             `[total]`, the ids bag after bag as `ops.joint_embedding_bag` takes them.
         labels: `[batch]`, float32, 0 or 1.
         lengths: ids of each sample and table, `[batch, tables]`, int8 to int64; None is one each.
+        global_size: samples of the batch that this is a part of; None: it is a whole one.
+        samples_by_rank: of this part, where it is one; None is `World.part`.
     """
 
     numerical: Tensor
     categorical: Tensor
     labels: Tensor
     lengths: Tensor | None = None
+    global_size: int | None = None
+    samples_by_rank: tuple[int, ...] | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Returns the batch with `function` applied to each tensor that it has."""
-        return Batch(*(None if tensor is None else function(tensor) for tensor in self))  # type: ignore[arg-type]
+        return Batch(*(function(v) if isinstance(v, Tensor) else v for v in self))  # type: ignore[arg-type]
+
+    def split(self, parts: int, world: World = World()) -> list["Batch"]:
+        """Cuts the batch in `parts` or, where no process has so many samples, in fewer.
+
+        Each process cuts its own samples; ids go with the samples. With `lengths` this waits for
+        the device, since where ids are cut depends on them.
+        """
+        whole = len(self.categorical if self.lengths is None else self.lengths)
+        slices = [part(whole, rank, world.size) for rank in range(world.size)]
+        sizes = [own.stop - own.start for own in slices]
+        parts = min(parts, max(sizes))
+        if parts <= 1:
+            return [self]
+        result = []
+        for index in range(parts):
+            cuts = [part(size, index, parts) for size in sizes]
+            bounds = [
+                (o.start + c.start, o.start + c.stop) for o, c in zip(slices, cuts, strict=True)
+            ]
+            categorical, lengths = self._ids_of(bounds)
+            mine = cuts[world.rank]
+            counts = tuple(end - begin for begin, end in bounds)
+            result.append(
+                Batch(
+                    self.numerical[mine],
+                    categorical,
+                    self.labels[mine],
+                    lengths,
+                    self.global_size or whole,
+                    counts,
+                )
+            )
+        return result
+
+    def _ids_of(self, bounds: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+        """The ids, and their lengths, of samples from `begin` to `end`, for each pair of them."""
+        if self.lengths is None:
+            return torch.cat([self.categorical[begin:end] for begin, end in bounds]), None
+        ends = [0, *self.lengths.sum(1, dtype=torch.int64).cumsum(0).tolist()]
+        ids = [self.categorical[ends[begin] : ends[end]] for begin, end in bounds]
+        return torch.cat(ids), torch.cat([self.lengths[begin:end] for begin, end in bounds])
 
 
 @dataclass(frozen=True)
@@ -49,7 +94,7 @@ class Shard:
 
     def take(self, batch: Batch) -> Batch:
         """Cuts the shard out of a whole batch."""
-        numerical, categorical, labels, lengths = batch
+        numerical, categorical, labels, lengths, *_ = batch
         own = self.world.part(len(labels))
         if self.tables is not None:
             tables = list(self.tables)

@@ -385,6 +385,6 @@ class _CudaReader:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copied)
         for tensor in batch:
-            if tensor is not None:
+            if isinstance(tensor, Tensor):
                 tensor.record_stream(stream)
         return batch

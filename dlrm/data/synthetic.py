@@ -220,7 +220,7 @@ def write_synthetic_dataset(
             )
             with SplitWriter(staged, split) as writer:
                 for index in range(len(samples)):
-                    numerical, categorical, labels, _ = samples.batch(index)
+                    numerical, categorical, labels, *_ = samples.batch(index)
                     writer.write(labels.numpy(), numerical.numpy(), list(categorical.numpy().T))
                     if on_write is not None:
                         on_write(len(labels))

@@ -1,7 +1,7 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -176,7 +176,11 @@ class DLRM(nn.Module):
         self.to(world.device)
 
     def forward(
-        self, numerical: Tensor, categorical: Tensor, lengths: Tensor | None = None
+        self,
+        numerical: Tensor,
+        categorical: Tensor,
+        lengths: Tensor | None = None,
+        samples_by_rank: Sequence[int] | None = None,
     ) -> Tensor:
         """Returns logits, float32 `[samples]`.
 
@@ -186,6 +190,7 @@ class DLRM(nn.Module):
             categorical: ids `[batch, own tables]`, any integer dtype; with `lengths`, `[total]`,
                 bag after bag as `ops.joint_embedding_bag` takes them.
             lengths: ids of each sample and table, `[batch, own tables]`; None is one each.
+            samples_by_rank: how many samples each process has of the batch; None is `World.part`.
 
         Raises:
             RuntimeError: an id is outside its table, or lengths do not fit the ids; table, row and
@@ -200,7 +205,7 @@ class DLRM(nn.Module):
             own = self.embeddings(categorical, dtype=self.dtype)
         else:
             own = self.embeddings.pool(categorical, lengths, self.config.pooling, dtype=self.dtype)
-        embeddings = exchange(own, self.tables_by_rank, self.world)
+        embeddings = exchange(own, self.tables_by_rank, self.world, samples_by_rank)
         dense = self.bottom_mlp(numerical.float())
         hidden = self.top_mlp(self.interact(dense, embeddings()))
         return self.output(hidden.float()).squeeze(1)

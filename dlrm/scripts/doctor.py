@@ -398,7 +398,7 @@ def training() -> Iterator[Finding]:
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(50, (256, 2), generator=random)
     numerical = torch.rand(256, 4, generator=random)
-    batch = Batch(*(t.to(device) for t in (numerical, ids, (ids[:, 0] < 25).float())))
+    batch = Batch(numerical, ids, (ids[:, 0] < 25).float()).map(lambda t: t.to(device))
     task = Recommendation(config, World(device=device))
     optimizers = task.optimizers(OptimizerConfig("adam", "adam"))
     set_learning_rate(optimizers, 0.01)

@@ -237,6 +237,11 @@ def _define_training() -> None:
     flags.DEFINE_integer(
         "benchmark_warmup_steps", 0, "Number of initial steps to exclude from the throughput"
     )
+    flags.DEFINE_integer(
+        "gradient_accumulation_steps",
+        1,
+        "Compute each batch in so many micro-batches, one after the other: less memory",
+    )
     flags.DEFINE_float("auc_threshold", None, "Stop the training after achieving this AUC")
     flags.DEFINE_enum(
         "auc_device",

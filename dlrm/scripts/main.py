@@ -356,7 +356,7 @@ def _fingerprint(datasets: Datasets) -> dict[str, Any]:
     """Tells one training set from another, wherever it lies and of whatever type it is."""
     train = datasets.train
     ends = (train.batch(0), train.batch(len(train) - 1))
-    tensors = [t for batch in ends for t in batch if t is not None]
+    tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
     content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
     return {
         "rows": train.num_samples,

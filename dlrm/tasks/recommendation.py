@@ -74,11 +74,14 @@ class Recommendation:
         """Returns this process's share of the mean binary cross-entropy of a batch."""
         logits = self.predict(batch)
         total = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-        return total / self.num_samples(batch)
+        return total / (batch.global_size or self.num_samples(batch))
+
+    def split(self, batch: Batch, parts: int) -> list[Batch]:
+        return batch.split(parts, self.world)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch, float32 `[samples]`."""
-        return self.model(batch.numerical, batch.categorical, batch.lengths)
+        return self.model(batch.numerical, batch.categorical, batch.lengths, batch.samples_by_rank)
 
     def num_samples(self, batch: Batch) -> int:
         """Returns the samples of a batch in all processes."""

@@ -4,6 +4,7 @@
     STEP/progress.json          step, best result so far, history: the trainer's own state
     STEP/dense.safetensors      parameters that are no table
     STEP/optimizer.safetensors  state of the optimizers but for that of table rows
+    STEP/average.safetensors    average of the weights over the steps, if there is one
     STEP/rng.safetensors        state of torch's random generators
     STEP/tables/<i>.bin         rows of table i, float32, row-major: mappable
     STEP/tables/<i>.<state>.bin the same of an optimizer's state of these rows
@@ -17,7 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from torch.optim import Optimizer
 from dlrm.files import MANIFEST, read_manifest, staged_directory, write_atomically, write_manifest
 from dlrm.ops import join_float32, split_float32
 
+AVERAGE = "average.safetensors"
 _BEST = "best.json"
 _LOW = "_low"  # ends the name of a buffer of lower halves
 _ROWS_AT_ONCE = 1 << 16  # of a table that is converted on its way
@@ -46,11 +48,13 @@ class Parameters:
             in order. Among several processes these are this one's. The lower halves of a bfloat16
             one are the model's buffer of its name and "_low".
         optimizers: those that update the model.
+        average: of the weights, name -> tensor; saved and, when a run goes on, loaded.
     """
 
     model: nn.Module
     tables: Sequence[tuple[nn.Parameter, Mapping[int, int]]] = ()
     optimizers: Sequence[Optimizer] = ()
+    average: Mapping[str, Tensor] = field(default_factory=dict)
 
     def dense(self) -> dict[str, Tensor]:
         """Name -> tensor of everything in the model's state but tables."""
@@ -116,6 +120,8 @@ def save_checkpoint(
             listed.append({"rows": end - begin, "dim": weight.shape[1], "state": list(state)})
         save_file(_contiguous(parameters.dense()), staging / "dense.safetensors")
         save_file(_contiguous(other_state), staging / "optimizer.safetensors")
+        if parameters.average:
+            save_file(_contiguous(parameters.average), staging / AVERAGE)
         save_file(_random_state(), staging / "rng.safetensors")
         kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
         _write_json(staging / "config.json", {**config, "optimizers": kinds, "tables": listed})
@@ -171,6 +177,10 @@ def load_checkpoint(
             _read_rows(directory / "tables" / f"{index}.bin", weight[begin:end], rest)
         if resume:
             _load_optimizers(directory, parameters, config["tables"])
+            if parameters.average:
+                average = load_file(directory / AVERAGE)
+                for name, tensor in parameters.average.items():
+                    tensor.copy_(average[name])
             _set_random_state(load_file(directory / "rng.safetensors"))
     return json.loads((directory / "progress.json").read_text(encoding="utf-8"))
 
@@ -418,7 +428,7 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World
+from dlrm.train.averaging import NoAverage
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
 from dlrm.train.log import Loader, RunLog, Watched
@@ -37,6 +38,10 @@ class Task(Protocol):
 
     def loss(self, batch: Any) -> Tensor:
         """Returns the sum of the samples' losses over the size of the global batch, a scalar."""
+        ...
+
+    def split(self, batch: Any, parts: int) -> Sequence[Any]:
+        """Cuts a batch in up to `parts` micro-batches, whose losses add up to its own."""
         ...
 
     def num_samples(self, batch: Any) -> int:
@@ -65,6 +70,8 @@ class TrainConfig:
         checkpoint_freq: steps between checkpoints; None: only the best and the last.
         auc_threshold: stop when an evaluation reaches this metric.
         benchmark_warmup_steps: steps that the throughput leaves out.
+        gradient_accumulation_steps: micro-batches that a process's batch is computed in, one after
+            the other: less memory, the same gradients.
 
     Raises:
         ValueError: an impossible value; flag and value are named.
@@ -78,9 +85,11 @@ class TrainConfig:
     checkpoint_freq: int | None = None
     auc_threshold: float | None = None
     benchmark_warmup_steps: int = 0
+    gradient_accumulation_steps: int = 1
 
     def __post_init__(self) -> None:
-        for flag in ("epochs", "max_steps", "print_freq", "test_freq", "checkpoint_freq"):
+        at_least_one = ("epochs", "max_steps", "print_freq", "test_freq", "checkpoint_freq")
+        for flag in (*at_least_one, "gradient_accumulation_steps"):
             value = getattr(self, flag)
             if value is not None and value < 1:
                 raise ValueError(f"--{flag} {value}: expected 1 or more")
@@ -131,6 +140,7 @@ class Trainer:
         log: where to report.
         scaler: of the loss; none by default.
         checkpoints: where to save; None saves nothing.
+        average: of the weights over the steps, which is then what is tested; none by default.
         run: how the run was configured, stored in checkpoints.
     """
 
@@ -145,12 +155,16 @@ class Trainer:
         scaler: LossScaler | None = None,
         checkpoints: CheckpointDirectory | None = None,
         run: dict[str, Any] | None = None,
+        average: NoAverage | None = None,
     ):
         assert world.size == 1, "one process"
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
-        self.parameters = Parameters(task.model, task.table_parameters(), optimizers)
+        self.average = average or NoAverage()
+        self.parameters = Parameters(
+            task.model, task.table_parameters(), optimizers, self.average.state
+        )
         self.progress = Progress()
         self._window_loss = torch.zeros((), device=world.device)
         self._clock = Stopwatch(world.device)
@@ -207,12 +221,21 @@ class Trainer:
 
     def _train_step(self, batch: Any) -> Tensor:
         set_learning_rate(self.optimizers, self.schedule(self.progress.step + 1))
-        loss = self.task.loss(batch)
-        self.scaler.backward(loss)
+        loss = self._compute_gradients(batch)
         self.scaler.step(self.optimizers)
         self.task.model.zero_grad(set_to_none=True)  # also of what no optimizer updates
+        self.average.update()
         self.progress.step += 1
-        return loss.detach()
+        return loss
+
+    def _compute_gradients(self, batch: Any) -> Tensor:
+        """Adds up the gradients of the micro-batches of a batch; returns its loss."""
+        losses = []
+        for part in self.task.split(batch, self.config.gradient_accumulation_steps):
+            loss = self.task.loss(part)
+            self.scaler.backward(loss)
+            losses.append(loss.detach())
+        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
     def _report(self, loss: Tensor, steps_per_epoch: int, total: int) -> None:
         """Prints a line where one is due; elsewhere nothing waits for the device.
@@ -275,7 +298,8 @@ class Trainer:
         self._clock.pause()
         began = time.perf_counter()
         try:
-            metrics = self.task.evaluate(Watched(test, "test"))
+            with self.average.applied():
+                metrics = self.task.evaluate(Watched(test, "test"))
         except Exception:  # the test set's fault, which must not cost the training
             if self.checkpoints:
                 self._save()
@@ -365,7 +389,8 @@ class Trainer:
         results = {"test": {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if validation is not None and validation.num_samples:
             watched = Watched(validation, "validation")
-            results["validation"] = self.task.evaluate(watched)
+            with self.average.applied():
+                results["validation"] = self.task.evaluate(watched)
         for name, metrics in results.items():
             self.log.line(f"Final weights ({which}). {name}: {_shown(metrics)}")
         return {f"{s}_{name}": v for s, metrics in results.items() for name, v in metrics.items()}

@@ -84,6 +84,7 @@ OURS = {
     "embedding_dtype": "fp32",
     "embedding_init_scale": 1.0,
     "embedding_optimizer": "sgd",
+    "gradient_accumulation_steps": 1,
     "inference_benchmark_runtimes": ["native", "eager", "torchscript", "onnx", "aot"],
     "keep_checkpoints": 1,
     "mlp_optimizer": "sgd",

@@ -282,3 +282,19 @@ def test_the_throughput_counts_all_steps_after_the_warmup(monkeypatch):
 def test_impossible_runs_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**config)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_accumulation_equals_one_batch(parts):
+    def weights(**config):
+        task = Line(dropout=0)
+        task.model.double()
+        task.loss = lambda batch: Line.loss(task, [tensor.double() for tensor in batch])
+        run = trainer(task, kind="sgd", schedule=lambda step: 0.1, **config)
+        run.fit(Points(), Points(2))
+        return task.weights(), [e["loss"] for e in run.progress.history if "loss" in e]
+
+    expected, losses = weights()
+    actual, accumulated = weights(gradient_accumulation_steps=parts)
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
+    assert accumulated == pytest.approx(losses, rel=1e-6)

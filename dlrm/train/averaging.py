@@ -1,0 +1,92 @@
+"""Averages of weights: over the steps of a run, and over its saved checkpoints."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+class NoAverage:
+    """A run without an average: what is trained is what is tested.
+
+    Attributes:
+        state: the average, which checkpoints hold: name -> tensor.
+    """
+
+    state: dict[str, Tensor] = {}
+
+    def update(self) -> None:
+        """Takes the weights of a step in."""
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has the averaged weights within the block."""
+        yield
+
+
+class MovingAverage(NoAverage):
+    """a <- decay * a + (1 - decay) * w after every step, from the initial weights on.
+
+    Buffers, as the statistics of batch norm, are averaged, too; integer ones are copied.
+
+    Args:
+        model: whose weights.
+        decay: in [0, 1).
+
+    Raises:
+        ValueError: another decay.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        if not 0 <= decay < 1:
+            raise ValueError(f"--ema_decay {decay}: expected 0 or more, less than 1")
+        self._weights = model.state_dict(keep_vars=False)  # the same memory as the model's
+        self.state = {name: value.detach().clone() for name, value in self._weights.items()}
+        self._average = get_ema_multi_avg_fn(decay)
+        names = [name for name, value in self._weights.items() if value.is_floating_point()]
+        self._pairs = [[of[name] for name in names] for of in (self.state, self._weights)]
+        self._copied = [name for name in self._weights if name not in set(names)]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self._average(*self._pairs, 0)
+        for name in self._copied:
+            self.state[name].copy_(self._weights[name])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        trained = {name: value.clone() for name, value in self._weights.items()}
+        self._set(self.state)
+        try:
+            yield
+        finally:
+            self._set(trained)
+
+    @torch.no_grad()
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        for name, weight in self._weights.items():
+            weight.copy_(values[name])
+
+
+def average_in_order(weights: Iterable[Mapping[str, Tensor]], decay: float) -> dict[str, Tensor]:
+    """Returns V = decay * V + (1 - decay) * w over a series of weights; V starts as the first.
+
+    Integer buffers are the last one's.
+
+    Raises:
+        ValueError: the series is empty, or `decay` is not in [0, 1).
+    """
+    if not 0 <= decay < 1:
+        raise ValueError(f"--weight_avg_exp {decay}: expected 0 or more, less than 1")
+    average: dict[str, Tensor] = {}
+    for values in weights:
+        for name, value in values.items():
+            if name in average and value.is_floating_point():
+                average[name].lerp_(value.to(average[name].dtype), 1 - decay)
+            else:
+                average[name] = value.clone()
+    if not average:
+        raise ValueError("--weight_avg_exp: expected one checkpoint or more, got none")
+    return average

@@ -1,0 +1,61 @@
+"""Click-through prediction as the trainer sees it: batches that are computed in parts."""
+
+import pytest
+import torch
+
+from dlrm.data.batch import Batch
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.optim import OptimizerConfig, set_learning_rate
+
+SIZES, BATCH = (50, 7, 200), 13
+
+
+def batch(hotness: int = 1, size: int = BATCH) -> Batch:
+    random = torch.Generator().manual_seed(0)
+    numerical = torch.randn(size, 4, generator=random)
+    labels = torch.randint(2, (size,), generator=random).float()
+    limits = torch.tensor(SIZES).expand(size, -1)
+    if hotness == 1:
+        ids = (torch.rand(limits.shape, generator=random) * limits).long()
+        return Batch(numerical, ids, labels)
+    lengths = torch.randint(hotness + 1, limits.shape, generator=random)
+    limits = limits.repeat_interleave(lengths.flatten())
+    ids = (torch.rand(limits.shape, generator=random) * limits).long()
+    return Batch(numerical, ids, labels, lengths)
+
+
+def task() -> Recommendation:
+    return Recommendation(DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1)))
+
+
+@pytest.mark.parametrize("hotness", [1, 5])
+@pytest.mark.parametrize("parts", [2, 4, 100])
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_accumulation_equals_one_batch(hotness, parts, kind):
+    whole, cut = task(), task()
+    for one, count in ((whole, 1), (cut, parts)):
+        optimizers = one.optimizers(OptimizerConfig(kind, kind))
+        set_learning_rate(optimizers, 0.01)
+        for _ in range(3):
+            pieces = one.split(batch(hotness), count)
+            assert len(pieces) == min(count, BATCH)
+            losses = [one.loss(piece) for piece in pieces]
+            sum(losses).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            one.last_loss = sum(losses).item()
+    assert cut.last_loss == pytest.approx(whole.last_loss, rel=1e-5)
+    for actual, expected in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_every_sample_is_in_one_micro_batch():
+    given = batch(hotness=3)
+    parts = given.split(4)
+    assert [len(part.labels) for part in parts] == [4, 3, 3, 3]
+    for name in ("numerical", "categorical", "labels", "lengths"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(given, name))
+    assert {part.global_size for part in parts} == {BATCH}
+    assert [p.global_size for part in parts for p in part.split(2)] == [BATCH] * 8

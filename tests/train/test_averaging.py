@@ -1,0 +1,93 @@
+"""Averages of weights, against the sums they stand for."""
+
+import pytest
+import torch
+from torch import nn
+from toy import Line, Points, trainer
+
+from dlrm.train.averaging import MovingAverage, average_in_order
+from dlrm.train.checkpoint import CheckpointDirectory
+from dlrm.train.trainer import TrainConfig, Trainer
+
+
+def averaged(decay=0.9, checkpoints=None, **config) -> Trainer:
+    task = Line()
+    base = trainer(task, schedule=lambda step: 0.05)
+    return Trainer(
+        task,
+        base.optimizers,
+        base.schedule,
+        TrainConfig(**config),
+        checkpoints=checkpoints,
+        run={"flags": {}},
+        average=MovingAverage(task.model, decay),
+    )
+
+
+def test_the_moving_average_by_hand():
+    run = averaged(decay=0.75)
+    expected = {name: value.clone() for name, value in run.task.model.state_dict().items()}
+    for _ in range(3):
+        run._train_step(next(Points().batches()))
+        for name, value in run.task.model.state_dict().items():
+            expected[name] = 0.75 * expected[name] + 0.25 * value
+    torch.testing.assert_close(run.average.state, expected)
+
+
+def test_the_average_is_tested_and_the_weights_go_on():
+    run = averaged(decay=0.99)
+    seen = []
+    evaluate = run.task.evaluate
+
+    def watching(loader):
+        seen.append(run.task.weights())
+        return evaluate(loader)
+
+    run.task.evaluate = watching
+    run.fit(Points(), Points(2))
+    assert all(map(torch.equal, seen[0], run.average.state.values()))
+    plain = trainer(schedule=lambda step: 0.05)
+    plain.fit(Points(), Points(2))
+    assert all(map(torch.equal, run.task.weights(), plain.task.weights()))
+
+
+@pytest.mark.parametrize("stop", [4, 10])
+def test_a_resumed_average_is_bit_for_bit_the_same(tmp_path, stop):
+    whole = averaged(epochs=2)
+    whole.fit(Points(), Points(2))
+    checkpoints = CheckpointDirectory(tmp_path / "run", keep=2)
+    averaged(epochs=2, max_steps=stop, checkpoints=checkpoints).fit(Points(), Points(2))
+    second = averaged(epochs=2)
+    second.resume(checkpoints.last())
+    second.fit(Points(), Points(2))
+    for name, value in whole.average.state.items():
+        assert torch.equal(second.average.state[name], value)
+
+
+def test_buffers_are_averaged_and_counters_copied():
+    model = nn.BatchNorm1d(2)
+    average = MovingAverage(model, 0.5)
+    model(torch.tensor([[2.0, 4.0], [4.0, 8.0]]))  # running mean: 0.1 * (3, 6)
+    average.update()
+    torch.testing.assert_close(average.state["running_mean"], torch.tensor([0.15, 0.3]))
+    assert average.state["num_batches_tracked"] == 1
+
+
+def test_checkpoints_are_averaged_in_order():
+    series = [{"w": torch.tensor([x]), "n": torch.tensor(i)} for i, x in enumerate((1.0, 2.0, 4.0))]
+    average = average_in_order(series, 0.5)
+    assert (average["w"].item(), average["n"].item()) == (0.5 * (0.5 * 1 + 0.5 * 2) + 0.5 * 4, 2)
+    assert series[0]["w"].item() == 1.0
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
+def test_impossible_decays_are_refused(decay):
+    with pytest.raises(ValueError, match="--ema_decay"):
+        MovingAverage(nn.Linear(1, 1), decay)
+    with pytest.raises(ValueError, match="--weight_avg_exp"):
+        average_in_order([{}], decay)
+
+
+def test_no_checkpoints_make_no_average():
+    with pytest.raises(ValueError, match="got none"):
+        average_in_order([], 0.9)
