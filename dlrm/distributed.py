@@ -217,7 +217,8 @@ def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
     if len(failed) == world.size:
         raise mine
     ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
-    raise type(mine)(f"{ranks}: {mine}") from mine
+    kind = next(kind for kind in errors if isinstance(mine, kind))
+    raise kind(f"{ranks}: {mine}") from mine
 
 
 def check_same(values: Mapping[str, Any], world: World) -> None:
