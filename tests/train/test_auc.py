@@ -18,8 +18,8 @@ SIZES = (2, 3, 4)
 EXACT = 1e-12  # both sides are ratios of integers below 2**53; only the last division rounds
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def ranks(request):
+@pytest.fixture(scope="module", params=SIZES, name="ranks")
+def ranks_of_each_size(request):
     with Ranks(request.param) as ranks:
         yield ranks
 

@@ -38,8 +38,13 @@ class Ranks:
                 process.kill()
         self._folder.cleanup()
 
-    def call(self, function, arguments):
+    def alive(self):
+        """Whether all processes still run."""
+        return all(process.is_alive() for process in self._processes)
+
+    def call(self, function, arguments=None):
         """Returns `function(world, *arguments[rank])` of each rank, or the exception it raised."""
+        arguments = arguments or [()] * self.size
         for pipe, own in zip(self._pipes, arguments, strict=True):
             pipe.send((function, own))
         end = time.monotonic() + TIMEOUT
