@@ -188,7 +188,7 @@ def _frequent(sides: list[Tensor], stride: int, world: World) -> Tensor:
     """The scores that some rank has two samples of on one side, ascending."""
     samples = [side[stride - 1 :: stride] for side in sides]
     twice = [sample[1:][sample[1:] == sample[:-1]] for sample in samples]
-    return _united(torch.cat(twice).unique() + 0.0, world).unique()  # -0.0 + 0.0 is 0.0
+    return _united(torch.cat(twice).unique(), world).unique()
 
 
 def _take_out(
