@@ -45,16 +45,35 @@ _ARCHITECTURE = (
 )
 
 
-def define_flags() -> None:
+def define_flags(values: flags.FlagValues = FLAGS) -> None:
     """Defines this script's flags."""
-    flags.DEFINE_boolean("json", False, "inspect, diff: print one JSON object, for programs")
-    flags.DEFINE_boolean("check", False, "inspect: compare the CRC-32 of every file")
-    flags.DEFINE_boolean("weights", True, "inspect: read the weights, for norms, NaN and infinity")
-    flags.DEFINE_float("rtol", 0.0, "diff: relative difference that is none", lower_bound=0)
-    flags.DEFINE_float("atol", 0.0, "diff: absolute difference that is none", lower_bound=0)
-    flags.DEFINE_boolean("weights_only", False, "diff: compare nothing but the model's weights")
-    flags.DEFINE_enum("to", None, ["nvidia", "dlrm"], "convert: the format to write")
-    flags.DEFINE_string("output", None, "convert: directory to write; new or empty")
+    flags.DEFINE_boolean(
+        "json", False, "inspect, diff: print one JSON object, for programs", flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "check", False, "inspect: compare the CRC-32 of every file", flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "weights",
+        True,
+        "inspect: read the weights, for norms, NaN and infinity",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "rtol", 0.0, "diff: relative difference that is none", lower_bound=0, flag_values=values
+    )
+    flags.DEFINE_float(
+        "atol", 0.0, "diff: absolute difference that is none", lower_bound=0, flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "weights_only", False, "diff: compare nothing but the model's weights", flag_values=values
+    )
+    flags.DEFINE_enum(
+        "to", None, ["nvidia", "dlrm"], "convert: the format to write", flag_values=values
+    )
+    flags.DEFINE_string(
+        "output", None, "convert: directory to write; new or empty", flag_values=values
+    )
     flags.DEFINE_enum(
         "feature_order",
         None,
@@ -63,6 +82,7 @@ def define_flags() -> None:
         "--bottom_features_ordered on several), size_sorted (later versions on one GPU), "
         "device_mapping (of several GPUs). Default: as its metadata say; natural where one is "
         "written",
+        flag_values=values,
     )
     flags.DEFINE_enum(
         "interaction_padding",
@@ -70,6 +90,7 @@ def define_flags() -> None:
         PADDINGS,
         "convert --to nvidia: zeros after the dots: one (versions of 2020), or to a multiple of 8 "
         "(later ones). Default: as in the directory that the model came from, else multiple_of_8",
+        flag_values=values,
     )
 
 
@@ -238,7 +259,8 @@ def compare(
     same_format = one.format == other.format
     with_state = same_format and not weights_only
     left, right = weights_of(one, with_state), weights_of(other, with_state)
-    shapes, tensors = {}, {}
+    shapes: dict[str, list[Any]] = {}
+    tensors = {}
     if bool(_state_in(left)) != bool(_state_in(right)):
         shapes["state of optimizers"] = [len(_state_in(side)) or None for side in (left, right)]
         for name in [*_state_in(left), *_state_in(right)]:
@@ -406,8 +428,8 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parsed(arguments: list[str]) -> list[str]:
-    """Flags that cannot be parsed end with 2, since 1 is an answer of diff."""
+def parse(arguments: list[str]) -> list[str]:
+    """Parses flags; returns the rest. A mistake ends with 2, since 1 is an answer of diff."""
     try:
         return FLAGS(arguments)
     except flags.Error as error:
@@ -417,4 +439,4 @@ def _parsed(arguments: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main, flags_parser=_parsed)
+    app.run(main, flags_parser=parse)
