@@ -253,7 +253,7 @@ def compare(
         a, b: their directories.
         rtol, atol: weights differ where |a - b| > atol + rtol * |b|.
         weights_only: leave out configuration, progress and state of optimizers.
-        feature_order: of NVIDIA's directories where their metadata do not say it.
+        feature_order: of NVIDIA's directories, whatever their metadata say.
     """
     one, other = (open_any(path, feature_order) for path in (a, b))
     same_format = one.format == other.format
@@ -278,7 +278,7 @@ def compare(
         mine, theirs = (
             {k: v for k, v in saved.config.items() if k not in leave_out} for saved in (one, other)
         )
-        config = list(map_differences(mine, theirs))
+        config = list(map_differences(mine, theirs, common=not same_format))
         progress = list(map_differences(_progress(one), _progress(other)))
     return {
         "a": str(one.path),

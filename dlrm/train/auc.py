@@ -19,7 +19,7 @@ from dlrm.distributed import World
 
 T = TypeVar("T")
 
-_SAMPLES = 128  # times the square of the ranks: no range is 6/128 larger than its share
+_SAMPLES = 128  # times the square of the ranks: no range has 6/128 more than its share
 _NEEDLES = 1 << 14  # looked up at once, so that what is searched stays in the cache
 
 

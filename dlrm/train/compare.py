@@ -122,14 +122,22 @@ def shape_of(weights: Rows | np.ndarray) -> list[int]:
     return [weights.rows, weights.dim] if isinstance(weights, Rows) else list(weights.shape)
 
 
-def map_differences(a: dict[str, Any], b: dict[str, Any], name: str = "") -> Iterator[str]:
-    """Yields where two JSON values differ, as sentences; only what both have is compared."""
-    for key in sorted(a.keys() & b.keys()):
-        path = f"{name}{key}"
-        if isinstance(a[key], dict) and isinstance(b[key], dict):
-            yield from map_differences(a[key], b[key], f"{path}: ")
-        elif a[key] != b[key]:
-            yield f"{path}: {a[key]} and {b[key]}"
+def map_differences(
+    a: dict[str, Any], b: dict[str, Any], common: bool = False, name: str = ""
+) -> Iterator[str]:
+    """Yields where two maps of JSON values differ, as sentences.
+
+    Args:
+        a, b: the maps.
+        common: compare only what both have.
+        name: what comes before the keys in a sentence.
+    """
+    for key in sorted(a.keys() & b.keys() if common else a.keys() | b.keys()):
+        one, other = a.get(key, "absent"), b.get(key, "absent")
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from map_differences(one, other, common, f"{name}{key}: ")
+        elif one != other:
+            yield f"{name}{key}: {one} and {other}"
 
 
 def _blocks(weights: Rows | np.ndarray) -> Iterator[np.ndarray]:

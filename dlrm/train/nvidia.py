@@ -134,6 +134,7 @@ def write_nvidia(
         ValueError: the model is none that NVIDIA's code has.
         OSError: it cannot be written, or something stands there.
     """
+    _check_dlrm(saved)
     flags, record = saved.config.get("flags", {}), saved.config.get(_RECORD, {})
     rows, dim = [table.rows for table in saved.tables], saved.tables[0].dim
     order = _sorted_by(rows, feature_order) if feature_order else None
@@ -169,6 +170,15 @@ def write_nvidia(
 
 
 Layer = tuple[Tensor, Tensor]  # weight [outputs, inputs] and bias
+
+
+def _check_dlrm(saved: SavedModel) -> None:
+    parts = {name.split(".")[0] for name in saved.dense}
+    if not saved.tables or parts | {"top_mlp"} != {"bottom_mlp", "top_mlp", "output"}:
+        raise ValueError(
+            f"{saved.path}: expected a DLRM, with tables, bottom_mlp, top_mlp and output; got "
+            f"{len(saved.tables)} tables, {', '.join(sorted(parts)) or 'nothing else'}"
+        )
 
 
 def _metadata(path: Path, feature_order: str | None, any_order: bool) -> dict[str, Any]:

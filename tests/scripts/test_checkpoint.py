@@ -218,7 +218,8 @@ def test_code_in_a_file_is_not_run(tool, tmp_path):
     words = ("convert", "--to=dlrm", "--output", tmp_path / "ours", tmp_path / "theirs")
     refused = tool(*words)
     assert refused.returncode == 2
-    assert "metadata.pt" in refused.stderr
+    assert "metadata.pt: has more than tensors" in refused.stderr
+    assert "mkdir" in refused.stderr
     assert "could run code and is not loaded" in refused.stderr
     assert tool(*words, "--feature_order=natural").returncode == 0  # the rest is good
     torch.testing.assert_close(load_model(tmp_path / "ours")(*inputs()), theirs(*inputs()))
@@ -423,6 +424,15 @@ def test_the_exit_codes_are_those_of_diff(root, tmp_path):
         done = subprocess.run(command, check=False, **options)
         assert done.returncode == code, done.stderr
         assert done.stderr.startswith("error: ") if code == 2 else not done.stderr
+
+
+def test_other_models_can_be_looked_at_but_not_converted(tool, tmp_path):
+    other = torch.nn.Linear(3, 2)
+    save_checkpoint(tmp_path / "c", Parameters(other), {"flags": {"lr": 1.0}}, {"step": 2})
+    assert "weight" in tool("inspect", tmp_path / "c").stdout
+    refused = tool("convert", "--to=nvidia", "--output", tmp_path / "n", tmp_path / "c")
+    assert refused.returncode == 2
+    assert "expected a DLRM" in refused.stderr
 
 
 def test_nothing_is_overwritten(tool, tmp_path):

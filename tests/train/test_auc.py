@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from gloo_ranks import Ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import Ranks
 from sklearn.metrics import roc_auc_score
 
 from dlrm.train import auc
