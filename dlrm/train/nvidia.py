@@ -160,8 +160,8 @@ def write_nvidia(
         torch.save(last, staging / "top_model.out.pt")
         for index, table in enumerate(saved.tables):
             shutil.copyfile(table.path, staging / f"bottom_model.embeddings.{index}.bin")
-            shape = {"shape": [table.rows, table.dim]}
-            torch.save(shape, staging / f"embeddings.{index}.meta.pt")
+            meta = {"shape": torch.Size((table.rows, table.dim))}
+            torch.save(meta, staging / f"embeddings.{index}.meta.pt")
         own = {"config": config, "progress": saved.progress}
         torch.save({"data": data, "config": flags, _OURS: own}, staging / "metadata.pt")
         for folder in saved.attached:
