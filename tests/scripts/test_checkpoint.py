@@ -359,6 +359,8 @@ def test_diff_says_what_differs_and_how_much(tool, tmp_path):
     assert tool("diff", tmp_path / "a", tmp_path / "b", "--atol=0.6").returncode == 0
     tolerant = compare(tmp_path / "a", tmp_path / "b", atol=1e-5)
     assert set(tolerant["weights"]) == {"table 1"}
+    assert set(compare(tmp_path / "a", tmp_path / "b", rtol=0.01)["weights"]) == {"table 1"}
+    assert tool("diff", tmp_path / "a", tmp_path / "b", "--rtol=2").returncode == 0
 
 
 def test_diff_sees_configuration_progress_and_state(tmp_path):
