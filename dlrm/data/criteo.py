@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dlrm.data import layout
-from dlrm.data.batch import Batch, BatchedRows
+from dlrm.data.batch import Batch, BatchedRows, Shard
 from dlrm.data.feature_spec import FeatureSpec
 
 BINARY_FILES = {  # the names of 2020 and, for validation, of 2021
@@ -29,15 +29,24 @@ class SplitDataset(BatchedRows):
         split: "train", "test" or "validation".
         batch_size: samples of a batch.
         subset: fraction of the batches to use.
+        shard: what this process reads; by default everything.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is longer or shorter than the label file says.
     """
 
-    def __init__(self, spec: FeatureSpec, split: str, batch_size: int, subset: float = 1.0) -> None:
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        split: str,
+        batch_size: int,
+        subset: float = 1.0,
+        shard: Shard = Shard(),
+    ) -> None:
         num_rows = spec.num_rows(split)
         super().__init__(num_rows, batch_size, subset)
+        self._world = shard.world
         self.table_sizes = spec.cardinalities
         self.categorical_names = list(spec.categorical)
         self.num_numerical = len(spec.numerical)
@@ -52,8 +61,10 @@ class SplitDataset(BatchedRows):
             if spec.numerical
             else np.empty((num_rows, 0), layout.NUMERICAL_DTYPE)
         )
+        tables = range(len(spec.categorical)) if shard.tables is None else shard.tables
         self._ids = [
-            _map(spec.file(split, name), spec.dtype(name), (num_rows,)) for name in spec.categorical
+            _map(spec.file(split, name), spec.dtype(name), (num_rows,))
+            for name in (self.categorical_names[table] for table in tables)
         ]
         self._id_dtype = np.result_type(np.int8, *(ids.dtype for ids in self._ids))
 
@@ -63,10 +74,12 @@ class SplitDataset(BatchedRows):
         ids = np.empty((stop - start, len(self._ids)), self._id_dtype)
         for table, column in enumerate(self._ids):
             ids[:, table] = column[start:stop]
+        own = self._world.part(stop - start)
+        first, last = start + own.start, start + own.stop
         return Batch(
-            torch.from_numpy(self._numerical[start:stop].copy()),
+            torch.from_numpy(self._numerical[first:last].copy()),
             torch.from_numpy(ids),
-            _labels(self._labels[start:stop], self._label_file, start),
+            _labels(self._labels[first:last], self._label_file, first),
         )
 
 

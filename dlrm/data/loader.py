@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dlrm.data import layout
-from dlrm.data.batch import Batch, Dataset
+from dlrm.data.batch import Batch, Dataset, Shard, Sharded
 from dlrm.data.criteo import BINARY_FILES, SplitDataset, open_binary
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.synthetic import IDS, SyntheticDataset, ensure_synthetic_dataset
@@ -138,8 +138,12 @@ def _expect_at_least(flag: str, value: int, least: int) -> None:
         raise ValueError(f"--{flag}: expected an integer of {least} or more, got {value!r}")
 
 
-def open_datasets(config: DataConfig) -> Datasets:
+def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
     """Opens the splits of the dataset that `config` describes, and checks their files' sizes.
+
+    Args:
+        config: which data.
+        shard: what this process reads of every batch; None is everything.
 
     Raises:
         FileNotFoundError, NotADirectoryError: a directory or file is missing.
@@ -147,28 +151,32 @@ def open_datasets(config: DataConfig) -> Datasets:
             there are no training rows.
     """
     kind = DATASET_TYPES[config.dataset_type]
-    datasets = {
-        "split": _open_split,
-        "binary": _open_binary,
-        "synthetic_gpu": _open_synthetic_gpu,
-        "synthetic_disk": _open_synthetic_disk,
-    }[kind](config)
+    if kind in ("split", "synthetic_disk"):  # files of columns, of which a shard reads its own
+        spec = _load_spec(config) if kind == "split" else _synthetic_on_disk(config)
+        datasets = _split_datasets(spec, config, shard or Shard())
+    else:
+        datasets = _open_binary(config) if kind == "binary" else _open_synthetic_gpu(config)
+        if shard is not None:
+            train, test, validation = datasets
+            datasets = Datasets(
+                Sharded(train, shard),
+                Sharded(test, shard),
+                Sharded(validation, shard) if validation else None,
+            )
     if not datasets.train.num_samples:
         raise ValueError(f"{config.dataset}: the training split has no rows")
     return datasets
 
 
-def _open_split(config: DataConfig) -> Datasets:
-    return _split_datasets(_load_spec(config), config)
-
-
-def _split_datasets(spec: FeatureSpec, config: DataConfig) -> Datasets:
+def _split_datasets(spec: FeatureSpec, config: DataConfig, shard: Shard) -> Datasets:
     _check_manifest(spec)
-    test_size = config.test_batch_size
+    size, subset = config.test_batch_size, config.dataset_subset or 1.0
     return Datasets(
-        SplitDataset(spec, "train", config.batch_size, config.dataset_subset or 1.0),
-        SplitDataset(spec, "test", test_size),
-        SplitDataset(spec, "validation", test_size) if "validation" in spec.splits else None,
+        SplitDataset(spec, "train", config.batch_size, subset, shard),
+        SplitDataset(spec, "test", size, shard=shard),
+        SplitDataset(spec, "validation", size, shard=shard)
+        if "validation" in spec.splits
+        else None,
     )
 
 
@@ -257,15 +265,14 @@ def _open_synthetic_gpu(config: DataConfig) -> Datasets:
     return Datasets(train, test, None)
 
 
-def _open_synthetic_disk(config: DataConfig) -> Datasets:
-    spec = ensure_synthetic_dataset(
+def _synthetic_on_disk(config: DataConfig) -> FeatureSpec:
+    return ensure_synthetic_dataset(
         config.synthetic_dataset_dir,
         _synthetic_spec(config),
         config.synthetic_dataset_num_entries,
         seed=config.seed,
         ids=config.synthetic_ids,
     )
-    return _split_datasets(spec, config)
 
 
 def _synthetic_spec(config: DataConfig) -> FeatureSpec:

@@ -1,7 +1,7 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.distributed import World
+from dlrm.distributed import World, exchange
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
 from dlrm.model.interaction import INTERACTIONS, interaction_width
 from dlrm.model.mlp import mlp, output_layer
+from dlrm.model.placement import PLACEMENTS, place_tables
 
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
@@ -39,6 +40,7 @@ class DLRMConfig:
         hash_indices: take ids modulo the rows of their table.
         max_table_size: no table gets more rows than this; needs `hash_indices`.
         embedding_init_scale: tables start as U(-s, s) with s = scale / sqrt(rows).
+        placement: which process holds which tables, see `place_tables`; no value depends on it.
 
     Raises:
         ValueError: values that do not fit together; flag and value are named.
@@ -56,6 +58,7 @@ class DLRMConfig:
     hash_indices: bool = False
     max_table_size: int | None = None
     embedding_init_scale: float = 1.0
+    placement: str = "balanced"
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -82,6 +85,8 @@ class DLRMConfig:
             raise ValueError(
                 f"--interaction_op {self.interaction_op}: expected one of {list(INTERACTIONS)}"
             )
+        if self.placement not in PLACEMENTS:
+            raise ValueError(f"--placement {self.placement}: expected one of {PLACEMENTS}")
         if self.pooling not in ops.POOLINGS:
             raise ValueError(f"--pooling {self.pooling}: expected one of {ops.POOLINGS}")
         if self.max_table_size is not None and not self.hash_indices:
@@ -111,9 +116,16 @@ class DLRMConfig:
         limit = self.max_table_size
         return tuple(size if limit is None else min(size, limit) for size in self.table_sizes)
 
+    def tables_by_rank(self, num_ranks: int) -> list[list[int]]:
+        """Which tables each of `num_ranks` processes holds, in ascending order."""
+        return place_tables(self.embedding_rows, num_ranks, self.placement)
+
 
 class DLRM(nn.Module):
     """Bottom MLP and embeddings, their interaction, top MLP.
+
+    Among several processes each holds whole tables and looks them up for the batch of all; the
+    vectors are exchanged while the bottom MLP runs on the process's own samples.
 
     Args:
         config: the architecture.
@@ -137,15 +149,18 @@ class DLRM(nn.Module):
         self.config, self.dtype = config, dtype
         dim, rows = config.embedding_dim, config.embedding_rows
         scale = config.embedding_init_scale
+        self.world, self.tables_by_rank = world, config.tables_by_rank(world.size)
+        own = {table: rows[table] for table in self.tables_by_rank[world.rank]}
         self.embeddings: JointEmbedding | MultiTableEmbedding
         if config.embedding_type == "multi_table":
-            self.embeddings = MultiTableEmbedding(rows, dim, seed, scale)
+            self.embeddings = MultiTableEmbedding(own, dim, seed, scale)
         else:
             native = config.embedding_type != "joint"
             table_dtype = EMBEDDING_DTYPES[config.embedding_dtype]
-            self.embeddings = JointEmbedding(rows, dim, seed, scale, native, table_dtype)
+            self.embeddings = JointEmbedding(own, dim, seed, scale, native, table_dtype)
         self.table_rows: torch.Tensor
-        self.register_buffer("table_rows", torch.tensor(rows), persistent=False)
+        own_rows = torch.tensor(list(own.values()), dtype=torch.int64)
+        self.register_buffer("table_rows", own_rows, persistent=False)
         self.interact = INTERACTIONS[config.interaction_op]
         width, padding = interaction_width(config.interaction_op, len(rows), dim)
         hidden = config.top_mlp_sizes[:-1]
@@ -161,15 +176,21 @@ class DLRM(nn.Module):
         self.to(world.device)
 
     def forward(
-        self, numerical: Tensor, categorical: Tensor, lengths: Tensor | None = None
+        self,
+        numerical: Tensor,
+        categorical: Tensor,
+        lengths: Tensor | None = None,
+        samples_by_rank: Sequence[int] | None = None,
     ) -> Tensor:
-        """Returns logits, float32 `[batch]`.
+        """Returns logits, float32 `[samples]`.
 
         Args:
-            numerical: `[batch, num_numerical_features]`, any floating dtype.
-            categorical: ids `[batch, tables]`, any integer dtype; with `lengths`, `[total]`, bag
-                after bag as `ops.joint_embedding_bag` takes them.
-            lengths: ids of each sample and table, `[batch, tables]`; None is one each.
+            numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
+                this process, `World.part(batch)`.
+            categorical: ids `[batch, own tables]`, any integer dtype; with `lengths`, `[total]`,
+                bag after bag as `ops.joint_embedding_bag` takes them.
+            lengths: ids of each sample and table, `[batch, own tables]`; None is one each.
+            samples_by_rank: how many samples each process has of the batch; None is `World.part`.
 
         Raises:
             RuntimeError: an id is outside its table, or lengths do not fit the ids; table, row and
@@ -180,14 +201,13 @@ class DLRM(nn.Module):
             if lengths is not None:
                 rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
             categorical = categorical.remainder(rows)
-        dense = self.bottom_mlp(numerical.float())
         if lengths is None:
-            embeddings = self.embeddings(categorical, dtype=dense.dtype)
+            own = self.embeddings(categorical, dtype=self.dtype)
         else:
-            embeddings = self.embeddings.pool(
-                categorical, lengths, self.config.pooling, dtype=dense.dtype
-            )
-        hidden = self.top_mlp(self.interact(dense, embeddings))
+            own = self.embeddings.pool(categorical, lengths, self.config.pooling, dtype=self.dtype)
+        embeddings = exchange(own, self.tables_by_rank, self.world, samples_by_rank)
+        dense = self.bottom_mlp(numerical.float())
+        hidden = self.top_mlp(self.interact(dense, embeddings()))
         return self.output(hidden.float()).squeeze(1)
 
     @contextmanager

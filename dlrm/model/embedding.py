@@ -4,7 +4,7 @@ Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbeddi
 `nn.Embedding` a feature. Both give the same vectors from the same seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ class JointEmbedding(nn.Module):
     """All tables in one weight `[sum of table_sizes, dim]`, one after the other.
 
     Args:
-        table_sizes: rows of each table.
+        tables: rows of each table, by the table's number, which its initial values depend on.
         dim: columns of every table.
         seed: of the initial values, U(-s, s) with s = init_scale / sqrt(rows of the table).
         init_scale: see `seed`.
@@ -30,7 +30,7 @@ class JointEmbedding(nn.Module):
 
     def __init__(
         self,
-        table_sizes: Sequence[int],
+        tables: Mapping[int, int],
         dim: int,
         seed: int = 0,
         init_scale: float = 1.0,
@@ -39,23 +39,25 @@ class JointEmbedding(nn.Module):
     ):
         super().__init__()
         offsets = [0]
-        for size in table_sizes:
+        for size in tables.values():
             offsets.append(offsets[-1] + size)
-        self.table_sizes, self.native = list(table_sizes), native
+        self._numbered, self.native = dict(tables), native
+        self.table_sizes = list(tables.values())
         self.weight = nn.Parameter(torch.empty(offsets[-1], dim, dtype=dtype))
         self.weight_low: Tensor | None
         low = torch.empty(offsets[-1], dim, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
         self.register_buffer("table_offsets", torch.tensor(offsets), persistent=False)
-        for index, rows in enumerate(self.weight.detach().split(self.table_sizes)):
+        parts = self.weight.detach().split(self.table_sizes)
+        for table, rows, begin in zip(tables, parts, offsets, strict=False):
             if low is None:
-                _initialize(rows, index, seed, init_scale)
+                _initialize(rows, table, seed, init_scale)
             else:
                 values = torch.empty(rows.shape)
-                _initialize(values, index, seed, init_scale)
+                _initialize(values, table, seed, init_scale)
                 high, rest = ops.split_float32(values)
                 rows.copy_(high)
-                low[offsets[index] : offsets[index + 1]] = rest
+                low[begin : begin + len(rows)] = rest
 
     def tables(self) -> list[Tensor]:
         """The tables, `[rows, dim]` float32: views of the weight, or joined from its halves."""
@@ -68,9 +70,9 @@ class JointEmbedding(nn.Module):
         """The lower halves of the weight's values, by weight, where it is bfloat16."""
         return {} if self.weight_low is None else {self.weight: self.weight_low}
 
-    def table_parameters(self) -> list[tuple[nn.Parameter, list[int]]]:
-        """Parameters that hold tables, each with the sizes of the tables it holds."""
-        return [(self.weight, self.table_sizes)]
+    def table_parameters(self) -> list[tuple[nn.Parameter, dict[int, int]]]:
+        """Parameters that hold tables, each with the tables it holds: number -> rows, in order."""
+        return [(self.weight, self._numbered)]
 
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
@@ -93,28 +95,27 @@ class JointEmbedding(nn.Module):
 class MultiTableEmbedding(nn.Module):
     """One `nn.Embedding` a feature; arguments as those of `JointEmbedding`."""
 
-    def __init__(
-        self, table_sizes: Sequence[int], dim: int, seed: int = 0, init_scale: float = 1.0
-    ):
+    def __init__(self, tables: Mapping[int, int], dim: int, seed: int = 0, init_scale: float = 1.0):
         super().__init__()
-        self.table_sizes = list(table_sizes)
+        self.dim, self._numbers, self.table_sizes = dim, list(tables), list(tables.values())
         self.embeddings = nn.ModuleList(
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim))
-            for size in table_sizes
+            for size in self.table_sizes
         )
-        offsets = torch.tensor([0, *table_sizes]).cumsum(0)
+        offsets = torch.tensor([0, *self.table_sizes]).cumsum(0)
         self.register_buffer("table_offsets", offsets, persistent=False)
-        for index, table in enumerate(self.tables()):
-            _initialize(table, index, seed, init_scale)
+        for table, rows in zip(self._numbers, self.tables(), strict=True):
+            _initialize(rows, table, seed, init_scale)
 
     def tables(self) -> list[Tensor]:
         """The weights, one a table, `[rows, dim]`."""
         return [weight.detach() for weight, _ in self.table_parameters()]
 
-    def table_parameters(self) -> list[tuple[nn.Parameter, list[int]]]:
-        """Parameters that hold tables, each with the sizes of the tables it holds."""
+    def table_parameters(self) -> list[tuple[nn.Parameter, dict[int, int]]]:
+        """Parameters that hold tables, each with the tables it holds: number -> rows, in order."""
         weights = list(self.embeddings.parameters())
-        return [(w, [size]) for w, size in zip(weights, self.table_sizes, strict=True)]
+        numbered = zip(weights, self._numbers, self.table_sizes, strict=True)
+        return [(weight, {number: size}) for weight, number, size in numbered]
 
     def lower_halves(self) -> dict[Tensor, Tensor]:
         """None: these tables are float32."""
@@ -125,7 +126,7 @@ class MultiTableEmbedding(nn.Module):
         check_ids(ids, self.table_sizes)
         wide = ids.long()
         vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
-        return torch.stack(vectors, dim=1).to(dtype)
+        return self._stack(vectors, len(ids), dtype)
 
     def pool(self, ids: Tensor, lengths: Tensor, pooling: str, dtype: torch.dtype) -> Tensor:
         """As `forward`, for bags of ids; see `ops.joint_embedding_bag`."""
@@ -141,7 +142,12 @@ class MultiTableEmbedding(nn.Module):
                     wide[tables == i], weight, begins, mode=pooling, sparse=True
                 )
             )
-        return torch.stack(vectors, dim=1).to(dtype)
+        return self._stack(vectors, len(lengths), dtype)
+
+    def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
+        if vectors:
+            return torch.stack(vectors, dim=1).to(dtype)
+        return torch.zeros(batch, 0, self.dim, dtype=dtype, requires_grad=True)
 
 
 def check_ids(ids: Tensor, table_sizes: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """Click-through prediction: a DLRM, binary cross-entropy, ROC AUC."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
 import torch
@@ -71,20 +71,21 @@ class Recommendation:
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns the binary cross-entropy of a batch: the mean, or its part of a larger one's."""
+        """Returns this process's share of the mean binary cross-entropy of a batch."""
         logits = self.predict(batch)
         total = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-        return total / (batch.global_size or len(batch.labels))
+        return total / (batch.global_size or self.num_samples(batch))
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
-        return batch.split(parts)
+        return batch.split(parts, self.world)
 
     def predict(self, batch: Batch) -> Tensor:
-        """Returns the logits of a batch, float32 `[batch]`."""
-        return self.model(batch.numerical, batch.categorical, batch.lengths)
+        """Returns the logits of this process's samples of a batch, float32 `[samples]`."""
+        return self.model(batch.numerical, batch.categorical, batch.lengths, batch.samples_by_rank)
 
     def num_samples(self, batch: Batch) -> int:
-        return len(batch.labels)
+        """Returns the samples of a batch in all processes."""
+        return len(batch.categorical if batch.lengths is None else batch.lengths)
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
@@ -106,7 +107,7 @@ class Recommendation:
             "dense": [p for p in self.model.parameters() if id(p) not in held],
         }
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Sequence[int]]]:
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
         return self.model.embeddings.table_parameters()
 
     def optimizers(self, config: OptimizerConfig) -> list[torch.optim.Optimizer]:

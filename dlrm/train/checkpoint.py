@@ -44,14 +44,15 @@ class Parameters:
 
     Attributes:
         model: the network.
-        tables: parameters that hold embedding tables, with the rows of each table they hold. The
-            lower halves of a bfloat16 one are the model's buffer of its name and "_low".
+        tables: parameters that hold embedding tables, with the tables they hold: number -> rows,
+            in order. Among several processes these are this one's. The lower halves of a bfloat16
+            one are the model's buffer of its name and "_low".
         optimizers: those that update the model.
         average: of the weights, name -> tensor; saved and, when a run goes on, loaded.
     """
 
     model: nn.Module
-    tables: Sequence[tuple[nn.Parameter, Sequence[int]]] = ()
+    tables: Sequence[tuple[nn.Parameter, Mapping[int, int]]] = ()
     optimizers: Sequence[Optimizer] = ()
     average: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -70,12 +71,11 @@ class Parameters:
 
     def table_rows(self) -> Iterator[tuple[int, nn.Parameter, int, int]]:
         """Yields (table, parameter that holds it, first row, end row) in table order."""
-        index = 0
-        for parameter, sizes in self.tables:
+        for parameter, tables in self.tables:
             begin = 0
-            for size in sizes:
-                yield index, parameter, begin, begin + size
-                index, begin = index + 1, begin + size
+            for number, size in tables.items():
+                yield number, parameter, begin, begin + size
+                begin += size
 
     def optimizer_of(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:
         """Yields every parameter that an optimizer updates, with that optimizer."""

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -24,16 +24,18 @@ class RunLog:
 
     Args:
         path: the file, or None for none; an earlier run's lines in it are kept.
+        quiet: write and print nothing; for all ranks but the first.
 
     Raises:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike | None = None):
+    def __init__(self, path: str | os.PathLike | None = None, quiet: bool = False):
         self._file: TextIO | None = None
         self._start = time.time()
         self._bar: tqdm | None = None
-        if path is not None:
+        self.quiet = quiet
+        if path is not None and not quiet:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
@@ -66,12 +68,13 @@ class RunLog:
 
     def line(self, text: str) -> None:
         """Prints a line above the progress bar."""
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
+        if not self.quiet:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
 
     def start_progress(self, total: int, initial: int) -> None:
         """Shows a progress bar of training steps, if standard error is a terminal."""
-        self._bar = _bar(total, "train", initial)
+        self._bar = _bar(total, "train", initial, self.quiet)
 
     def progress(self) -> None:
         """Moves the bar on by a step."""
@@ -114,10 +117,24 @@ class Loader(Protocol):
 
 
 class Watched:
-    """A loader whose batches move a progress bar of their own, if standard error is a terminal."""
+    """A loader whose batches move a progress bar of their own, if standard error is a terminal.
 
-    def __init__(self, loader: Loader, title: str):
-        self._loader, self._title = loader, title
+    Args:
+        loader: what to read.
+        title: of the bar.
+        quiet: show none.
+        on_batch: called before each batch.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        title: str,
+        quiet: bool = False,
+        on_batch: Callable[[], object] = lambda: None,
+    ):
+        self._loader, self._title, self._quiet = loader, title, quiet
+        self._on_batch = on_batch
         self.num_samples = loader.num_samples
 
     def __len__(self) -> int:
@@ -127,14 +144,15 @@ class Watched:
         """Yields the loader's batches."""
         with (
             closing(self._loader.batches(epoch, start)) as batches,
-            _bar(len(self) - start, self._title) as bar,
+            _bar(len(self) - start, self._title, quiet=self._quiet) as bar,
         ):
             for batch in batches:
+                self._on_batch()
                 yield batch
                 bar.update()
 
 
-def _bar(total: int, title: str, initial: int = 0) -> tqdm:
+def _bar(total: int, title: str, initial: int = 0, quiet: bool = False) -> tqdm:
     return tqdm(
         total=total,
         initial=initial,
@@ -142,7 +160,7 @@ def _bar(total: int, title: str, initial: int = 0) -> tqdm:
         unit="step",
         leave=False,
         dynamic_ncols=True,
-        disable=not sys.stderr.isatty(),
+        disable=quiet or not sys.stderr.isatty(),
     )
 
 

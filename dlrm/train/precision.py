@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dlrm.distributed import World, all_sum
 from dlrm.train.optim import handles_loss_scale
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -100,8 +101,8 @@ class PrecisionConfig:
 class LossScaler:
     """Backward pass and update under a static loss scale, and with clipped gradients.
 
-    Where a scaled gradient is infinite or NaN, no parameter is updated. The decision stays on the
-    device for optimizers that read `grad_scale` and `found_inf` there.
+    Where a scaled gradient is infinite or NaN on any rank, no parameter is updated on any. The
+    decision stays on the device for optimizers that read `grad_scale` and `found_inf` there.
 
     Args:
         scale: a scalar on the device, or None for none.
@@ -126,25 +127,25 @@ class LossScaler:
         """Computes the gradients of the scaled loss."""
         (loss if self.scale is None else loss * self.scale).backward()
 
-    def step(self, optimizers: Iterable[Optimizer]) -> None:
-        """Lets the optimizers update, unless a gradient is infinite or NaN."""
+    def step(self, optimizers: Iterable[Optimizer], world: World = World()) -> None:
+        """Lets the optimizers update, unless a gradient is infinite or NaN on any rank."""
         if self.scale is None and self.max_grad_norm is None:
             for optimizer in optimizers:
                 optimizer.step()
         else:
-            self._scaled_step(list(optimizers))
+            self._scaled_step(list(optimizers), world)
 
-    def _scaled_step(self, optimizers: list[Optimizer]) -> None:
-        grads = [grad for optimizer in optimizers for grad in _gradients(optimizer)]
-        scale = torch.ones_like(self._skipped) if self.scale is None else self.scale
-        found_inf = torch.zeros_like(self._skipped)
+    def _scaled_step(self, optimizers: list[Optimizer], world: World) -> None:
+        device = optimizers[0].param_groups[0]["params"][0].device
+        scale = torch.ones((), device=device) if self.scale is None else self.scale
+        found_inf = torch.zeros((), device=device)
         if self.scale is not None:
+            grads = [grad for optimizer in optimizers for grad in _gradients(optimizer)]
             greatest = torch.nn.utils.get_total_norm(grads, norm_type=math.inf)
-            found_inf = (~greatest.isfinite()).float()
+            found_inf = all_sum((~greatest.isfinite()).float(), world).clamp_(max=1)
             self._skipped += found_inf
         if self.max_grad_norm is not None:
-            norm = self._norm(optimizers)
-            scale = torch.maximum(scale, norm / self.max_grad_norm)
+            scale = torch.maximum(scale, _norm(optimizers, world) / self.max_grad_norm)
         for optimizer in optimizers:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
@@ -154,16 +155,20 @@ class LossScaler:
                     grad.div_(scale)
                 optimizer.step()
 
-    def _norm(self, optimizers: list[Optimizer]) -> Tensor:
-        """The 2-norm of all gradients, in which repeated rows of sparse ones are added up."""
-        grads = [
-            (weight.grad.coalesce().values() if weight.grad.is_sparse else weight.grad).float()
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for weight in group["params"]
-            if weight.grad is not None
-        ]
-        return torch.nn.utils.get_total_norm(grads)
+
+def _norm(optimizers: list[Optimizer], world: World) -> Tensor:
+    """The 2-norm of all gradients: dense ones, which all ranks have, and each rank's tables'."""
+    grads = [
+        weight.grad
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for weight in group["params"]
+        if weight.grad is not None
+    ]
+    dense = torch.nn.utils.get_total_norm([grad.float() for grad in grads if not grad.is_sparse])
+    rows = [grad.coalesce().values().float() for grad in grads if grad.is_sparse]
+    tables = all_sum(torch.nn.utils.get_total_norm(rows).square().to(dense.device), world)
+    return (dense.square() + tables).sqrt()
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -52,8 +52,8 @@ class Task(Protocol):
         """Returns the metrics of a data set."""
         ...
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Sequence[int]]]:
-        """Returns the parameters that hold tables, with the rows of each table they hold."""
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
+        """Returns the parameters that hold tables, with the tables they hold: number -> rows."""
         ...
 
 

@@ -1,0 +1,88 @@
+"""Sums the gradients of dense parameters over the ranks while the backward pass goes on.
+
+Not torch's DistributedDataParallel: that averages, would have to be told of the tables through a
+private function, and lays its buckets out anew after the first step, so that among three ranks or
+more a resumed run sums in another order than the run it continues.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm.distributed import World
+
+_BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start early
+
+
+class GradientSum:
+    """Sums gradients over the ranks, bucket by bucket, as soon as a bucket has all of its own.
+
+    Every rank has the same parameters in the same order. Buckets are filled from the last parameter
+    on, since its gradient comes first, and sent in that order on every rank.
+
+    Args:
+        parameters: those whose gradients are summed.
+        world: the ranks.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], world: World):
+        self._armed = False
+        self._buckets: list[_Bucket] = []
+        if world.size == 1:
+            return
+        for parameter in reversed(list(parameters)):
+            last = self._buckets[-1] if self._buckets else None
+            if last is None or last.bytes >= _BUCKET_BYTES or last.dtype != parameter.dtype:
+                last = _Bucket(parameter.dtype)
+                self._buckets.append(last)
+            last.add(parameter)
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+
+    def expect(self) -> None:
+        """Announces the last backward pass of a step: its gradients are sent as they come."""
+        self._armed, self._next = True, 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def wait(self) -> None:
+        """Makes every gradient the sum over the ranks; zeros where a rank had none."""
+        self._armed = False
+        for bucket in self._buckets[self._next :]:
+            bucket.send()
+        for bucket in self._buckets:
+            bucket.receive()
+
+    def _arrived(self, parameter: Tensor) -> None:
+        if not self._armed:
+            return
+        self._bucket_of[id(parameter)].missing -= 1
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._buckets[self._next].send()
+            self._next += 1
+
+
+class _Bucket:
+    """Parameters whose gradients travel together."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype, self.bytes, self.missing = dtype, 0, 0
+        self.parameters: list[Tensor] = []
+
+    def add(self, parameter: Tensor) -> None:
+        self.parameters.append(parameter)
+        self.bytes += parameter.numel() * parameter.element_size()
+
+    def send(self) -> None:
+        grads = (torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
+        self._sum = torch.cat([grad.flatten() for grad in grads])
+        self._pending = dist.all_reduce(self._sum, async_op=True)
+
+    def receive(self) -> None:
+        self._pending.wait()
+        sums = self._sum.split([parameter.numel() for parameter in self.parameters])
+        for parameter, grad in zip(self.parameters, sums, strict=True):
+            parameter.grad = grad.view_as(parameter)
+        del self._sum, self._pending
