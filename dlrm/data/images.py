@@ -15,6 +15,7 @@ from dlrm.distributed import World
 from dlrm.files import read_manifest
 
 NUM_DRAWS = 32  # random numbers of a sample, enough for what `dlrm.data.augment` does with it
+NUM_SHARED_DRAWS = 4  # the last of them, which are the same for all samples of a global batch
 
 
 class ImageBatch(NamedTuple):
@@ -27,7 +28,8 @@ class ImageBatch(NamedTuple):
         images: `[rows, 3, height, width]`, uint8.
         labels: `[rows]`, int64.
         draws: `[rows, NUM_DRAWS]`, float64, uniform in [0, 1): what decides how a row is augmented.
-            They depend on seed, epoch and place in the epoch, on neither world nor accumulation.
+            The last NUM_SHARED_DRAWS are the same in all rows. They depend on seed, epoch, batch
+            and place in the global batch alone, not on the world or on how a batch is split.
         global_size: rows of the global batch.
         num_partners: rows that come before the process's own.
     """
@@ -259,7 +261,9 @@ class Epoch(NamedTuple):
 def _draws(keys: tuple[int, ...], rows: int) -> np.ndarray:
     """Numbers in [0, 1) that depend on the keys alone; numpy guarantees these bits for ever."""
     bits = np.random.SFC64(list(keys)).random_raw(rows * NUM_DRAWS)
-    return (bits >> np.uint64(11)).astype(np.float64).reshape(rows, NUM_DRAWS) * 2.0**-53
+    draws = (bits >> np.uint64(11)).astype(np.float64).reshape(rows, NUM_DRAWS) * 2.0**-53
+    draws[:, -NUM_SHARED_DRAWS:] = draws[:1, -NUM_SHARED_DRAWS:]
+    return draws
 
 
 class SyntheticImages:
