@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+_store: dist.Store | None = None  # through which the ranks found each other
 
 _OMPI = {  # what mpirun sets, by the names of torch's launchers
     "RANK": "OMPI_COMM_WORLD_RANK",
@@ -114,7 +115,7 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
     Args:
         device: "cpu", or "cuda", of which each process of a machine takes its own.
         backend: for tensors on CUDA; those on the CPU travel by gloo.
-        timeout: seconds after which a process that does not answer is an error.
+        timeout: seconds to wait for processes that do not come.
 
     Raises:
         ValueError: the launcher's variables contradict each other, or there are too few devices.
@@ -128,13 +129,14 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
     wait = timedelta(seconds=timeout)
     try:
         # The address is that of the launcher, or of rank 0, which then listens there.
-        store, _, _ = next(dist.rendezvous("env://", found.rank, found.size, timeout=wait))
+        global _store
+        _store, _, _ = next(dist.rendezvous("env://", found.rank, found.size, timeout=wait))
         dist.init_process_group(
             "gloo" if device == "cpu" else f"cpu:gloo,cuda:{backend}",
-            store=dist.PrefixStore("dlrm", store),
+            store=dist.PrefixStore("group", _store),
             rank=found.rank,
             world_size=found.size,
-            timeout=wait,
+            timeout=2 * wait,  # a rank that hangs is named before (`dlrm.train.watchdog`)
         )
     except (dist.DistError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -154,6 +156,12 @@ def _own_cuda_device(device: str, found: Launch) -> str:
         )
     torch.cuda.set_device(found.local_rank)
     return f"cuda:{found.local_rank}"
+
+
+def clone_store() -> dist.Store:
+    """Returns a connection of its own, for a thread, to what the ranks of a run tell each other."""
+    assert _store is not None, "of a world that was joined"
+    return dist.PrefixStore("watch", _store.clone())  # type: ignore[attr-defined]
 
 
 def shutdown(world: World) -> None:
@@ -217,7 +225,8 @@ def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
     if len(failed) == world.size:
         raise mine
     ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
-    raise type(mine)(f"{ranks}: {mine}") from mine
+    kind = next(kind for kind in errors if isinstance(mine, kind))
+    raise kind(f"{ranks}: {mine}") from mine
 
 
 def check_same(values: Mapping[str, Any], world: World) -> None:

@@ -3,11 +3,13 @@
 import dlrm.scripts.environment  # noqa: F401  # first, as in the commands
 
 # isort: split
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 import trained_model
+from ranks import Ranks
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,3 +39,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> trained_model.Trained:
 def other_trained(tmp_path_factory: pytest.TempPathFactory) -> trained_model.Trained:
     """The same of another log."""
     return trained_model.make(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Returns so many processes that have joined over gloo; see `ranks.Ranks`."""
+    with contextlib.ExitStack() as stack:
+        started: dict[int, Ranks] = {}
+
+        def of_size(size: int) -> Ranks:
+            if size not in started or not started[size].alive():
+                started[size] = stack.enter_context(Ranks(size))
+            return started[size]
+
+        yield of_size

@@ -13,6 +13,7 @@ from dlrm.data.loader import DATASET_TYPES
 from dlrm.data.synthetic import IDS
 from dlrm.model.dlrm import EMBEDDING_DTYPES, EMBEDDING_TYPES
 from dlrm.model.interaction import INTERACTIONS
+from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.serving.runtimes import RUNTIMES
 from dlrm.train.optim import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, OptimizerConfig
@@ -30,7 +31,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
         *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
         *("optimized_mlp", "cuda_graphs"),
-        "bottom_features_ordered",
+        *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint"),
     ]
 )
 
@@ -101,7 +102,15 @@ def _define_run() -> None:
         "What is measured: native (the model as trained), eager (plain torch), torchscript, onnx "
         "(ONNX Runtime), aot (AOTInductor)",
     )
-    flags.DEFINE_string("backend", "nccl", "Accepted; used by more than one process only")
+    flags.DEFINE_string(
+        "backend", "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"
+    )
+    flags.DEFINE_float(
+        "rank_timeout",
+        1800.0,
+        "Seconds without a step after which a rank that hangs is named and the run ends",
+        lower_bound=1,
+    )
     flags.DEFINE_boolean(
         "bottom_features_ordered", False, "Accepted; features always keep the dataset's order"
     )
@@ -211,6 +220,13 @@ def _define_model() -> None:
     flags.DEFINE_enum(
         "pooling", "sum", list(POOLINGS), "How the rows of a multi-hot feature become one vector"
     )
+    flags.DEFINE_enum(
+        "placement",
+        "balanced",
+        list(PLACEMENTS),
+        "Which process holds which tables: balanced by lookups and rows, or as NVIDIA's; the "
+        "results are the same",
+    )
     flags.DEFINE_integer(
         "max_table_size", None, "Maximum number of rows per embedding table; needs --hash_indices"
     )
@@ -301,6 +317,11 @@ def _define_files() -> None:
         1,
         "How many of the last checkpoints to keep besides the best",
         lower_bound=1,
+    )
+    flags.DEFINE_boolean(
+        "async_checkpoint",
+        False,
+        "Write checkpoints while the training goes on; takes memory for a copy of what is saved",
     )
     flags.DEFINE_boolean(
         "resume", False, "Go on from the last checkpoint in --save_checkpoint_path, if there is one"

@@ -1,11 +1,10 @@
-"""Trains, tests or times a DLRM on one machine: python -m dlrm.scripts.main --mode train ..."""
+"""Trains, tests or times a DLRM: python -m dlrm.scripts.main --mode train ..."""
 
 import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import functools
 import json
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,27 +19,27 @@ from absl import flags as absl_flags
 
 from dlrm import __version__, ops
 from dlrm.data import layout
-from dlrm.data.batch import Batch
+from dlrm.data.batch import Batch, Shard
 from dlrm.data.loader import DATASET_TYPES, DataConfig, Datasets, open_datasets
-from dlrm.distributed import World
+from dlrm.distributed import World, agreed, check_same
 from dlrm.model.dlrm import DLRMConfig
-from dlrm.scripts import flags
+from dlrm.scripts import flags, session
 from dlrm.serving.runtimes import RUNTIMES, open_runtimes
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.benchmark import Latency, measure_inference
 from dlrm.train.checkpoint import (
     CheckpointDirectory,
     Parameters,
-    check_unchanged,
     find_checkpoint,
     last_checkpoint,
     load_checkpoint,
     read_config,
 )
-from dlrm.train.log import RunLog, Watched, draw_curves
+from dlrm.train.log import RunLog, Watched
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
 from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.watchdog import Watchdog
 
 FLAGS = absl_flags.FLAGS
 _HELD_ROWS = 1 << 18  # of an inference benchmark
@@ -51,68 +50,88 @@ absl_flags.adopt_module_key_flags(flags)
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"expected flags only, got {argv[1:]}")
-    try:
-        run()
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        path = FLAGS.save_checkpoint_path
-        last = last_checkpoint(path) if path else None
-        kept = f"--resume goes on from {last}" if last else "nothing was saved"
-        print(f"interrupted; {kept}", file=sys.stderr)
-        sys.exit(130)
+    session.exit_with(run, FLAGS.save_checkpoint_path)
 
 
 def run() -> dict[str, float]:
-    """Does what the flags say and returns the summary.
+    """Does what the flags say and returns the summary, on every rank.
 
     Raises:
         ValueError, OSError, FloatingPointError: what the user can mend.
+        OtherRankError: another rank raises one of these.
+        StoppedError: the training was stopped by a signal.
     """
-    values = flags.values()
-    world = World(device=_device(FLAGS.base_device))
-    precision = flags.config(PrecisionConfig)
+    world = session.join(
+        FLAGS.base_device, FLAGS.backend, flags.given("backend"), FLAGS.rank_timeout
+    )
+    with agreed(world, *session.USER_ERRORS):
+        values = flags.values()
+        precision = flags.config(PrecisionConfig)
+        _check_mode(world)
+    check_same({f"--{name}": value for name, value in values.items()}, world)
     torch.backends.cuda.matmul.allow_tf32 = precision.tf32
     torch.backends.cudnn.allow_tf32 = precision.tf32
     torch.manual_seed(FLAGS.seed)
-    _check_mode()
-    datasets = open_datasets(flags.config(DataConfig, device=world.device))
-    _check_numericals(datasets)
-    checkpoint = FLAGS.load_checkpoint_path and find_checkpoint(FLAGS.load_checkpoint_path)
-    resumed = last_checkpoint(FLAGS.save_checkpoint_path) if FLAGS.resume else None
-    adopted = _adopted(resumed or checkpoint)
-    task = Recommendation(
-        flags.config(
-            DLRMConfig,
-            table_sizes=tuple(datasets.train.table_sizes),
-            num_numerical_features=datasets.train.num_numerical,
-            **adopted,
-        ),
-        world,
-        precision.dtype(world.device),
-        FLAGS.seed,
-        FLAGS.auc_device == "CPU",
-        FLAGS.optimized_mlp,
-    )
-    checkpoints = _checkpoints() if FLAGS.mode == "train" else None
-    with RunLog(FLAGS.log_path) as log:
+    whole = _open_datasets(world)
+    with agreed(world, *session.USER_ERRORS):
+        _check_numericals(whole)
+        checkpoint = FLAGS.load_checkpoint_path and find_checkpoint(FLAGS.load_checkpoint_path)
+        resumed = last_checkpoint(FLAGS.save_checkpoint_path) if FLAGS.resume else None
+        adopted = _adopted(resumed or checkpoint)
+        task = _make_task(whole, world, precision, adopted)
+    fingerprint = _fingerprint(whole)
+    check_same({f"the dataset's {name}": value for name, value in fingerprint.items()}, world)
+    checkpoints = _checkpoints(world) if FLAGS.mode == "train" else None
+    with RunLog(FLAGS.log_path, quiet=world.rank > 0) as log:
         log.parameters(values | adopted)
         for line in _notices(world.device, precision):
             log.line(line)
         if adopted:
             shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
             log.line(f"architecture from {resumed or checkpoint}: {shown}")
-        log.line(_describe(task, datasets, world))
-        with _bad_ids_named(datasets):
+        log.line(_describe(task, whole, world))
+        with _bad_ids_named(whole), Watchdog(world, FLAGS.rank_timeout) as watchdog:
+            datasets = _own_part(task)
             if FLAGS.mode == "train":
-                run = {"flags": values | adopted, "dataset": _fingerprint(datasets)}
-                summary = _train(task, datasets, checkpoint, checkpoints, run, log)
+                run = {"flags": values | adopted, "dataset": fingerprint}
+                summary = _train(task, datasets, checkpoint, checkpoints, run, log, watchdog)
             else:
                 _load_weights(task, checkpoint, log)
                 measure = _test if FLAGS.mode == "test" else _inference_benchmark
                 summary = measure(task, datasets, log)
         log.summary(summary)
     return summary
+
+
+def _make_task(
+    datasets: Datasets, world: World, precision: PrecisionConfig, adopted: dict[str, Any]
+) -> Recommendation:
+    config = flags.config(
+        DLRMConfig,
+        table_sizes=tuple(datasets.train.table_sizes),
+        num_numerical_features=datasets.train.num_numerical,
+        **adopted,
+    )
+    dtype, on_cpu = precision.dtype(world.device), FLAGS.auc_device == "CPU"
+    return Recommendation(config, world, dtype, FLAGS.seed, on_cpu, FLAGS.optimized_mlp)
+
+
+def _open_datasets(world: World) -> Datasets:
+    """Opens the whole dataset on every rank, on the first one first: it may have to be written."""
+    config = None
+    for turn in (world.rank == 0, world.rank > 0):
+        with agreed(world, *session.USER_ERRORS):
+            if turn:
+                config = flags.config(DataConfig, device=world.device)
+                datasets = open_datasets(config)
+    return datasets
+
+
+def _own_part(task: Recommendation) -> Datasets:
+    """The dataset as this rank reads it."""
+    world = task.world
+    shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+    return open_datasets(flags.config(DataConfig, device=world.device), shard)
 
 
 def _train(
@@ -122,6 +141,7 @@ def _train(
     checkpoints: CheckpointDirectory | None,
     run: dict[str, Any],
     log: RunLog,
+    watchdog: Watchdog,
 ) -> dict[str, float]:
     device = task.world.device
     schedule, config = flags.config(ScheduleConfig), flags.config(TrainConfig)
@@ -136,29 +156,25 @@ def _train(
         flags.config(PrecisionConfig).scaler(device),
         checkpoints,
         {"dlrm_version": __version__, **run},
+        beat=watchdog.beat,
     )
-    if not (FLAGS.resume and _resume(trainer, log)) and checkpoint:
-        load_checkpoint(checkpoint, trainer.parameters)
+    if not (FLAGS.resume and session.resume(trainer, log, _frozen)) and checkpoint:
+        load_checkpoint(checkpoint, trainer.parameters, world=task.world)
         log.line(f"weights from {checkpoint}; the run starts at step 0")
     train = Batches(datasets.train, device, FLAGS.shuffle_batch_order, FLAGS.seed)
     if advice := short_run_advice(schedule, config.num_steps(len(train))):
         log.line(f"note: {advice}")
     validation = Batches(datasets.validation, device) if datasets.validation else None
+    session.stop_on_sigterm(trainer)
     summary = trainer.fit(train, Batches(datasets.test, device), validation)
-    curves = Path(FLAGS.log_path).absolute().with_name("curves.png")
-    problem = draw_curves(trainer.progress.history, task.metric, curves)
-    log.line(problem or f"curves: {curves}")
-    if trainer.checkpoints:
-        best = trainer.checkpoints.best() or "none, as nothing was tested"
-        log.line(f"checkpoints: last {trainer.checkpoints.last()}, best {best}")
-    else:
-        log.line("the weights are not saved; --save_checkpoint_path saves them")
+    session.report_files(trainer, log, FLAGS.log_path)
     return summary
 
 
 def _load_weights(task: Recommendation, checkpoint: Path | None, log: RunLog) -> None:
     if checkpoint:
-        load_checkpoint(checkpoint, Parameters(task.model, task.table_parameters()))
+        parameters = Parameters(task.model, task.table_parameters())
+        load_checkpoint(checkpoint, parameters, world=task.world)
         log.line(f"weights from {checkpoint}")
     else:
         log.line("note: no --load_checkpoint_path, so these are the initial weights")
@@ -235,16 +251,6 @@ def _latency(predict: Callable[[Batch], Any], size: int, device: str) -> Latency
     return measure_inference(predict, islice(cycle(held), steps), size, warmup, device)
 
 
-def _device(asked: str | None) -> str:
-    if asked is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.split(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"--base_device {asked}: expected cpu, cuda or cuda:<index>")
-    if asked.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--base_device {asked}: torch finds no CUDA device here; use cpu")
-    return asked
-
-
 def _notices(device: str, precision: PrecisionConfig) -> list[str]:
     """Lines about flags that are accepted and do nothing here."""
     lines = []
@@ -267,7 +273,9 @@ def _check_numericals(datasets: Datasets) -> None:
         )
 
 
-def _check_mode() -> None:
+def _check_mode(world: World) -> None:
+    if FLAGS.mode == "inference_benchmark" and world.size > 1:
+        raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
     if FLAGS.mode != "train" and FLAGS.resume:
         raise ValueError(f"--resume contradicts --mode {FLAGS.mode}: only training goes on")
     if FLAGS.resume and FLAGS.save_checkpoint_path is None:
@@ -294,13 +302,18 @@ def _adopted(checkpoint: Path | None) -> dict[str, Any]:
 
 
 def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
-    weights = sum(p.numel() for p in task.model.parameters())
-    rows = sum(task.model.config.embedding_rows)
+    config, held = task.model.config, {id(weight) for weight, _ in task.table_parameters()}
+    rows = sum(config.embedding_rows)
+    dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
+    weights = dense + rows * config.embedding_dim
     validation = datasets.validation.num_samples if datasets.validation else 0
     device = world.device
     if device == "cpu":
         native = ops.instruction_set() if ops.native_available() else "plain torch"
         device += f" ({torch.get_num_threads()} threads, operators: {native})"
+    if world.size > 1:
+        counts = ", ".join(str(len(tables)) for tables in task.model.tables_by_rank)
+        device += f"  processes: {world.size}, with {counts} tables"
     return (
         f"device: {device}  parameters: {weights:,} ({len(datasets.train.table_sizes)} tables, "
         f"{rows:,} rows)  rows: train {datasets.train.num_samples:,}, "
@@ -308,7 +321,7 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
     )
 
 
-def _checkpoints() -> CheckpointDirectory | None:
+def _checkpoints(world: World) -> CheckpointDirectory | None:
     if FLAGS.save_checkpoint_path is None:
         return None
     fitted = Path(FLAGS.dataset, layout.TRANSFORM) if FLAGS.dataset else None
@@ -316,12 +329,10 @@ def _checkpoints() -> CheckpointDirectory | None:
         FLAGS.save_checkpoint_path,
         FLAGS.keep_checkpoints,
         fitted if fitted and fitted.is_dir() and not _is_synthetic() else None,
+        world,
+        FLAGS.async_checkpoint,
     )
-    if not FLAGS.resume and (last := checkpoints.last()):
-        raise FileExistsError(
-            f"{last}: from an earlier run; --resume goes on from it, or name another directory "
-            "with --save_checkpoint_path"
-        )
+    session.new_or_resumed(checkpoints, FLAGS.resume)
     return checkpoints
 
 
@@ -329,25 +340,11 @@ def _is_synthetic() -> bool:
     return DATASET_TYPES[FLAGS.dataset_type].startswith("synthetic")
 
 
-def _resume(trainer: Trainer, log: RunLog) -> bool:
-    assert trainer.checkpoints is not None
-    last = trainer.checkpoints.last()
-    if last is None:
-        if unfinished := sorted(trainer.checkpoints.path.glob("step-*")):
-            raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
-        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
-        return False
-    check_unchanged(last, _frozen(read_config(last)), _frozen(trainer.run))
-    trainer.resume(last)
-    log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
-    return True
-
-
 def _frozen(run: dict[str, Any]) -> dict[str, Any]:
     """What must stay the same when a run goes on."""
     run = json.loads(json.dumps(run))
     kept = {f"--{k}": v for k, v in run["flags"].items() if k not in flags.RESUME_MAY_CHANGE}
-    kept["--base_device"] = _device(kept["--base_device"])
+    kept["--base_device"] = session.device(kept["--base_device"])
     kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names
     return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
 

@@ -5,84 +5,48 @@
     STEP/dense.safetensors      parameters that are no table
     STEP/optimizer.safetensors  state of the optimizers but for that of table rows
     STEP/average.safetensors    average of the weights over the steps, if there is one
-    STEP/rng.safetensors        state of torch's random generators
+    STEP/rng.safetensors        state of torch's random generators; rng.<r> has that of rank r
     STEP/tables/<i>.bin         rows of table i, float32, row-major: mappable
     STEP/tables/<i>.<state>.bin the same of an optimizer's state of these rows
     STEP/transform/             what the training data were transformed by, if they came with it
     STEP/manifest.json          size and CRC-32 of each file, written last
 
-Tables are stored one by one whatever the layout in memory, so any layout reads any other's.
+Tables are stored one by one whatever the layout in memory and whichever rank holds them, so any
+layout and any number of ranks read any other's.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from safetensors.torch import load_file
+from torch import Tensor
 
-from dlrm.files import MANIFEST, read_manifest, staged_directory, write_atomically, write_manifest
-from dlrm.ops import join_float32, split_float32
+from dlrm.distributed import World, agreed, from_first, gather
+from dlrm.files import MANIFEST, read_manifest, write_atomically
+from dlrm.ops import split_float32
+from dlrm.train.checkpoint_writer import CheckpointWriter
+from dlrm.train.parameters import INTEGER, Parameters, random_state_file
+
+__all__ = [
+    "CheckpointDirectory",
+    "Parameters",
+    "best_checkpoint",
+    "check_unchanged",
+    "find_checkpoint",
+    "last_checkpoint",
+    "load_checkpoint",
+    "read_config",
+    "save_checkpoint",
+]
 
 AVERAGE = "average.safetensors"
 _BEST = "best.json"
-_LOW = "_low"  # ends the name of a buffer of lower halves
 _ROWS_AT_ONCE = 1 << 16  # of a table that is converted on its way
-_INTEGER = ":int"  # marks state that is a Python integer, not a tensor
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """What a checkpoint holds of a model and its optimizers.
-
-    Attributes:
-        model: the network.
-        tables: parameters that hold embedding tables, with the tables they hold: number -> rows,
-            in order. Among several processes these are this one's. The lower halves of a bfloat16
-            one are the model's buffer of its name and "_low".
-        optimizers: those that update the model.
-        average: of the weights, name -> tensor; saved and, when a run goes on, loaded.
-    """
-
-    model: nn.Module
-    tables: Sequence[tuple[nn.Parameter, Mapping[int, int]]] = ()
-    optimizers: Sequence[Optimizer] = ()
-    average: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def dense(self) -> dict[str, Tensor]:
-        """Name -> tensor of everything in the model's state but tables."""
-        tables = {id(parameter) for parameter, _ in self.tables}
-        names = {name for name, value in self.model.named_parameters() if id(value) in tables}
-        names |= {name + _LOW for name in names}
-        return {n: v for n, v in self.model.state_dict().items() if n not in names}
-
-    def low(self) -> dict[int, Tensor]:
-        """`id` of a parameter -> its values' lower halves, where it is bfloat16."""
-        buffers = dict(self.model.named_buffers())
-        names = ((name, id(parameter)) for name, parameter in self.model.named_parameters())
-        return {key: buffers[name + _LOW] for name, key in names if name + _LOW in buffers}
-
-    def table_rows(self) -> Iterator[tuple[int, nn.Parameter, int, int]]:
-        """Yields (table, parameter that holds it, first row, end row) in table order."""
-        for parameter, tables in self.tables:
-            begin = 0
-            for number, size in tables.items():
-                yield number, parameter, begin, begin + size
-                begin += size
-
-    def optimizer_of(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:
-        """Yields every parameter that an optimizer updates, with that optimizer."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    yield parameter, optimizer
 
 
 def save_checkpoint(
@@ -91,44 +55,10 @@ def save_checkpoint(
     config: dict[str, Any],
     progress: dict[str, Any],
     attached: Path | None = None,
+    world: World = World(),
 ) -> None:
-    """Writes a checkpoint; `directory` appears when it is whole, or not at all.
-
-    Args:
-        directory: must not exist, or be empty.
-        parameters: what to save.
-        config: how the run was configured, JSON values.
-        progress: where the run stands, JSON values.
-        attached: a directory to keep in the checkpoint under its name; its files are hard links
-            where the file system allows it, else copies.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with staged_directory(directory) as staging:
-        tables = staging / "tables"
-        tables.mkdir()
-        row_state, other_state = _optimizer_state(parameters)
-        low = parameters.low()
-        listed = []
-        for index, weight, begin, end in parameters.table_rows():
-            state = row_state.get(id(weight), {})
-            rest = low[id(weight)][begin:end] if id(weight) in low else None
-            _write_rows(tables / f"{index}.bin", weight[begin:end], rest)
-            for name, value in state.items():
-                _write_rows(tables / f"{index}.{name}.bin", value[begin:end])
-            listed.append({"rows": end - begin, "dim": weight.shape[1], "state": list(state)})
-        save_file(_contiguous(parameters.dense()), staging / "dense.safetensors")
-        save_file(_contiguous(other_state), staging / "optimizer.safetensors")
-        if parameters.average:
-            save_file(_contiguous(parameters.average), staging / AVERAGE)
-        save_file(_random_state(), staging / "rng.safetensors")
-        kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
-        _write_json(staging / "config.json", {**config, "optimizers": kinds, "tables": listed})
-        _write_json(staging / "progress.json", progress)
-        if attached:
-            shutil.copytree(attached, staging / attached.name, copy_function=_link_or_copy)
-        write_manifest(staging, "checkpoint")
+    """Writes a checkpoint; arguments and errors are those of `CheckpointWriter`."""
+    CheckpointWriter(directory, parameters, config, progress, attached, world).finish()
 
 
 def read_config(directory: str | os.PathLike) -> dict[str, Any]:
@@ -142,16 +72,20 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def load_checkpoint(
-    directory: str | os.PathLike, parameters: Parameters, resume: bool = False
+    directory: str | os.PathLike,
+    parameters: Parameters,
+    resume: bool = False,
+    world: World = World(),
 ) -> dict[str, Any]:
     """Reads a checkpoint into a model and, to resume, into its optimizers and torch's generators.
 
-    Nothing is changed before everything has been found to fit.
+    Nothing is changed before everything has been found to fit, on all ranks.
 
     Args:
         directory: the checkpoint.
-        parameters: what to load into.
+        parameters: what to load into; each rank reads its own tables.
         resume: also load optimizer and generator state.
+        world: the ranks; as many as saved it, or not.
 
     Returns:
         The `progress` it was saved with.
@@ -161,28 +95,35 @@ def load_checkpoint(
         ValueError: a file is damaged, or the architecture is another; all differences are named.
     """
     directory = Path(directory)
-    read_manifest(directory, "checkpoint", check_crc=True)
-    config = read_config(directory)
-    dense = load_file(directory / "dense.safetensors")
-    _check_architecture(directory, parameters, dense, config["tables"])
-    kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
-    if resume and config["optimizers"] != kinds:
-        raise ValueError(f"{directory}: of the optimizers {config['optimizers']}, here {kinds}")
+    own = {table for table, *_ in parameters.table_rows()}
+    num_tables = sum(gather(len(own), world))
+    with agreed(world, ValueError, OSError):
+        read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own))
+        config = read_config(directory)
+        dense = load_file(directory / "dense.safetensors")
+        _check_architecture(directory, parameters, dense, config["tables"], num_tables)
+        kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
+        known = config["optimizers"]
+        if resume and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
+            raise ValueError(f"{directory}: of the optimizers {known}, here {kinds}")
     with torch.no_grad():
         for name, tensor in parameters.dense().items():
             tensor.copy_(dense[name])
         low = parameters.low()
-        for index, weight, begin, end in parameters.table_rows():
+        for table, weight, begin, end in parameters.table_rows():
             rest = low[id(weight)][begin:end] if id(weight) in low else None
-            _read_rows(directory / "tables" / f"{index}.bin", weight[begin:end], rest)
+            _read_rows(directory / "tables" / f"{table}.bin", weight[begin:end], rest)
         if resume:
             _load_optimizers(directory, parameters, config["tables"])
-            if parameters.average:
-                average = load_file(directory / AVERAGE)
-                for name, tensor in parameters.average.items():
-                    tensor.copy_(average[name])
-            _set_random_state(load_file(directory / "rng.safetensors"))
+            _load_average(directory, parameters)
+            _load_random_state(directory, world)
     return json.loads((directory / "progress.json").read_text(encoding="utf-8"))
+
+
+def _is_read(name: str, own_tables: set[int]) -> bool:
+    """Whether this rank reads a file of a checkpoint."""
+    folder, _, file = name.rpartition("/")
+    return folder != "tables" or int(file.partition(".")[0]) in own_tables
 
 
 def check_unchanged(
@@ -205,52 +146,108 @@ def check_unchanged(
 class CheckpointDirectory:
     """The checkpoints of one run: the last few, and the best.
 
-    Each is a directory `step-<step>`; `best.json` names the best one.
+    Each is a directory `step-<step>`; `best.json` names the best one. All ranks make one, of the
+    same directory, and call the same methods in the same order.
 
     Args:
         path: the directory that holds them; created.
         keep: how many of the last to keep besides the best.
-        attached: a directory to keep in each, see `save_checkpoint`.
+        attached: a directory to keep in each, see `CheckpointWriter`.
+        world: the ranks.
+        in_background: write while the training goes on.
 
     Raises:
-        OSError: the directory cannot be written.
+        OSError: the directory cannot be written, or not all ranks see the same.
     """
 
-    def __init__(self, path: str | os.PathLike, keep: int = 1, attached: Path | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        keep: int = 1,
+        attached: Path | None = None,
+        world: World = World(),
+        in_background: bool = False,
+    ):
         self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
-        self.path.mkdir(parents=True, exist_ok=True)
-        for leftover in self.path.glob(".step-*.partial-*"):  # of a run that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
+        self._world, self._in_background = world, in_background
+        self._writer: CheckpointWriter | None = None
+        self._new_best: dict[str, float] | None = None
         probe = self.path / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        with agreed(world, OSError):
+            if world.rank == 0:
+                self.path.mkdir(parents=True, exist_ok=True)
+                for leftover in self.path.glob(".step-*.partial-*"):  # of a run that was killed
+                    shutil.rmtree(leftover, ignore_errors=True)
+                probe.touch()
+        seen = from_first(probe, world)
+        with agreed(world, OSError):
+            if not seen.exists():
+                raise OSError(f"{self.path}: is not the same directory as on rank 0")
+        if world.rank == 0:
+            probe.unlink()
 
     def save(
         self, step: int, parameters: Parameters, config: dict[str, Any], progress: dict[str, Any]
-    ) -> Path:
-        """Saves (see `save_checkpoint`) unless it is saved; drops what is too old."""
+    ) -> None:
+        """Saves (see `CheckpointWriter`) unless it is saved; drops what is too old.
+
+        In the background this returns as soon as what is saved is copied in memory.
+        """
+        self.finish()
         target = self._of(step)
-        if not (target / MANIFEST).exists():
-            save_checkpoint(target, parameters, config, progress, self.attached)
-        self._prune()
-        return target
+        if not from_first((target / MANIFEST).exists(), self._world):
+            self._writer = CheckpointWriter(
+                target,
+                parameters,
+                config,
+                progress,
+                self.attached,
+                self._world,
+                self._in_background,
+            )
+        if not self._in_background:
+            self.finish()
+
+    def written(self) -> bool:
+        """Whether a save goes on of which this rank has written its part."""
+        return self._writer is not None and self._writer.written()
+
+    def finish(self) -> None:
+        """Waits for a save that goes on, if one does, and lets the checkpoint appear.
+
+        Raises:
+            OSError: a rank could not write; nothing appears.
+        """
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.finish()
+        if self._world.rank == 0:
+            if self._new_best is not None:
+                write_atomically(self.path / _BEST, json.dumps(self._new_best) + "\n")
+            self._prune()
+        self._new_best = None
 
     def mark_best(self, record: dict[str, float]) -> None:
-        """Notes which saved checkpoint is the best: its "step", and what was measured of it."""
-        write_atomically(self.path / _BEST, json.dumps(record) + "\n")
-        self._prune()
+        """Notes which checkpoint is the best: its "step", and what was measured of it."""
+        self._new_best = record
+        if self._writer is None:
+            self.finish()
 
     def last(self) -> Path | None:
         """The newest checkpoint, or None."""
-        return last_checkpoint(self.path)
+        return from_first(last_checkpoint(self.path), self._world)
 
     def best(self) -> Path | None:
         """The best checkpoint, or None where none was marked."""
-        return best_checkpoint(self.path)
+        with agreed(self._world, ValueError):
+            found = best_checkpoint(self.path) if self._world.rank == 0 else None
+        return from_first(found, self._world)
 
     def best_record(self) -> dict[str, float]:
         """What `mark_best` noted, or nothing."""
-        return _best_record(self.path)
+        with agreed(self._world, ValueError):
+            record = _best_record(self.path) if self._world.rank == 0 else {}
+        return from_first(record, self._world)
 
     def _of(self, step: int) -> Path:
         return self.path / f"step-{step:09d}"
@@ -316,14 +313,20 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
 
 
 def _check_architecture(
-    directory: Path, parameters: Parameters, dense: dict[str, Tensor], tables: list[dict]
+    directory: Path,
+    parameters: Parameters,
+    dense: dict[str, Tensor],
+    tables: list[dict],
+    num_tables: int,
 ) -> None:
-    expected = {name: list(tensor.shape) for name, tensor in parameters.dense().items()}
-    found = {name: list(tensor.shape) for name, tensor in dense.items()}
-    for index, weight, begin, end in parameters.table_rows():
-        expected[f"table {index}"] = [end - begin, weight.shape[1]]
-    for index, table in enumerate(tables):
-        found[f"table {index}"] = [table["rows"], table["dim"]]
+    expected: dict[str, Any] = {"tables": num_tables}
+    expected |= {name: list(tensor.shape) for name, tensor in parameters.dense().items()}
+    found: dict[str, Any] = {"tables": len(tables)}
+    found |= {name: list(tensor.shape) for name, tensor in dense.items()}
+    for table, weight, begin, end in parameters.table_rows():
+        expected[f"table {table}"] = [end - begin, weight.shape[1]]
+        if table < len(tables):
+            found[f"table {table}"] = [tables[table]["rows"], tables[table]["dim"]]
     _check_same(directory, "another architecture", found, expected)
 
 
@@ -338,30 +341,6 @@ def _check_same(directory: Path, what: str, found: dict, expected: dict) -> None
         raise ValueError(f"{directory}: of {what}:\n  " + "\n  ".join(different[:8]) + more)
 
 
-def _optimizer_state(
-    parameters: Parameters,
-) -> tuple[dict[int, dict[str, Tensor]], dict[str, Tensor]]:
-    """Splits the optimizers' state in that with a row for every row of a table, and the rest.
-
-    Returns:
-        Parameter's `id` -> name -> tensor `[rows, ...]`, and "parameter/name" -> tensor.
-    """
-    names = {id(parameter): name for name, parameter in parameters.model.named_parameters()}
-    tables = {id(parameter) for parameter, _ in parameters.tables}
-    rows: dict[int, dict[str, Tensor]] = {}
-    others = {}
-    for weight, optimizer in parameters.optimizer_of():
-        for key, value in optimizer.state.get(weight, {}).items():
-            by_row = isinstance(value, Tensor) and value.shape[:1] == weight.shape[:1]
-            if by_row and id(weight) in tables:
-                rows.setdefault(id(weight), {})[key] = value
-            elif isinstance(value, Tensor):
-                others[f"{names[id(weight)]}/{key}"] = value
-            elif isinstance(value, int):
-                others[f"{names[id(weight)]}/{key}{_INTEGER}"] = torch.tensor(value)
-    return rows, others
-
-
 def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]) -> None:
     """Gives the optimizers the saved state; torch's create theirs at the first step only."""
     weights = dict(parameters.model.named_parameters())
@@ -370,40 +349,40 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
         parameter, _, key = name.rpartition("/")
         weight = weights[parameter]
         state = optimizers[id(weight)].state[weight]
-        if key.endswith(_INTEGER):
-            state[key.removesuffix(_INTEGER)] = int(value)
+        if key.endswith(INTEGER):
+            state[key.removesuffix(INTEGER)] = int(value)
         else:
             state[key] = value.to(weight.device)
-    for index, weight, begin, end in parameters.table_rows():
-        for key in tables[index]["state"]:
+    for table, weight, begin, end in parameters.table_rows():
+        for key in tables[table]["state"]:
             state = optimizers[id(weight)].state[weight]
             if key not in state:  # torch's own optimizers have one of the weight's shape
                 state[key] = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
-            _read_rows(directory / "tables" / f"{index}.{key}.bin", state[key][begin:end])
+            _read_rows(directory / "tables" / f"{table}.{key}.bin", state[key][begin:end])
+        for key, number in tables[table].get("scalars", {}).items():
+            state = optimizers[id(weight)].state[weight]
+            if isinstance(state.get(key), Tensor):
+                state[key].fill_(number)
+            else:
+                state[key] = number if isinstance(number, int) else torch.tensor(number)
 
 
-def _random_state() -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+def _load_average(directory: Path, parameters: Parameters) -> None:
+    if parameters.average:
+        average = load_file(directory / AVERAGE)
+        for name, tensor in parameters.average.items():
+            tensor.copy_(average[name])
 
 
-def _set_random_state(state: dict[str, Tensor]) -> None:
+def _load_random_state(directory: Path, world: World) -> None:
+    """Sets torch's generators; a rank that no state was saved for keeps what its seed gave it."""
+    file = directory / random_state_file(world.rank)
+    if not file.is_file():
+        return
+    state = load_file(file)
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def _write_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
-    """Writes rows as float32; `low` has the lower halves of bfloat16 ones."""
-    if low is None:
-        assert rows.dtype == torch.float32, f"rows of {rows.dtype}"
-        rows.detach().contiguous().cpu().numpy().tofile(path)
-        return
-    with open(path, "wb") as file:
-        for high, rest in zip(rows.split(_ROWS_AT_ONCE), low.split(_ROWS_AT_ONCE), strict=True):
-            join_float32(high, rest).cpu().numpy().tofile(file)
 
 
 def _read_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
@@ -419,18 +398,3 @@ def _read_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
         high, rest = split_float32(saved[part])
         rows[part].copy_(high)
         low[part].copy_(rest)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

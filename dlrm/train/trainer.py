@@ -12,13 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dlrm.distributed import World
+from dlrm.distributed import World, all_sum
+from dlrm.train.agreement import Agreement
 from dlrm.train.averaging import NoAverage
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
+from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim import set_learning_rate
 from dlrm.train.precision import LossScaler
+
+
+class StoppedError(Exception):
+    """The training was asked to stop, and has saved what there was to save."""
 
 
 class Task(Protocol):
@@ -37,19 +43,19 @@ class Task(Protocol):
     def model(self) -> nn.Module: ...
 
     def loss(self, batch: Any) -> Tensor:
-        """Returns the sum of the samples' losses over the size of the global batch, a scalar."""
+        """Returns the sum of the process's losses over the size of the global batch, a scalar."""
         ...
 
     def split(self, batch: Any, parts: int) -> Sequence[Any]:
-        """Cuts a batch in up to `parts` micro-batches, whose losses add up to its own."""
+        """Cuts a batch in up to `parts` micro-batches, as many on every rank, that add up to it."""
         ...
 
     def num_samples(self, batch: Any) -> int:
-        """Returns the samples of a batch."""
+        """Returns the samples of a batch on all ranks."""
         ...
 
     def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns the metrics of a data set."""
+        """Returns the metrics of a data set, the same on every rank."""
         ...
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
@@ -129,7 +135,7 @@ class Progress:
 
 
 class Trainer:
-    """Trains a task.
+    """Trains a task, with the same steps on every rank.
 
     Args:
         task: what to train.
@@ -142,6 +148,10 @@ class Trainer:
         checkpoints: where to save; None saves nothing.
         average: of the weights over the steps, which is then what is tested; none by default.
         run: how the run was configured, stored in checkpoints.
+        beat: called with the step whenever the training has got on.
+
+    Attributes:
+        stop_requested: set it, on any rank, to end all after a step, with a checkpoint.
     """
 
     def __init__(
@@ -156,8 +166,8 @@ class Trainer:
         checkpoints: CheckpointDirectory | None = None,
         run: dict[str, Any] | None = None,
         average: NoAverage | None = None,
+        beat: Callable[[int], object] = lambda step: None,
     ):
-        assert world.size == 1, "one process"
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
@@ -165,6 +175,11 @@ class Trainer:
         self.parameters = Parameters(
             task.model, task.table_parameters(), optimizers, self.average.state
         )
+        tables = {id(weight) for weight, _ in task.table_parameters()}
+        updated = (weight for weight, _ in self.parameters.optimizer_of())
+        self._gradients = GradientSum((w for w in updated if id(w) not in tables), world)
+        self._agreement = Agreement(world)
+        self.beat, self.stop_requested = beat, False
         self.progress = Progress()
         self._window_loss = torch.zeros((), device=world.device)
         self._clock = Stopwatch(world.device)
@@ -173,8 +188,9 @@ class Trainer:
 
     def resume(self, directory: Any) -> None:
         """Goes on from a checkpoint of this run: weights, optimizers, random state, position."""
-        self.progress = Progress(**load_checkpoint(directory, self.parameters, resume=True))
-        self._window_loss.fill_(self.progress.window_loss)
+        progress = load_checkpoint(directory, self.parameters, resume=True, world=self.world)
+        self.progress = Progress(**progress)
+        self._window_loss.fill_(0 if self.world.rank else self.progress.window_loss)
         self._finite_step = self.progress.step
         if self.checkpoints:
             self.progress.best = self.checkpoints.best_record()
@@ -194,15 +210,16 @@ class Trainer:
 
         Raises:
             FloatingPointError: the loss is NaN or infinite; step and last checkpoint are named.
+            StoppedError: `stop_requested` was set.
         """
         total = self.config.num_steps(len(train))
         throughput = Throughput(self._clock, self.config.benchmark_warmup_steps)
-        reached = False
+        reached = stopped = False
         if self.progress.tested_step < self.progress.step:  # saved just before its test
             reached = self._evaluate_if_due(test, len(train))
         self._clock.lap(self.progress.step)
         self.log.start_progress(total, self.progress.step)
-        while self.progress.step < total and not reached:
+        while self.progress.step < total and not (reached or stopped):
             epoch, start = divmod(self.progress.step, len(train))
             with closing(train.batches(epoch, start)) as batches:
                 self._clock.resume()
@@ -210,19 +227,25 @@ class Trainer:
                     loss = self._train_step(batch)
                     throughput.count(self.task.num_samples(batch))
                     self.log.progress()
+                    self.beat(self.progress.step)
                     self._report(loss, len(train), total)
                     reached = self._evaluate_if_due(test, len(train))
                     self._checkpoint_if_due()
-                    if self.progress.step == total or reached:
+                    stopped = self._agree()
+                    if self.progress.step == total or reached or stopped:
                         break
                 self._clock.pause()
         self.log.end_progress()
+        stopped_late, _ = self._agreement.finish()
+        if stopped or stopped_late:
+            self._stop()
         return self._finish(len(train), test, validation, throughput)
 
     def _train_step(self, batch: Any) -> Tensor:
         set_learning_rate(self.optimizers, self.schedule(self.progress.step + 1))
         loss = self._compute_gradients(batch)
-        self.scaler.step(self.optimizers)
+        self._gradients.wait()
+        self.scaler.step(self.optimizers, self.world)
         self.task.model.zero_grad(set_to_none=True)  # also of what no optimizer updates
         self.average.update()
         self.progress.step += 1
@@ -231,11 +254,30 @@ class Trainer:
     def _compute_gradients(self, batch: Any) -> Tensor:
         """Adds up the gradients of the micro-batches of a batch; returns its loss."""
         losses = []
-        for part in self.task.split(batch, self.config.gradient_accumulation_steps):
+        parts = self.task.split(batch, self.config.gradient_accumulation_steps)
+        for part in parts:
             loss = self.task.loss(part)
+            if part is parts[-1]:
+                self._gradients.expect()
             self.scaler.backward(loss)
             losses.append(loss.detach())
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+
+    def _agree(self) -> bool:
+        """Whether to stop now, and so all ranks; publishes what all of them have written."""
+        written = bool(self.checkpoints and self.checkpoints.written())
+        stop, all_written = self._agreement.exchange(self.stop_requested, written)
+        if all_written and self.checkpoints:
+            self.checkpoints.finish()
+        return stop
+
+    def _stop(self) -> None:
+        kept = "nothing is saved (--save_checkpoint_path saves)"
+        if self.checkpoints:
+            self._save()
+            self.checkpoints.finish()
+            kept = f"--resume goes on from {self.checkpoints.last()}"
+        raise StoppedError(f"stopped after step {self.progress.step}; {kept}")
 
     def _report(self, loss: Tensor, steps_per_epoch: int, total: int) -> None:
         """Prints a line where one is due; elsewhere nothing waits for the device.
@@ -266,11 +308,14 @@ class Trainer:
             progress.window_steps = 0
 
     def _mean_window_loss(self) -> float:
-        """Returns the mean loss since the last line, and finds a NaN."""
-        loss = self._window_loss.item()
+        """Returns the mean loss since the last line, of all ranks, and finds a NaN."""
+        loss = self._global_window_loss()
         self._check_finite(loss, "loss")
         self._finite_step = self.progress.step - 1  # whose update the last loss has judged
         return loss / max(self.progress.window_steps, 1)
+
+    def _global_window_loss(self) -> float:
+        return all_sum(self._window_loss.clone(), self.world).item()
 
     def _check_finite(self, value: float, what: str) -> None:
         step = self.progress.step
@@ -299,10 +344,11 @@ class Trainer:
         began = time.perf_counter()
         try:
             with self.average.applied():
-                metrics = self.task.evaluate(Watched(test, "test"))
+                metrics = self.task.evaluate(self._watched(test, "test"))
         except Exception:  # the test set's fault, which must not cost the training
-            if self.checkpoints:
+            if self.checkpoints and self.world.size == 1:  # others may wait in the evaluation
                 self._save()
+                self.checkpoints.finish()
             raise
         self._check_finite(metrics[self.task.loss_metric], "test loss")
         seconds = time.perf_counter() - began
@@ -341,7 +387,7 @@ class Trainer:
         for name, value in self.parameters.dense().items():
             self._check_finite(value.sum().item(), f"sum of {name}")
         self._clock.pause()
-        self.progress.window_loss = self._window_loss.item()
+        self.progress.window_loss = self._global_window_loss()
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
         self._clock.resume()
 
@@ -360,6 +406,7 @@ class Trainer:
             self._evaluate(test, steps_per_epoch)
         if self.checkpoints:
             self._save()
+            self.checkpoints.finish()
         self._clock.pause()
         losses = [entry["loss"] for entry in progress.history if "lr" in entry]
         summary = {"training_loss": losses[-1]} if losses else {}
@@ -383,17 +430,20 @@ class Trainer:
         tested = tests[-1] if tests else self.progress.best  # saved before its only test
         best = self.checkpoints.best() if self.checkpoints else None
         if best and self.progress.best["step"] != self.progress.step:
-            load_checkpoint(best, self.parameters)
+            load_checkpoint(best, self.parameters, world=self.world)
             tested = self.progress.best
         which = f"best, step {int(tested['step'])}" if best else f"last, step {self.progress.step}"
         results = {"test": {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if validation is not None and validation.num_samples:
-            watched = Watched(validation, "validation")
             with self.average.applied():
+                watched = self._watched(validation, "validation")
                 results["validation"] = self.task.evaluate(watched)
         for name, metrics in results.items():
             self.log.line(f"Final weights ({which}). {name}: {_shown(metrics)}")
         return {f"{s}_{name}": v for s, metrics in results.items() for name, v in metrics.items()}
+
+    def _watched(self, loader: Loader, title: str) -> Watched:
+        return Watched(loader, title, self.log.quiet, lambda: self.beat(self.progress.step))
 
 
 def _shown(metrics: dict[str, float]) -> str:

@@ -54,7 +54,7 @@ def test_accumulation_equals_one_batch(hotness, parts, kind):
 def test_every_sample_is_in_one_micro_batch():
     given = batch(hotness=3)
     parts = given.split(4)
-    assert [len(part.labels) for part in parts] == [4, 3, 3, 3]
+    assert [len(part.labels) for part in parts] == [3, 3, 3, 4]
     for name in ("numerical", "categorical", "labels", "lengths"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(given, name))
     assert {part.global_size for part in parts} == {BATCH}

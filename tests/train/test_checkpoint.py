@@ -156,7 +156,7 @@ def test_a_failed_save_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, 
     run = CheckpointDirectory(tmp_path / "run")
     run.save(1, parameters(), {"flags": {}}, {"step": 1})
     monkeypatch.setattr(
-        "dlrm.train.checkpoint.write_manifest",
+        "dlrm.train.checkpoint_writer.write_manifest",
         lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")),
     )
     with pytest.raises(OSError, match="full"):

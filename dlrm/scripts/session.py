@@ -1,0 +1,168 @@
+"""What the training commands share: joining the world, ending with an exit code, going on."""
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlrm.distributed import OtherRankError, World, from_first, join_world, launch, shutdown
+from dlrm.train.checkpoint import (
+    CheckpointDirectory,
+    check_unchanged,
+    last_checkpoint,
+    read_config,
+)
+from dlrm.train.log import RunLog, draw_curves
+from dlrm.train.trainer import StoppedError, Trainer
+
+STOPPED = 75  # EX_TEMPFAIL: stopped by a signal, and saved; the same command with --resume goes on
+USER_ERRORS = (ValueError, OSError, FloatingPointError)
+_LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
+
+
+def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
+    """Runs a command and ends the process as it went.
+
+    Exit codes: 0, 1 an error that is printed on one line, 75 stopped by SIGTERM, 76 a rank hangs
+    (`dlrm.train.watchdog`), 130 interrupted from the keyboard.
+
+    Args:
+        run: the command.
+        checkpoints: directory that it saves in, if it does.
+    """
+    try:
+        run()
+        if dist.is_initialized():
+            shutdown(World(dist.get_rank(), dist.get_world_size()))
+    except OtherRankError:
+        sys.exit(1)
+    except StoppedError as stopped:
+        if _rank() == 0:
+            print(stopped, file=sys.stderr, flush=True)
+        _leave()
+        sys.exit(STOPPED)
+    except USER_ERRORS as error:
+        sys.exit(f"error: {error}" if _rank() == 0 else f"error: rank {_rank()}: {error}")
+    except RuntimeError as error:
+        if not dist.is_initialized() or not _LOST.search(str(error)):
+            raise
+        reason = str(error).splitlines()[0]
+        sys.exit(f"rank {_rank()} ends, since another rank has gone: {reason}")
+    except KeyboardInterrupt:
+        last = last_checkpoint(checkpoints) if checkpoints else None
+        kept = f"--resume goes on from {last}" if last else "nothing was saved"
+        if _rank() == 0:
+            print(f"interrupted; {kept}", file=sys.stderr)
+        sys.exit(130)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        shutdown(World(dist.get_rank(), dist.get_world_size()))
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:
+    """Joins the world of the launcher's variables.
+
+    Args:
+        asked: device, or None for cuda where there is one.
+        backend: for CUDA tensors.
+        backend_given: whether the user asked for that backend.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        ValueError, OSError: see `join_world`.
+    """
+    chosen = device(asked)
+    if chosen == "cpu" and backend_given and backend != "gloo" and launch().size > 1:
+        raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
+    return join_world(chosen, backend, timeout)
+
+
+def device(asked: str | None) -> str:
+    """Returns the device to run on: the one asked for, else cuda where there is one.
+
+    Raises:
+        ValueError: it is unknown, or is not here.
+    """
+    if asked is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.split(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"--base_device {asked}: expected cpu, cuda or cuda:<index>")
+    if asked.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--base_device {asked}: torch finds no CUDA device here; use cpu")
+    return asked
+
+
+def stop_on_sigterm(trainer: Trainer) -> None:
+    """From here on SIGTERM ends the training after a step, with a checkpoint."""
+
+    def stop(*_: object) -> None:
+        trainer.stop_requested = True
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
+    """Refuses a directory with checkpoints of an earlier run that is not to go on.
+
+    Raises:
+        FileExistsError: it has one, which is named.
+    """
+    if not resume and (last := checkpoints.last()):
+        raise FileExistsError(
+            f"{last}: from an earlier run; --resume goes on from it, or name another directory "
+            "with --save_checkpoint_path"
+        )
+
+
+def resume(
+    trainer: Trainer, log: RunLog, frozen: Callable[[dict[str, Any]], Mapping[str, Any]]
+) -> bool:
+    """Goes on from the last checkpoint of the trainer's directory, if it has one.
+
+    Args:
+        trainer: what goes on.
+        log: where to say so.
+        frozen: how a run was configured -> what of it must be the same now.
+
+    Raises:
+        ValueError: something else is asked for than what is saved.
+    """
+    assert trainer.checkpoints is not None
+    last = trainer.checkpoints.last()
+    if last is None:
+        unfinished = from_first(sorted(trainer.checkpoints.path.glob("step-*")), trainer.world)
+        if unfinished:
+            raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
+        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
+        return False
+    check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
+    trainer.resume(last)
+    log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
+    return True
+
+
+def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
+    """Draws the curves and says where they and the checkpoints are."""
+    if trainer.checkpoints:
+        last, found = trainer.checkpoints.last(), trainer.checkpoints.best()
+        best = found or "none, as nothing was tested"
+    if log.quiet:
+        return
+    curves = Path(log_path).absolute().with_name("curves.png")
+    problem = draw_curves(trainer.progress.history, trainer.task.metric, curves)
+    log.line(problem or f"curves: {curves}")
+    if trainer.checkpoints:
+        log.line(f"checkpoints: last {last}, best {best}")
+    else:
+        log.line("the weights are not saved; --save_checkpoint_path saves them")

@@ -1,0 +1,232 @@
+"""Exact ROC AUC, of scores that one process holds or each of many a part of.
+
+Over many it is a sample sort: every rank sorts its own positives and negatives, samples of these
+cut the line of scores in as many ranges as there are ranks, each rank gets what lies in its range
+and counts, in integers, the pairs there. Scores that very many rows have in common are counted
+and not sent: no cut can divide them.
+"""
+
+import math
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm.distributed import World
+
+T = TypeVar("T")
+
+_SAMPLES = 128  # times the square of the ranks: no range is 6/128 larger than its share
+_NEEDLES = 1 << 14  # looked up at once, so that what is searched stays in the cache
+
+
+def roc_auc(scores: Tensor, labels: Tensor, world: World = World()) -> float:
+    """Returns the exact area under the ROC curve; tied scores count half, as in scikit-learn.
+
+    It is the share of (negative, positive) pairs that the scores put in order. Every rank returns
+    the same, which is what one process returns for all rows together.
+
+    Args:
+        scores: `[n]`, any floating dtype; logits and probabilities give the same.
+        labels: `[n]`, 0 or 1.
+        world: the processes that have rows, each its own: any number of them, or none.
+
+    Returns:
+        The area, or NaN where there are only positives or only negatives.
+
+    Raises:
+        ValueError: shapes differ, a score is NaN, or a label is neither 0 nor 1. Where one rank
+            has them, all raise, and name it.
+    """
+    problem, sides = _by_label(scores, labels)
+    facts = gather((problem, len(sides[0]), len(sides[1]), sides[0].dtype), world)
+    raise_problems("roc_auc", [fact[0] for fact in facts])
+    num_negatives, num_positives = sum(fact[1] for fact in facts), sum(fact[2] for fact in facts)
+    if not num_negatives or not num_positives:
+        return math.nan
+    if world.size == 1:
+        ordered = ordered_pairs(*sides)
+    else:
+        dtype = max((fact[3] for fact in facts), key=lambda dtype: dtype.itemsize)
+        sides[:] = [side.to(dtype) for side in sides]
+        ordered = _over_ranks(sides, num_negatives, num_positives, world)
+    return ordered / (2 * num_negatives * num_positives)
+
+
+def gather(value: T, world: World) -> list[T]:
+    """Returns every rank's value, a small one, in the order of the ranks."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def raise_problems(operation: str, problems: list[str]) -> None:
+    """Raises ValueError where a rank, in the order of the ranks, has a problem; "" is none."""
+    wrong = [rank for rank, problem in enumerate(problems) if problem]
+    if wrong:
+        where = f"rank {wrong[0]}: " if len(problems) > 1 else ""
+        raise ValueError(f"{operation}: {where}{problems[wrong[0]]}")
+
+
+def shape_problem(scores: Tensor, labels: Tensor) -> str:
+    """Says what is wrong with the shapes, or "" where nothing is."""
+    if scores.ndim == 1 and scores.shape == labels.shape:
+        return ""
+    return f"expected scores and labels [n], got {list(scores.shape)} and {list(labels.shape)}"
+
+
+def sample_stride(num_scores: int, num_ranks: int) -> int:
+    """Every how many of its scores a rank shows one to the others."""
+    return -(-num_scores // (_SAMPLES * num_ranks**2))
+
+
+def most_received(num_scores: int, num_ranks: int) -> int:
+    """The most scores that a rank can get, whatever they are and however they lie on the ranks.
+
+    With a stride of m every range has as many samples as another, up to 4 of one value on each list
+    (a rank has two, positives and negatives, and what has 2 m of a value is not sent), and each
+    list has fewer than m scores in the range beyond those that its samples stand for.
+    """
+    return num_scores // num_ranks + 6 * num_ranks * sample_stride(num_scores, num_ranks) + 1
+
+
+def ordered_pairs(negatives: Tensor, positives: Tensor) -> int:
+    """Returns twice the pairs with the positive above the negative, and once those that tie.
+
+    Args:
+        negatives: their scores, sorted.
+        positives: the same.
+    """
+    if len(positives) > len(negatives):
+        return 2 * len(negatives) * len(positives) - ordered_pairs(positives, negatives)
+    ordered = 0
+    for needles in positives.split(1 << 24 if positives.is_cuda else _NEEDLES):
+        if not len(needles):
+            break
+        begin = int(torch.searchsorted(negatives, needles[0]))
+        near = negatives[begin : int(torch.searchsorted(negatives, needles[-1], right=True))]
+        below = torch.searchsorted(near, needles).sum()
+        not_above = torch.searchsorted(near, needles, right=True).sum()
+        ordered += 2 * begin * len(needles) + int(below) + int(not_above)
+    return ordered
+
+
+def frequent_pairs(
+    negatives: list[list[int]], positives: list[list[int]], num_positives: int
+) -> int:
+    """As `ordered_pairs`, of those pairs of which one or both have a frequent score.
+
+    Args:
+        negatives: of each frequent score, ascending: how many negatives are below it, and how many
+            are not above it.
+        positives: the same of positives.
+        num_positives: all of them.
+    """
+    ordered, frequent_above = 0, 0
+    for (below, not_above), (positives_below, positives_not_above) in zip(
+        reversed(negatives), reversed(positives), strict=True
+    ):
+        here = positives_not_above - positives_below
+        above = num_positives - positives_not_above - frequent_above
+        ordered += here * (below + not_above) + 2 * (not_above - below) * above
+        frequent_above += here
+    return ordered
+
+
+def _by_label(scores: Tensor, labels: Tensor) -> tuple[str, list[Tensor]]:
+    """What is wrong, or "", and the scores of negatives and of positives, each sorted."""
+    nothing = [torch.empty(0), torch.empty(0)]
+    if problem := shape_problem(scores, labels):
+        return problem, nothing
+    positive = labels == 1
+    if not (positive | (labels == 0)).all():
+        return "expected labels 0 and 1", nothing
+    scores = scores.detach()
+    if scores.dtype != torch.float64:
+        scores = scores.float()
+    if scores.is_cuda:
+        sides = [scores[~positive], scores[positive]]
+    else:  # numpy selects and sorts several times as fast
+        values, chosen = scores.numpy(), positive.numpy()
+        sides = [torch.from_numpy(np.compress(c, values)) for c in (~chosen, chosen)]
+    sides = [_sort(side) for side in sides]
+    if any(len(side) and side[-1].isnan() for side in sides):  # NaN sorts last
+        return "a score is NaN", nothing
+    return "", sides
+
+
+def _sort(scores: Tensor, runs: bool = False) -> Tensor:
+    """Sorts, in place on the CPU; `runs` says that there are few and they are sorted."""
+    if scores.is_cuda:
+        return scores.sort().values
+    scores.numpy().sort(kind="stable" if runs else None)  # stable merges runs, None is vectorised
+    return scores
+
+
+def _over_ranks(sides: list[Tensor], num_negatives: int, num_positives: int, world: World) -> int:
+    """`ordered_pairs` of all ranks' sides; this one's are dropped as soon as they are sent."""
+    stride = sample_stride(num_negatives + num_positives, world.size)
+    frequent = _frequent(sides, stride, world)
+    counts = _take_out(sides, frequent, world)
+    cuts = _cuts(sides, stride, world)
+    for i in range(len(sides)):
+        sides[i] = _exchange(sides[i], cuts, world)
+    ordered, below = frequent_pairs(*counts, num_positives), 0
+    mine = (len(sides[0]), len(sides[1]), ordered_pairs(*sides))
+    for range_negatives, range_positives, range_ordered in gather(mine, world):
+        ordered += range_ordered + 2 * below * range_positives
+        below += range_negatives
+    return ordered
+
+
+def _frequent(sides: list[Tensor], stride: int, world: World) -> Tensor:
+    """The scores that some rank has two samples of on one side, ascending."""
+    samples = [side[stride - 1 :: stride] for side in sides]
+    twice = [sample[1:][sample[1:] == sample[:-1]] for sample in samples]
+    return _united(torch.cat(twice).unique() + 0.0, world).unique()  # -0.0 + 0.0 is 0.0
+
+
+def _take_out(
+    sides: list[Tensor], values: Tensor, world: World
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Takes values out of the sides; returns the arguments of `frequent_pairs`."""
+    if not len(values):
+        return [], []
+    bounds = []
+    for i, side in enumerate(sides):
+        begins, ends = (torch.searchsorted(side, values, right=right) for right in (False, True))
+        bounds.append(torch.stack([begins, ends], dim=1).cpu())
+        kept = zip([0, *ends.tolist()], [*begins.tolist(), len(side)], strict=True)
+        sides[i] = torch.cat([side[begin:end] for begin, end in kept])
+    everyones = gather(torch.stack(bounds), world)
+    negatives, positives = torch.stack(everyones).sum(0).tolist()
+    return negatives, positives
+
+
+def _cuts(sides: list[Tensor], stride: int, world: World) -> Tensor:
+    """The last score of each rank's range but the last one's."""
+    samples = _united(torch.cat([side[stride - 1 :: stride] for side in sides]), world)
+    ends = [len(samples) * (rank + 1) // world.size - 1 for rank in range(world.size - 1)]
+    if not len(samples):
+        return samples
+    return samples.sort().values[[max(end, 0) for end in ends]]
+
+
+def _united(values: Tensor, world: World) -> Tensor:
+    return torch.cat(gather(values.cpu(), world)).to(values.device)
+
+
+def _exchange(side: Tensor, cuts: Tensor, world: World) -> Tensor:
+    """Sends every rank what is in its range; returns what is in this one's, sorted."""
+    places = [0, *torch.searchsorted(side, cuts, right=True).tolist(), len(side)]
+    sent = [end - begin for begin, end in pairwise(places)]
+    sent += [0] * (world.size - len(sent))  # where nothing was sampled, rank 0 gets the little
+    received = [sizes[world.rank] for sizes in gather(sent, world)]
+    result = side.new_empty(sum(received))
+    dist.all_to_all_single(result, side, received, sent)
+    return _sort(result, runs=True)

@@ -1,0 +1,101 @@
+"""What a checkpoint holds of a model and its optimizers, and where it is found in them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+LOW = "_low"  # ends the name of a buffer of lower halves
+INTEGER = ":int"  # marks state that is a Python integer, not a tensor
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a checkpoint holds of a model and its optimizers.
+
+    Attributes:
+        model: the network.
+        tables: parameters that hold embedding tables, with the tables they hold: number -> rows,
+            in order. Among several processes these are this one's. The lower halves of a bfloat16
+            one are the model's buffer of its name and "_low".
+        optimizers: those that update the model.
+        average: of the weights, name -> tensor; saved and, when a run goes on, loaded.
+    """
+
+    model: nn.Module
+    tables: Sequence[tuple[nn.Parameter, Mapping[int, int]]] = ()
+    optimizers: Sequence[Optimizer] = ()
+    average: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def dense(self) -> dict[str, Tensor]:
+        """Name -> tensor of everything in the model's state but tables."""
+        tables = {id(parameter) for parameter, _ in self.tables}
+        names = {name for name, value in self.model.named_parameters() if id(value) in tables}
+        names |= {name + LOW for name in names}
+        return {n: v for n, v in self.model.state_dict().items() if n not in names}
+
+    def low(self) -> dict[int, Tensor]:
+        """`id` of a parameter -> its values' lower halves, where it is bfloat16."""
+        buffers = dict(self.model.named_buffers())
+        names = ((name, id(parameter)) for name, parameter in self.model.named_parameters())
+        return {key: buffers[name + LOW] for name, key in names if name + LOW in buffers}
+
+    def table_rows(self) -> Iterator[tuple[int, nn.Parameter, int, int]]:
+        """Yields (table, parameter that holds it, first row, end row) in table order."""
+        for parameter, tables in self.tables:
+            begin = 0
+            for number, size in tables.items():
+                yield number, parameter, begin, begin + size
+                begin += size
+
+    def optimizer_of(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:
+        """Yields every parameter that an optimizer updates, with that optimizer."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    yield parameter, optimizer
+
+
+def optimizer_state(
+    parameters: Parameters,
+) -> tuple[dict[int, dict[str, Tensor]], dict[int, dict[str, float]], dict[str, Tensor]]:
+    """Splits the optimizers' state in that of table rows, that of whole tables, and the rest.
+
+    Returns:
+        Parameter's `id` -> name -> tensor `[rows, ...]`; parameter's `id` -> name -> number, for
+        the parameters that hold tables; "parameter/name" -> tensor, for the others.
+    """
+    names = {id(parameter): name for name, parameter in parameters.model.named_parameters()}
+    tables = {id(parameter) for parameter, _ in parameters.tables}
+    rows: dict[int, dict[str, Tensor]] = {}
+    scalars: dict[int, dict[str, float]] = {}
+    others = {}
+    for weight, optimizer in parameters.optimizer_of():
+        key, in_table = id(weight), id(weight) in tables
+        for name, value in optimizer.state.get(weight, {}).items():
+            if not isinstance(value, Tensor | int):
+                continue
+            if not in_table:
+                mark = "" if isinstance(value, Tensor) else INTEGER
+                others[f"{names[key]}/{name}{mark}"] = torch.as_tensor(value)
+            elif isinstance(value, Tensor) and value.ndim:
+                rows.setdefault(key, {})[name] = value
+            else:
+                number = value.item() if isinstance(value, Tensor) else value
+                scalars.setdefault(key, {})[name] = number
+    return rows, scalars, others
+
+
+def random_state_file(rank: int) -> str:
+    """Returns the name of the file with a rank's `random_state`."""
+    return "rng.safetensors" if rank == 0 else f"rng.{rank}.safetensors"
+
+
+def random_state() -> dict[str, Tensor]:
+    """Returns the state of torch's random generators."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state

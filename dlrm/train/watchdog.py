@@ -1,0 +1,113 @@
+"""Notices a rank that hangs, names it with its stack, and ends the run: a launcher restarts it."""
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from dlrm.distributed import World, clone_store
+
+EXIT_CODE = 76  # EX_PROTOCOL: another rank did not answer
+_WAITING_IN = ("dlrm/distributed.py", "dlrm/train/gradient_sum.py", "dlrm/train/agreement.py")
+
+
+class Watchdog:
+    """Ends this process, after a report, when a rank has not got on for some time.
+
+    A thread of each rank tells the others how long ago its rank last called `beat`. Ranks that wait
+    for others stand still as well; who is named is whoever does not answer, or stands still without
+    waiting in a transfer.
+
+    Args:
+        world: the ranks; among one nothing is watched.
+        timeout: seconds without a beat after which the run ends.
+    """
+
+    def __init__(self, world: World, timeout: float):
+        self._world, self._timeout = world, timeout
+        self._step, self._beaten = 0, time.monotonic()
+        self._over = threading.Event()
+        self._said = 0
+        self._main = threading.get_ident()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Watchdog":
+        if self._world.size > 1:
+            self._store = clone_store()
+            self._thread = threading.Thread(target=self._watch, name="dlrm-watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(self._timeout)
+
+    def beat(self, step: int) -> None:
+        """Says that the training has got on."""
+        self._step, self._beaten = step, time.monotonic()
+
+    def _watch(self) -> None:
+        pause = min(self._timeout / 5, 5.0)
+        try:
+            while not self._over.wait(pause):
+                self._say()
+                if self._age() > self._timeout:
+                    self._end(pause)
+        except dist.DistError:  # the store went with its process: the launcher ends the run
+            return
+
+    def _age(self) -> float:
+        return time.monotonic() - self._beaten
+
+    def _say(self) -> None:
+        self._said += 1
+        said = {"said": self._said, "step": self._step}
+        if self._age() > self._timeout / 2:
+            said |= _where(self._main)
+        self._store.set(f"beat/{self._world.rank}", json.dumps(said))
+
+    def _listen(self) -> list[dict[str, Any]]:
+        keys = [f"beat/{rank}" for rank in range(self._world.size)]
+        return [json.loads(self._store.get(k)) if self._store.check([k]) else {} for k in keys]
+
+    def _end(self, pause: float) -> None:
+        before = self._listen()
+        for _ in range(3):  # the others say meanwhile where they are, if they can
+            time.sleep(pause)
+            self._say()
+        now = self._listen()
+        ranks = [new if new != old else None for old, new in zip(before, now, strict=True)]
+        if [rank for rank, said in enumerate(ranks) if said][0] == self._world.rank:
+            print(f"error: {_report(ranks, self._timeout)}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(3 * pause)  # the report comes first: the launcher kills who is left
+        os._exit(EXIT_CODE)
+
+
+def _where(thread: int) -> dict[str, Any]:
+    """The stack of a thread, and whether it waits for other ranks."""
+    frame = sys._current_frames().get(thread)
+    stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
+    waits = any(line.filename.replace(os.sep, "/").endswith(_WAITING_IN) for line in stack)
+    return {"waits": waits, "stack": "".join(stack.format())}
+
+
+def _report(ranks: Sequence[Mapping[str, Any] | None], timeout: float) -> str:
+    lines = [f"no step for {timeout:g} seconds (--rank_timeout); the run ends"]
+    for rank, said in enumerate(ranks):
+        if said is None:
+            lines.append(f"rank {rank} does not answer: it was stopped or lost")
+        elif not said.get("waits"):
+            stack = said.get("stack", "")
+            lines.append(f"rank {rank} hangs after step {said['step']}; its stack:\n{stack}")
+    if len(lines) == 1:
+        lines.append("all ranks wait for a transfer; where each stands:")
+        lines += [f"rank {r}:\n{said['stack']}" for r, said in enumerate(ranks) if said]
+    return "\n".join(lines)

@@ -1,0 +1,162 @@
+"""Training by many processes gives what one process gives, wherever the tables are."""
+
+import functools
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from dlrm.data.batch import Shard, Sharded
+from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.synthetic import SyntheticDataset
+from dlrm.distributed import World, gather
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.optim import OptimizerConfig
+from dlrm.train.precision import LossScaler
+from dlrm.train.trainer import TrainConfig, Trainer
+
+SIZES = (50, 7, 200)  # four ranks are more than tables
+BATCH, STEPS = 13, 20  # which nothing divides
+
+
+class Run(NamedTuple):
+    """What is trained, and how."""
+
+    embedding_type: str = "joint_fused"
+    optimizer: str = "sgd"
+    placement: str = "balanced"
+    embedding_dtype: str = "fp32"
+    hotness: int | None = None
+    accumulate: int = 1
+    dtype: torch.dtype = torch.float32
+    rows: int = BATCH * STEPS
+    infinite_on: int = -1  # rank whose gradient overflows at step 3
+    interaction_op: str = "cuda_dot"
+
+
+class Overflowing(Recommendation):
+    """Its fourth gradient is infinite on one rank."""
+
+    infinite_on, calls = -1, 0
+
+    def predict(self, batch):
+        self.calls += 1
+        logits = super().predict(batch)
+        if self.calls == 4 and self.world.rank == self.infinite_on:
+            logits.register_hook(lambda gradient: gradient * float("inf"))
+        return logits
+
+
+def train(world: World, run: Run):
+    """Returns the losses, the tables and the other weights after 20 steps, and the metrics."""
+    config = DLRMConfig(
+        SIZES,
+        4,
+        8,
+        bottom_mlp_sizes=(16, 8),
+        top_mlp_sizes=(16, 8, 1),
+        embedding_type=run.embedding_type,
+        embedding_dtype=run.embedding_dtype,
+        placement=run.placement,
+        interaction_op=run.interaction_op,
+    )
+    task = Overflowing(config, world, run.dtype, seed=5)
+    task.infinite_on = run.infinite_on
+    shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+    spec = FeatureSpec.default(".", 4, SIZES)
+    hotness = run.hotness and [run.hotness]
+    train_set, test_set = (
+        Batches(Sharded(SyntheticDataset(spec, split, rows, BATCH, seed=1, hotness=hotness), shard))
+        for split, rows in (("train", run.rows), ("test", 100))
+    )
+    half = run.dtype == torch.float16
+    trainer = Trainer(
+        task,
+        task.optimizers(OptimizerConfig(run.optimizer, _dense(run.optimizer))),
+        lambda step: 0.05 / step,
+        TrainConfig(print_freq=1, gradient_accumulation_steps=run.accumulate),
+        world,
+        scaler=LossScaler(torch.tensor(16.0)) if half else None,
+    )
+    trainer.log.quiet = True
+    summary = trainer.fit(train_set, test_set)
+    losses = [entry["loss"] for entry in trainer.progress.history if "lr" in entry]
+    own = zip(task.model.tables_by_rank[world.rank], task.model.embeddings.tables(), strict=True)
+    tables = {number: table for part in gather(dict(own), world) for number, table in part.items()}
+    return losses, tables, trainer.parameters.dense(), summary, trainer.scaler.report()
+
+
+def _dense(optimizer: str) -> str:
+    return optimizer.removeprefix("row_wise_")
+
+
+@functools.cache
+def alone(run: Run):
+    return train(World(), run)
+
+
+def check(ranks, size: int, run: Run):
+    expected, results = (
+        alone(run._replace(placement="balanced")),
+        ranks(size).call(train, [(run,)] * size),
+    )
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        torch.testing.assert_close(result[0], expected[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(result[1], expected[1], atol=1e-5, rtol=0)
+        torch.testing.assert_close(dict(result[2]), dict(expected[2]), atol=1e-5, rtol=0)
+        assert result[3]["best_auc"] == pytest.approx(expected[3]["best_auc"], abs=2e-3)
+        assert result[4] == expected[4]
+
+
+NATIVE = [("joint_fused", kind) for kind in ("sgd", "adagrad", "row_wise_adagrad", "adam")]
+TORCH = [
+    (layout, kind)
+    for layout in ("joint_sparse", "joint", "multi_table")
+    for kind in ("sgd", "adagrad", "adam")
+]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("placement", ["balanced", "nvidia"])
+@pytest.mark.parametrize(("layout", "optimizer"), NATIVE + TORCH)
+def test_losses_and_weights_are_those_of_one_process(ranks, size, placement, layout, optimizer):
+    check(ranks, size, Run(layout, optimizer, placement))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(embedding_dtype="bf16"),
+        Run(hotness=4),
+        Run("multi_table", hotness=4),
+        Run(interaction_op="cat"),
+        Run(accumulate=2),
+        Run(accumulate=3, hotness=4),
+        Run(accumulate=100),
+        Run(rows=BATCH * 3 + 1),  # a last batch of one sample
+        Run(optimizer="adam", rows=BATCH * 3 + 1),
+    ],
+    ids=str,
+)
+def test_so_are_other_ways_to_train(ranks, size, run):
+    check(ranks, size, run)
+
+
+@pytest.mark.parametrize("infinite_on", [0, 1])
+def test_an_overflow_of_one_rank_skips_the_step_on_all(ranks, infinite_on):
+    run = Run(dtype=torch.float16, infinite_on=infinite_on)
+    first, second = ranks(2).call(train, [(run,)] * 2)
+    assert first[4] == second[4] == "  skipped: 1"
+    torch.testing.assert_close(first[1:3], second[1:3], atol=0, rtol=0)
+    assert all(table.isfinite().all() for table in first[1].values())
+
+
+def test_a_run_is_bitwise_repeatable(ranks):
+    run = Run(optimizer="adam")
+    once, again = (ranks(3).call(train, [(run,)] * 3)[0] for _ in range(2))
+    assert once[0] == again[0]
+    torch.testing.assert_close(once[1:3], again[1:3], atol=0, rtol=0)

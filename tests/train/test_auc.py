@@ -1,0 +1,209 @@
+"""AUC over real processes, with scikit-learn as the oracle."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import Ranks
+from sklearn.metrics import roc_auc_score
+
+from dlrm.train import auc
+from dlrm.train.auc import frequent_pairs, most_received, ordered_pairs, roc_auc, sample_stride
+from dlrm.train.metrics import click_metrics
+
+SIZES = (2, 3, 4)
+EXACT = 1e-12  # both sides are ratios of integers below 2**53; only the last division rounds
+
+
+@pytest.fixture(scope="module", params=SIZES, name="ranks")
+def ranks_of_each_size(request):
+    with Ranks(request.param) as ranks:
+        yield ranks
+
+
+def measured(world, scores, labels):
+    """The AUC, and the most scores that a rank had after an exchange."""
+    received = [0]
+    exchange = auc._exchange
+
+    def watched(*arguments):
+        result = exchange(*arguments)
+        received[0] += len(result)
+        return result
+
+    auc._exchange = watched
+    try:
+        return roc_auc(scores, labels, world), received[0]
+    finally:
+        auc._exchange = exchange
+
+
+def over(ranks, scores, labels, parts=None):
+    """The AUC of rows dealt to the ranks as `parts` says; all must find the same."""
+    if parts is None:
+        parts = np.arange(len(scores)) % ranks.size
+    own = [(scores[parts == rank], labels[parts == rank]) for rank in range(ranks.size)]
+    results = ranks.call(measured, own)
+    for result in results:
+        assert isinstance(result, tuple), result
+    areas, received = zip(*results, strict=True)
+    assert len(set(map(str, areas))) == 1
+    assert str(areas[0]) == str(roc_auc(scores, labels))  # the same bits as of one process
+    assert max(received) <= most_received(len(scores), ranks.size)
+    return areas[0]
+
+
+def check(ranks, scores, labels, parts=None):
+    found = over(ranks, scores, labels, parts)
+    if len(labels.unique()) < 2:
+        assert math.isnan(found)
+    else:
+        expected = roc_auc_score(labels.numpy(), scores.double().numpy())
+        assert abs(found - expected) < EXACT
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 1e-30, 2.0, math.inf]),
+            st.booleans(),
+            st.integers(0, 3),
+        ),
+        max_size=50,
+    )
+)
+def test_ties_empty_ranks_and_one_class_count_as_in_scikit_learn(ranks, rows):
+    scores = torch.tensor([score for score, _, _ in rows])
+    labels = torch.tensor([float(label) for _, label, _ in rows])
+    parts = np.array([part % ranks.size for *_, part in rows], dtype=np.int64)
+    found = over(ranks, scores, labels, parts)
+    if len(labels.unique()) < 2:
+        assert math.isnan(found)
+    else:
+        finite = scores.clamp(-9, 9)  # scikit-learn refuses infinite scores
+        assert abs(found - roc_auc_score(labels, finite.double())) < EXACT
+
+
+def rows_of(kind, count=40_000):
+    random = torch.Generator().manual_seed(1)
+    labels = (torch.rand(count, generator=random) < 0.2).float()
+    scores = torch.randn(count, generator=random) + labels
+    mixed = torch.rand(count, generator=random)
+    kinds = {
+        "distinct": scores,
+        "float64": scores.double() + 1e-9,
+        "bfloat16": scores.bfloat16(),
+        "sorted": scores.sort().values,
+        "all tied": torch.zeros(count),
+        "half tied": torch.where(mixed < 0.5, torch.tensor(0.25), scores),
+        "few values": (scores * 2).round(),
+        "many frequent values": (scores * 40).round(),
+        "separated": labels - 0.5,
+        "one outlier": torch.where(
+            torch.arange(count) == 7, torch.tensor(1e30), torch.tensor(-0.0)
+        ),
+    }
+    return kinds[kind], labels
+
+
+KINDS = (
+    *("distinct", "float64", "bfloat16", "sorted", "all tied", "half tied", "few values"),
+    *("many frequent values", "separated", "one outlier"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dealt", ["by turns", "in blocks of other sizes", "by label", "to one"])
+def test_ranks_agree_with_scikit_learn_and_none_gets_more_than_its_share(ranks, kind, dealt):
+    scores, labels = rows_of(kind)
+    rows = np.arange(len(scores))
+    parts = {
+        "by turns": rows % ranks.size,
+        "in blocks of other sizes": np.minimum(ranks.size - 1, (rows / len(rows)) ** 2 * 5).astype(
+            int
+        ),
+        "by label": np.where(labels.numpy() == 1, 0, 1 + rows % (ranks.size - 1)),
+        "to one": np.full(len(rows), ranks.size - 1),
+    }
+    check(ranks, scores, labels, parts[dealt])
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_class_is_nan(ranks, label):
+    assert math.isnan(over(ranks, torch.randn(20), torch.full((20,), label)))
+
+
+def test_no_rows_are_nan(ranks):
+    assert math.isnan(over(ranks, torch.empty(0), torch.empty(0)))
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "message"),
+    [
+        ([0.1, math.nan], [0, 1], "a score is NaN"),
+        ([0.1, 0.2], [0, 2], "expected labels 0 and 1"),
+        ([0.1, 0.2], [0], r"expected scores and labels \[n\], got \[2\] and \[1\]"),
+    ],
+)
+def test_what_one_rank_cannot_take_all_refuse_and_name(ranks, scores, labels, message):
+    wrong = (torch.tensor(scores), torch.tensor(labels))
+    good = (torch.tensor([0.5, 0.25]), torch.tensor([1, 0]))
+    for function in (roc_auc_of, click_metrics_of):
+        own = [wrong if rank == 1 else good for rank in range(ranks.size)]
+        if function is click_metrics_of and "NaN" in message:
+            continue  # NaN is a result there
+        for error in ranks.call(function, own):
+            assert isinstance(error, ValueError)
+            with pytest.raises(ValueError, match=f"rank 1: {message}"):
+                raise error
+    assert ranks.call(roc_auc_of, [good] * ranks.size) == [1.0] * ranks.size  # and it goes on
+
+
+def roc_auc_of(world, scores, labels):
+    return roc_auc(scores, labels, world)
+
+
+def click_metrics_of(world, logits, labels):
+    return click_metrics(logits, labels, world)
+
+
+def test_all_metrics_are_those_of_one_process(ranks):
+    scores, labels = rows_of("distinct")
+    parts = np.arange(len(scores)) % (ranks.size - 1)  # the last rank has none
+    own = [(scores[parts == rank], labels[parts == rank]) for rank in range(ranks.size)]
+    first, *others = ranks.call(click_metrics_of, own)
+    assert all(other == first for other in others)
+    assert first == pytest.approx(click_metrics(scores, labels), rel=1e-12)
+    own[0][0][3] = math.nan
+    for found in ranks.call(click_metrics_of, own):
+        assert all(map(math.isnan, found.values()))
+
+
+def test_counts_are_exact_far_above_the_integers_of_a_float64():
+    # Four thousand million rows, half of them positive, all of one score: half of the pairs
+    half = 2 * 10**9
+    assert frequent_pairs([[0, half]], [[0, half]], half) == half * half > 2**61
+    # a third value above: its positives are above all negatives of the others
+    negatives, positives = [[0, half], [half, half + 1]], [[0, half], [half, half + 5]]
+    tied, above = half * half, 2 * 5 * half
+    assert frequent_pairs(negatives, positives, half + 5) == tied + above + 5
+
+
+def test_pairs_are_counted_alike_from_both_sides():
+    negatives, positives = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([1.0, 3.0])
+    # 1 is above one and ties with two, 3 is above four
+    assert ordered_pairs(negatives, positives) == (2 + 2) + 8
+    assert ordered_pairs(positives, negatives) == 2 * 8 - 12
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8, 64])
+@pytest.mark.parametrize("num_scores", [10**8, 4 * 10**9])
+def test_the_most_that_a_rank_gets_is_a_twentieth_above_its_share(num_scores, num_ranks):
+    share = num_scores / num_ranks
+    assert share <= most_received(num_scores, num_ranks) < 1.05 * share
+    shown = num_scores / sample_stride(num_scores, num_ranks)
+    assert shown <= 128 * num_ranks**2  # what every rank sees of the others
