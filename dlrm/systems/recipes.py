@@ -53,7 +53,7 @@ def nvidia(model: str, global_batch: int) -> dict[str, Any]:
 
 
 def dlperf(model: str, global_batch: int) -> dict[str, Any]:
-    """DLPerf: NVIDIA's rates, for throughput alone: 120 steps, of which the first 20 do not count."""
+    """DLPerf: NVIDIA's rates for throughput alone, in 120 steps; the first 20 do not count."""
     return {
         **nvidia(model, global_batch),
         "epochs": 1,
@@ -64,7 +64,7 @@ def dlperf(model: str, global_batch: int) -> dict[str, Any]:
 
 
 def graphcore(model: str, global_batch: int) -> dict[str, Any]:
-    """Graphcore's TensorFlow CNNs on IPUs; networks have group norm unless --norm batch is given."""
+    """Graphcore's TensorFlow CNNs on IPUs, with group norm unless --norm batch is given."""
     common = {
         "norm": "group",
         "loss_scale": 128.0,

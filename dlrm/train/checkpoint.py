@@ -113,9 +113,9 @@ def load_checkpoint(
         for table, weight, begin, end in parameters.table_rows():
             rest = low[id(weight)][begin:end] if id(weight) in low else None
             _read_rows(directory / "tables" / f"{table}.bin", weight[begin:end], rest)
+        _load_average(directory, parameters)
         if resume:
             _load_optimizers(directory, parameters, config["tables"])
-            _load_average(directory, parameters)
             _load_random_state(directory, world)
     return json.loads((directory / "progress.json").read_text(encoding="utf-8"))
 
@@ -368,7 +368,7 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
 
 
 def _load_average(directory: Path, parameters: Parameters) -> None:
-    if parameters.average:
+    if parameters.average and (directory / AVERAGE).exists():
         average = load_file(directory / AVERAGE)
         for name, tensor in parameters.average.items():
             tensor.copy_(average[name])
