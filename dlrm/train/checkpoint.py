@@ -353,6 +353,8 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
             state[key.removesuffix(INTEGER)] = int(value)
         else:
             state[key] = value.to(weight.device)
+            if value.shape == weight.shape:  # torch's fused optimizers want the weight's strides
+                state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
     for table, weight, begin, end in parameters.table_rows():
         for key in tables[table]["state"]:
             state = optimizers[id(weight)].state[weight]
