@@ -35,6 +35,9 @@ RESUME_MAY_CHANGE = frozenset(
     ]
 )
 
+# Flags in which the ranks of a run may differ: where each finds the same data.
+RANKS_MAY_DIFFER = frozenset(["dataset", "synthetic_dataset_dir", "log_path", "output_dir"])
+
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
 ARCHITECTURE = (
     "embedding_dim",

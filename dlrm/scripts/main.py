@@ -68,7 +68,8 @@ def run() -> dict[str, float]:
         values = flags.values()
         precision = flags.config(PrecisionConfig)
         _check_mode(world)
-    check_same({f"--{name}": value for name, value in values.items()}, world)
+    shared = {f"--{k}": v for k, v in values.items() if k not in flags.RANKS_MAY_DIFFER}
+    check_same(shared, world)
     torch.backends.cuda.matmul.allow_tf32 = precision.tf32
     torch.backends.cudnn.allow_tf32 = precision.tf32
     torch.manual_seed(FLAGS.seed)

@@ -28,42 +28,38 @@ _LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", r
 def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     """Runs a command and ends the process as it went.
 
-    Exit codes: 0, 1 an error that is printed on one line, 75 stopped by SIGTERM, 76 a rank hangs
-    (`dlrm.train.watchdog`), 130 interrupted from the keyboard.
+    Exit codes: 0; 1 an error that is printed on one line; 75 stopped by SIGTERM; 76 a rank hangs
+    (`dlrm.train.watchdog`); 130 interrupted from the keyboard.
 
     Args:
         run: the command.
         checkpoints: directory that it saves in, if it does.
     """
+    code: int | str = 0
     try:
         run()
-        if dist.is_initialized():
-            shutdown(World(dist.get_rank(), dist.get_world_size()))
     except OtherRankError:
-        sys.exit(1)
+        code = 1
     except StoppedError as stopped:
+        code = STOPPED
         if _rank() == 0:
             print(stopped, file=sys.stderr, flush=True)
-        _leave()
-        sys.exit(STOPPED)
     except USER_ERRORS as error:
-        sys.exit(f"error: {error}" if _rank() == 0 else f"error: rank {_rank()}: {error}")
+        code = f"error: {error}" if _rank() == 0 else f"error: rank {_rank()}: {error}"
     except RuntimeError as error:
         if not dist.is_initialized() or not _LOST.search(str(error)):
             raise
         reason = str(error).splitlines()[0]
-        sys.exit(f"rank {_rank()} ends, since another rank has gone: {reason}")
+        code = f"rank {_rank()} ends, since another rank has gone: {reason}"
     except KeyboardInterrupt:
+        code = 130
         last = last_checkpoint(checkpoints) if checkpoints else None
         kept = f"--resume goes on from {last}" if last else "nothing was saved"
         if _rank() == 0:
             print(f"interrupted; {kept}", file=sys.stderr)
-        sys.exit(130)
-
-
-def _leave() -> None:
     if dist.is_initialized():
         shutdown(World(dist.get_rank(), dist.get_world_size()))
+    sys.exit(code)
 
 
 def _rank() -> int:

@@ -253,7 +253,7 @@ class CheckpointDirectory:
         return self.path / f"step-{step:09d}"
 
     def _prune(self) -> None:
-        best = self.best()
+        best = best_checkpoint(self.path)
         for old in _whole_checkpoints(self.path)[: -self.keep]:
             if old != best:
                 shutil.rmtree(old)

@@ -1,0 +1,332 @@
+"""The command in many real processes: started by launchers, stopped, killed, hung, misused."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_dataset import MODEL, RUN, write_dataset
+
+from dlrm.train.checkpoint import find_checkpoint
+
+SECONDS = 180  # after which a test gives up
+TRAIN = ["--mode=train", "--base_device=cpu", *MODEL, *RUN]
+
+
+class Job:
+    """A launcher and its processes; their output is gathered while they run."""
+
+    def __init__(self, folder, module, *arguments, launcher=None, env=()):
+        self.log = folder / "output.txt"
+        launcher = launcher or ["torch.distributed.run", "--nproc_per_node=2"]
+        command = [sys.executable, "-m", *launcher, "-m", module, *arguments]
+        with open(self.log, "a") as out:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **dict(env)},
+                start_new_session=True,
+            )
+
+    def output(self):
+        return self.log.read_text()
+
+    def wait(self):
+        """The exit code; whatever happens, no process of the job is left."""
+        try:
+            return self.process.wait(SECONDS)
+        finally:
+            self.kill()
+
+    def kill(self):
+        for pid in [*self.ranks(), self.process.pid]:  # each rank is in a session of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def wait_for(self, found, what):
+        """Waits until `found()` is true."""
+        end = time.monotonic() + SECONDS
+        while not (result := found()):
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.kill()
+                raise AssertionError(f"no {what}:\n{self.output()}")
+            time.sleep(0.05)
+        return result
+
+    def ranks(self):
+        """Process ids of the ranks, in their order."""
+        found = {}
+        for entry in os.listdir("/proc"):
+            try:
+                pid, folder = int(entry), Path("/proc", entry)
+                parent = int(folder.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+                variables = folder.joinpath("environ").read_bytes().split(b"\0")
+                rank = [int(v.removeprefix(b"RANK=")) for v in variables if v.startswith(b"RANK=")]
+                if parent == self.process.pid and rank:
+                    found[rank[0]] = pid
+            except (OSError, ValueError):
+                continue
+        return [found[rank] for rank in sorted(found)]
+
+
+@pytest.fixture
+def start(tmp_path, dataset):
+    """Starts a job in the test's folder, and kills it when the test ends."""
+    jobs = []
+
+    def run(*arguments, module="dlrm.scripts.main", data=dataset, **options):
+        jobs.append(Job(tmp_path, module, f"--dataset={data}", *TRAIN, *arguments, **options))
+        return jobs[-1]
+
+    yield run
+    for job in jobs:
+        job.kill()
+
+
+def last_metrics(output):
+    return {
+        name: float(value)
+        for name, value in re.findall(r"DLL .* - \(\) (\w+) : ([-\d.e]+)", output)
+        if "throughput" not in name
+    }
+
+
+def weights(folder):
+    """Every weight in a run's last checkpoint, as bytes."""
+    checkpoint = sorted(folder.glob("step-*"))[-1]
+    names = [p for p in checkpoint.rglob("*") if p.suffix in (".bin", ".safetensors")]
+    return checkpoint.name, {
+        str(p.relative_to(checkpoint)): p.read_bytes() for p in names if "rng" not in p.name
+    }
+
+
+@pytest.mark.parametrize(
+    ("launcher", "module"),
+    [
+        (["torch.distributed.launch", "--use_env", "--nproc_per_node=2"], "dlrm.scripts.dist_main"),
+        (["torch.distributed.run", "--nproc_per_node=3"], "dlrm.scripts.main"),
+    ],
+)
+def test_launchers_train_as_one_process_does(start, command, launcher, module):
+    alone = command("--epochs=1", "--embedding_type=joint_sparse")
+    job = start("--epochs=1", "--embedding_type=joint_sparse", launcher=launcher, module=module)
+    assert job.wait() == 0, job.output()
+    found = last_metrics(job.output())
+    for name, value in alone.items():
+        if "throughput" not in name:
+            assert found[name] == pytest.approx(value, rel=1e-4), name
+    assert job.output().count("Finished") + job.output().count("Final weights (last") == 2
+
+
+def test_two_agents_train_together(start, tmp_path, command):
+    alone = command("--epochs=1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = ["--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d"]
+    rendezvous += [f"--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.1"]
+    launcher = ["torch.distributed.run", *rendezvous]
+    first, second = (start("--epochs=1", launcher=launcher) for _ in range(2))
+    assert first.wait() == 0, first.output()
+    assert second.wait() == 0
+    assert last_metrics(first.output())["test_auc"] == pytest.approx(alone["test_auc"], rel=1e-4)
+
+
+LONG = ("--epochs=12", "--save_checkpoint_path=run", "--checkpoint_freq=5", "--keep_checkpoints=2")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, dataset):
+    """The weights that the long run of two ranks ends with."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    job = Job(folder, "dlrm.scripts.main", f"--dataset={dataset}", *TRAIN, *LONG)
+    assert job.wait() == 0, job.output()
+    return weights(folder / "run")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
+    start, tmp_path, uninterrupted, background
+):
+    arguments = [*LONG, "--resume", *["--async_checkpoint"] * background]
+    launcher = ["torch.distributed.run", "--nproc_per_node=2", "--max_restarts=2"]
+    launcher.append("--monitor_interval=0.1")
+    job = start(*arguments, launcher=launcher)
+    job.wait_for(lambda: list(tmp_path.glob("run/step-*/manifest.json")), "checkpoint")
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    assert job.wait() == 0, job.output()
+    assert "resumed from" in job.output()
+    assert weights(tmp_path / "run") == uninterrupted
+
+
+def test_sigterm_saves_and_the_run_goes_on_as_if_it_had_not_come(start, tmp_path, uninterrupted):
+    job = start(*LONG)
+    job.wait_for(lambda: list(tmp_path.glob("run/step-*/manifest.json")), "checkpoint")
+    for rank in job.ranks()[:1]:  # one is told, all leave
+        os.kill(rank, signal.SIGTERM)
+    assert job.wait() != 0
+    assert re.search(r"stopped after step (\d+); --resume goes on", job.output()), job.output()
+    assert job.output().count("exitcode  : 75") == 2, job.output()
+    job = start(*LONG, "--resume")
+    assert job.wait() == 0, job.output()
+    assert weights(tmp_path / "run") == uninterrupted
+
+
+def test_sigterm_has_an_exit_code_of_its_own(start, tmp_path):
+    launcher = ["torch.distributed.run", "--nproc_per_node=1"]
+    job = start(*LONG, launcher=launcher)
+    job.wait_for(lambda: list(tmp_path.glob("run/step-*/manifest.json")), "checkpoint")
+    os.kill(job.ranks()[0], signal.SIGTERM)
+    job.wait()
+    assert "exitcode  : 75" in job.output()
+
+
+def test_more_or_fewer_processes_go_on_from_the_same_checkpoint(start, tmp_path, command):
+    """One process goes on from what three saved, and three from what one saved."""
+    whole = command("--epochs=3", "--save_checkpoint_path=whole")
+    three = ["torch.distributed.run", "--nproc_per_node=3"]
+    arguments = ("--save_checkpoint_path=run", "--resume")
+    assert start("--epochs=1", *arguments, launcher=three).wait() == 0
+    command("--epochs=2", *arguments)
+    last = start("--epochs=3", *arguments, launcher=three)
+    assert last.wait() == 0, last.output()
+    assert last_metrics(last.output())["test_auc"] == pytest.approx(whole["test_auc"], rel=1e-4)
+    assert find_checkpoint(tmp_path / "run").exists()
+
+
+def test_a_hung_rank_is_named_with_its_stack(start, tmp_path):
+    script = tmp_path / "hanging.py"
+    script.write_text(
+        "import os, time\n"
+        "from dlrm.tasks import recommendation as r\n"
+        "from dlrm.scripts import main\n"
+        "loss = r.Recommendation.loss\n"
+        "def sleepy_loss(self, batch):\n"
+        "    sleepy_loss.calls += 1\n"
+        "    if sleepy_loss.calls == 9 and os.environ['RANK'] == '1':\n"
+        "        time.sleep(1000)  # the dentist\n"
+        "    return loss(self, batch)\n"
+        "sleepy_loss.calls = 0\n"
+        "r.Recommendation.loss = sleepy_loss\n"
+        "main.start()\n"
+    )
+    began = time.monotonic()
+    job = start("--rank_timeout=4", module="hanging", env={"PYTHONPATH": _path(tmp_path)}.items())
+    assert job.wait() != 0
+    assert time.monotonic() - began < 60 + SECONDS / 2
+    assert "rank 1 hangs after step 8; its stack:" in job.output(), job.output()
+    assert "the dentist" in job.output()
+    assert "rank 0 hangs" not in job.output()
+
+
+def test_a_stopped_rank_is_named(start):
+    job = start("--rank_timeout=4", "--epochs=2000")
+    job.wait_for(lambda: "Epoch:[0/" in job.output(), "step")
+    os.kill(job.ranks()[1], signal.SIGSTOP)
+    assert job.wait() != 0
+    assert "rank 1 does not answer" in job.output(), job.output()
+
+
+def _path(*folders):
+    return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("LOCAL_RANK",)])
+def test_launcher_variables_that_are_missing_are_named(start, tmp_path, names, dataset):
+    process = subprocess.run(
+        [sys.executable, "-m", "dlrm.scripts.main", f"--dataset={dataset}", *TRAIN],
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=SECONDS,
+    )
+    assert process.returncode == 1
+    assert "LOCAL_RANK, MASTER_ADDR: not set" in process.stderr
+
+
+def test_a_port_in_use_is_an_error(tmp_path, dataset):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        process = subprocess.run(
+            [sys.executable, "-m", "dlrm.scripts.main", f"--dataset={dataset}", *TRAIN],
+            env={**os.environ, **where, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=SECONDS,
+        )
+    assert process.returncode == 1
+    assert f"cannot join the others at 127.0.0.1:{port}" in process.stderr, process.stderr
+    assert "in use" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "expected"),
+    [
+        (["--seed=1", "--seed=2"], "--seed: 1 on rank 0, 2 on 1"),
+        (["--dataset={dataset}", "--dataset={other}"], "the dataset's first and last batch: "),
+    ],
+)
+def test_ranks_that_differ_are_told(start, tmp_path, dataset, by_rank, expected):
+    other = write_dataset(tmp_path / "other", seed=1)
+    texts = [text.format(dataset=dataset, other=other) for text in by_rank]
+    script = tmp_path / "differing.py"
+    script.write_text(
+        "import os, sys\n"
+        "from dlrm.scripts import main\n"
+        f"sys.argv.append({texts!r}[int(os.environ['RANK'])])\n"
+        "main.start()\n"
+    )
+    job = start(module="differing", env={"PYTHONPATH": _path(tmp_path)}.items())
+    assert job.wait() != 0
+    output = job.output()
+    assert "error: the ranks of a run must agree" in output, output
+    assert expected in output
+    assert "Traceback" not in output.split("torch.distributed")[0]
+
+
+def test_a_damaged_checkpoint_ends_all_ranks_with_one_error(start, tmp_path):
+    assert start("--epochs=1", "--save_checkpoint_path=run").wait() == 0
+    table = sorted((tmp_path / "run").glob("step-*/tables/3.bin"))[-1]
+    damaged = bytearray(table.read_bytes())
+    damaged[7] ^= 1
+    table.write_bytes(damaged)
+    job = start("--epochs=2", "--save_checkpoint_path=run", "--resume")
+    assert job.wait() != 0
+    assert re.findall(r"^error: .*3\.bin: expected CRC-32.*damaged", job.output(), re.MULTILINE)
+
+
+def test_a_checkpoint_of_other_features_ends_all_ranks(start, tmp_path):
+    assert start("--epochs=1", "--save_checkpoint_path=run").wait() == 0
+    other = write_dataset(tmp_path / "other", table_sizes=(9, 8, 7))
+    job = start("--load_checkpoint_path=run", data=other)
+    assert job.wait() != 0
+    assert "of another architecture" in job.output()
+    assert len(re.findall("^error: ", job.output(), re.MULTILINE)) == 1
+
+
+def test_bad_ids_end_all_ranks_and_are_named(start, tmp_path, dataset):
+    broken = shutil.copytree(dataset, tmp_path / "broken")
+    (broken / "manifest.json").unlink(missing_ok=True)
+    file = next((broken / "train").glob("cat_3*"))
+    column = np.fromfile(file, np.int16)
+    column[700] = 999
+    column.tofile(file)
+    job = start(data=broken)
+    assert job.wait() != 0
+    assert re.search(r"error: .*train row 700, feature cat_3", job.output()), job.output()
