@@ -129,10 +129,11 @@ class _Bottleneck(nn.Module):
             if stride != 1 or inputs != outputs
             else None
         )
-        self.relu = nn.ReLU()  # a stage of its own: not in place, its input may be another's output
+        self.relu = nn.ReLU(inplace=True)  # its input is read by nothing else
 
     def forward(self, images: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(images)), inplace=True)
         out = F.relu(self.bn2(self.conv2(out)), inplace=True)
         out = self.bn3(self.conv3(out))
-        return out + (images if self.downsample is None else self.downsample(images))
+        out += images if self.downsample is None else self.downsample(images)
+        return out
