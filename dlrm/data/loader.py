@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,26 @@ DATASET_TYPES = {
     "synthetic_disk": "synthetic_disk",
 }
 _DEFAULT_TABLE_SIZES = (100_000,) * 26
+
+
+class Movable(Protocol):
+    """A batch of any kind: something with tensors."""
+
+    def map(self: "BatchT", function: Callable[[Tensor], Tensor]) -> "BatchT":
+        """Returns the same with `function` applied to each tensor."""
+        ...
+
+
+BatchT = TypeVar("BatchT", bound=Movable)
+BatchT_co = TypeVar("BatchT_co", bound=Movable, covariant=True)
+
+
+class Readable(Protocol[BatchT_co]):
+    """What can be read ahead: batches, each a pure function of its index."""
+
+    def batch(self, index: int) -> BatchT_co:
+        """Returns a batch, which depends on `index` and on nothing that was read before."""
+        ...
 
 
 class Datasets(NamedTuple):
@@ -305,8 +325,11 @@ def batch_order(num_batches: int, epoch: int, seed: int, shuffle: bool) -> np.nd
 
 
 def prefetch(
-    dataset: Dataset, indices: Iterable[int], device: str | torch.device = "cpu", depth: int = 4
-) -> Generator[Batch, None, None]:
+    dataset: Readable[BatchT],
+    indices: Iterable[int],
+    device: str | torch.device = "cpu",
+    depth: int = 4,
+) -> Generator[BatchT, None, None]:
     """Yields batches in the order of `indices`, read ahead by background threads.
 
     An error in a reader is raised here, at the batch it belongs to. No thread outlives the
@@ -335,7 +358,7 @@ def prefetch(
 
 def _in_order(
     read: Callable, take: Callable, indices: Iterable[int], depth: int
-) -> Generator[Batch, None, None]:
+) -> Generator[Any, None, None]:
     pending: deque[Future] = deque()
     remaining = iter(indices)
     readers = ThreadPoolExecutor(depth, thread_name_prefix="dlrm-reader")
@@ -349,22 +372,22 @@ def _in_order(
         readers.shutdown(wait=True, cancel_futures=True)
 
 
-def _itself(batch: Batch) -> Batch:
+def _itself(batch: BatchT) -> BatchT:
     return batch
 
 
-def _on_device(batch: Batch, device: torch.device) -> Batch:
+def _on_device(batch: BatchT, device: torch.device) -> BatchT:
     return batch.map(lambda tensor: tensor.to(device))  # no copy where it is there already
 
 
 class _CudaReader:
     """Reads batches and copies them to a device on a side stream."""
 
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+    def __init__(self, dataset: Readable, device: torch.device) -> None:
         self._dataset, self._device = dataset, device
         self._stream = torch.cuda.Stream(device)
 
-    def read(self, index: int) -> tuple[Batch, torch.cuda.Event]:
+    def read(self, index: int) -> tuple[Any, torch.cuda.Event]:
         """In a reader's thread: starts the copy and marks its end."""
         with torch.cuda.stream(self._stream):
             batch = self._dataset.batch(index)
@@ -379,7 +402,7 @@ class _CudaReader:
         np.copyto(pinned.numpy(), tensor.numpy())
         return pinned.to(self._device, non_blocking=True)
 
-    def take(self, read: tuple[Batch, torch.cuda.Event]) -> Batch:
+    def take(self, read: tuple[Any, torch.cuda.Event]) -> Any:
         """In the caller's thread: makes its stream wait for the copy, without waiting itself."""
         batch, copied = read
         stream = torch.cuda.current_stream(self._device)

@@ -16,7 +16,9 @@ from dlrm.model.interaction import INTERACTIONS
 from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.serving.runtimes import RUNTIMES
+from dlrm.train.execution import EXECUTIONS
 from dlrm.train.optim import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, OptimizerConfig
+from dlrm.train.precision import PRECISIONS
 
 FLAGS = flags.FLAGS
 Config = TypeVar("Config")
@@ -80,6 +82,18 @@ def _define_run() -> None:
         None,
         ["fp16", "bf16"],
         "Half precision of --amp; default: fp16 on cuda, else bf16",
+    )
+    flags.DEFINE_enum(
+        "precision",
+        None,
+        list(PRECISIONS),
+        "Instead of --amp: fp32, bf16, fp16, or bits of products and of weights",
+    )
+    flags.DEFINE_enum(
+        "half_dtype", None, ["fp16", "bf16"], "The 16 bits of --precision 16.32; default: as --amp"
+    )
+    flags.DEFINE_enum(
+        "execution", "eager", list(EXECUTIONS), "Only eager; see the message of graph"
     )
     flags.DEFINE_float("loss_scale", 1024.0, "Static loss scale of --amp in fp16", lower_bound=0)
     flags.DEFINE_boolean("tf32", True, "Allow TensorFloat-32 in float32 matrix products on cuda")
@@ -260,6 +274,9 @@ def _define_training() -> None:
         "gradient_accumulation_steps",
         1,
         "Compute each batch in so many micro-batches, one after the other: less memory",
+    )
+    flags.DEFINE_float(
+        "max_grad_norm", None, "Scale all gradients down to this 2-norm, where theirs is greater"
     )
     flags.DEFINE_float("auc_threshold", None, "Stop the training after achieving this AUC")
     flags.DEFINE_enum(

@@ -154,7 +154,7 @@ def _train(
         config,
         task.world,
         log,
-        flags.config(PrecisionConfig).scaler(device),
+        flags.config(PrecisionConfig).scaler(device, FLAGS.max_grad_norm),
         checkpoints,
         {"dlrm_version": __version__, **run},
         beat=watchdog.beat,
@@ -262,7 +262,7 @@ def _notices(device: str, precision: PrecisionConfig) -> list[str]:
     if flags.given("optimized_mlp") and device != "cpu":
         lines.append("--optimized_mlp is not used; it is for CPUs, elsewhere torch's layers run")
     if flags.given("loss_scale") and precision.dtype(device) != torch.float16:
-        lines.append("--loss_scale is not used; it is for --amp in fp16")
+        lines.append("--loss_scale is not used; it is for fp16 only")
     return lines
 
 
@@ -275,6 +275,18 @@ def _check_numericals(datasets: Datasets) -> None:
 
 
 def _check_mode(world: World) -> None:
+    if FLAGS.execution == "graph":
+        raise ValueError(
+            "--execution graph: a DLRM runs eagerly, since each part of it is one native operator "
+            "already and torch.compile of the same layers is slower; dlrm.scripts.cnn takes it"
+        )
+    if FLAGS.precision == "16.16":
+        raise ValueError(
+            "--precision 16.16: a DLRM keeps float32 weights; 16.32 computes in half precision, "
+            "and --embedding_dtype bf16 narrows the tables"
+        )
+    if FLAGS.max_grad_norm is not None and not FLAGS.max_grad_norm > 0:
+        raise ValueError(f"--max_grad_norm {FLAGS.max_grad_norm}: expected a number above 0")
     if FLAGS.mode == "inference_benchmark" and world.size > 1:
         raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
     if FLAGS.mode != "train" and FLAGS.resume:

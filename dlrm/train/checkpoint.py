@@ -113,9 +113,9 @@ def load_checkpoint(
         for table, weight, begin, end in parameters.table_rows():
             rest = low[id(weight)][begin:end] if id(weight) in low else None
             _read_rows(directory / "tables" / f"{table}.bin", weight[begin:end], rest)
+        _load_average(directory, parameters)
         if resume:
             _load_optimizers(directory, parameters, config["tables"])
-            _load_average(directory, parameters)
             _load_random_state(directory, world)
     return json.loads((directory / "progress.json").read_text(encoding="utf-8"))
 
@@ -353,6 +353,8 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
             state[key.removesuffix(INTEGER)] = int(value)
         else:
             state[key] = value.to(weight.device)
+            if value.shape == weight.shape:  # torch's fused optimizers want the weight's strides
+                state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
     for table, weight, begin, end in parameters.table_rows():
         for key in tables[table]["state"]:
             state = optimizers[id(weight)].state[weight]
@@ -368,7 +370,7 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
 
 
 def _load_average(directory: Path, parameters: Parameters) -> None:
-    if parameters.average:
+    if parameters.average and (directory / AVERAGE).exists():
         average = load_file(directory / AVERAGE)
         for name, tensor in parameters.average.items():
             tensor.copy_(average[name])

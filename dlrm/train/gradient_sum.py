@@ -76,13 +76,23 @@ class _Bucket:
         self.bytes += parameter.numel() * parameter.element_size()
 
     def send(self) -> None:
-        grads = (torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
-        self._sum = torch.cat([grad.flatten() for grad in grads])
+        self._sum = torch.cat([_flat_gradient(parameter) for parameter in self.parameters])
         self._pending = dist.all_reduce(self._sum, async_op=True)
 
     def receive(self) -> None:
         self._pending.wait()
         sums = self._sum.split([parameter.numel() for parameter in self.parameters])
         for parameter, grad in zip(self.parameters, sums, strict=True):
-            parameter.grad = grad.view_as(parameter)
+            strides = parameter.stride()  # those of channels-last weights; fused updates need them
+            parameter.grad = grad.as_strided(parameter.shape, strides, grad.storage_offset())
         del self._sum, self._pending
+
+
+def _flat_gradient(parameter: Tensor) -> Tensor:
+    """The gradient in the order in which the parameter lies in memory; zeros where it has none."""
+    grad = parameter.grad
+    if grad is None:
+        return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+    if grad.stride() != parameter.stride():
+        grad = torch.empty_like(parameter).copy_(grad)
+    return grad.as_strided((parameter.numel(),), (1,))

@@ -4,17 +4,19 @@ The row optimizers take the gradient of `ops.joint_embedding` as it comes, (rows
 repeated, and change in place only the rows that the batch touched.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm import ops
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
+NETWORK_OPTIMIZERS = ("sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw")
 TABLE_OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
 
 Weights = Iterable[Tensor] | Iterable[dict[str, Any]]
@@ -58,6 +60,76 @@ def dense_optimizer(kind: str, parameters: Iterable[Tensor]) -> Optimizer:
     if kind == "adagrad":
         return torch.optim.Adagrad(parameters, lr=lr, fused=True)
     return torch.optim.Adam(parameters, lr=lr, fused=True)
+
+
+@dataclass(frozen=True)
+class NetworkOptimizerConfig:
+    """The optimizer of a network without tables; field names are those of the flags.
+
+    Attributes:
+        optimizer: "sgd"; "momentum" or "nesterov": torch's SGD with it; "rmsprop_tf": see
+            `RMSpropTF`; "adam" or, with decoupled weight decay, "adamw".
+        momentum: of "momentum", "nesterov" and "rmsprop_tf".
+        rmsprop_decay: weight of the past in the mean squares of "rmsprop_tf".
+        optimizer_eps: added to what is divided by; None: 1e-3 for "rmsprop_tf", else 1e-8.
+        adam_betas: weights of the past in the moments of "adam" and "adamw".
+        weight_decay: added to gradients times the weights, but for "adamw".
+        decay_norm_and_bias: decay weights of norms and biases, too.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    optimizer: str = "momentum"
+    momentum: float = 0.9
+    rmsprop_decay: float = 0.9
+    optimizer_eps: float | None = None
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    decay_norm_and_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in NETWORK_OPTIMIZERS:
+            raise ValueError(f"--optimizer {self.optimizer}: expected one of {NETWORK_OPTIMIZERS}")
+        shares = {"momentum": self.momentum, "rmsprop_decay": self.rmsprop_decay}
+        for flag, value in (*shares.items(), *(("adam_betas", beta) for beta in self.adam_betas)):
+            if not 0 <= value < 1:
+                raise ValueError(f"--{flag} {value}: expected 0 or more, less than 1")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"--weight_decay {self.weight_decay}: expected 0 or more")
+        if self.optimizer_eps is not None and not 0 < self.optimizer_eps < math.inf:
+            raise ValueError(f"--optimizer_eps {self.optimizer_eps}: expected a number above 0")
+
+
+def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optimizer:
+    """Returns the optimizer of all parameters of a model that are trained.
+
+    Decayed are weights of two dimensions or more, hence neither biases nor those of norms, unless
+    the configuration says so.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {
+            "params": [p for p in trained if (p.ndim > 1 or config.decay_norm_and_bias) == decayed],
+            "weight_decay": config.weight_decay if decayed else 0.0,
+        }
+        for decayed in (True, False)
+    ]
+    groups = [group for group in groups if group["params"]]
+    lr = torch.zeros((), device=trained[0].device)
+    eps = config.optimizer_eps or (1e-3 if config.optimizer == "rmsprop_tf" else 1e-8)
+    if config.optimizer == "rmsprop_tf":
+        return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps)
+    if config.optimizer in ("adam", "adamw"):
+        make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+        return make(groups, lr=lr, betas=config.adam_betas, eps=eps, fused=True)
+    momentum = 0.0 if config.optimizer == "sgd" else config.momentum
+    nesterov = config.optimizer == "nesterov" and momentum > 0
+    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+    for weight in trained if momentum else ():
+        # torch leaves it uninitialised where the first step of all is skipped for an overflow.
+        sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
+    return sgd
 
 
 def table_optimizer(
@@ -104,7 +176,71 @@ def set_learning_rate(optimizers: Iterable[Optimizer], value: float) -> None:
 
 def handles_loss_scale(optimizer: Optimizer) -> bool:
     """Whether `optimizer.grad_scale` and `optimizer.found_inf` are heeded on the device."""
-    return isinstance(optimizer, RowOptimizer) or bool(optimizer.defaults.get("fused"))
+    ours = isinstance(optimizer, RowOptimizer | RMSpropTF)
+    return ours or bool(optimizer.defaults.get("fused"))
+
+
+class RMSpropTF(Optimizer):
+    """RMSprop as TensorFlow has it: s = d*s + (1-d)*g^2 from s = 1; m = mu*m + lr*g/sqrt(s+eps).
+
+    The weights lose m. torch's adds eps to the root, starts s at 0 and keeps the rate out of m.
+
+    Args:
+        groups: weights, or groups of them, with `weight_decay`: g grows by it times the weight.
+        lr: learning rate, a scalar on the weights' device.
+        decay: d.
+        momentum: mu.
+        eps: of the formula.
+    """
+
+    grad_scale: Tensor | None = None  # gradients are divided by it
+    found_inf: Tensor | None = None  # where it is not 0, nothing is updated
+
+    def __init__(self, groups: Weights, lr: Tensor, decay: float, momentum: float, eps: float):
+        defaults = {"lr": lr, "decay": decay, "momentum": momentum, "eps": eps, "weight_decay": 0.0}
+        super().__init__(groups, defaults)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["square"] = torch.ones_like(weight, requires_grad=False)
+                self.state[weight]["momentum"] = torch.zeros_like(weight, requires_grad=False)
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:  # type: ignore[override]
+        assert closure is None, "no closure"
+        found_inf = self.found_inf
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            kept = self._kept(weights)
+            self._update(weights, [w.grad for w in weights if w.grad is not None], group)
+            for tensor, old in kept:
+                assert found_inf is not None
+                tensor.copy_(torch.where(torch.eq(found_inf, 0), tensor, old))
+
+    def _update(self, weights: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        if not weights:
+            return
+        squares = [self.state[weight]["square"] for weight in weights]
+        moments = [self.state[weight]["momentum"] for weight in weights]
+        if self.grad_scale is not None:
+            grads = list(torch._foreach_div(grads, self.grad_scale))
+        if group["weight_decay"]:
+            grads = list(torch._foreach_add(grads, weights, alpha=group["weight_decay"]))
+        torch._foreach_mul_(squares, group["decay"])
+        torch._foreach_addcmul_(squares, grads, grads, 1 - group["decay"])
+        roots = torch._foreach_add(squares, group["eps"])
+        torch._foreach_sqrt_(roots)
+        steps = torch._foreach_div(grads, roots)
+        torch._foreach_mul_(steps, group["lr"])
+        torch._foreach_mul_(moments, group["momentum"])
+        torch._foreach_add_(moments, steps)
+        torch._foreach_sub_(weights, moments)
+
+    def _kept(self, weights: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Under a loss scale, each tensor that a step changes with a copy of it."""
+        if self.found_inf is None:
+            return []
+        states = (state for weight in weights for state in self.state[weight].values())
+        return [(tensor, tensor.clone()) for tensor in (*weights, *states)]
 
 
 class RowOptimizer(Optimizer):

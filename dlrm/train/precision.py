@@ -1,17 +1,20 @@
-"""Mixed precision: which dtype the network computes in, and the static loss scale of fp16."""
+"""Mixed precision: which dtypes weights and products have, the static loss scale, clipping."""
 
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World, all_sum
 from dlrm.train.optim import handles_loss_scale
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+PRECISIONS = ("fp32", "bf16", "fp16", "16.16", "16.32", "32.32")
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class PrecisionConfig:
         loss_scale: the loss is multiplied by it under fp16, and gradients divided again; bf16 has
             the exponent range of float32 and needs none.
         tf32: allow TensorFloat-32 in float32 matrix products on CUDA.
+        precision: "fp32"; "bf16" or "fp16": the network computes in it, from float32 weights;
+            or Graphcore's pairs of the bits of products and of weights: "32.32" is "fp32", "16.32"
+            computes in `half_dtype`, and in "16.16" the weights are of that dtype, too, but for
+            those of norms. None: as `amp` says.
+        half_dtype: the dtype of 16 bits, "fp16" or "bf16"; None is fp16 on CUDA, bf16 on the CPU.
 
     Raises:
         ValueError: values that do not fit together; flag and value are named.
@@ -33,8 +41,18 @@ class PrecisionConfig:
     amp_dtype: str | None = None
     loss_scale: float = 1024.0
     tf32: bool = True
+    precision: str | None = None
+    half_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise ValueError(f"--precision {self.precision}: expected one of {PRECISIONS}")
+        if self.precision is not None and self.amp:
+            raise ValueError(f"--precision {self.precision} contradicts --amp: give one of them")
+        if self.half_dtype is not None and self.half_dtype not in _DTYPES:
+            raise ValueError(f"--half_dtype {self.half_dtype}: expected one of {list(_DTYPES)}")
+        if self.half_dtype is not None and self.precision not in ("16.16", "16.32"):
+            raise ValueError(f"--half_dtype {self.half_dtype} needs --precision 16.16 or 16.32")
         if self.amp_dtype is not None and self.amp_dtype not in _DTYPES:
             raise ValueError(f"--amp_dtype {self.amp_dtype}: expected one of {list(_DTYPES)}")
         if self.amp_dtype is not None and not self.amp:
@@ -44,28 +62,60 @@ class PrecisionConfig:
 
     def dtype(self, device: str) -> torch.dtype:
         """Returns the dtype to compute in on a device."""
-        if not self.amp:
-            return torch.float32
-        return _DTYPES[self.amp_dtype or ("fp16" if device.startswith("cuda") else "bf16")]
+        half = "fp16" if device.startswith("cuda") else "bf16"
+        if self.precision in _DTYPES:
+            return _DTYPES[self.precision]
+        if self.precision in ("16.16", "16.32"):
+            return _DTYPES[self.half_dtype or half]
+        return _DTYPES[self.amp_dtype or half] if self.amp else torch.float32
 
-    def scaler(self, device: str) -> "LossScaler":
+    def narrow(self, model: nn.Module, device: str) -> None:
+        """Gives a model's weights the dtype they are kept in: half under "16.16", else float32.
+
+        Norms stay float32: their sums would lose what half precision rounds away.
+        """
+        if self.precision != "16.16":
+            return
+        for module in model.modules():
+            if not isinstance(module, _NORMS):
+                for weight in module.parameters(recurse=False):
+                    weight.data = weight.data.to(self.dtype(device))
+
+    def autocast(self, device: str) -> AbstractContextManager:
+        """Returns the context in which layers compute in `dtype`, and norms and losses in float32.
+
+        No copies of weights are kept in it: whoever enters it does so once for each pass.
+        """
+        dtype = self.dtype(device)
+        if dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device.split(":")[0], dtype, cache_enabled=False)
+
+    def scaler(self, device: str, max_grad_norm: float | None = None) -> "LossScaler":
         """Returns the loss scaler for a device: the static scale under fp16, else none."""
         half = self.dtype(device) == torch.float16
-        return LossScaler(torch.tensor(self.loss_scale, device=device) if half else None)
+        scale = torch.tensor(self.loss_scale, device=device) if half else None
+        return LossScaler(scale, max_grad_norm)
 
 
 class LossScaler:
-    """Backward pass and update under a static loss scale.
+    """Backward pass and update under a static loss scale, and with clipped gradients.
 
-    Where a gradient is infinite or NaN on any rank, no parameter is updated on any. The decision
-    stays on the device for optimizers that read `grad_scale` and `found_inf` there.
+    Where a scaled gradient is infinite or NaN on any rank, no parameter is updated on any. The
+    decision stays on the device for optimizers that read `grad_scale` and `found_inf` there.
 
     Args:
         scale: a scalar on the device, or None for none.
+        max_grad_norm: all gradients are divided by max(1, their 2-norm together / this).
+
+    Raises:
+        ValueError: `max_grad_norm` is not above 0.
     """
 
-    def __init__(self, scale: Tensor | None = None):
-        self.scale = scale
+    def __init__(self, scale: Tensor | None = None, max_grad_norm: float | None = None):
+        if max_grad_norm is not None and not 0 < max_grad_norm < math.inf:
+            raise ValueError(f"--max_grad_norm {max_grad_norm}: expected a number above 0")
+        self.scale, self.max_grad_norm = scale, max_grad_norm
         self._skipped = torch.zeros(()) if scale is None else torch.zeros_like(scale)
 
     def report(self) -> str:
@@ -79,17 +129,23 @@ class LossScaler:
 
     def step(self, optimizers: Iterable[Optimizer], world: World = World()) -> None:
         """Lets the optimizers update, unless a gradient is infinite or NaN on any rank."""
-        if self.scale is None:
+        if self.scale is None and self.max_grad_norm is None:
             for optimizer in optimizers:
                 optimizer.step()
         else:
-            self._scaled_step(list(optimizers), self.scale, world)
+            self._scaled_step(list(optimizers), world)
 
-    def _scaled_step(self, optimizers: list[Optimizer], scale: Tensor, world: World) -> None:
-        grads = [grad for optimizer in optimizers for grad in _gradients(optimizer)]
-        greatest = torch.nn.utils.get_total_norm(grads, norm_type=math.inf)
-        found_inf = all_sum((~greatest.isfinite()).float(), world).clamp_(max=1)
-        self._skipped += found_inf
+    def _scaled_step(self, optimizers: list[Optimizer], world: World) -> None:
+        device = optimizers[0].param_groups[0]["params"][0].device
+        scale = torch.ones((), device=device) if self.scale is None else self.scale
+        found_inf = torch.zeros((), device=device)
+        if self.scale is not None:
+            grads = [grad for optimizer in optimizers for grad in _gradients(optimizer)]
+            greatest = torch.nn.utils.get_total_norm(grads, norm_type=math.inf)
+            found_inf = all_sum((~greatest.isfinite()).float(), world).clamp_(max=1)
+            self._skipped += found_inf
+        if self.max_grad_norm is not None:
+            scale = torch.maximum(scale, _norm(optimizers, world) / self.max_grad_norm)
         for optimizer in optimizers:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
@@ -98,6 +154,21 @@ class LossScaler:
                 for grad in _gradients(optimizer):
                     grad.div_(scale)
                 optimizer.step()
+
+
+def _norm(optimizers: list[Optimizer], world: World) -> Tensor:
+    """The 2-norm of all gradients: dense ones, which all ranks have, and each rank's tables'."""
+    grads = [
+        weight.grad
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for weight in group["params"]
+        if weight.grad is not None
+    ]
+    dense = torch.nn.utils.get_total_norm([grad.float() for grad in grads if not grad.is_sparse])
+    rows = [grad.coalesce().values().float() for grad in grads if grad.is_sparse]
+    tables = all_sum(torch.nn.utils.get_total_norm(rows).square().to(dense.device), world)
+    return (dense.square() + tables).sqrt()
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:

@@ -1,7 +1,10 @@
-"""The learning rate of every step: warm-up, plateau, polynomial decay."""
+"""The learning rate of every step: NVIDIA's for DLRM, and those of image and text networks."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+LR_SCHEDULES = ("constant", "cosine", "exponential", "stepped")
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,79 @@ def short_run_advice(config: ScheduleConfig, num_steps: int) -> str | None:
         f"{config.lr:g}. Flags that fit: --warmup_steps {warmup} --decay_start_step {half} "
         f"--decay_steps {num_steps - half}"
     )
+
+
+@dataclass(frozen=True)
+class CurveConfig:
+    """A learning-rate curve over a whole run; field names are those of the flags.
+
+    Attributes:
+        lr_schedule: with i of N steps done, lr is multiplied by 1 ("constant"); by
+            (1 + cos(pi * i / N)) / 2 ("cosine"); by `lr_decay_rate` at each of `lr_num_decays`
+            equally spaced points ("exponential"); by `lr_drop_rate` at each of `lr_drops`
+            ("stepped").
+        lr: the rate that is multiplied.
+        lr_warmup: length of the warm-up W, in which the rate is also multiplied by i / W.
+        lr_warmup_unit: "epochs", "steps" or "run", which is a share of the run.
+        lr_drops: where "stepped" drops, ascending.
+        lr_drops_unit: as `lr_warmup_unit`.
+        lr_decay_rate, lr_num_decays: of "exponential".
+        lr_drop_rate: of "stepped".
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    lr_schedule: str = "cosine"
+    lr: float = 0.1
+    lr_warmup: float = 0.0
+    lr_warmup_unit: str = "epochs"
+    lr_drops: tuple[float, ...] = (0.3, 0.6, 0.8, 0.9)
+    lr_drops_unit: str = "run"
+    lr_decay_rate: float = 0.97
+    lr_num_decays: int = 146
+    lr_drop_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise ValueError(f"--lr_schedule {self.lr_schedule}: expected one of {LR_SCHEDULES}")
+        for flag in ("lr_warmup_unit", "lr_drops_unit"):
+            if getattr(self, flag) not in ("epochs", "steps", "run"):
+                raise ValueError(f"--{flag} {getattr(self, flag)}: expected epochs, steps or run")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"--lr {self.lr}: expected a number above 0")
+        if not 0 <= self.lr_warmup < math.inf:
+            raise ValueError(f"--lr_warmup {self.lr_warmup}: expected 0 or more")
+        for flag in ("lr_decay_rate", "lr_drop_rate"):
+            if not 0 < getattr(self, flag) <= 1:
+                raise ValueError(f"--{flag} {getattr(self, flag)}: expected above 0, at most 1")
+        if self.lr_num_decays < 0:
+            raise ValueError(f"--lr_num_decays {self.lr_num_decays}: expected 0 or more")
+        if list(self.lr_drops) != sorted(self.lr_drops) or min(self.lr_drops, default=0) < 0:
+            raise ValueError(f"--lr_drops {self.lr_drops}: expected ascending numbers from 0 on")
+
+    def in_steps(self, length: float, unit: str, num_steps: int, steps_per_epoch: int) -> float:
+        """Returns a length of the configuration in steps."""
+        return length * {"epochs": steps_per_epoch, "steps": 1, "run": num_steps}[unit]
+
+
+def learning_rate_curve(
+    config: CurveConfig, num_steps: int, steps_per_epoch: int
+) -> Callable[[int], float]:
+    """Returns the learning rate of each step, counted from 1, of a run of `num_steps`."""
+    size = (num_steps, steps_per_epoch)
+    warmup = config.in_steps(config.lr_warmup, config.lr_warmup_unit, *size)
+    drops = [config.in_steps(drop, config.lr_drops_unit, *size) for drop in config.lr_drops]
+
+    def rate(step: int) -> float:
+        done = step - 1
+        lr = config.lr
+        if config.lr_schedule == "cosine":
+            lr *= 0.5 * (1 + math.cos(math.pi * done / num_steps))
+        elif config.lr_schedule == "exponential":
+            lr *= config.lr_decay_rate ** (config.lr_num_decays * done // num_steps)
+        elif config.lr_schedule == "stepped":
+            lr *= config.lr_drop_rate ** sum(done >= drop for drop in drops)
+        return lr * done / warmup if done < warmup else lr
+
+    return rate

@@ -1,8 +1,17 @@
 """The learning rate of every step, against what NVIDIA published."""
 
-import pytest
+import math
 
-from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
+import pytest
+import torch
+
+from dlrm.train.schedule import (
+    CurveConfig,
+    ScheduleConfig,
+    learning_rate,
+    learning_rate_curve,
+    short_run_advice,
+)
 
 # Step index (from 0) and rate in the README of NVIDIA's PyTorch DLRM, June 2020.
 PUBLISHED = [(200, 0.8794), (400, 1.7544), (1000, 4.3794), (2200, 9.6294)]
@@ -65,3 +74,71 @@ def test_a_run_shorter_than_its_warmup_gets_flags_that_fit():
 def test_impossible_schedules_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         ScheduleConfig(**changes)
+
+
+def curve(num_steps=100, steps_per_epoch=10, **config):
+    rate = learning_rate_curve(CurveConfig(lr=2.0, **config), num_steps, steps_per_epoch)
+    return [rate(step) for step in range(1, num_steps + 1)]
+
+
+def torchs(scheduler, num_steps=100):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    scheduler = scheduler(optimizer)
+    rates = []
+    for _ in range(num_steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_the_cosine_and_the_steps_are_torchs():
+    of = torch.optim.lr_scheduler
+    assert curve(lr_schedule="cosine") == pytest.approx(
+        torchs(lambda optimizer: of.CosineAnnealingLR(optimizer, 100))
+    )
+    every_third = curve(lr_schedule="stepped", lr_drops=(3, 6, 9), lr_drops_unit="epochs")
+    assert every_third == pytest.approx(torchs(lambda optimizer: of.StepLR(optimizer, 30, 0.1)))
+
+
+def test_the_warmup_multiplies_the_curve():
+    plain, warm = curve(), curve(lr_warmup=2)
+    assert warm[0] == 0
+    assert [w / p for w, p in zip(warm, plain, strict=True)] == pytest.approx(
+        [min(i / 20, 1) for i in range(100)]
+    )
+    assert curve(lr_warmup=20, lr_warmup_unit="steps") == warm
+    assert curve(lr_warmup=0.2, lr_warmup_unit="run") == warm
+
+
+def test_steps_drop_at_shares_of_the_run():
+    rates = curve(lr_schedule="stepped")  # drops at 0.3, 0.6, 0.8 and 0.9
+    expected = [2.0] * 30 + [0.2] * 30 + [0.02] * 20 + [0.002] * 10 + [0.0002] * 10
+    assert rates == pytest.approx(expected)
+
+
+def test_the_exponential_decays_at_equally_spaced_points():
+    rates = curve(num_steps=350, steps_per_epoch=1, lr_schedule="exponential")
+    assert rates[:4] == pytest.approx([2, 2, 2, 2 * 0.97])  # every 350 / 146 = 2.397 epochs
+    assert rates[-1] == pytest.approx(2 * 0.97 ** math.floor(349 * 146 / 350))
+
+
+def test_a_constant_rate_is_constant():
+    assert curve(lr_schedule="constant") == [2.0] * 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr_schedule": "linear"}, "--lr_schedule linear"),
+        ({"lr": -1.0}, "--lr -1"),
+        ({"lr_warmup": -1}, "--lr_warmup -1"),
+        ({"lr_warmup_unit": "days"}, "--lr_warmup_unit days"),
+        ({"lr_drops": (0.6, 0.3)}, "--lr_drops .*ascending"),
+        ({"lr_drop_rate": 0}, "--lr_drop_rate 0"),
+        ({"lr_num_decays": -1}, "--lr_num_decays -1"),
+    ],
+)
+def test_impossible_curves_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        CurveConfig(**changes)

@@ -1,0 +1,131 @@
+"""Training throughput of ResNet-50 on the CPU: our trainer beside a plain loop over torchvision's.
+
+    python benchmarks/vision.py [--rounds 5] [--steps 3] [--batch_size 16] [--dtype bf16]
+
+Both sides train on one uint8 batch that is in memory, which each step turns into floats; ours also
+crops and mirrors it. The plain loop is what a careful user writes: autocast, SGD with momentum in
+torch's fused kernel, channels last or not, the faster of which is compared. All take turns, and
+medians over rounds are compared. torchvision is the extra "peers".
+"""
+
+import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import argparse
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlrm.data.augment import Augmentation
+from dlrm.data.images import SyntheticImages
+from dlrm.tasks.images import ImageClassification, NetworkConfig
+from dlrm.train.optim import NetworkOptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.trainer import TrainConfig, Trainer
+
+SIZE, CLASSES, LR = 224, 1000, 1e-3
+
+
+def ours(dtype: str, batch_size: int, channels_last: bool) -> Callable[[int], float]:
+    """Returns what takes so many steps of the trainer, and gives their seconds."""
+    task = ImageClassification(
+        NetworkConfig("resnet50"),
+        Augmentation(image_size=SIZE),
+        precision=PrecisionConfig(precision=dtype),
+        channels_last=channels_last,
+    )
+    optimizers = task.optimizers(NetworkOptimizerConfig("momentum", weight_decay=1e-4))
+
+    def run(steps: int) -> float:
+        trainer = Trainer(
+            task, optimizers, lambda step: LR, TrainConfig(print_freq=10**6, max_steps=steps)
+        )
+        data = SyntheticImages(steps * batch_size, batch_size, size=SIZE)
+        trainer.log.line = lambda text: None  # type: ignore[method-assign]
+        none = SyntheticImages(batch_size, batch_size, size=1)
+        none.num_samples = 0
+        began = time.perf_counter()
+        trainer.fit(data, none)
+        return time.perf_counter() - began
+
+    return run
+
+
+def plain(dtype: str, batch_size: int, channels_last: bool) -> Callable[[int], float]:
+    """The same of a bare loop over torchvision's network."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model: nn.Module = torchvision().models.resnet50().to(memory_format=layout)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4, fused=True
+    )
+    images = torch.randint(256, (batch_size, 3, SIZE, SIZE), dtype=torch.uint8)
+    labels = torch.randint(CLASSES, (batch_size,))
+    half = torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
+
+    def run(steps: int) -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            inputs = images.float().div_(255).sub_(0.45).div_(0.225)
+            with half:
+                logits = model(inputs.contiguous(memory_format=layout))
+            F.cross_entropy(logits.float(), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - began
+
+    return run
+
+
+def torchvision():
+    """torchvision, with the operators declared that torch's CPU wheel lacks."""
+    try:
+        library = torch.library.Library("torchvision", "DEF")
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    except RuntimeError:  # they are there
+        pass
+    return importlib.import_module("torchvision")
+
+
+def compare(dtype: str, batch_size: int, rounds: int, steps: int) -> None:
+    """Prints the medians of all sides in images a second, and ours as a ratio."""
+    sides = {
+        (name, "channels last" if last else "contiguous"): make(dtype, batch_size, last)
+        for name, make in (("ours", ours), ("plain loop", plain))
+        for last in (True, False)
+    }
+    rates: dict[tuple[str, str], list[float]] = {side: [] for side in sides}
+    for run in sides.values():
+        run(1)
+    for _ in range(rounds):
+        for side, run in sides.items():
+            rates[side].append(steps * batch_size / run(steps))
+    medians = {side: statistics.median(values) for side, values in rates.items()}
+    for (name, layout), rate in medians.items():
+        print(f"{dtype}  {name:<10}  {layout:<13}  {rate:6.2f} images/s")
+    best = max(rate for (name, _), rate in medians.items() if name != "ours")
+    ratio = medians["ours", "channels last"] / best
+    print(f"{dtype}  ours, channels last, is {ratio:.2f}x the faster plain loop")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], action="append")
+    options = parser.parse_args()
+    threads = torch.get_num_threads()
+    print(f"ResNet-50, {SIZE} pixels, batch {options.batch_size}, {threads} threads")
+    for dtype in options.dtype or ["fp32", "bf16"]:
+        compare(dtype, options.batch_size, options.rounds, options.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Flags that are the fields of configurations: name, default and type are written once, there."""
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from absl import flags
+
+Config = TypeVar("Config")
+
+
+class ConfigFlags:
+    """The command line of a command: fields of configurations, and flags of its own.
+
+    The flags are not absl's global ones, so that several commands can live in one process.
+
+    Args:
+        configs: configuration -> the name and help of each field that is a flag.
+        own: flags that are no field: name -> (type, default, help), the type as in a field.
+    """
+
+    def __init__(
+        self,
+        configs: Mapping[type, Mapping[str, str]],
+        own: Mapping[str, tuple[Any, Any, str]],
+    ):
+        self._flags = flags.FlagValues()
+        self._types: dict[str, Any] = {}
+        for config, helps in configs.items():
+            defaults = {field.name: _default(field) for field in fields(config)}
+            kinds = get_type_hints(config)
+            for name, text in helps.items():
+                self._define(name, kinds[name], defaults[name], text)
+        for name, (kind, default, text) in own.items():
+            self._define(name, kind, default, text)
+
+    def _define(self, name: str, kind: Any, default: Any, text: str) -> None:
+        if name in self._types:
+            return
+        kind = _without_none(kind)
+        self._types[name] = kind
+        if get_origin(kind) is tuple:
+            listed = None if default is None else [str(value) for value in default]
+            flags.DEFINE_list(name, listed, text, flag_values=self._flags)
+            return
+        define: Any = {
+            bool: flags.DEFINE_boolean,
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+            str: flags.DEFINE_string,
+        }[kind]
+        define(name, default, text, flag_values=self._flags)
+
+    def parse(self, arguments: Sequence[str]) -> "Values":
+        """Returns the values of a command line, without the command's name.
+
+        Raises:
+            ValueError: an unknown flag, a value of another type, or an argument that is no flag.
+        """
+        self._flags.unparse_flags()
+        for name in self._flags:
+            self._flags[name].unparse()
+        try:
+            rest = self._flags(["", *arguments])[1:]
+        except flags.Error as error:
+            raise ValueError(str(error)) from error
+        if rest:
+            raise ValueError(f"expected flags only, got {rest}")
+        values = {name: self._value(name) for name in self._types}
+        return Values(values, frozenset(n for n in self._types if self._flags[n].present))
+
+    def _value(self, name: str) -> Any:
+        value, kind = self._flags[name].value, self._types[name]
+        if get_origin(kind) is not tuple or value is None:
+            return value
+        of = get_args(kind)[0]
+        try:
+            return tuple(of(item) for item in value)
+        except ValueError:
+            raise ValueError(f"--{name} {','.join(value)}: expected {of.__name__} values") from None
+
+    def help(self) -> str:
+        """Returns every flag with its default and meaning."""
+        return self._flags.get_help()
+
+
+class Values(dict[str, Any]):
+    """Flags with their values.
+
+    Args:
+        values: of every flag.
+        given: the flags that the user gave, be it with their defaults.
+    """
+
+    def __init__(self, values: Mapping[str, Any], given: frozenset[str]):
+        super().__init__(values)
+        self.given = given
+
+    def filled(self, others: Mapping[str, Any]) -> "Values":
+        """Returns the values with those of `others` for flags that the user did not give."""
+        taken = {name: value for name, value in others.items() if name not in self.given}
+        assert taken.keys() <= self.keys(), f"no such flags: {taken.keys() - self.keys()}"
+        return Values({**self, **taken}, self.given)
+
+    def config(self, cls: type[Config], **others: Any) -> Config:
+        """Makes a configuration from the flags that have its fields' names, and `others`.
+
+        Raises:
+            ValueError: what the configuration refuses.
+        """
+        own = {f.name: self[f.name] for f in fields(cls) if f.name in self}  # type: ignore[arg-type]
+        return cls(**{**own, **others})
+
+
+def _default(field: Field) -> Any:
+    return None if field.default is MISSING else field.default
+
+
+def _without_none(kind: Any) -> Any:
+    """`int` of `int | None`."""
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (one for one in get_args(kind) if one is not type(None))
+    return kind

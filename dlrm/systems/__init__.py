@@ -1,0 +1,1 @@
+"""Systems that source documents name: recipes, and benchmark rows as data."""

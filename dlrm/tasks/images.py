@@ -1,0 +1,204 @@
+"""Image classification: a ResNet or EfficientNet, cross-entropy, top-1 and top-5."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlrm.data.augment import Augmentation, Prepared
+from dlrm.data.images import ImageBatch
+from dlrm.distributed import World, all_sum
+from dlrm.model import efficientnet, resnet
+from dlrm.train.execution import ExecutionConfig, executable, recompute
+from dlrm.train.log import Loader
+from dlrm.train.optim import NetworkOptimizerConfig, network_optimizer
+from dlrm.train.precision import PrecisionConfig
+
+MODELS = (*resnet.VARIANTS, *efficientnet.VARIANTS)
+_EFFICIENTNET_ONLY = ("group_dim", "expand_ratio", "dropout", "drop_path")
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """An image network; field names are those of the command line's flags, None is its own default.
+
+    Attributes:
+        model: one of `MODELS`.
+        num_classes: logits of an image.
+        norm: "batch" or "group".
+        groups: of group normalisation; 32, or 4 for EfficientNet.
+        norm_eps: added to variances; 1e-5, or 1e-3 for EfficientNet.
+        norm_momentum: weight of the newest batch in batch normalisation's running averages.
+        zero_init_residual: start each residual block as the identity (ResNet).
+        group_dim: channels of a group of EfficientNet's spatial convolutions; 1.
+        expand_ratio: of an EfficientNet block's inner width; 6.
+        dropout: before EfficientNet's last layer; 0.2 for B0, 0.4 for B4.
+        drop_path: of EfficientNet's last block; 0.2.
+
+    Raises:
+        ValueError: an unknown model, or a flag of another; flag and value are named.
+    """
+
+    model: str = "resnet50"
+    num_classes: int = 1000
+    norm: str = "batch"
+    groups: int | None = None
+    norm_eps: float | None = None
+    norm_momentum: float = 0.1
+    zero_init_residual: bool = False
+    group_dim: int | None = None
+    expand_ratio: int | None = None
+    dropout: float | None = None
+    drop_path: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ValueError(f"--model {self.model}: expected one of {', '.join(MODELS)}")
+        if self.model in resnet.VARIANTS:
+            for flag in _EFFICIENTNET_ONLY:
+                if getattr(self, flag) is not None:
+                    raise ValueError(f"--{flag} {getattr(self, flag)}: {self.model} has none")
+        elif self.zero_init_residual:
+            raise ValueError(f"--zero_init_residual: {self.model} has none")
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """Returns the network with its initial weights."""
+        is_resnet = self.model in resnet.VARIANTS
+        own = ("zero_init_residual",) if is_resnet else _EFFICIENTNET_ONLY
+        names = ("num_classes", "norm", "groups", "norm_eps", "norm_momentum", *own)
+        given = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        make = resnet.ResNet if is_resnet else efficientnet.EfficientNet
+        return make(self.model, seed=seed, **given)
+
+
+@dataclass(frozen=True)
+class ImageLossConfig:
+    """Field names are those of the command line's flags.
+
+    Attributes:
+        label_smoothing: e: the share of the target taken from the true classes.
+        label_smoothing_style: who gets it: "torch": all K classes the same, e / K; "tf": all
+            others the same, e / (K - 1).
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    label_smoothing: float = 0.0
+    label_smoothing_style: str = "torch"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"--label_smoothing {self.label_smoothing}: expected 0 or more, less than 1"
+            )
+        if self.label_smoothing_style not in ("torch", "tf"):
+            raise ValueError(
+                f"--label_smoothing_style {self.label_smoothing_style}: expected torch or tf"
+            )
+
+    def total(self, logits: Tensor, prepared: Prepared) -> Tensor:
+        """Returns the sum of the samples' cross-entropies, for labels that share a sample, too."""
+        classes = logits.shape[1]
+        share = self.label_smoothing
+        if self.label_smoothing_style == "tf":
+            share *= classes / (classes - 1)
+        likelihoods = F.log_softmax(logits.float(), dim=1)
+        loss = -(prepared.weights * likelihoods.gather(1, prepared.labels)).sum()
+        return (1 - share) * loss - share * likelihoods.mean(dim=1).sum() if share else loss
+
+
+class ImageClassification:
+    """An image network to train.
+
+    Args:
+        network: the architecture.
+        augmentation: how stored images become inputs.
+        loss: how logits are judged in training; tests use plain cross-entropy.
+        precision: of weights and layers.
+        execution: how the network is run.
+        world: the processes that train together.
+        seed: of the initial weights.
+        channels_last: keep a pixel's channels together in memory.
+    """
+
+    metric = "top1"
+    loss_metric = "loss"
+
+    def __init__(
+        self,
+        network: NetworkConfig,
+        augmentation: Augmentation = Augmentation(),
+        loss: ImageLossConfig = ImageLossConfig(),
+        precision: PrecisionConfig = PrecisionConfig(),
+        execution: ExecutionConfig = ExecutionConfig(),
+        world: World = World(),
+        seed: int = 0,
+        channels_last: bool = False,
+    ):
+        self.augmentation, self.world = augmentation, world
+        self.precision, self._loss = precision, loss
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = network.build(seed).to(world.device)
+        self.model.to(memory_format=self._format)  # type: ignore[call-overload]
+        precision.narrow(self.model, world.device)
+        if execution.recompute:
+            recompute(self.stages())
+        self._forward = executable(self.model, execution)
+
+    def stages(self) -> Mapping[str, nn.Module]:
+        """Name -> module of what the network runs one after the other."""
+        return self.model.stages()  # type: ignore[operator]
+
+    def loss(self, batch: ImageBatch) -> Tensor:
+        """Returns these samples' share of the mean cross-entropy of the global batch."""
+        prepared = self.augmentation.train(batch)
+        return self._loss.total(self._logits(prepared.images), prepared) / batch.global_size
+
+    def split(self, batch: ImageBatch, parts: int) -> list[ImageBatch]:
+        return batch.split(parts)
+
+    def predict(self, batch: ImageBatch) -> Tensor:
+        """Returns the logits of this process's samples, float32 `[samples, num_classes]`."""
+        return self._logits(self.augmentation.evaluate(batch))
+
+    def num_samples(self, batch: ImageBatch) -> int:
+        """Returns the samples of a batch in all processes."""
+        return batch.global_size
+
+    @torch.no_grad()
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns top-1, top-5 (or top all, where classes are fewer) and mean cross-entropy."""
+        sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
+        self.model.eval()
+        with closing(loader.batches()) as batches:
+            for batch in batches:
+                logits, labels = self.predict(batch), batch.labels[batch.num_partners :]
+                sums += _judge(logits, labels)
+        self.model.train()
+        loss, top1, top5, count = all_sum(sums, self.world).tolist()
+        return {"top1": top1 / count, "top5": top5 / count, "loss": loss / count}
+
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
+        return ()
+
+    def optimizers(self, config: NetworkOptimizerConfig) -> list[torch.optim.Optimizer]:
+        """Returns the network's optimizer."""
+        return [network_optimizer(config, self.model)]
+
+    def _logits(self, images: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=self._format)
+        with self.precision.autocast(self.world.device):
+            return self._forward(images).float()
+
+
+def _judge(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sums over samples: of cross-entropy, of hits among the best 1 and 5, of 1."""
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    hits = (best == labels[:, None]).double().cumsum(dim=1)
+    loss = F.cross_entropy(logits, labels, reduction="sum").double()
+    count = loss.new_tensor(len(labels))
+    return torch.stack([loss, hits[:, 0].sum(), hits[:, -1].sum(), count])

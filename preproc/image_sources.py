@@ -1,0 +1,180 @@
+"""Where images come from: class folders, on disk or in a tar file, and ImageNet's TFRecords."""
+
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from dlrm.data.tfrecord import Record, find_records, parse_example, read_record
+
+_TRAIN, _OTHERS = "train", ("test", "val", "validation")
+
+
+class Item(NamedTuple):
+    """An encoded image: a file, or bytes of one.
+
+    Attributes:
+        name: what messages call it.
+        path: the file.
+        record: where in the file it is; None: it is the file.
+        label: its class; None: a tf.train.Example, which says it.
+    """
+
+    name: str
+    path: Path
+    record: Record | None
+    label: int | None
+
+
+class Encoded(NamedTuple):
+    """The bytes of an image file, its label, and the label's name where a record says it."""
+
+    data: bytes
+    label: int
+    class_name: str | None = None
+
+
+class Source(NamedTuple):
+    """What was found.
+
+    Attributes:
+        splits: split -> images; one split "train" where the source has none.
+        classes: names of the labels; None: the records say them.
+        left_out: files that are in no class folder.
+    """
+
+    splits: dict[str, list[Item]]
+    classes: list[str] | None
+    left_out: list[str]
+
+
+def find_images(path: Path) -> Source:
+    """Finds the images of a folder or tar file.
+
+    Class folders may lie in `train` and in `val`, `validation` or `test`. Names that begin with a
+    dot are passed over.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, or no image in it.
+        ValueError: a class has images in another split and none in `train`, or it is no tar file.
+    """
+    if path.is_dir():
+        records = _find_record_files(path)
+        source = _from_records(records) if records else _from_paths(_files(path), path)
+    elif path.is_file():
+        source = _from_paths(_members(path), path)
+    else:
+        raise FileNotFoundError(f"{path}: no such folder or tar file (--source)")
+    return source
+
+
+def read(item: Item, first_label: int) -> Encoded:
+    """Reads an encoded image.
+
+    Raises:
+        ValueError: a record is damaged, or has no image or no label.
+    """
+    if item.label is not None:
+        with open(item.path, "rb") as file:
+            if item.record is None:
+                return Encoded(file.read(), item.label)
+            file.seek(item.record.offset)
+            return Encoded(file.read(item.record.length), item.label)
+    assert item.record is not None
+    features = parse_example(read_record(item.path, item.record))
+    images, labels = (features.get(f"image/{name}", []) for name in ("encoded", "class/label"))
+    if len(images) != 1 or not isinstance(images[0], bytes):
+        raise ValueError(f"expected one image/encoded, got {len(images)}")
+    if len(labels) != 1 or not isinstance(labels[0], int):
+        raise ValueError(f"expected one image/class/label, got {len(labels)}")
+    if labels[0] < first_label:
+        raise ValueError(
+            f"expected an image/class/label of {first_label} or more (--first_label), got "
+            f"{labels[0]}"
+        )
+    names = features.get("image/class/synset", [])
+    name = names[0].decode("utf-8", "replace") if len(names) == 1 else None
+    return Encoded(images[0], labels[0] - first_label, name)
+
+
+def _find_record_files(folder: Path) -> dict[str, list[Path]]:
+    """Split -> files such as train-00000-of-01024, by name."""
+    files = {
+        split: sorted(folder.glob(f"{split}-[0-9]*-of-[0-9]*")) for split in (_TRAIN, *_OTHERS)
+    }
+    return {split: found for split, found in files.items() if found}
+
+
+def _from_records(files: dict[str, list[Path]]) -> Source:
+    splits = {}
+    for split, paths in files.items():
+        splits[split] = [
+            Item(f"{path}: record {number}", path, record, None)
+            for path in paths
+            for number, record in enumerate(find_records(path))
+        ]
+    return Source(_named(splits), None, [])
+
+
+def _files(folder: Path) -> Iterator[tuple[PurePosixPath, Path, Record | None]]:
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()
+        for name in names:
+            path = Path(parent, name)
+            yield PurePosixPath(path.relative_to(folder).as_posix()), path, None
+
+
+def _members(path: Path) -> Iterator[tuple[PurePosixPath, Path, Record | None]]:
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if member.isreg():
+                    name = PurePosixPath(member.name)
+                    yield name, path, Record(member.offset_data, member.size)
+    except tarfile.TarError as error:
+        raise ValueError(f"{path}: expected a tar file that is not compressed ({error})") from error
+
+
+def _from_paths(found: Iterator[tuple[PurePosixPath, Path, Record | None]], source: Path) -> Source:
+    files = sorted(
+        (name.parts, path, record)
+        for name, path, record in found
+        if not any(part.startswith(".") for part in name.parts)
+    )
+    tops = {parts[0] for parts, _, _ in files if len(parts) > 1}
+    depth = 1 if _TRAIN in tops and tops <= {_TRAIN, *_OTHERS} else 0
+    splits: dict[str, list[tuple[str, Item]]] = {}
+    left_out = []
+    for parts, path, record in files:
+        name = str(path) if record is None else f"{path}: {'/'.join(parts)}"
+        if len(parts) < depth + 2:
+            left_out.append(name)
+            continue
+        split = parts[0] if depth else _TRAIN
+        splits.setdefault(split, []).append((parts[depth], Item(name, path, record, 0)))
+    if not splits:
+        raise FileNotFoundError(
+            f"{source}: expected folders of images, one a class; there are none"
+        )
+    classes = sorted({name for name, _ in splits.get(_TRAIN, [])})
+    labels = {name: label for label, name in enumerate(classes)}
+    for items in splits.values():
+        for name, item in items:
+            if name not in labels:
+                raise ValueError(f"{item.name}: class {name} has no images in {source}/{_TRAIN}")
+    labelled = {
+        split: [item._replace(label=labels[name]) for name, item in items]
+        for split, items in splits.items()
+    }
+    return Source(_named(labelled), classes, left_out)
+
+
+def _named(splits: dict[str, list[Item]]) -> dict[str, list[Item]]:
+    """What training watches is our test split: `test` if there is one, else the other."""
+    if "val" in splits and "validation" in splits:
+        raise ValueError("expected a split val or validation, got both")
+    renamed = {("validation" if name == "val" else name): items for name, items in splits.items()}
+    if "validation" in renamed and "test" not in renamed:
+        renamed["test"] = renamed.pop("validation")
+    return renamed

@@ -1,0 +1,329 @@
+import io
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+from dlrm.data.image_layout import BAD_IMAGES
+from dlrm.data.images import ImageDataset
+from dlrm.data.tfrecord import find_records, masked_crc32c, parse_example
+
+Image = pytest.importorskip("PIL.Image", reason="no Pillow (extra images)")
+from preproc.image_shards import BadImageError, decode  # noqa: E402
+from preproc.prepare_images import main  # noqa: E402
+
+
+def encoded(pixels: np.ndarray, kind: str = "PNG", mode: str | None = None, **options) -> bytes:
+    image = Image.fromarray(pixels)
+    file = io.BytesIO()
+    (image.convert(mode) if mode else image).save(file, kind, **options)
+    return file.getvalue()
+
+
+def colour(red: int, green: int, blue: int, height: int = 12, width: int = 12) -> np.ndarray:
+    return np.broadcast_to(np.array([red, green, blue], np.uint8), (height, width, 3)).copy()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Ten cats, which are red, and ten dogs, which are green; image i of a class has i of blue."""
+    for name, red, green in (("cat", 200, 0), ("dog", 0, 200)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(10):
+            file = tmp_path / "images" / name / f"{i}.png"
+            file.write_bytes(encoded(colour(red, green, i)))
+    return tmp_path / "images"
+
+
+def prepare(source, output, *flags: str) -> None:
+    arguments = ["--source", str(source), "--output", str(output), "--size", "8", "--cores", "1"]
+    assert main([*arguments, *flags]) == 0
+
+
+def fails(capsys, source, output, *flags: str) -> str:
+    arguments = ["--source", str(source), "--output", str(output), "--cores", "1", *flags]
+    assert main(arguments) == 1
+    assert not output.exists()
+    return capsys.readouterr().err
+
+
+def content(dataset) -> dict[str, bytes]:
+    files = (path for path in sorted(dataset.rglob("*")) if path.is_file())
+    return {path.relative_to(dataset).as_posix(): path.read_bytes() for path in files}
+
+
+def pixels_of(dataset, split: str) -> list[tuple[int, ...]]:
+    """Label, red, green and blue of each image of one colour."""
+    data = ImageDataset(dataset, split)
+    images, labels = data.read(np.arange(data.num_samples))
+    assert (images == images[:, :, :1, :1]).all()
+    return [
+        (int(label), *image[:, 0, 0].tolist()) for label, image in zip(labels, images, strict=True)
+    ]
+
+
+def test_a_folder_is_split_with_a_seed(folder, tmp_path):
+    prepare(folder, tmp_path / "a", "--test_fraction", "0.2", "--shard_images", "3")
+    train, test = (pixels_of(tmp_path / "a", split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (16, 4)
+    everything = [(0, 200, 0, i) for i in range(10)] + [(1, 0, 200, i) for i in range(10)]
+    assert sorted(train + test) == everything
+    assert ImageDataset(tmp_path / "a", "train").classes == ["cat", "dog"]
+    prepare(folder, tmp_path / "b", "--test_fraction", "0.2", "--seed", "7")
+    assert pixels_of(tmp_path / "b", "test") != test
+
+
+def test_the_bytes_do_not_depend_on_the_cores(folder, tmp_path):
+    for cores in ("1", "3"):
+        flags = ["--test_fraction", "0.2", "--shard_images", "3", "--cores", cores]
+        prepare(folder, tmp_path / cores, *flags)
+    assert content(tmp_path / "1") == content(tmp_path / "3")
+    assert len(content(tmp_path / "1")) == 1 + 2 * (6 + 2)
+
+
+def test_a_tar_file_gives_what_its_folder_gives(folder, tmp_path):
+    with tarfile.open(tmp_path / "images.tar", "w") as archive:
+        archive.add(folder, ".")
+    prepare(folder, tmp_path / "a", "--test_fraction", "0.3")
+    prepare(tmp_path / "images.tar", tmp_path / "b", "--test_fraction", "0.3")
+    a, b = content(tmp_path / "a"), content(tmp_path / "b")
+    assert json.loads(b.pop("manifest.json"))["prepared_from"] == "images.tar"
+    del a["manifest.json"]
+    assert a == b
+
+
+def test_folders_that_are_split_stay_so(folder, tmp_path, capsys):
+    for split in ("train", "val"):
+        shutil.copytree(folder, tmp_path / "split" / split)
+    (tmp_path / "split" / "train" / "cat" / "0.png").unlink()
+    (tmp_path / "split" / ".cache").write_text("not an image")
+    prepare(tmp_path / "split", tmp_path / "a")
+    assert len(pixels_of(tmp_path / "a", "train")) == 19
+    assert len(pixels_of(tmp_path / "a", "test")) == 20
+    error = fails(capsys, tmp_path / "split", tmp_path / "b", "--test_fraction", "0.2")
+    assert "expected train and test images and no --test_fraction" in error
+    (tmp_path / "split" / "val" / "dog").rename(tmp_path / "split" / "val" / "fox")
+    error = fails(capsys, tmp_path / "split", tmp_path / "b")
+    assert "val/fox/0.png: class fox has no images in" in error
+
+
+def test_a_source_that_is_none_is_named(tmp_path, folder, capsys):
+    out = tmp_path / "out"
+    assert "nowhere: no such folder" in fails(capsys, tmp_path / "nowhere", out)
+    (tmp_path / "empty").mkdir()
+    assert "expected folders of images, one a class" in fails(capsys, tmp_path / "empty", out)
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        archive.add(folder, ".")
+    assert "expected a tar file that is not compressed" in fails(capsys, tmp_path / "a.tar.gz", out)
+    assert "--test_fraction: expected a number" in fails(capsys, folder, out)
+    assert "expected images in test" in fails(capsys, folder, out, "--test_fraction", "0.001")
+    assert "--size: expected 1 or more, got 0" in fails(capsys, folder, out, "--size", "0")
+
+
+def test_a_bad_image_ends_the_run_or_is_listed(folder, tmp_path, capsys):
+    (folder / "cat" / "5.png").write_bytes(b"\x89PNG broken")
+    flags = ["--test_fraction", "0.25"]
+    error = fails(capsys, folder, tmp_path / "a", *flags)
+    assert "cat/5.png: not a readable image" in error
+    assert "--bad_images skip" in error
+    (folder / "notes.txt").write_text("in no class")
+    prepare(folder, tmp_path / "a", "--bad_images", "skip", *flags)
+    listed = (tmp_path / "a" / BAD_IMAGES).read_text().splitlines()
+    assert len(listed) == 2
+    assert "notes.txt: in no class folder" in listed[0]
+    assert "cat/5.png: not a readable image" in listed[1]
+    assert "left out: 2 files" in capsys.readouterr().out
+    images = [*pixels_of(tmp_path / "a", "train"), *pixels_of(tmp_path / "a", "test")]
+    assert len(images) == 19
+    assert (0, 200, 0, 5) not in images
+
+
+def test_an_earlier_dataset_stays_when_a_run_fails(folder, tmp_path, capsys):
+    flags = ["--test_fraction", "0.25"]
+    prepare(folder, tmp_path / "a", *flags)
+    before = content(tmp_path / "a")
+    (folder / "dog" / "9.png").write_bytes(b"")
+    assert main(["--source", str(folder), "--output", str(tmp_path / "a"), *flags]) == 1
+    assert content(tmp_path / "a") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "images"]
+
+
+def test_any_kind_of_image_becomes_rgb():
+    red = colour(250, 10, 20)
+    close = {"abs": 6}  # JPEG's
+    for data, tolerance in (
+        (encoded(red), {}),
+        (encoded(red, mode="P"), {"abs": 40}),
+        (encoded(red, "JPEG"), close),
+        (encoded(red, "JPEG", "CMYK"), close),
+        (encoded(red, mode="RGBA"), {}),
+    ):
+        assert decode(data, 5)[:, 2, 3].tolist() == pytest.approx([250, 10, 20], **tolerance)
+    grey = np.full((12, 12), 77, np.uint8)
+    assert (decode(encoded(grey), 5) == 77).all()
+    assert (decode(encoded(grey, "JPEG"), 5) == 77).all()
+    assert (decode(encoded(grey.astype(np.uint16) * 256), 5) == 77).all()
+    clear = np.zeros((12, 12, 4), np.uint8)
+    assert (decode(encoded(clear), 5) == 255).all()
+
+
+def test_an_image_is_turned_as_its_exif_says():
+    pixels = colour(0, 0, 0)
+    pixels[:6] = 255  # the upper half is white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    turned = decode(encoded(pixels, "JPEG", quality=95, exif=exif), 12)
+    assert turned[:, :, 7:].min() > 240
+    assert turned[:, :, :5].max() < 15
+
+
+def test_the_largest_centred_square_is_kept():
+    pixels = colour(0, 0, 0, 10, 30)
+    pixels[:, 10:20] = 255
+    assert decode(encoded(pixels), 10).min() == 255
+    assert decode(encoded(pixels.transpose(1, 0, 2)), 10).min() == 255
+
+
+def test_tiny_and_huge_images_have_the_stored_size():
+    assert (decode(encoded(colour(1, 2, 3, 1, 1)), 64)[2] == 3).all()
+    huge = decode(encoded(colour(9, 90, 200, 3024, 3024), "JPEG"), 64)
+    assert huge.shape == (3, 64, 64)
+    assert huge[:, 0, 0].tolist() == pytest.approx([9, 90, 200], abs=3)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
+def test_damaged_bytes_raise_nothing_but_a_bad_image(kind):
+    random = np.random.default_rng(1)
+    data = encoded(random.integers(0, 256, (24, 24, 3), np.uint8), kind)
+    refused = 0
+    for attempt in range(150):
+        damaged = bytearray(data)
+        if attempt % 3:
+            for place in random.integers(0, len(data), 3):
+                damaged[place] = random.integers(256)
+        else:
+            del damaged[random.integers(len(data)) :]
+        try:
+            assert decode(bytes(damaged), 8).shape == (3, 8, 8)
+        except BadImageError:
+            refused += 1
+    assert refused > 20
+
+
+def test_a_bomb_is_refused(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(BadImageError, match="144 pixels"):
+        decode(encoded(colour(1, 2, 3)), 8)
+
+
+def field(number: int, data: bytes) -> bytes:
+    """A length-delimited field of a protocol-buffers message."""
+    assert len(data) < 1 << 14
+    return bytes([number << 3 | 2, len(data) & 127 | 128, len(data) >> 7]) + data
+
+
+def example(image: bytes, label: int, synset: bytes) -> bytes:
+    features = {
+        b"image/encoded": field(1, field(1, image)),
+        b"image/class/label": field(3, field(1, bytes([label]))),
+        b"image/class/synset": field(1, field(1, synset)),
+        b"image/object/bbox/xmin": field(2, field(1, struct.pack("<2f", 0.5, 1.5))),
+        b"image/height": field(3, bytes([8, 12])),  # not packed
+    }
+    entries = (field(1, field(1, name) + field(2, value)) for name, value in features.items())
+    return field(1, b"".join(entries))
+
+
+def record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    sums = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+    return length + next(sums) + data + next(sums)
+
+
+@pytest.fixture
+def records(tmp_path):
+    """Six records for training in two files and two for testing."""
+    pytest.importorskip("google_crc32c", reason="no google-crc32c (extra images)")
+    folder = tmp_path / "records"
+    folder.mkdir()
+    files = {"train-00000-of-00002": range(4), "train-00001-of-00002": range(4, 6)}
+    for name, numbers in (files | {"validation-00000-of-00001": range(6, 8)}).items():
+        rows = (
+            example(encoded(colour(i, 0, 9)), 1 + i % 2, (b"n01", b"n02")[i % 2]) for i in numbers
+        )
+        (folder / name).write_bytes(b"".join(map(record, rows)))
+    return folder
+
+
+def test_tfrecords_are_read(records, tmp_path):
+    prepare(records, tmp_path / "a")
+    assert pixels_of(tmp_path / "a", "train") == [(i % 2, i, 0, 9) for i in range(6)]
+    assert pixels_of(tmp_path / "a", "test") == [(0, 6, 0, 9), (1, 7, 0, 9)]
+    assert ImageDataset(tmp_path / "a", "train").classes == ["n01", "n02"]
+
+
+def test_examples_are_parsed():
+    parsed = parse_example(example(b"jpeg", 7, b"n01"))
+    assert parsed["image/encoded"] == [b"jpeg"]
+    assert parsed["image/class/label"] == [7]
+    assert parsed["image/height"] == [12]
+    assert parse_example(field(1, b"")) == {}
+    minus_one = field(1, field(1, b"a") + field(2, field(3, field(1, b"\xff" * 9 + b"\x01"))))
+    assert parse_example(field(1, minus_one)) == {"a": [-1]}
+
+
+def test_bytes_that_are_no_example_are_refused():
+    whole = example(b"jpeg", 7, b"n01")
+    for end in range(1, len(whole)):
+        with pytest.raises(ValueError, match="not a tf.train.Example"):
+            parse_example(whole[:end])
+
+
+def test_the_sum_is_the_one_of_the_format():
+    pytest.importorskip("google_crc32c", reason="no google-crc32c (extra images)")
+    assert (
+        masked_crc32c(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) % 2**32
+    )
+
+
+def test_a_damaged_record_is_named(records, tmp_path, capsys):
+    file = records / "train-00000-of-00002"
+    whole, places = file.read_bytes(), list(find_records(file))
+    data = bytearray(whole)
+    data[places[2].offset + 5] ^= 1
+    file.write_bytes(data)
+    error = fails(capsys, records, tmp_path / "a", "--size", "8")
+    assert "train-00000-of-00002: record 2: damaged (CRC-32C)" in error
+    prepare(records, tmp_path / "b", "--bad_images", "skip")
+    assert len(pixels_of(tmp_path / "b", "train")) == 5
+    data = bytearray(whole)
+    data[places[1].offset - 12] ^= 1
+    file.write_bytes(data)
+    error = fails(capsys, records, tmp_path / "a")
+    assert "train-00000-of-00002: record 1: its length is damaged (CRC-32C)" in error
+    file.write_bytes(whole[:-1])
+    error = fails(capsys, records, tmp_path / "a")
+    assert "train-00000-of-00002: record 3: expected" in error
+    file.write_bytes(whole)
+    error = fails(capsys, records, tmp_path / "a", "--first_label", "2")
+    assert "record 0: expected an image/class/label of 2 or more (--first_label), got 1" in error
+
+
+def test_real_photographs_become_a_dataset(shared_data, tmp_path, root):
+    source = shared_data / "signdigits" / "signdigits_shared.tar"
+    script = root / "preproc" / "prepare_images.py"
+    command = [sys.executable, script, "--source", source, "--output", tmp_path / "signs"]
+    done = subprocess.run(
+        [*command, "--size", "64", "--test_fraction", "0.2"], check=True, capture_output=True
+    )
+    assert b"train 1,322  test 331 images of 10 classes; complete" in done.stdout
+    train = ImageDataset(tmp_path / "signs", "train")
+    assert train.classes == [str(digit) for digit in range(10)]
+    images, labels = train.read(np.arange(train.num_samples))
+    assert np.bincount(labels.numpy()).min() > 100
+    assert images.float().std((1, 2, 3)).min() > 5  # none is of one colour

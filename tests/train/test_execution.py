@@ -1,0 +1,150 @@
+"""Graphs and recomputation: the same loss, other memory."""
+
+import pytest
+import torch
+from torch import nn
+
+from dlrm.train.execution import ExecutionConfig, executable, partition, recompute
+
+
+class Network(nn.Module):
+    """Convolutions with batch norm and dropout, as named stages."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.blocks = nn.ModuleDict(
+            {
+                f"block{i}": nn.Sequential(
+                    nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1),
+                    nn.BatchNorm2d(8),
+                    nn.ReLU(),
+                    nn.Dropout(0.1),
+                )
+                for i in range(4)
+            }
+        )
+        self.blocks["top"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+    def stages(self):
+        return dict(self.blocks)
+
+    def forward(self, x):
+        for stage in self.stages().values():
+            x = stage(x)
+        return x
+
+
+def losses(model, forward, steps=4, size=3):
+    """Trains, and returns the losses, the last in evaluation."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    random = torch.Generator().manual_seed(0)
+    torch.manual_seed(5)
+    result = []
+    for _ in range(steps):
+        images = torch.randn(size, 3, 8, 8, generator=random)
+        loss = forward(images).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        result.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        result.append(forward(images).square().mean().item())
+    model.train()
+    return result
+
+
+def test_a_trace_gives_the_losses_of_eager():
+    eager, traced = Network(), Network()
+    config = ExecutionConfig(execution="graph", graph_backend="trace")
+    expected = losses(eager, eager)
+    assert losses(traced, executable(traced, config)) == pytest.approx(expected, rel=1e-6)
+    for name, buffer in eager.named_buffers():
+        torch.testing.assert_close(dict(traced.named_buffers())[name], buffer)
+
+
+def test_a_trace_runs_other_shapes_op_by_op():
+    model = Network().eval()
+    forward = executable(model, ExecutionConfig(execution="graph", graph_backend="trace"))
+    for size in (4, 2, 4):
+        images = torch.randn(size, 3, 8, 8)
+        torch.testing.assert_close(forward(images), model(images))
+
+
+@pytest.mark.slow
+def test_compilation_gives_the_losses_of_eager():
+    eager, compiled = Network(), Network()
+    for model in (eager, compiled):
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0  # a graph draws other random numbers
+    forward = executable(compiled, ExecutionConfig(execution="graph"))
+    assert losses(compiled, forward) == pytest.approx(losses(eager, eager), rel=1e-5)
+
+
+def test_recomputation_changes_neither_losses_nor_statistics():
+    plain, cheap = Network(), Network()
+    recompute(cheap.stages())
+    assert losses(cheap, cheap) == losses(plain, plain)
+    for name, buffer in plain.named_buffers():
+        assert torch.equal(dict(cheap.named_buffers())[name], buffer)
+
+
+def test_recomputation_keeps_less_for_the_backward_pass():
+    def kept(model):
+        """Bytes that autograd keeps, each memory counted once, but for weights."""
+        held = {}
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                held[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(torch.randn(2, 3, 32, 32))
+        return sum(held.values())
+
+    plain, cheap = Network(), Network()
+    recompute(cheap.stages())
+    assert 0 < kept(cheap) < kept(plain) / 2
+
+
+def test_the_parts_of_a_partition_are_the_network():
+    model = Network().eval()
+    parts = partition(model.stages(), ["block2", "top"])
+    assert [list(part) for part in parts] == [["block0", "block1"], ["block2", "block3"], ["top"]]
+    images = out = torch.randn(2, 3, 8, 8)
+    for part in parts:
+        for stage in part.values():
+            out = stage(out)
+    assert torch.equal(out, model(images))
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (["block9"], "block9: no such stage; expected of block0, block1"),
+        (["block2", "block1"], "in the order of the stages"),
+        (["block1", "block1"], "each name once"),
+        (["block0"], "not the first, block0"),
+    ],
+)
+def test_wrong_cuts_are_named(splits, message):
+    with pytest.raises(ValueError, match=message):
+        partition(Network().stages(), splits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"execution": "lazy"}, "--execution lazy"),
+        ({"graph_backend": "xla"}, "--graph_backend xla"),
+        ({"execution": "graph", "recompute": True}, "--recompute contradicts"),
+    ],
+)
+def test_impossible_executions_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ExecutionConfig(**changes)
