@@ -9,11 +9,21 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from dlrm.distributed import World
+from dlrm.distributed import World, all_sum
 
 _BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start early
+
+
+@torch.no_grad()
+def average_statistics(model: nn.Module, world: World) -> None:
+    """Gives every rank the mean of what the ranks have counted, as batch norm's statistics."""
+    if world.size > 1:
+        kept = model.state_dict()
+        for name, value in model.named_buffers():
+            if name in kept and value.is_floating_point():
+                all_sum(value, world).div_(world.size)
 
 
 class GradientSum:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dlrm.distributed import World, all_sum
+from dlrm.distributed import OtherRankError, World, all_sum
 from dlrm.train.agreement import Agreement
 from dlrm.train.averaging import NoAverage
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
-from dlrm.train.gradient_sum import GradientSum
+from dlrm.train.gradient_sum import GradientSum, average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim import set_learning_rate
 from dlrm.train.precision import LossScaler
@@ -318,10 +318,13 @@ class Trainer:
         return all_sum(self._window_loss.clone(), self.world).item()
 
     def _check_finite(self, value: float, what: str) -> None:
+        """Ends the run on a NaN or infinity; `value` is the same on all ranks."""
         step = self.progress.step
         if math.isfinite(value):
             return
         last = self.checkpoints.last() if self.checkpoints else None
+        if self.world.rank:
+            raise OtherRankError("rank 0 names it")
         kept = f"The last checkpoint is {last}." if last else "There is no checkpoint."
         raise FloatingPointError(
             f"the {what} became {value} between steps {self._finite_step + 1} and {step}: the "
@@ -342,6 +345,7 @@ class Trainer:
         self._mean_window_loss()
         self._clock.pause()
         began = time.perf_counter()
+        average_statistics(self.task.model, self.world)
         try:
             with self.average.applied():
                 metrics = self.task.evaluate(self._watched(test, "test"))
@@ -384,6 +388,7 @@ class Trainer:
     def _save(self) -> None:
         assert self.checkpoints is not None
         self._mean_window_loss()
+        average_statistics(self.task.model, self.world)
         for name, value in self.parameters.dense().items():
             self._check_finite(value.sum().item(), f"sum of {name}")
         self._clock.pause()
