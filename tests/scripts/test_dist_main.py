@@ -238,6 +238,53 @@ def test_a_stopped_rank_is_named(start):
     assert "rank 1 does not answer" in job.output(), job.output()
 
 
+WITH_WRITES = """
+import os, time
+from dlrm.train import checkpoint_writer
+from dlrm.scripts import main
+write, saves = checkpoint_writer._write, set()
+def watched_write(path, content):
+    saves.add(path.parts[-3] if path.parent.name == "tables" else path.parts[-2])
+    if len(saves) == 2 and os.environ["RANK"] == "1":
+        {act}
+    return write(path, content)
+checkpoint_writer._write = watched_write
+main.start()
+"""
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_ends_all_ranks_and_the_earlier_checkpoint_loads(
+    start, tmp_path, command, background
+):
+    full = 'raise OSError(28, "No space left on device", str(path))'
+    (tmp_path / "filling.py").write_text(WITH_WRITES.format(act=full))
+    arguments = [*LONG, *["--async_checkpoint"] * background]
+    job = start(*arguments, module="filling", env={"PYTHONPATH": _path(tmp_path)}.items())
+    assert job.wait() != 0
+    errors = re.findall(r"^error: .*", job.output(), re.MULTILINE)
+    assert len(errors) == 1, job.output()
+    assert "rank 1: [Errno 28] No space left on device" in errors[0]
+    assert sorted(os.listdir(tmp_path / "run")) == ["step-000000005"]
+    assert command("--mode=test", "--load_checkpoint_path=run", training=[])["auc"] > 0.5
+
+
+def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
+    start, tmp_path, uninterrupted
+):
+    slow = 'open("saving", "w").close(); time.sleep(1000)'
+    (tmp_path / "slow.py").write_text(WITH_WRITES.format(act=slow))
+    job = start(*LONG, module="slow", env={"PYTHONPATH": _path(tmp_path)}.items())
+    job.wait_for((tmp_path / "saving").exists, "second save")
+    assert list((tmp_path / "run").glob(".step-000000010.partial-*"))
+    job.kill()
+    job = start(*LONG, "--resume")
+    assert job.wait() == 0, job.output()
+    assert re.search("resumed from .*step-000000005: 5 steps", job.output())
+    assert weights(tmp_path / "run") == uninterrupted
+    assert not list((tmp_path / "run").glob(".*"))
+
+
 def _path(*folders):
     return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
 
