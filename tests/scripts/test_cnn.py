@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from dlrm.model import efficientnet
 from dlrm.scripts import cnn, cnn_flags
 from dlrm.tasks.images import NetworkConfig
+from dlrm.train.weights import load_weights
 
 MODEL = ["--model=efficientnet_b0", "--norm=group", "--image_size=32", "--num_classes=7"]
 DATA = ["--data=generated", "--synthetic_dataset_num_entries=32", "--batch_size=4"]
@@ -126,7 +127,7 @@ def test_weights_of_others_are_loaded(tmp_path, ending, classes):
     else:
         save_file(state, file)
     model = NetworkConfig("efficientnet_b0", num_classes=7, norm="group").build()
-    cnn.load_weights(model, str(file))
+    load_weights(model, str(file), ("fc.", "classifier."))
     assert torch.equal(model.conv_head.weight, state["conv_head.weight"])
     assert torch.equal(model.classifier.weight, state["classifier.weight"]) == (classes == 7)
 
