@@ -56,6 +56,7 @@ bench: venv
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/inference.py
+	$(BIN)/python benchmarks/auc.py
 
 clean:
 	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so dlrm/_host.*.so

@@ -6,7 +6,11 @@
 Batch sizes are those of all processes together.
 """
 
-from dlrm.scripts import main
+from dlrm.scripts import main  # isort: skip  # before torch is loaded
+
+from absl import flags as absl_flags
+
+from dlrm.scripts import flags
 
 DEFAULTS = {  # NVIDIA's, of June 2020
     "batch_size": 65536,
@@ -17,6 +21,9 @@ DEFAULTS = {  # NVIDIA's, of June 2020
     "decay_start_step": 48000,
     "embedding_type": "joint_sparse",
 }
+
+
+absl_flags.adopt_module_key_flags(flags)
 
 
 def start() -> None:

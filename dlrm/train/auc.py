@@ -8,18 +8,18 @@ and not sent: no cut can divide them.
 
 import math
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.distributed import World
+from dlrm.distributed import World, gather
 
 T = TypeVar("T")
 
-_SAMPLES = 128  # times the square of the ranks: no range is 6/128 larger than its share
+_SAMPLES = 128  # times the square of the ranks: no range has 6/128 more than its share
 _NEEDLES = 1 << 14  # looked up at once, so that what is searched stays in the cache
 
 
@@ -54,15 +54,6 @@ def roc_auc(scores: Tensor, labels: Tensor, world: World = World()) -> float:
         sides[:] = [side.to(dtype) for side in sides]
         ordered = _over_ranks(sides, num_negatives, num_positives, world)
     return ordered / (2 * num_negatives * num_positives)
-
-
-def gather(value: T, world: World) -> list[T]:
-    """Returns every rank's value, a small one, in the order of the ranks."""
-    if world.size == 1:
-        return [value]
-    values: list[Any] = [None] * world.size
-    dist.all_gather_object(values, value)
-    return values
 
 
 def raise_problems(operation: str, problems: list[str]) -> None:
@@ -188,7 +179,7 @@ def _frequent(sides: list[Tensor], stride: int, world: World) -> Tensor:
     """The scores that some rank has two samples of on one side, ascending."""
     samples = [side[stride - 1 :: stride] for side in sides]
     twice = [sample[1:][sample[1:] == sample[:-1]] for sample in samples]
-    return _united(torch.cat(twice).unique() + 0.0, world).unique()  # -0.0 + 0.0 is 0.0
+    return _united(torch.cat(twice).unique(), world).unique()
 
 
 def _take_out(

@@ -179,9 +179,9 @@ class CheckpointDirectory:
                 for leftover in self.path.glob(".step-*.partial-*"):  # of a run that was killed
                     shutil.rmtree(leftover, ignore_errors=True)
                 probe.touch()
-        seen = from_first(probe, world)
+        name = from_first(probe.name, world)
         with agreed(world, OSError):
-            if not seen.exists():
+            if not (self.path / name).exists():
                 raise OSError(f"{self.path}: is not the same directory as on rank 0")
         if world.rank == 0:
             probe.unlink()

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from dlrm.distributed import World
-from dlrm.train.auc import gather, raise_problems, roc_auc, shape_problem
+from dlrm.distributed import World, gather
+from dlrm.train.auc import raise_problems, roc_auc, shape_problem
 
 _ROWS_AT_ONCE = 1 << 20  # in float64
 

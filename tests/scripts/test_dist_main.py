@@ -242,8 +242,7 @@ def _path(*folders):
     return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
 
 
-@pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("LOCAL_RANK",)])
-def test_launcher_variables_that_are_missing_are_named(start, tmp_path, names, dataset):
+def test_launcher_variables_that_are_missing_are_named(tmp_path, dataset):
     process = subprocess.run(
         [sys.executable, "-m", "dlrm.scripts.main", f"--dataset={dataset}", *TRAIN],
         env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"},
@@ -251,6 +250,7 @@ def test_launcher_variables_that_are_missing_are_named(start, tmp_path, names, d
         text=True,
         cwd=tmp_path,
         timeout=SECONDS,
+        check=False,
     )
     assert process.returncode == 1
     assert "LOCAL_RANK, MASTER_ADDR: not set" in process.stderr
@@ -269,6 +269,7 @@ def test_a_port_in_use_is_an_error(tmp_path, dataset):
             text=True,
             cwd=tmp_path,
             timeout=SECONDS,
+            check=False,
         )
     assert process.returncode == 1
     assert f"cannot join the others at 127.0.0.1:{port}" in process.stderr, process.stderr
@@ -297,7 +298,7 @@ def test_ranks_that_differ_are_told(start, tmp_path, dataset, by_rank, expected)
     output = job.output()
     assert "error: the ranks of a run must agree" in output, output
     assert expected in output
-    assert "Traceback" not in output.split("torch.distributed")[0]
+    assert output.count("Traceback") == 1, output  # the launcher's own
 
 
 def test_a_damaged_checkpoint_ends_all_ranks_with_one_error(start, tmp_path):

@@ -10,7 +10,7 @@ from absl import flags as absl_flags
 
 from dlrm.data.loader import DataConfig
 from dlrm.model.dlrm import DLRMConfig
-from dlrm.scripts import main  # noqa: F401  defines the flags
+from dlrm.scripts import dist_main, main  # noqa: F401  main defines the flags
 from dlrm.train.optim import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig
@@ -80,6 +80,7 @@ LATER = {
 
 OURS = {
     "amp_dtype": None,
+    "async_checkpoint": False,
     "checkpoint_freq": None,
     "embedding_dtype": "fp32",
     "embedding_init_scale": 1.0,
@@ -92,7 +93,9 @@ OURS = {
     "inference_benchmark_runtimes": ["native", "eager", "torchscript", "onnx", "aot"],
     "keep_checkpoints": 1,
     "mlp_optimizer": "sgd",
+    "placement": "balanced",
     "pooling": "sum",
+    "rank_timeout": 1800.0,
     "resume": False,
     "synthetic_dataset_hotness": None,
     "synthetic_ids": "uniform",
@@ -129,6 +132,27 @@ def test_flags_and_configurations_have_the_same_defaults(config):
 @pytest.mark.parametrize(("flag", "choices"), CHOICES.items())
 def test_every_documented_choice_is_taken(flag, choices):
     assert set(absl_flags.FLAGS[flag].parser.enum_values) == choices
+
+
+def test_dist_main_has_nvidias_defaults_for_several_gpus():
+    assert dist_main.DEFAULTS == {
+        "batch_size": 65536,
+        "test_batch_size": 131072,
+        "lr": 24.0,
+        "warmup_steps": 8000,
+        "decay_steps": 24000,
+        "decay_start_step": 48000,
+        "embedding_type": "joint_sparse",
+    }
+    assert dist_main.DEFAULTS.keys() <= JUNE_2020.keys()
+    shown = subprocess.run(
+        [sys.executable, "-m", "dlrm.scripts.dist_main", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    assert re.search(r"--batch_size: .*\n\s+\(default: '65536'", shown)
+    assert "--placement" in shown
 
 
 def test_shuffle_is_the_short_name():

@@ -1,0 +1,241 @@
+"""Scaling of training over processes on one machine: weak and strong, and what the network costs.
+
+    python benchmarks/scaling.py [--processes 2] [--rounds 7] [--steps 4] [--dtype fp32]
+
+Every process has one thread and a core of its own, also the one that the others are compared with.
+Weak scaling keeps the batch of a process, strong scaling that of all. "apart" are as many processes
+that train side by side without a word to each other: what they lose, cores lose to shared memory
+and clocks, and no software can bring back. All take turns; medians over rounds are compared.
+
+Communication is measured twice: by itself, on the same shapes with nothing else to do, and as the
+time for which training stands still until it has come ("exposed"); the rest is overlapped.
+"""
+
+import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import argparse
+import contextlib
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import dlrm.distributed as distributed
+from dlrm.data.batch import Shard
+from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.distributed import World, exchange
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.gradient_sum import GradientSum
+from dlrm.train.optim import OptimizerConfig
+from dlrm.train.trainer import TrainConfig, Trainer
+
+WORKLOADS = {  # one-hot uniform ids, SGD; the batch of one process
+    "terabyte": (DLRMConfig((100_000,) * 26), 4096),
+    "kaggle": (
+        DLRMConfig(
+            (1_000_000,) * 26,
+            embedding_dim=16,
+            bottom_mlp_sizes=(512, 256, 64, 16),
+            top_mlp_sizes=(512, 256, 1),
+        ),
+        2048,
+    ),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Training:
+    """A run of this process's rank that goes on for a few steps whenever it is asked to."""
+
+    def __init__(self, world: World, workload: str, dtype: str, batch: int):
+        config, _ = WORKLOADS[workload]
+        self.world, self.batch = world, batch
+        task = Recommendation(config, world, DTYPES[dtype])
+        data = DataConfig(
+            dataset_type="synthetic_gpu",
+            batch_size=batch,
+            synthetic_dataset_table_sizes=config.table_sizes,
+            synthetic_dataset_num_entries=batch * 1_000_000,
+        )
+        shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+        self.batches = Batches(open_datasets(data, shard).train)
+        self.task, self.exposed = task, 0.0
+        settings = TrainConfig(max_steps=1, print_freq=1_000_000)
+        optimizers = task.optimizers(OptimizerConfig())
+        self.trainer = Trainer(task, optimizers, lambda step: 0.01, settings, world)
+        self.trainer.log.quiet = True
+        self._count_waiting(distributed._Transfer)
+        self._count_waiting(GradientSum)
+
+    def _count_waiting(self, kind: type) -> None:
+        wait = kind.wait
+
+        def timed(waiting):
+            began = time.perf_counter()
+            wait(waiting)
+            self.exposed += time.perf_counter() - began
+
+        kind.wait = timed
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Seconds of a step, and those of it that communication was waited for."""
+        nothing = type("Nothing", (), {"num_samples": 0})()
+        done = self.trainer.progress.step
+        self.trainer.config = replace(self.trainer.config, max_steps=done + steps)
+        self.exposed = 0.0
+        if self.world.size > 1:
+            dist.barrier()
+        rate = self.trainer.fit(self.batches, nothing)["average_train_throughput"]
+        return self.batch / rate, self.exposed / steps
+
+    def communicate(self, steps: int) -> tuple[float, float]:
+        """Seconds that a step's communication takes with nothing beside it."""
+        if self.world.size == 1:
+            return 0.0, 0.0
+        model = self.task.model
+        own = len(model.tables_by_rank[self.world.rank])
+        shape = (self.batch, own, model.config.embedding_dim)
+        vectors = torch.zeros(shape, dtype=model.dtype, requires_grad=True)
+        held = {id(weight) for weight, _ in self.task.table_parameters()}
+        dense = torch.zeros(sum(p.numel() for p in model.parameters() if id(p) not in held))
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(steps):
+            received = exchange(vectors, model.tables_by_rank, self.world)()
+            received.backward(received.detach())
+            vectors.grad = None
+            dist.all_reduce(dense)
+        return (time.perf_counter() - began) / steps, 0.0
+
+
+class Team:
+    """Processes that train together, each with a core of its own, or each by itself."""
+
+    def __init__(self, size: int, together: bool, workload: str, dtype: str, batch: int):
+        spawning = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        self._pipes = []
+        for rank in range(size):
+            here, there = spawning.Pipe()
+            world = World(rank, size) if together else World()
+            store = Path(self._folder.name, "store").as_uri()
+            arguments = (there, rank, world, store, workload, dtype, batch)
+            spawning.Process(target=_serve, args=arguments, daemon=True).start()
+            self._pipes.append(here)
+
+    def call(self, method: str, steps: int) -> tuple[float, float]:
+        """The slowest process's seconds of a step, and the mean of what they waited."""
+        for pipe in self._pipes:
+            pipe.send((method, steps))
+        results = [pipe.recv() for pipe in self._pipes]
+        return max(s for s, _ in results), statistics.mean(waited for _, waited in results)
+
+
+def _serve(pipe, core, world, store, workload, dtype, batch):
+    os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[core % os.cpu_count()]])
+    torch.set_num_threads(1)
+    if world.size > 1:
+        limit = timedelta(seconds=600)
+        dist.init_process_group(
+            "gloo", init_method=store, rank=world.rank, world_size=world.size, timeout=limit
+        )
+    training = Training(world, workload, dtype, batch)
+    with contextlib.suppress(EOFError):
+        while True:
+            method, steps = pipe.recv()
+            pipe.send(getattr(training, method)(steps))
+
+
+def measure(options, dtype: str) -> list[str]:
+    """Returns the table of a dtype, line by line."""
+    _, batch = WORKLOADS[options.workload]
+    size = options.processes
+    teams = {
+        "alone": Team(1, True, options.workload, dtype, batch),
+        "apart": Team(size, False, options.workload, dtype, batch),
+        "weak": Team(size, True, options.workload, dtype, batch * size),
+        "strong": Team(size, True, options.workload, dtype, batch),
+    }
+    found: dict[str, list] = {name: [] for name in teams}
+    alone: dict[str, list] = {"weak": [], "strong": []}
+    for team in teams.values():
+        team.call("run", 2)
+    for _ in range(options.rounds):
+        for name, team in teams.items():
+            found[name].append(team.call("run", options.steps))
+            if name in alone:
+                alone[name].append(team.call("communicate", options.steps)[0])
+    seconds = {name: statistics.median(s for s, _ in runs) for name, runs in found.items()}
+    lines = []
+    for name in teams:
+        samples = batch * (size if name in ("apart", "weak") else 1)
+        count = 1 if name == "alone" else size
+        step, one = seconds[name], seconds["alone"]
+        efficiency = samples / step / (batch / one * count)
+        line = f"| {dtype} | {name} | {count} | {samples:,} | {step * 1e3:,.0f} | "
+        line += f"{samples / step:,.0f} | {efficiency:.3f} |"
+        if name in alone:
+            whole = statistics.median(alone[name])
+            exposed = statistics.median(waited for _, waited in found[name])
+            line += f" {whole * 1e3:.0f} ({whole / step:.1%}) | {exposed * 1e3:.0f} "
+            line += f"({exposed / step:.1%}) | {max(1 - exposed / whole, 0):.0%} |"
+        else:
+            line += " | | |"
+        lines.append(line)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workload", choices=WORKLOADS, default="terabyte")
+    parser.add_argument("--dtype", choices=DTYPES, action="append")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--plot", help="picture to draw, as scaling.png")
+    options = parser.parse_args()
+    print(f"{options.workload}, torch {torch.__version__}, {os.cpu_count()} cores, gloo, ", end="")
+    print(f"1 thread a process, {options.rounds} rounds of {options.steps} steps\n")
+    print(
+        "| dtype | | processes | batch | ms a step | samples/s | efficiency | communication ",
+        end="",
+    )
+    print("by itself, ms (of the step) | exposed, ms (of the step) | overlapped |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    lines = []
+    for dtype in options.dtype or list(DTYPES):
+        lines += measure(options, dtype)
+        print("\n".join(lines[-4:]), flush=True)
+    if options.plot:
+        _draw(lines, options.plot)
+
+
+def _draw(lines: list[str], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    bars = [(f"{c[0]} {c[1]}", float(c[6])) for c in cells if c[1] != "alone"]
+    axis.bar([name for name, _ in bars], [value for _, value in bars])
+    for index, (_, value) in enumerate(bars):
+        axis.annotate(f"{value:.2f}", (index, value), ha="center", va="bottom")
+    axis.axhline(1, color="gray", linestyle="--")
+    axis.set_ylabel("efficiency: of so many times one process")
+    axis.set_ylim(0, 1.15)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,442 @@
+"""Looks into checkpoints, compares and converts them.
+
+    python -m dlrm.scripts.checkpoint inspect DIR [--check] [--noweights] [--json]
+    python -m dlrm.scripts.checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
+    python -m dlrm.scripts.checkpoint convert --to nvidia|dlrm --output OUT SRC
+
+A directory is a checkpoint, a run's directory of checkpoints (of which the best is taken, else the
+last, but inspect lists them), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are
+read some megabytes at a time, and no code that is in a file is run.
+
+The exit code is 0; 1 where diff finds a difference; 2 after an error, which is said.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from dlrm.files import MANIFEST
+from dlrm.train.checkpoint import best_checkpoint
+from dlrm.train.compare import (
+    difference,
+    map_differences,
+    shape_of,
+    statistics,
+    weights_of,
+)
+from dlrm.train.nvidia import FEATURE_ORDERS, PADDINGS, is_nvidia, read_nvidia, write_nvidia
+from dlrm.train.saved import SavedModel, read_saved, write_saved
+
+FLAGS = flags.FLAGS
+_FLAGS_OF = {
+    "inspect": ("check", "weights", "json", "feature_order"),
+    "diff": ("rtol", "atol", "weights_only", "json", "feature_order"),
+    "convert": ("to", "output", "feature_order", "interaction_padding"),
+}
+_ARCHITECTURE = (
+    *("embedding_dim", "bottom_mlp_sizes", "top_mlp_sizes", "interaction_op", "embedding_dtype"),
+    *("pooling", "hash_indices", "max_table_size"),
+)
+
+
+def define_flags(values: flags.FlagValues = FLAGS) -> None:
+    """Defines this script's flags."""
+    flags.DEFINE_boolean(
+        "json", False, "inspect, diff: print one JSON object, for programs", flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "check", False, "inspect: compare the CRC-32 of every file", flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "weights",
+        True,
+        "inspect: read the weights, for norms, NaN and infinity",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "rtol", 0.0, "diff: relative difference that is none", lower_bound=0, flag_values=values
+    )
+    flags.DEFINE_float(
+        "atol", 0.0, "diff: absolute difference that is none", lower_bound=0, flag_values=values
+    )
+    flags.DEFINE_boolean(
+        "weights_only", False, "diff: compare nothing but the model's weights", flag_values=values
+    )
+    flags.DEFINE_enum(
+        "to", None, ["nvidia", "dlrm"], "convert: the format to write", flag_values=values
+    )
+    flags.DEFINE_string(
+        "output", None, "convert: directory to write; new or empty", flag_values=values
+    )
+    flags.DEFINE_enum(
+        "feature_order",
+        None,
+        FEATURE_ORDERS,
+        "Order of the vectors in NVIDIA's directory: natural (2020 on one GPU, or with "
+        "--bottom_features_ordered on several), size_sorted (later versions on one GPU), "
+        "device_mapping (of several GPUs). Default: as its metadata say; natural where one is "
+        "written",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "interaction_padding",
+        None,
+        PADDINGS,
+        "convert --to nvidia: zeros after the dots: one (versions of 2020), or to a multiple of 8 "
+        "(later ones). Default: as in the directory that the model came from, else multiple_of_8",
+        flag_values=values,
+    )
+
+
+def main(argv: list[str]) -> int:
+    try:
+        command, directories = _command(argv[1:])
+        return command(*directories)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _command(arguments: list[str]) -> tuple[Callable[..., int], list[Path]]:
+    commands: dict[str, tuple[Callable[..., int], int]]
+    commands = {"inspect": (_inspect, 1), "diff": (_diff, 2), "convert": (_convert, 1)}
+    name = arguments[0] if arguments else "nothing"
+    if name not in commands:
+        raise ValueError(f"expected inspect, diff or convert, got {name}; --help says more")
+    command, count = commands[name]
+    if len(arguments) != count + 1:
+        raise ValueError(f"{name}: expected {count} directories, got {arguments[1:]}")
+    for other in {flag for known in _FLAGS_OF.values() for flag in known} - {*_FLAGS_OF[name]}:
+        if FLAGS[other].present:
+            raise ValueError(f"--{other}: means nothing to {name}")
+    return command, [Path(argument) for argument in arguments[1:]]
+
+
+def open_any(
+    path: Path, feature_order: str | None = None, any_order: bool = False, check_crc: bool = False
+) -> SavedModel:
+    """Opens a checkpoint of ours or a directory of NVIDIA's.
+
+    Args:
+        path: the directory.
+        feature_order, any_order: see `read_nvidia`.
+        check_crc: see `read_saved`.
+
+    Raises:
+        FileNotFoundError, ValueError: it is neither, or damaged; the file is named.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such directory")
+    if is_nvidia(path):
+        return read_nvidia(path, feature_order, any_order)
+    return read_saved(path, check_crc)
+
+
+def _inspect(path: Path) -> int:
+    if path.is_dir() and not is_nvidia(path) and not (path / MANIFEST).exists():
+        found = describe_run(path, FLAGS.check)
+        lines = _lines_of_run(found)
+    else:
+        found = describe(path, FLAGS.weights, FLAGS.feature_order, FLAGS.check)
+        lines = _lines_of_checkpoint(found)
+    print(json.dumps(_without_nan(found), indent=2) if FLAGS.json else "\n".join(lines))
+    return 0
+
+
+def describe_run(path: Path, check_crc: bool = False) -> dict[str, Any]:
+    """What a run's directory of checkpoints has, of JSON values."""
+    whole = sorted(found.parent for found in path.glob(f"step-[0-9]*/{MANIFEST}"))
+    if not whole:
+        raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
+    best = best_checkpoint(path)
+    checkpoints = []
+    for directory in whole:
+        saved = read_saved(directory, check_crc)
+        checkpoints.append(
+            {
+                "name": directory.name,
+                **_progress(saved),
+                "bytes": _bytes(directory),
+                "best": best is not None and best.name == directory.name,
+            }
+        )
+    return {
+        "path": str(path),
+        "format": "run",
+        "crc_checked": check_crc,
+        "checkpoints": checkpoints,
+    }
+
+
+def describe(
+    path: Path, weights: bool = True, feature_order: str | None = None, check_crc: bool = False
+) -> dict[str, Any]:
+    """What a checkpoint is, of JSON values.
+
+    Args:
+        path: the checkpoint.
+        weights: read them, for their statistics.
+        feature_order: see `read_nvidia`.
+        check_crc: compare the CRC-32 of every file of ours.
+    """
+    saved = open_any(path, feature_order, any_order=True, check_crc=check_crc)
+    if check_crc and saved.format == "nvidia":
+        raise ValueError(f"{path}: NVIDIA's directories have no CRC-32 to compare")
+    saved_flags = saved.config.get("flags", {})
+    dense = weights_of(saved, with_state=False)
+    tables = []
+    for index, table in enumerate(saved.tables):
+        state = saved.table_state[index] if saved.table_state else {}
+        tables.append(
+            {
+                "rows": table.rows,
+                "dim": table.dim,
+                "bytes": 4 * table.rows * table.dim,
+                "state": {name: 4 * rows.rows * rows.dim for name, rows in state.items()},
+                **(asdict(statistics(table)) if weights else {}),
+            }
+        )
+        del dense[f"table {index}"]
+    first = dense.get("bottom_mlp.0.weight")
+    return {
+        "path": str(saved.path),
+        "format": saved.format,
+        "bytes": _bytes(saved.path),
+        "crc_checked": check_crc,
+        **_progress(saved),
+        "dlrm_version": saved.config.get("dlrm_version"),
+        "architecture": {
+            "num_numerical_features": None if first is None else shape_of(first)[1],
+            **{name: saved_flags[name] for name in _ARCHITECTURE if name in saved_flags},
+        },
+        "notes": saved.notes,
+        "dataset": {"path": saved_flags.get("dataset"), **saved.config.get("dataset", {})},
+        "optimizers": saved.config.get("optimizers", []),
+        "optimizer_values": sum(tensor.numel() for tensor in saved.optimizer.values()),
+        "attached": [folder.name for folder in saved.attached],
+        "tables": tables,
+        "dense": {
+            name: {"shape": shape_of(tensor), **(asdict(statistics(tensor)) if weights else {})}
+            for name, tensor in dense.items()
+        },
+    }
+
+
+def _diff(a: Path, b: Path) -> int:
+    found = compare(a, b, FLAGS.rtol, FLAGS.atol, FLAGS.weights_only, FLAGS.feature_order)
+    if FLAGS.json:
+        print(json.dumps(_without_nan(found), indent=2))
+    else:
+        print("\n".join(_lines_of_diff(found)))
+    return int(found["different"])
+
+
+def compare(
+    a: Path,
+    b: Path,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    weights_only: bool = False,
+    feature_order: str | None = None,
+) -> dict[str, Any]:
+    """How two checkpoints differ, of JSON values.
+
+    What only one format has, as state of optimizers, is not compared between two formats.
+
+    Args:
+        a, b: their directories.
+        rtol, atol: weights differ where |a - b| > atol + rtol * |b|.
+        weights_only: leave out configuration, progress and state of optimizers.
+        feature_order: of NVIDIA's directories, whatever their metadata say.
+    """
+    one, other = (open_any(path, feature_order) for path in (a, b))
+    same_format = one.format == other.format
+    with_state = same_format and not weights_only
+    left, right = weights_of(one, with_state), weights_of(other, with_state)
+    shapes: dict[str, list[Any]] = {}
+    tensors = {}
+    if bool(_state_in(left)) != bool(_state_in(right)):
+        shapes["state of optimizers"] = [len(_state_in(side)) or None for side in (left, right)]
+        for name in [*_state_in(left), *_state_in(right)]:
+            (left if name in left else right).pop(name)
+    for name in {**left, **right}:
+        sizes = [shape_of(side[name]) if name in side else None for side in (left, right)]
+        if sizes[0] != sizes[1]:
+            shapes[name] = sizes
+        elif apart := difference(left[name], right[name], rtol, atol):
+            tensors[name] = asdict(apart)
+    config: list[str] = []
+    progress: list[str] = []
+    if not weights_only:
+        leave_out = {"tables"} if same_format else {"tables", "optimizers"}
+        mine, theirs = (
+            {k: v for k, v in saved.config.items() if k not in leave_out} for saved in (one, other)
+        )
+        config = list(map_differences(mine, theirs, common=not same_format))
+        progress = list(map_differences(_progress(one), _progress(other)))
+    return {
+        "a": str(one.path),
+        "b": str(other.path),
+        "different": bool(shapes or tensors or config or progress),
+        "config": config,
+        "progress": progress,
+        "shapes": shapes,
+        "weights": tensors,
+        "compared": len(left.keys() & right.keys()),
+        "with_state": with_state,
+    }
+
+
+def _convert(source: Path) -> int:
+    if not FLAGS.to or not FLAGS.output:
+        raise ValueError("convert: expected --to nvidia or dlrm and --output DIR")
+    reading = FLAGS.feature_order if FLAGS.to == "dlrm" else None
+    saved = open_any(source, reading, check_crc=True)
+    if saved.format == FLAGS.to:
+        raise ValueError(f"{source}: of the format {FLAGS.to} already")
+    if FLAGS.to == "dlrm":
+        if FLAGS.interaction_padding:
+            raise ValueError("--interaction_padding: means nothing to convert --to dlrm")
+        write_saved(saved, FLAGS.output)
+        for name, value in saved.notes.items():
+            print(f"{name}: {value}")
+        print("no optimizer state: NVIDIA's format has none, so training cannot be resumed from it")
+    else:
+        order = write_nvidia(saved, FLAGS.output, FLAGS.feature_order, FLAGS.interaction_padding)
+        print(f"feature order: {order}")
+        print("the state of optimizers is left out: NVIDIA's format has none")
+    rows = sum(table.rows for table in saved.tables)
+    print(f"{FLAGS.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
+    return 0
+
+
+def _state_in(weights: dict[str, Any]) -> list[str]:
+    return [n for n in weights if n.startswith("optimizer ") or n.startswith("table ") and "," in n]
+
+
+def _progress(saved: SavedModel) -> dict[str, Any]:
+    """Step, and what was measured there or at the best step before."""
+    best = dict(saved.progress.get("best") or {})
+    return {
+        "step": saved.progress.get("step"),
+        "epoch": best.pop("epoch", None),
+        "best_step": best.pop("step", None),
+        "metrics": best,
+    }
+
+
+def _bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _lines_of_run(found: dict[str, Any]) -> list[str]:
+    checked = ", the CRC-32 of every file is right" if found["crc_checked"] else ""
+    lines = [f"{found['path']}: {len(found['checkpoints'])} checkpoints{checked}"]
+    for checkpoint in found["checkpoints"]:
+        metrics = "  ".join(f"{k} {v:.6f}" for k, v in checkpoint["metrics"].items())
+        mark = "  <- best" if checkpoint["best"] else ""
+        lines.append(
+            f"  {checkpoint['name']}  {_size(checkpoint['bytes'])}  best so far: "
+            f"{metrics or 'nothing tested'}{mark}"
+        )
+    return lines
+
+
+def _lines_of_checkpoint(found: dict[str, Any]) -> list[str]:
+    metrics = "  ".join(f"{k} {v:.6f}" for k, v in found["metrics"].items())
+    architecture = "  ".join(f"{k} {_short(v)}" for k, v in found["architecture"].items())
+    lines = [
+        f"{found['path']}: a checkpoint of {found['format']}, {_size(found['bytes'])}"
+        + (", the CRC-32 of every file is right" if found["crc_checked"] else ""),
+        f"step {found['step']}",
+        f"best: step {found['best_step']}, epoch {found['epoch']}  {metrics}"
+        if metrics
+        else "best: nothing tested",
+        f"architecture: {architecture}",
+        *(f"{name}: {note}" for name, note in found["notes"].items()),
+        "dataset: " + "  ".join(f"{k} {_short(v)}" for k, v in found["dataset"].items()),
+        f"optimizers: {', '.join(found['optimizers']) or 'none'}",
+    ]
+    if found["attached"]:
+        lines.append(f"with it: {', '.join(found['attached'])}")
+    lines += ["", f"{'':<24} {'shape':>16}  {'size':>10}  norms of rows: least, mean, most"]
+    for index, table in enumerate(found["tables"]):
+        state = "".join(f"  {name} {_size(size)}" for name, size in table["state"].items())
+        shape = [table["rows"], table["dim"]]
+        lines.append(_line(f"table {index}", shape, table["bytes"], table) + state)
+    for name, tensor in found["dense"].items():
+        lines.append(_line(name, tensor["shape"], 4 * math.prod(tensor["shape"]), tensor))
+    weights = [*found["tables"], *found["dense"].values()]
+    wrong = sum(w.get("num_nan", 0) + w.get("num_inf", 0) for w in weights)
+    if all("num_nan" in w for w in weights):
+        lines.append(f"\nvalues that are NaN or infinite: {wrong or 'none'}")
+    return lines
+
+
+def _line(name: str, shape: list[int], size: int, found: dict[str, Any]) -> str:
+    shown = " x ".join(f"{n:,}" for n in shape)
+    line = f"{name:<24} {shown:>16}  {_size(size):>10}"
+    if "norm_min" in found:
+        line += "  " + ", ".join(f"{found[f'norm_{k}']:.4g}" for k in ("min", "mean", "max"))
+        if found["num_nan"] or found["num_inf"]:
+            line += f"  {found['num_nan']} NaN, {found['num_inf']} infinite"
+    return line
+
+
+def _lines_of_diff(found: dict[str, Any]) -> list[str]:
+    lines = [f"config: {line}" for line in found["config"]]
+    lines += [f"progress: {line}" for line in found["progress"]]
+    for name, (one, other) in found["shapes"].items():
+        shown = ("absent" if side is None else side for side in (one, other))
+        lines.append(f"{name}: {' and '.join(map(str, shown))}")
+    for name, apart in found["weights"].items():
+        lines.append(
+            f"{name}: {apart['rows']:,} of {apart['of']:,} rows differ, the first is "
+            f"{apart['first']:,}; max difference {apart['max_abs']:.3g}, relative "
+            f"{apart['max_rel']:.3g}"
+        )
+    if not found["weights"] and not found["shapes"]:
+        state = " and state" if found["with_state"] else ""
+        lines.append(f"weights{state}: {found['compared']} tensors, all the same")
+    return lines
+
+
+def _short(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"
+
+
+def _without_nan(value: Any) -> Any:
+    """The same with None for numbers that JSON has not."""
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def parse(arguments: list[str]) -> list[str]:
+    """Parses flags; returns the rest. A mistake ends with 2, since 1 is an answer of diff."""
+    try:
+        return FLAGS(arguments)
+    except flags.Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main, flags_parser=parse)

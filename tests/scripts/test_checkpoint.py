@@ -1,0 +1,468 @@
+"""`dlrm.scripts.checkpoint` shows, compares and converts; NVIDIA's model is `nvidia_model`."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from absl import flags
+from nvidia_model import NvidiaModel
+from sklearn.metrics import roc_auc_score
+from small_dataset import NUM_NUMERICAL, TABLE_SIZES
+
+from dlrm.data.feature_spec import FeatureSpec
+from dlrm.files import MANIFEST, write_manifest
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.scripts import checkpoint as script
+from dlrm.scripts.checkpoint import compare, describe, describe_run
+from dlrm.serving.predictor import load_model
+from dlrm.train.checkpoint import Parameters, save_checkpoint
+from dlrm.train.compare import difference, statistics
+from dlrm.train.nvidia import read_nvidia, write_nvidia
+from dlrm.train.saved import Rows, read_saved, write_saved
+
+NATURAL, BY_SIZE, MAPPED = [0, 1, 2, 3], [1, 3, 0, 2], [3, 0, 2, 1]
+FLAGS_2020 = {"loss_scale": 1024, "interaction_op": "dot", "lr": 28.0, "hash_indices": False}
+FLAGS_2020_DISTRIBUTED = FLAGS_2020 | {"bottom_features_ordered": False, "backend": "nccl"}
+FLAGS_2021 = {"interaction_op": "cuda_dot", "cuda_graphs": True, "bottom_features_ordered": False}
+
+
+def mapping(*tables_by_rank):
+    vectors = [len(tables) + (rank == 0) for rank, tables in enumerate(tables_by_rank)]
+    return {"bottom_mlp": 0, "embedding": list(tables_by_rank), "vectors_per_gpu": vectors}
+
+
+def data(**more):
+    return {"epoch": 1, "step": 77, **more}
+
+
+@pytest.fixture
+def tool(monkeypatch, capsys):
+    """Runs the command in this process; returns what subprocess.run does."""
+
+    def run(*words):
+        monkeypatch.setattr(script, "FLAGS", flags.FlagValues())
+        script.define_flags(script.FLAGS)
+        capsys.readouterr()
+        code = script.main(script.parse(["checkpoint", *map(str, words)]))
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return run
+
+
+def inputs(rows=9):
+    random = torch.Generator().manual_seed(3)
+    ids = [torch.randint(0, size, (rows,), generator=random) for size in TABLE_SIZES]
+    return torch.randn(rows, NUM_NUMERICAL, generator=random), torch.stack(ids, dim=1)
+
+
+def save_ours(path, seed=1, interaction="cuda_dot", top=(16, 5, 1), change=None):
+    """Saves a model of ours with optimizers' state of row-wise Adagrad."""
+    config = DLRMConfig(TABLE_SIZES, NUM_NUMERICAL, 4, (8, 4), top, interaction)
+    model = DLRM(config, seed=seed)
+    if change:
+        with torch.no_grad():
+            change(model)
+    flags = {
+        "embedding_dim": 4,
+        "bottom_mlp_sizes": [8, 4],
+        "top_mlp_sizes": list(top),
+        "interaction_op": interaction,
+        "hash_indices": False,
+        "max_table_size": None,
+        "dataset": "somewhere",
+    }
+    saved = {"flags": flags, "dataset": {"table sizes": list(TABLE_SIZES)}}
+    progress = {"step": 5, "best": {"auc": 0.75, "step": 4, "epoch": 1.5}, "history": []}
+    save_checkpoint(path, Parameters(model, model.embeddings.table_parameters()), saved, progress)
+    return model
+
+
+# What NVIDIA's versions save: the order that a run had, its padding, flags and data
+DIRECTORIES = {
+    "2020, one GPU": (NATURAL, 1, FLAGS_2020, data()),
+    "2020, two GPUs": (
+        MAPPED,
+        1,
+        FLAGS_2020_DISTRIBUTED,
+        data(device_mapping=mapping([3, 0], [2, 1])),
+    ),
+    "2020, two GPUs, ordered": (
+        NATURAL,
+        1,
+        FLAGS_2020_DISTRIBUTED | {"bottom_features_ordered": True},
+        data(device_mapping=mapping([3, 0], [2, 1])),
+    ),
+    "2021, one GPU": (BY_SIZE, 2, FLAGS_2021, data(device_mapping=mapping(BY_SIZE))),
+    "2021, one GPU, ordered in vain": (
+        BY_SIZE,
+        2,
+        FLAGS_2021 | {"bottom_features_ordered": True},
+        data(device_mapping=mapping(BY_SIZE)),
+    ),
+    "2021, many GPUs": (
+        MAPPED,
+        2,
+        FLAGS_2021,
+        data(device_mapping=mapping([], [3], [0], [2], [1])),
+    ),
+    "2021, many GPUs, ordered": (
+        NATURAL,
+        2,
+        FLAGS_2021 | {"bottom_features_ordered": True},
+        data(device_mapping=mapping([], [3], [0], [2], [1])),
+    ),
+}
+
+
+@pytest.mark.parametrize("interaction", ["dot", "cat"])
+@pytest.mark.parametrize("which", DIRECTORIES)
+def test_what_nvidia_saved_gives_the_same_logits_and_comes_back_bit_for_bit(
+    tmp_path, which, interaction
+):
+    order, padding, flags, saved_data = DIRECTORIES[which]
+    flags = flags | ({"interaction_op": "cat"} if interaction == "cat" else {})
+    theirs = NvidiaModel(order, TABLE_SIZES, interaction, padding)
+    theirs.save(tmp_path / "theirs", flags, saved_data)
+    write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "ours")
+    ours = load_model(tmp_path / "ours")
+    torch.testing.assert_close(ours(*inputs()), theirs(*inputs()))
+    write_nvidia(read_saved(tmp_path / "ours"), tmp_path / "back")
+    for file in sorted((tmp_path / "theirs").iterdir()):
+        back = tmp_path / "back" / file.name
+        if file.suffix == ".bin":
+            assert file.read_bytes() == back.read_bytes()
+        elif file.name != "metadata.pt":
+            one, other = (torch.load(f, weights_only=True) for f in (file, back))
+            torch.testing.assert_close(
+                {k: [*v] for k, v in one.items()},
+                {k: [*v] for k, v in other.items()},
+                rtol=0,
+                atol=0,
+            )
+    again = NvidiaModel.load(tmp_path / "back", order, interaction, padding)
+    assert torch.equal(again(*inputs()), theirs(*inputs()))
+
+
+@pytest.mark.parametrize("top", [(16, 5, 1), (1,)])
+@pytest.mark.parametrize("interaction", ["cuda_dot", "dot", "cat"])
+@pytest.mark.parametrize(
+    ("feature_order", "order"), [("natural", NATURAL), ("size_sorted", BY_SIZE)]
+)
+@pytest.mark.parametrize("padding", ["one", "multiple_of_8"])
+def test_ours_gives_nvidia_the_same_logits_and_comes_back_bit_for_bit(
+    tmp_path, feature_order, order, interaction, padding, top
+):
+    model = save_ours(tmp_path / "ours", interaction=interaction, top=top)
+    saved = read_saved(tmp_path / "ours")
+    assert write_nvidia(saved, tmp_path / "theirs", feature_order, padding) == order
+    kind = "cat" if interaction == "cat" else "dot"
+    zeros = 1 if padding == "one" else 2
+    theirs = NvidiaModel.load(tmp_path / "theirs", order, kind, zeros)
+    torch.testing.assert_close(theirs(*inputs()), model(*inputs()).detach())
+    write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "back")
+    assert not compare(tmp_path / "ours", tmp_path / "back")["different"]
+    for file in ("config.json", "progress.json", "dense.safetensors", "tables/2.bin"):
+        assert (tmp_path / "ours" / file).read_bytes() == (tmp_path / "back" / file).read_bytes()
+
+
+def test_a_converted_model_tests_as_nvidia_s_does(tool, command, dataset, tmp_path):
+    order, padding, flags, saved_data = DIRECTORIES["2021, one GPU"]
+    theirs = NvidiaModel(order, TABLE_SIZES, "dot", padding)
+    theirs.save(tmp_path / "theirs", flags, saved_data)
+    done = tool("convert", "--to=dlrm", "--output", tmp_path / "ours", tmp_path / "theirs")
+    assert done.returncode == 0, done.stderr
+    assert "feature order: [1, 3, 0, 2], the device_mapping in metadata.pt" in done.stdout
+    assert "no optimizer state" in done.stdout
+    tested = command("--mode=test", f"--load_checkpoint_path={tmp_path / 'ours'}", model=[])
+    spec = FeatureSpec.load(dataset)
+    numerical = np.fromfile(spec.file("test", spec.numerical[0]), np.float16)
+    ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical]
+    logits = theirs(
+        torch.from_numpy(numerical).float().view(-1, NUM_NUMERICAL),
+        torch.from_numpy(np.stack(ids, axis=1).astype(np.int64)),
+    )
+    labels = np.fromfile(spec.file("test", spec.label), np.uint8)
+    assert tested["auc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-5)
+
+
+def test_an_order_that_cannot_be_known_is_asked_for(tool, tmp_path):
+    NvidiaModel(BY_SIZE, TABLE_SIZES, "dot", 2).save(tmp_path / "theirs", FLAGS_2021, data())
+    words = ("convert", "--to=dlrm", "--output", tmp_path / "ours", tmp_path / "theirs")
+    refused = tool(*words)
+    assert refused.returncode == 2
+    assert "--feature_order natural or size_sorted" in refused.stderr
+    assert not (tmp_path / "ours").exists()
+    assert describe(tmp_path / "theirs")["format"] == "nvidia"  # to look at it needs none
+    assert tool(*words, "--feature_order=size_sorted").returncode == 0
+    theirs = NvidiaModel(BY_SIZE, TABLE_SIZES, "dot", 2)
+    torch.testing.assert_close(load_model(tmp_path / "ours")(*inputs()), theirs(*inputs()))
+
+
+class Harmful:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_in_a_file_is_not_run(tool, tmp_path):
+    theirs = NvidiaModel(NATURAL, TABLE_SIZES)
+    theirs.save(tmp_path / "theirs", FLAGS_2020 | {"x": Harmful(tmp_path / "harm")}, data())
+    words = ("convert", "--to=dlrm", "--output", tmp_path / "ours", tmp_path / "theirs")
+    refused = tool(*words)
+    assert refused.returncode == 2
+    assert "metadata.pt: has more than tensors" in refused.stderr
+    assert "mkdir" in refused.stderr
+    assert "could run code and is not loaded" in refused.stderr
+    assert tool(*words, "--feature_order=natural").returncode == 0  # the rest is good
+    torch.testing.assert_close(load_model(tmp_path / "ours")(*inputs()), theirs(*inputs()))
+    torch.save(Harmful(tmp_path / "harm"), tmp_path / "theirs" / "top_model.mlp.pt")
+    with pytest.raises(ValueError, match="top_model.mlp.pt: has more than tensors"):
+        read_nvidia(tmp_path / "theirs", "natural")
+    assert not (tmp_path / "harm").exists()
+
+
+def drop_the_last_layer(path):
+    (path / "top_model.out.pt").unlink()
+
+
+def cut_a_table(path):
+    os.truncate(path / "bottom_model.embeddings.1.bin", 100)
+
+
+def drop_a_table(path):
+    (path / "bottom_model.embeddings.1.bin").unlink()
+
+
+def cut_a_layer(path):
+    os.truncate(path / "bottom_model.mlp.pt", 300)
+
+
+def widen_the_top(path):
+    layers = torch.load(path / "top_model.mlp.pt", weights_only=True)
+    layers["weights"][0] = torch.zeros(16, 33)
+    torch.save(layers, path / "top_model.mlp.pt")
+
+
+def forget_a_bias(path):
+    torch.save({"weights": [torch.zeros(8, 3)], "biases": []}, path / "bottom_model.mlp.pt")
+
+
+def map_other_tables(path):
+    metadata = {"data": data(device_mapping=mapping([0, 7])), "config": {}}
+    torch.save(metadata, path / "metadata.pt")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (drop_the_last_layer, "top_model.out.pt: no such file"),
+        (cut_a_table, "embeddings.1.bin: expected 3200 bytes, 200 rows of 4 float32, got 100"),
+        (drop_a_table, "embeddings.1.bin: missing, though there are 3 tables"),
+        (cut_a_layer, "bottom_model.mlp.pt: damaged"),
+        (widen_the_top, "has 33 inputs; expected 14 and 1 or 2 of padding"),
+        (forget_a_bias, "bottom_model.mlp.pt: expected lists of weights and biases"),
+        (map_other_tables, "metadata.pt: device_mapping .* is not of 4 tables"),
+    ],
+)
+def test_what_is_wrong_with_a_directory_of_nvidia_is_named(tmp_path, damage, message):
+    NvidiaModel(NATURAL, TABLE_SIZES).save(tmp_path / "theirs", FLAGS_2020, data())
+    damage(tmp_path / "theirs")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read_nvidia(tmp_path / "theirs")
+
+
+def test_inspect_shows_a_checkpoint(tool, tmp_path):
+    def spoil(model):
+        model.embeddings.weight[3, 1] = math.nan
+        model.embeddings.weight[TABLE_SIZES[0]] = torch.tensor([3.0, 0.0, 4.0, 0.0])
+        model.output.bias[0] = -math.inf
+
+    save_ours(tmp_path / "c", change=spoil)
+    done = tool("inspect", tmp_path / "c", "--json", "--check")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["step"] == 5
+    assert found["best_step"] == 4
+    assert found["metrics"] == {"auc": 0.75}
+    assert found["architecture"]["num_numerical_features"] == NUM_NUMERICAL
+    assert found["architecture"]["top_mlp_sizes"] == [16, 5, 1]
+    assert [table["rows"] for table in found["tables"]] == list(TABLE_SIZES)
+    assert [table["num_nan"] for table in found["tables"]] == [1, 0, 0, 0]
+    assert found["tables"][1]["norm_max"] == 5
+    assert found["tables"][1]["bytes"] == TABLE_SIZES[1] * 16
+    assert found["dense"]["output.bias"]["num_inf"] == 1
+    assert found["dense"]["top_mlp.0.weight"]["shape"] == [16, 16]
+    shown = tool("inspect", tmp_path / "c").stdout
+    assert "values that are NaN or infinite: 2" in shown
+    assert (
+        "norm_mean"
+        not in json.loads(tool("inspect", tmp_path / "c", "--json", "--noweights").stdout)[
+            "tables"
+        ][0]
+    )
+
+
+def test_inspect_lists_a_run_and_its_best(tool, tmp_path):
+    for step in (3, 5):
+        save_ours(tmp_path / f"step-{step:09d}")
+    (tmp_path / "best.json").write_text('{"step": 3}')
+    found = describe_run(tmp_path)["checkpoints"]
+    assert [(c["name"], c["best"]) for c in found] == [
+        ("step-000000003", True),
+        ("step-000000005", False),
+    ]
+    shown = tool("inspect", tmp_path).stdout
+    assert "step-000000003" in next(line for line in shown.splitlines() if "<- best" in line)
+
+
+def test_a_flipped_bit_is_found_where_asked_for_and_before_converting(tool, tmp_path):
+    save_ours(tmp_path / "c")
+    file = tmp_path / "c" / "tables" / "1.bin"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    assert tool("inspect", tmp_path / "c").returncode == 0
+    for words in (("inspect", "--check"), ("convert", "--to=nvidia", f"--output={tmp_path / 'n'}")):
+        done = tool(*words, tmp_path / "c")
+        assert done.returncode == 2
+        assert f"{file}: expected CRC-32" in done.stderr
+    assert not (tmp_path / "n").exists()
+
+
+def test_diff_says_what_differs_and_how_much(tool, tmp_path):
+    def change(model):
+        model.embeddings.weight[TABLE_SIZES[0] + 7, 2] += 0.5
+        model.embeddings.weight[TABLE_SIZES[0] + 9, 0] += 0.25
+        model.bottom_mlp[0].bias[3] += 1e-6
+
+    save_ours(tmp_path / "a")
+    save_ours(tmp_path / "b", change=change)
+    same = tool("diff", tmp_path / "a", tmp_path / "a")
+    assert same.returncode == 0
+    assert "all the same" in same.stdout
+    done = tool("diff", tmp_path / "a", tmp_path / "b", "--json")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)["weights"]
+    assert set(found) == {"table 1", "bottom_mlp.0.bias"}
+    assert (found["table 1"]["rows"], found["table 1"]["of"]) == (2, TABLE_SIZES[1])
+    assert found["table 1"]["first"] == 7
+    assert found["table 1"]["max_abs"] == pytest.approx(0.5, rel=1e-6)
+    assert "table 1: 2 of 200 rows differ" in tool("diff", tmp_path / "a", tmp_path / "b").stdout
+    assert tool("diff", tmp_path / "a", tmp_path / "b", "--atol=0.6").returncode == 0
+    tolerant = compare(tmp_path / "a", tmp_path / "b", atol=1e-5)
+    assert set(tolerant["weights"]) == {"table 1"}
+    assert set(compare(tmp_path / "a", tmp_path / "b", rtol=0.01)["weights"]) == {"table 1"}
+    assert tool("diff", tmp_path / "a", tmp_path / "b", "--rtol=2").returncode == 0
+
+
+def test_diff_sees_configuration_progress_and_state(tmp_path):
+    save_ours(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for name, key, value in (
+        ("config.json", "flags", {"lr": 2.0}),
+        ("progress.json", "step", 6),
+    ):
+        file = tmp_path / "b" / name
+        saved = json.loads(file.read_text())
+        saved[key] = saved[key] | value if isinstance(value, dict) else value
+        file.write_text(json.dumps(saved))
+    original = tmp_path / "a" / "config.json"
+    saved = json.loads(original.read_text())
+    saved["flags"]["lr"] = 1.0
+    original.write_text(json.dumps(saved))
+    for side in ("a", "b"):
+        (tmp_path / side / MANIFEST).unlink()
+        write_manifest(tmp_path / side, "checkpoint")
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found["config"] == ["flags: lr: 1.0 and 2.0"]
+    assert found["progress"] == ["step: 5 and 6"]
+    assert not compare(tmp_path / "a", tmp_path / "b", weights_only=True)["different"]
+
+
+def test_diff_works_across_formats(tool, tmp_path):
+    save_ours(tmp_path / "ours")
+    write_nvidia(read_saved(tmp_path / "ours"), tmp_path / "theirs", "size_sorted")
+    assert tool("diff", tmp_path / "ours", tmp_path / "theirs").returncode == 0
+    other = tool("diff", tmp_path / "ours", tmp_path / "theirs", "--feature_order=natural")
+    assert other.returncode == 1
+    assert "top_mlp.0.weight" in other.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "expected inspect, diff or convert, got nothing"),
+        (["list", "x"], "expected inspect, diff or convert, got list"),
+        (["diff", "x"], "diff: expected 2 directories"),
+        (["inspect", "nowhere"], "nowhere: no such directory"),
+        (["inspect", "."], "no checkpoint here"),
+        (["inspect", ".", "--to=nvidia"], "--to: means nothing to inspect"),
+        (["convert", "."], "expected --to nvidia or dlrm and --output DIR"),
+    ],
+)
+def test_mistakes_end_with_2_and_a_line(tool, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    done = tool(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+
+
+def test_the_exit_codes_are_those_of_diff(root, tmp_path):
+    save_ours(tmp_path / "a")
+    save_ours(tmp_path / "b", seed=2)
+    for words, code in ((("b", "b"), 0), (("a", "b"), 1), (("a", "c"), 2), (("--rtol=-1",), 2)):
+        command = [sys.executable, "-m", "dlrm.scripts.checkpoint", "diff", *words]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run(command, check=False, **options)
+        assert done.returncode == code, done.stderr
+        assert done.stderr.startswith("error: ") if code == 2 else not done.stderr
+
+
+def test_other_models_can_be_looked_at_but_not_converted(tool, tmp_path):
+    other = torch.nn.Linear(3, 2)
+    save_checkpoint(tmp_path / "c", Parameters(other), {"flags": {"lr": 1.0}}, {"step": 2})
+    assert "weight" in tool("inspect", tmp_path / "c").stdout
+    refused = tool("convert", "--to=nvidia", "--output", tmp_path / "n", tmp_path / "c")
+    assert refused.returncode == 2
+    assert "expected a DLRM" in refused.stderr
+
+
+def test_nothing_is_overwritten(tool, tmp_path):
+    save_ours(tmp_path / "ours")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    words = ("convert", "--to=nvidia", "--output", tmp_path / "full", tmp_path / "ours")
+    refused = tool(*words)
+    assert refused.returncode == 2
+    assert "exists and is not empty" in refused.stderr
+    assert os.listdir(tmp_path / "full") == ["mine"]
+
+
+def test_large_tables_are_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr("dlrm.train.saved._BLOCK_BYTES", 40)
+    values = np.arange(35, dtype=np.float32).reshape(7, 5)
+    changed = values.copy()
+    changed[4] *= 3
+    values.tofile(tmp_path / "a.bin")
+    changed.tofile(tmp_path / "b.bin")
+    one, other = Rows(tmp_path / "a.bin", 7, 5), Rows(tmp_path / "b.bin", 7, 5)
+    assert [len(block) for block in one.blocks()] == [2, 2, 2, 1]
+    apart = difference(one, other)
+    assert (apart.rows, apart.of, apart.first, apart.max_abs) == (1, 7, 4, 48)
+    assert apart.max_rel == pytest.approx(2 / 3)
+    norms = np.linalg.norm(values, axis=1)
+    found = statistics(one)
+    assert found.norm_mean == pytest.approx(norms.mean())
+    assert found.max_abs == 34
+    assert difference(values, np.where(values == 3, np.nan, values)).max_abs == math.inf
+    assert difference(np.array([math.nan, math.inf]), np.array([math.nan, math.inf])) is None

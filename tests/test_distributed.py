@@ -1,0 +1,131 @@
+"""What ranks send each other, and what launchers say."""
+
+import pytest
+import torch
+
+from dlrm import distributed
+from dlrm.distributed import OtherRankError, World, agreed, check_same, exchange, launch, part
+
+PLACES = {
+    2: [[[0, 3], [1, 2, 4]], [[0, 1, 2, 3, 4], []], [[], [0, 1, 2, 3, 4]]],
+    3: [[[4], [0, 2], [1, 3]]],
+    4: [[[0], [], [1, 2, 4], [3]]],
+}
+CASES = [(size, tables) for size, several in PLACES.items() for tables in several]
+
+
+def exchanged(world, tables_by_rank, batch, dtype, counts):
+    random = torch.Generator().manual_seed(0)
+    vectors, gradient = (torch.randn(batch, 5, 3, generator=random).to(dtype) for _ in range(2))
+    own = vectors[:, tables_by_rank[world.rank]].clone().requires_grad_()
+    received = exchange(own, tables_by_rank, world, counts)()
+    if counts is None:
+        mine = world.part(batch)
+    else:
+        mine = slice(sum(counts[: world.rank]), sum(counts[: world.rank + 1]))
+    received.backward(gradient[mine])
+    return (
+        torch.equal(received, vectors[mine]),
+        torch.equal(own.grad, gradient[:, tables_by_rank[world.rank]]),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("batch", [0, 1, 2, 7, 64])
+@pytest.mark.parametrize(("size", "tables"), CASES, ids=str)
+def test_every_rank_gets_the_vectors_of_its_samples_and_the_gradients_of_its_tables(
+    ranks, size, tables, batch, dtype
+):
+    found = ranks(size).call(exchanged, [(tables, batch, dtype, None)] * size)
+    assert found == [(True, True)] * size
+
+
+def test_samples_may_be_dealt_in_any_numbers(ranks):
+    found = ranks(3).call(exchanged, [(PLACES[3][0], 9, torch.float32, (5, 0, 4))] * 3)
+    assert found == [(True, True)] * 3
+
+
+def test_one_rank_exchanges_nothing():
+    vectors = torch.randn(4, 2, 3)
+    assert exchange(vectors, [[0, 1]], World())() is vectors
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 5, 64])
+def test_parts_are_the_whole_and_even(size, count):
+    parts = [range(count)[part(count, rank, size)] for rank in range(size)]
+    assert [i for own in parts for i in own] == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def failing(world, who):
+    with agreed(world, ValueError):
+        if world.rank in who:
+            raise UnicodeDecodeError("ascii", b"x", 0, 1, "no letter")
+    return "passed"
+
+
+@pytest.mark.parametrize(
+    ("who", "lowest", "says"),
+    [((1,), 1, "rank 1: "), ((1, 2), 1, "ranks 1, 2: "), ((0, 1, 2), 0, "'ascii' codec")],
+)
+def test_an_error_of_some_ranks_ends_all_and_is_said_once(ranks, who, lowest, says):
+    results = ranks(3).call(failing, [(who,)] * 3)
+    for rank, result in enumerate(results):
+        assert isinstance(result, ValueError if rank == lowest else OtherRankError)
+    assert str(results[lowest]).startswith(says)
+    assert "no letter" in str(results[lowest])
+
+
+def test_agreeing_on_nothing_passes(ranks):
+    assert ranks(2).call(failing, [((),)] * 2) == ["passed"] * 2
+
+
+def same(world, values):
+    check_same(values, world)
+
+
+def test_what_differs_is_named_with_who_has_it(ranks):
+    given = [({"--lr": 1.0, "a": 2},), ({"--lr": 1.0, "a": 3},), ({"--lr": 2.0, "a": 2, "b": 0},)]
+    first, *others = ranks(3).call(same, given)
+    lines = str(first).splitlines()[1:]
+    assert [line.strip() for line in lines] == [
+        "a: 2 on rank 0, 3 on 1",
+        "--lr: 1.0 on rank 0, 2.0 on 2",
+        "b: none on rank 0, 0 on 2",
+    ]
+    assert all(isinstance(other, OtherRankError) for other in others)
+    assert ranks(3).call(same, [({"--lr": 1.0},)] * 3) == [None] * 3
+
+
+TORCHRUN = {
+    **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+    **{"MASTER_ADDR": "here", "MASTER_PORT": "1"},
+}
+
+
+def test_launchers_are_understood():
+    assert launch({}) == distributed.Launch(0, 1, 0, 1)
+    assert launch(TORCHRUN) == distributed.Launch(3, 4, 1, 2)
+    mpirun = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
+    mpirun |= {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    assert launch({**mpirun, "MASTER_ADDR": "a", "MASTER_PORT": "1"}).size == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RANK": "4"}, "RANK=4 contradicts WORLD_SIZE=4: expected less"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 contradicts LOCAL_WORLD_SIZE=2"),
+        ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE=5 contradicts WORLD_SIZE=4"),
+        ({"RANK": "first"}, "RANK=first: expected a number"),
+        ({"WORLD_SIZE": "-1"}, "WORLD_SIZE=-1: expected a number"),
+        ({"WORLD_SIZE": "0"}, "RANK=3 contradicts WORLD_SIZE=0"),
+        ({"RANK": None}, "RANK: not set, though WORLD_SIZE=4"),
+        ({"MASTER_PORT": None}, "MASTER_PORT: not set"),
+    ],
+)
+def test_contradictions_of_a_launcher_are_named(change, message):
+    variables = {k: v for k, v in {**TORCHRUN, **change}.items() if v is not None}
+    with pytest.raises(ValueError, match=message):
+        launch(variables)
