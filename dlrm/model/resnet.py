@@ -135,4 +135,5 @@ class _Bottleneck(nn.Module):
         out = F.relu(self.bn1(self.conv1(images)), inplace=True)
         out = F.relu(self.bn2(self.conv2(out)), inplace=True)
         out = self.bn3(self.conv3(out))
-        return out + (images if self.downsample is None else self.downsample(images))
+        out += images if self.downsample is None else self.downsample(images)
+        return out
