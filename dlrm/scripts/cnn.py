@@ -129,7 +129,6 @@ def _set_up(values: Values, world: World) -> Setup:
     if values["data"] == "dataset":
         classes = ImageDataset(values["dataset"], "test").num_classes
         values = values.filled({"num_classes": classes})
-    channels_last = values["channels_last"]
     task = ImageClassification(
         values.config(NetworkConfig),
         values.config(Augmentation),
@@ -138,7 +137,7 @@ def _set_up(values: Values, world: World) -> Setup:
         values.config(ExecutionConfig),
         world,
         values["seed"],
-        True if channels_last is None else channels_last,
+        values["channels_last"],
     )
     if values["init_checkpoint"]:
         load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
@@ -186,6 +185,9 @@ def _notices(setup: Setup) -> Iterator[str]:
             f"--pipeline_splits: {len(parts)} parts, which each process runs one after the other "
             f"with the same results (--pipeline_schedule {values['pipeline_schedule']}): {sizes}"
         )
+    for flag in ("mixup_alpha", "cutmix_lambda"):
+        if values["data"] == "synthetic" and flag in values.given:
+            yield f"--{flag} is not used; --data synthetic is one batch, in which nothing is mixed"
     if values["init_checkpoint"]:
         yield f"weights from {values['init_checkpoint']}"
     elif setup.checkpoint is None and values["mode"] == "benchmark_inference":
