@@ -9,6 +9,7 @@ from typing import NamedTuple
 from dlrm.data.tfrecord import Record, find_records, parse_example, read_record
 
 _TRAIN, _OTHERS = "train", ("test", "val", "validation")
+_DIGITS = "[0-9]" * 5
 
 
 class Item(NamedTuple):
@@ -57,7 +58,8 @@ def find_images(path: Path) -> Source:
 
     Raises:
         FileNotFoundError: there is nothing at `path`, or no image in it.
-        ValueError: a class has images in another split and none in `train`, or it is no tar file.
+        ValueError: a class has images in another split and none in `train`, it is no tar file, or
+            some of the TFRecords are missing.
     """
     if path.is_dir():
         records = _find_record_files(path)
@@ -100,9 +102,15 @@ def read(item: Item, first_label: int) -> Encoded:
 
 def _find_record_files(folder: Path) -> dict[str, list[Path]]:
     """Split -> files such as train-00000-of-01024, by name."""
-    files = {
-        split: sorted(folder.glob(f"{split}-[0-9]*-of-[0-9]*")) for split in (_TRAIN, *_OTHERS)
-    }
+    pattern = f"-{_DIGITS}-of-{_DIGITS}"
+    files = {split: sorted(folder.glob(split + pattern)) for split in (_TRAIN, *_OTHERS)}
+    for found in filter(None, files.values()):
+        expected = int(found[-1].name.rpartition("-")[2])
+        if len(found) != expected:
+            raise ValueError(
+                f"{folder}: expected {expected} files, as the name of {found[-1].name} says, got "
+                f"{len(found)}"
+            )
     return {split: found for split, found in files.items() if found}
 
 

@@ -3,7 +3,6 @@
 import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
-import csv
 import json
 import sys
 import time
@@ -14,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from dlrm import __version__
 from dlrm.data.augment import Augmentation
@@ -28,31 +26,29 @@ from dlrm.data.images import (
 )
 from dlrm.distributed import World, agreed, all_sum, check_same
 from dlrm.scripts import cnn_flags, session
+from dlrm.scripts.all_checkpoints import average_checkpoints, checkpoints_of, validate_all
 from dlrm.scripts.cnn_flags import BatchPlan
 from dlrm.scripts.config_flags import Values
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
-from dlrm.train.averaging import MovingAverage, NoAverage, average_in_order
+from dlrm.train.averaging import MovingAverage, NoAverage
 from dlrm.train.checkpoint import (
-    AVERAGE,
     CheckpointDirectory,
     Parameters,
     find_checkpoint,
     last_checkpoint,
     load_checkpoint,
     read_config,
-    save_checkpoint,
 )
 from dlrm.train.execution import ExecutionConfig, partition
-from dlrm.train.log import Loader, RunLog, Watched
+from dlrm.train.log import Loader, RunLog
 from dlrm.train.optim import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 from dlrm.train.trainer import TrainConfig, Trainer
 from dlrm.train.watchdog import Watchdog
+from dlrm.train.weights import load_weights
 
-_AVERAGED = "averaged"  # begins the name of an average of checkpoints
 _LOADED_BYTES = 1 << 30  # of batches that are read ahead
-_COLUMNS = ("checkpoint", "weights", "step", "top1", "top5", "loss")
 
 
 def main(arguments: list[str]) -> None:
@@ -126,14 +122,13 @@ def _set_up(values: Values, world: World) -> Setup:
     resumed = last_checkpoint(values["save_checkpoint_path"]) if values["resume"] else None
     known = resumed or checkpoint
     if values["mode"] == "validate":
-        known = _checkpoints_of(values["restore_path"])[0]
+        known = checkpoints_of(values["restore_path"])[0]
     if known:
         saved = read_config(known)["flags"]
         values = values.filled({k: saved[k] for k in cnn_flags.ARCHITECTURE if k in saved})
     if values["data"] == "dataset":
         classes = ImageDataset(values["dataset"], "test").num_classes
         values = values.filled({"num_classes": classes})
-    channels_last = values["channels_last"]
     task = ImageClassification(
         values.config(NetworkConfig),
         values.config(Augmentation),
@@ -142,10 +137,10 @@ def _set_up(values: Values, world: World) -> Setup:
         values.config(ExecutionConfig),
         world,
         values["seed"],
-        True if channels_last is None else channels_last,
+        values["channels_last"],
     )
     if values["init_checkpoint"]:
-        load_weights(task.model, values["init_checkpoint"])
+        load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
     return Setup(values, world, plan, task, checkpoint)
 
 
@@ -190,46 +185,13 @@ def _notices(setup: Setup) -> Iterator[str]:
             f"--pipeline_splits: {len(parts)} parts, which each process runs one after the other "
             f"with the same results (--pipeline_schedule {values['pipeline_schedule']}): {sizes}"
         )
+    for flag in ("mixup_alpha", "cutmix_lambda"):
+        if values["data"] == "synthetic" and flag in values.given:
+            yield f"--{flag} is not used; --data synthetic is one batch, in which nothing is mixed"
     if values["init_checkpoint"]:
         yield f"weights from {values['init_checkpoint']}"
     elif setup.checkpoint is None and values["mode"] == "benchmark_inference":
         yield "note: no --load_checkpoint_path, so these are the initial weights"
-
-
-def load_weights(model: nn.Module, path: str) -> None:
-    """Loads weights with the names of torchvision or timm; a file of torch is read without code.
-
-    A classifier for another number of classes is left as it is initialised.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not of this architecture; the names are given.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file (--init_checkpoint)")
-    if path.endswith(".safetensors"):
-        weights: Any = load_file(path)
-    else:
-        try:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{path}: no file of weights alone: {reason}") from error
-    for key in ("state_dict", "model"):  # how training scripts wrap them
-        if isinstance(weights, dict) and isinstance(weights.get(key), dict):
-            weights = weights[key]
-    weights = {name.removeprefix("module."): value for name, value in weights.items()}
-    own = model.state_dict()
-    counters = {name for name in own if name.endswith("num_batches_tracked")}
-    wrong = sorted((own.keys() - counters) ^ (weights.keys() - counters))
-    wrong += [n for n, v in own.items() if n in weights and v.shape != weights[n].shape]
-    wrong = [name for name in wrong if not name.startswith(("fc.", "classifier."))]
-    if wrong:
-        raise ValueError(f"{path}: of another architecture; differing: {', '.join(wrong[:8])}")
-    with torch.no_grad():
-        for name, value in own.items():
-            if name in weights and weights[name].shape == value.shape:
-                value.copy_(weights[name])
 
 
 class _Float32:
@@ -323,7 +285,7 @@ def _train(setup: Setup, log: RunLog, watchdog: Watchdog) -> dict[str, float]:
     if tested:
         session.report_files(trainer, log, values["log_path"])
     if checkpoints and values["weight_avg_exp"] is not None:
-        summary |= _average(setup, trainer, test, log)
+        summary |= average_checkpoints(trainer, test, values["weight_avg_exp"])
     return summary
 
 
@@ -359,90 +321,11 @@ def _frozen(run: dict[str, Any]) -> dict[str, Any]:
     return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
 
 
-def _average(setup: Setup, trainer: Trainer, test: Loader, log: RunLog) -> dict[str, float]:
-    """Saves an average of the saved checkpoints beside them, and tests it."""
-    assert trainer.checkpoints is not None
-    directory, decay = trainer.checkpoints.path, setup.values["weight_avg_exp"]
-    paths = sorted(directory.glob("step-*/dense.safetensors"))
-    average = average_in_order((load_file(path) for path in paths), decay)
-    model = setup.task.model
-    with torch.no_grad():
-        for name, value in model.state_dict().items():
-            value.copy_(average[name])
-    target = directory / f"{_AVERAGED}-{trainer.progress.step:09d}"
-    if not target.exists():
-        save_checkpoint(
-            target,
-            Parameters(model),
-            trainer.run,
-            {"step": trainer.progress.step},
-            world=setup.world,
-        )
-    log.line(f"average of {len(paths)} checkpoints (--weight_avg_exp {decay}): {target}")
-    if not test.num_samples:
-        return {}
-    metrics = setup.task.evaluate(test)
-    return {f"averaged_{name}": value for name, value in metrics.items()}
-
-
-def _checkpoints_of(path: str) -> list[Path]:
-    """The checkpoints of a directory in the order of their steps, averages last.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    series = [sorted(Path(path).glob(f"{name}-*/manifest.json")) for name in ("step", _AVERAGED)]
-    found = [file.parent for files in series for file in files]
-    if not found:
-        raise FileNotFoundError(f"{path}: no checkpoint here (expected step-*/)")
-    return found
-
-
 def _validate(setup: Setup, log: RunLog) -> dict[str, float]:
-    """Tests all checkpoints of a directory that its table of results lacks."""
-    values, world, model = setup.values, setup.world, setup.task.model
-    results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
-    known = _read_results(results)
+    values = setup.values
     test = _loader(setup, "test", values["test_batch_size"])
-    for path in _checkpoints_of(values["restore_path"]):
-        for weights in ("trained", "average"):
-            if weights == "average" and not (path / AVERAGE).exists():
-                continue
-            if (path.name, weights) in known:
-                log.line(f"{path.name} ({weights}): in {results} already")
-                continue
-            average = dict(model.state_dict()) if weights == "average" else {}
-            progress = load_checkpoint(path, Parameters(model, average=average), world=world)
-            metrics = setup.task.evaluate(Watched(test, path.name))
-            shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
-            log.line(f"{path.name} ({weights}): {shown}")
-            known[path.name, weights] = {"step": progress["step"], **metrics}
-    if world.rank == 0:
-        _write_results(results, known)
-    (best, which), row = max(known.items(), key=lambda item: item[1]["top1"])
-    log.line(f"best: {best} ({which}); all are in {results}")
-    return {f"best_{name}": row[name] for name in ("top1", "top5", "loss", "step")}
-
-
-def _read_results(path: Path) -> dict[tuple[str, str], dict[str, float]]:
-    if not path.exists():
-        return {}
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if any(set(row) != set(_COLUMNS) for row in rows):
-        raise ValueError(f"{path}: expected a table with the columns {', '.join(_COLUMNS)}")
-    return {
-        (row["checkpoint"], row["weights"]): {name: float(row[name]) for name in _COLUMNS[2:]}
-        for row in rows
-    }
-
-
-def _write_results(path: Path, known: dict[tuple[str, str], dict[str, float]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _COLUMNS)
-        writer.writeheader()
-        for (checkpoint, weights), row in known.items():
-            writer.writerow({"checkpoint": checkpoint, "weights": weights, **row})
+    results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
+    return validate_all(setup.task, test, values["restore_path"], results, setup.world, log)
 
 
 @torch.inference_mode()

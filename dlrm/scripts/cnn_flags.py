@@ -98,7 +98,7 @@ _OWN = {
     ),
     "backend": (str, "nccl", "Of several processes on cuda"),
     "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
-    "channels_last": (bool | None, None, "Keep channels together in memory; default: on"),
+    "channels_last": (bool, True, "Keep a pixel's channels together in memory"),
     "dataset": (str | None, None, "Directory of a dataset that preproc/prepare_images.py wrote"),
     "data": (
         str | None,
@@ -255,6 +255,8 @@ def resolved(values: Values, global_batch: int) -> Values:
         if values["data"] in ("synthetic", "generated"):  # there is nothing to mix
             recipe = {k: v for k, v in recipe.items() if k not in ("mixup_alpha", "cutmix_lambda")}
         values = values.filled(recipe)
+    if values["data"] == "synthetic":  # one batch, without the partners that mixing needs
+        values = Values({**values, "mixup_alpha": 0.0, "cutmix_lambda": 1.0}, values.given)
     if values["base_lr_exp"] is not None:
         if "lr" in values.given:
             raise ValueError(f"--base_lr_exp {values['base_lr_exp']} contradicts --lr")

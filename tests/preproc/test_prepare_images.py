@@ -267,6 +267,12 @@ def test_tfrecords_are_read(records, tmp_path):
     assert ImageDataset(tmp_path / "a", "train").classes == ["n01", "n02"]
 
 
+def test_a_missing_file_of_records_is_noticed(records, tmp_path, capsys):
+    (records / "train-00000-of-00002").unlink()
+    error = fails(capsys, records, tmp_path / "a")
+    assert "records: expected 2 files, as the name of train-00001-of-00002 says, got 1" in error
+
+
 def test_examples_are_parsed():
     parsed = parse_example(example(b"jpeg", 7, b"n01"))
     assert parsed["image/encoded"] == [b"jpeg"]

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from dlrm.model import efficientnet
 from dlrm.scripts import cnn, cnn_flags
 from dlrm.tasks.images import NetworkConfig
+from dlrm.train.weights import load_weights
 
 MODEL = ["--model=efficientnet_b0", "--norm=group", "--image_size=32", "--num_classes=7"]
 DATA = ["--data=generated", "--synthetic_dataset_num_entries=32", "--batch_size=4"]
@@ -126,7 +127,7 @@ def test_weights_of_others_are_loaded(tmp_path, ending, classes):
     else:
         save_file(state, file)
     model = NetworkConfig("efficientnet_b0", num_classes=7, norm="group").build()
-    cnn.load_weights(model, str(file))
+    load_weights(model, str(file), ("fc.", "classifier."))
     assert torch.equal(model.conv_head.weight, state["conv_head.weight"])
     assert torch.equal(model.classifier.weight, state["classifier.weight"]) == (classes == 7)
 
@@ -181,3 +182,21 @@ def test_the_command_shows_its_flags_and_ends_with_an_error(tmp_path):
     done = subprocess.run([*run, "--mode=fly"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: --mode fly")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--io=float32", "--nochannels_last"],
+        ["--precision=fp16", "--loss_scale=128", "--max_grad_norm=1"],
+        ["--precision=16.16", "--optimizer=rmsprop_tf", "--lr_schedule=exponential"],
+        ["--recipe=gaudi", "--norm=batch", "--epochs=1", "--max_steps=2"],
+        ["--recipe=nvidia", "--mixup_alpha=0.2", "--max_steps=2"],
+        ["--data=synthetic", "--cutmix_lambda=0.85", "--max_steps=2"],
+        ["--execution=graph", "--graph_backend=trace", "--norm=batch", "--max_steps=3"],
+    ],
+)
+def test_options_reach_the_training(flags):
+    summary = command("--no_validation", "--max_steps=2", *flags)
+    assert 1 < summary["training_loss"] < 6  # ln 7 is 1.9
+    assert summary["training_loss"] != command("--no_validation", "--max_steps=1")["training_loss"]
