@@ -1,12 +1,14 @@
 # make demo   raw logs -> dataset -> trained model -> ROC AUC      make demo RAW=/path/with/day_files
 # make test   the whole test suite                                 make test PYTEST_ARGS="-k resume"
-# Both install what they need into .venv first; PYTHON=python3.12 chooses the interpreter.
+# Both install what they need into .venv first; PYTHON=python3.12 chooses the interpreter, WORKERS=4
+# in how many processes the tests run.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 PYTEST_ARGS ?=
+WORKERS ?= 2
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h')
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
@@ -38,7 +40,7 @@ demo: venv
 	@$(BIN)/python demo.py $(if $(RAW),--raw "$(RAW)") $(DEMO_ARGS)
 
 test: venv
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: venv
 	$(BIN)/ruff check .
