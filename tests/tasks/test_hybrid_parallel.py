@@ -1,6 +1,7 @@
 """Training by many processes gives what one process gives, wherever the tables are."""
 
 import functools
+import re
 from typing import NamedTuple
 
 import pytest
@@ -9,12 +10,12 @@ import torch
 from dlrm.data.batch import Shard, Sharded
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.synthetic import SyntheticDataset
-from dlrm.distributed import World, gather
+from dlrm.distributed import OtherRankError, World, gather
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.optim import OptimizerConfig
 from dlrm.train.precision import LossScaler
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.trainer import StoppedError, TrainConfig, Trainer
 
 SIZES = (50, 7, 200)  # four ranks are more than tables
 BATCH, STEPS = 13, 20  # which nothing divides
@@ -33,6 +34,9 @@ class Run(NamedTuple):
     rows: int = BATCH * STEPS
     infinite_on: int = -1  # rank whose gradient overflows at step 3
     interaction_op: str = "cuda_dot"
+    auc_threshold: float | None = None
+    max_steps: int | None = None
+    stop_on: int = -1  # rank that is asked to stop after step 5
 
 
 class Overflowing(Recommendation):
@@ -75,10 +79,21 @@ def train(world: World, run: Run):
         task,
         task.optimizers(OptimizerConfig(run.optimizer, _dense(run.optimizer))),
         lambda step: 0.05 / step,
-        TrainConfig(print_freq=1, gradient_accumulation_steps=run.accumulate),
+        TrainConfig(
+            print_freq=1,
+            gradient_accumulation_steps=run.accumulate,
+            test_freq=3 if run.auc_threshold else None,
+            auc_threshold=run.auc_threshold,
+            max_steps=run.max_steps,
+        ),
         world,
         scaler=LossScaler(torch.tensor(16.0)) if half else None,
+        beat=lambda step: asked_to_stop(step) if world.rank == run.stop_on else None,
     )
+
+    def asked_to_stop(step):
+        trainer.stop_requested |= step == 5
+
     trainer.log.quiet = True
     summary = trainer.fit(train_set, test_set)
     losses = [entry["loss"] for entry in trainer.progress.history if "lr" in entry]
@@ -160,3 +175,24 @@ def test_a_run_is_bitwise_repeatable(ranks):
     once, again = (ranks(3).call(train, [(run,)] * 3)[0] for _ in range(2))
     assert once[0] == again[0]
     torch.testing.assert_close(once[1:3], again[1:3], atol=0, rtol=0)
+
+
+def test_ranks_leave_together_at_a_threshold_and_after_the_last_step(ranks):
+    for run, steps in ((Run(auc_threshold=0.01), 3), (Run(max_steps=7), 7)):
+        for result in ranks(3).call(train, [(run,)] * 3):
+            assert len(result[0]) == steps - 1  # the first has no line
+
+
+@pytest.mark.parametrize("stop_on", [0, 2])
+def test_ranks_leave_together_when_one_is_asked_to_stop(ranks, stop_on):
+    results = ranks(3).call(train, [(Run(stop_on=stop_on),)] * 3)
+    assert {type(result) for result in results} == {StoppedError}
+    (said,) = {str(result) for result in results}
+    assert re.match("stopped after step [67]; nothing is saved", said)
+
+
+@pytest.mark.parametrize("infinite_on", [0, 1])
+def test_a_nan_of_one_rank_ends_all_and_is_said_once(ranks, infinite_on):
+    first, second = ranks(2).call(train, [(Run(infinite_on=infinite_on),)] * 2)
+    assert isinstance(first, FloatingPointError)
+    assert isinstance(second, OtherRankError)
