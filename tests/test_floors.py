@@ -79,8 +79,9 @@ def test_files_import_from_lower_floors_only(root):
 
 def test_only_scripts_read_flags_and_the_environment(root):
     scripts, wrong, seen = root / "dlrm" / "scripts", [], 0
+    of_the_launcher = root / "dlrm" / "distributed.py"  # whose variables are all it reads
     for path in sorted((root / "dlrm").rglob("*.py")):
-        if scripts not in path.parents:
+        if scripts not in path.parents and path != of_the_launcher:
             seen += 1
             names = {name.split(".")[0] for name in imports(path)}
             tree = ast.walk(ast.parse(path.read_text()))
