@@ -27,10 +27,13 @@ _JVM = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialG
 # schedules, so that the cores which its best compiler takes are better left to the tasks; and over
 # TCP a task waits 40 ms for the acknowledgement of a small packet. Clusters of others have settings
 # of their own, and folders of YARN have names that are too long for a socket.
-_SHORT_TASKS = {
+_OWN_CLUSTER = {
     "spark.driver.defaultJavaOptions": _JVM,
     "spark.executor.defaultJavaOptions": _JVM,
     "spark.python.unix.domain.socket.enabled": "true",  # from Spark 4.1 on
+    # An executor that came later would start while others work: the first stage would be theirs.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # of spark.cores.max
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "15s",
 }
 
 
@@ -170,7 +173,7 @@ def configuration(
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
         **place,
-        **(_SHORT_TASKS if re.match("local|spark://", master or "") else {}),
+        **(_OWN_CLUSTER if re.match("local|spark://", master or "") else {}),
         **settings,
     }
 
