@@ -2,7 +2,7 @@
 
     python benchmarks/preprocess.py                       all sides in turn, 1 M rows
     python benchmarks/preprocess.py --what parsers        lines a second of the parsers alone
-    python benchmarks/preprocess.py --what executors      two one-core executors of Spark beside one
+    python benchmarks/preprocess.py --what executors      one-core executors or processes, 2 and 1
     python benchmarks/preprocess.py --what growth         cost a row, memory and disk as rows grow
     python benchmarks/preprocess.py --what growth --engine spark
 
@@ -39,6 +39,7 @@ from preproc.simulate_logs import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 15
+STAGES = ("count", "dictionary", "transform", "shuffle", "describe")
 NUMERICAL, CATEGORICAL = range(1, 14), range(14, 40)
 
 
@@ -205,14 +206,22 @@ def compare_parsers(options: argparse.Namespace) -> None:
 
 def compare_executors(options: argparse.Namespace) -> None:
     raw = logs(options, options.rows)
-    times: dict[int, list[float]] = {1: [], 2: []}
+    pairs = {"Spark": ("executors_1", "executors_2"), "local": ("processes_1", "processes_2")}
+    rounds: dict[str, list[dict]] = {side: [] for pair in pairs.values() for side in pair}
     for _ in range(options.rounds):
-        for executors, seconds in times.items():
-            result = run_side(options, f"executors_{executors}", raw)
-            seconds.append(result["stages"])
-    one, two = (statistics.median(seconds) for seconds in times.values())
-    print(f"{options.rows:,} rows, all stages: one executor {one:.2f} s, two {two:.2f} s")
-    print(f"two are {one / two:.2f} x as fast")
+        for side, results in rounds.items():
+            results.append(run_side(options, side, raw))
+    print(f"{options.rows:,} rows, medians of {options.rounds} rounds, s")
+    print(f"{'stage':<14}" + "".join(f"{name:>7} 1{name:>7} 2{'ratio':>7}" for name in pairs))
+    for stage in (*STAGES, "all stages"):
+        print(f"{stage:<14}", end="")
+        for pair in pairs.values():
+            one, two = (
+                statistics.median(r["by_stage"].get(stage, r["stages"]) for r in rounds[side])
+                for side in pair
+            )
+            print(f"{one:>9.2f}{two:>9.2f}{one / two:>7.2f}", end="")
+        print()
 
 
 def show_growth(options: argparse.Namespace) -> None:
@@ -246,19 +255,17 @@ def facts(start: float) -> dict:
 def ours(options: argparse.Namespace, *arguments: str) -> dict:
     """Our command; what it says tells how long its start took, and how long its stages."""
     command = [sys.executable, "-u", ROOT / "preproc" / "spark_data_utils.py", *arguments]
+    command[3:3] = ["--cores", str(options.cores)]
     command += ["--input_folder", options.raw, "--output_folder", options.output]
-    process = subprocess.Popen(
-        [*command, "--cores", str(options.cores)], stdout=subprocess.PIPE, text=True
-    )
-    began, start, end = time.perf_counter(), 0.0, 0.0
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    began, ends = time.perf_counter(), []
     for line in process.stdout:
-        if line.startswith("start:"):
-            start = time.perf_counter() - began
-        if line.startswith("describe:"):
-            end = time.perf_counter() - began
+        if line.partition(":")[0] in ("start", *STAGES):
+            ends.append(time.perf_counter() - began)
     if process.wait():
         raise SystemExit(process.returncode)
-    return facts(start) | {"stages": end - start}
+    by_stage = dict(zip(STAGES, np.diff(ends).tolist(), strict=True))
+    return facts(ends[0]) | {"stages": ends[-1] - ends[0], "by_stage": by_stage}
 
 
 def polars_side(options: argparse.Namespace) -> dict:
@@ -414,8 +421,14 @@ SIDES = {
 }
 EXECUTORS = {
     f"executors_{n}": lambda options, n=n: ours(
-        options, f"--master=local-cluster[{n},1,1024]", "--conf=spark.executor.memory=512m"
+        options,
+        f"--master=local-cluster[{n},1,1024]",
+        "--conf=spark.executor.memory=512m",
+        f"--conf=spark.cores.max={n}",  # as prepare_dataset.sh says, so that it waits for all
     )
+    for n in (1, 2)
+} | {
+    f"processes_{n}": lambda options, n=n: ours(options, "--engine=local", f"--cores={n}")
     for n in (1, 2)
 }
 WHAT = {

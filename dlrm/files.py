@@ -75,7 +75,7 @@ def check_replaceable(path: Path, replace: bool) -> None:
 
 def publish_directory(staging: Path, final: Path) -> None:
     """Makes a directory that is whole appear as `final`, whose old content goes."""
-    _sync_tree(staging)
+    sync_tree(staging)
     _swap(staging, final)
 
 
@@ -115,17 +115,19 @@ def _swap(staging: Path, final: Path) -> None:
             old.rename(final)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    _sync(final.parent)
+    sync(final.parent)
 
 
-def _sync_tree(directory: Path) -> None:
+def sync_tree(directory: Path) -> None:
+    """Waits until all files of a directory, and their names, are on the disk."""
     for parent, _, names in os.walk(directory, topdown=False):
         for name in names:
-            _sync(Path(parent, name))
-        _sync(Path(parent))
+            sync(Path(parent, name))
+        sync(Path(parent))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -253,6 +253,7 @@ def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[s
     """Writes the lookups of columns of a fitted transform."""
     fitted = Transform.load(transform)
     for column in columns:
+        fitted.check(column)
         lookup = IdLookup.of(fitted.dictionaries[column])
         for array, path in zip(lookup, IdLookup.paths(folder, column), strict=True):
             with replacing(path) as partial:

@@ -551,7 +551,7 @@ def _describe(
             output, rows, fitted.cardinalities, transform_facts(options), _checksums(run)
         )
     facts = {"totals": totals, "cardinalities": fitted.cardinalities}
-    run.work.finish("described", facts)
+    run.work.finish_output(facts)
     return facts
 
 
@@ -592,7 +592,7 @@ def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> No
         splits = _counted_splits(run, files, num_days)
         fit(run, splits, run.work.output)
         write_manifest(run.work.output, "transform", rows=_rows(splits))
-        run.work.finish("described", True)
+        run.work.finish_output(True)
 
 
 def transform_days(
@@ -632,5 +632,5 @@ def transform_days(
     ]
     totals = transform(run, used, [target], "transform", directory)[""]
     write_manifest(run.work.output, "split", rows=target.rows)
-    run.work.finish("described", totals)
+    run.work.finish_output(totals)
     return totals

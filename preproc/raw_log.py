@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dlrm.data.log_lines import Lines, LogFormat, explain, parse_lines
+from dlrm.files import sync
 
 SUFFIXES = (".gz", ".zst")  # of compressed files
 _BLOCK_BYTES = 4 << 20  # of text, whose columns then fit the caches
@@ -290,7 +291,9 @@ def unpack(source: str, target: str) -> dict[str, Any]:
         ) from error
     if size == 0:
         raise ValueError(f"{source}: empty; expected lines of a log")
+    sync(partial)
     partial.replace(target)
+    sync(partial.parent)
     return {"bytes": size}
 
 

@@ -5,7 +5,7 @@ Both depend on the logs and the options alone, so that the same logs have the sa
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,7 +107,7 @@ def _numerical(
                 "name": layout.numerical_name(i),
                 "missing": _missing(counts, i),
                 "quantiles": {
-                    str(q): float(f"{value:.3g}") if known else None
+                    str(q): float(f"{round(float(value)):.3g}") if known else None
                     for q, value in zip(_QUANTILES, values, strict=True)
                 },
                 "drift": _drift(counts, lambda part, i=i: _deciles(part, i, train)),
@@ -186,74 +186,111 @@ def _rejected(run: "Run") -> dict[str, int]:
 # The page: tables and plots without scripts or anything from elsewhere.
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 70em; color: #222 }
-table { border-collapse: collapse; margin: 1em 0 } th { text-align: left; font-weight: 600 }
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em;
+       color: #222 }
+h2 { margin-top: 2em } .note { color: #555; max-width: 56em } .wide { overflow-x: auto }
+table { border-collapse: collapse; margin: 1em 0 } th { font-weight: 600; text-align: right }
 td, th { padding: .15em .7em; border-bottom: 1px solid #ddd; white-space: nowrap }
-td { text-align: right; font-variant-numeric: tabular-nums } td:first-child { text-align: left }
-.large { background: #f4b6a6 } .some { background: #fbe7b2 } .note { color: #666 }
+td { text-align: right; font-variant-numeric: tabular-nums }
+td:first-child, th:first-child { text-align: left } th.group { text-align: center }
+.large { background: #f4b6a6 } .some { background: #fbe7b2 }
+figure { display: inline-block; margin: 1em 3em 0 0; vertical-align: top }
 svg text { font: 11px system-ui, sans-serif; fill: #444 }
 """
+_Head = Sequence[tuple[str, Sequence[str]]]  # of columns: a title over them, and theirs
 
 
 def _page(facts: dict[str, Any]) -> str:
-    days = facts["days"]
+    days, splits = facts["days"], facts["splits"].items()
+    rows, clicks = (sum(day[name] for day in days) for name in ("rows", "clicks"))
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Dataset report</title>",
         f"<style>{_STYLE}</style><h1>Dataset report</h1>",
-        "<h2>Splits</h2>",
+        f"<p>{rows:,} rows of {len(days)} days, {_percent(_share(clicks, rows))} of them clicked; "
+        f"{len(facts['numerical'])} numerical and {len(facts['categorical'])} categorical features."
+        "</p><h2>Splits</h2>",
+        "<p class='note'>The last day is held out: its first half is test, the rest validation. "
+        "A number is raised to 1 where its logarithm would be negative.</p>",
         _table(
-            ["split", "rows", "clicks", "click-through rate", "values raised to 1"],
+            [("", ["split", "rows", "clicks", "click-through rate", "values raised to 1"])],
             [
-                [name, s["rows"], s["clicks"], s["click_through_rate"], s["values_raised_to_1"]]
-                for name, s in facts["splits"].items()
+                [n, s["rows"], s["clicks"], _percent(s["click_through_rate"])]
+                + [s["values_raised_to_1"]]
+                for n, s in splits
             ],
         ),
         "<h2>Days</h2>",
-        _bars("rows", [str(d["day"]) for d in days], [d["rows"] for d in days]),
+        _bars("rows", _whole, [str(d["day"]) for d in days], [d["rows"] for d in days]),
         _bars(
             "click-through rate",
+            _percent,
             [str(d["day"]) for d in days],
             [d["click_through_rate"] or 0 for d in days],
         ),
         "<h2>Numerical features</h2>",
-        "<p class='note'>Quantiles are of the training rows, within 3 %.</p>",
+        "<p class='note'>Quantiles are of the training rows, before the logarithm, within 3 %.</p>",
         _table(
-            ["feature", *(f"missing in {name}" for name in layout.SPLITS), *map(str, _QUANTILES)],
             [
-                [f["name"], *f["missing"].values(), *f["quantiles"].values()]
+                ("", ["feature"]),
+                ("missing in", layout.SPLITS),
+                ("quantiles", [f"{100 * q:.0f} %" for q in _QUANTILES]),
+            ],
+            [
+                [f["name"], *map(_percent, f["missing"].values())]
+                + [None if q is None else int(q) for q in f["quantiles"].values()]
                 for f in facts["numerical"]
             ],
         ),
         "<h2>Categorical features</h2>",
-        "<p class='note'>Distinct values are those of the dictionary's days; the cardinality is "
-        "what is left of them at the frequency limit, and id 0.</p>",
+        "<p class='note'>Distinct values are those of the dictionary's days. Those that occur as "
+        "often as the limit says get an id; the table's rows are these ids, and id 0. "
+        "Without id are values that are rarer or were not seen, missing ones not counted.</p>",
         _table(
-            ["feature", "distinct values", "limit", "cardinality"]
-            + [f"missing in {name}" for name in layout.SPLITS]
-            + [f"without id in {name}" for name in layout.SPLITS],
             [
-                [f["name"], f["distinct_values"], f["frequency_limit"], f["cardinality"]]
-                + [*f["missing"].values(), *f["values_without_id"].values()]
+                ("", ["feature", "distinct values", "limit", "table rows"]),
+                ("missing in", layout.SPLITS),
+                ("without id in", layout.SPLITS),
+            ],
+            [
+                [_name(f), f["distinct_values"], f["frequency_limit"], f["cardinality"]]
+                + [_percent(f[shares][n]) for shares in _SHARES for n in layout.SPLITS]
                 for f in facts["categorical"]
             ],
         ),
+        "<h2>Missing values</h2>",
         _missing_plot(facts),
         "<h2>Drift</h2><p class='note'>Population stability index of each day against all training "
-        "rows; 0.1 is customarily called some drift, 0.25 a large one.</p>",
+        "rows; <span class='some'>0.1</span> is customarily called some drift, "
+        "<span class='large'>0.25</span> a large one.</p>",
         _drift_table(facts),
     ]
     if facts["lines_rejected"]:
-        parts += [
-            "<h2>Lines left out</h2>",
-            _table(["file", "lines"], [list(item) for item in facts["lines_rejected"].items()]),
-        ]
+        files = [list(item) for item in facts["lines_rejected"].items()]
+        parts += ["<h2>Lines left out</h2>", _table([("", ["file", "lines"])], files)]
     return "\n".join(parts) + "</html>\n"
+
+
+_SHARES = ("missing", "values_without_id")
+
+
+def _name(feature: dict[str, Any]) -> str:
+    return feature["name"].removesuffix(".bin")
+
+
+def _percent(share: float | None) -> str | None:
+    if share is None:
+        return None
+    return f"{100 * share:.2f} %" if share else "0"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def _missing_plot(facts: dict[str, Any]) -> str:
     features = [*facts["numerical"], *facts["categorical"]]
-    names = [f["name"].removesuffix(".bin") for f in features]
-    return _bars("missing in train", names, [f["missing"]["train"] or 0 for f in features])
+    names = [_name(f) for f in features]
+    return _bars("train", _percent, names, [f["missing"]["train"] or 0 for f in features])
 
 
 def _drift_table(facts: dict[str, Any]) -> str:
@@ -263,39 +300,50 @@ def _drift_table(facts: dict[str, Any]) -> str:
         for value in feature["drift"]:
             level = next((name for limit, name in _DRIFT_LEVELS if value >= limit), "")
             cells.append(f"<td class='{level}'>{value:.3f}</td>")
-        rows.append(f"<tr><td>{html.escape(feature['name'])}</td>{''.join(cells)}</tr>")
+        rows.append(f"<tr><td>{html.escape(_name(feature))}</td>{''.join(cells)}</tr>")
     head = "".join(f"<th>day {day['day']}</th>" for day in facts["days"])
-    return f"<table><tr><th>feature</th>{head}</tr>{''.join(rows)}</table>"
+    return f"<div class='wide'><table><tr><th>feature</th>{head}</tr>{''.join(rows)}</table></div>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = ["".join(f"<th>{html.escape(text)}</th>" for text in head)]
+def _table(head: _Head, rows: Sequence[Sequence[Any]]) -> str:
+    lines = []
+    if len(head) > 1:
+        groups = [f"<th class='group' colspan='{len(c)}'>{html.escape(g)}</th>" for g, c in head]
+        lines.append("".join(groups))
+    lines.append("".join(f"<th>{html.escape(text)}</th>" for _, c in head for text in c))
     lines += ["".join(f"<td>{_cell(value)}</td>" for value in row) for row in rows]
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    text = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<div class='wide'><table>{text}</table></div>"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: str | int | None) -> str:
     if value is None:
         return "–"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else html.escape(str(value))
+    return f"{value:,}" if isinstance(value, int) else html.escape(value)
 
 
-def _bars(title: str, names: Sequence[str], values: Sequence[float]) -> str:
-    """A bar chart as SVG."""
-    width, height, base = max(18 * len(names), 200), 110, 150
+def _bars(
+    title: str, shown: Callable[[float], str | None], names: Sequence[str], values: Sequence[float]
+) -> str:
+    """A bar chart as SVG, up to the highest value; `shown` writes one."""
+    step = min(max(360 // max(len(names), 1), 18), 48)
+    height, top = 110, 24
+    base, width = top + height, step * len(names)
     highest = max([*values, 1e-12])
-    shapes = [f"<text x='0' y='12'>{html.escape(title)}, at most {highest:,.4g}</text>"]
+    title = f"{title}, up to {shown(highest)}"
+    shapes = [f"<text x='0' y='12'>{html.escape(title)}</text>"]
+    shapes.append(f"<path d='M0 {base}.5H{width}' stroke='#888'/>")
+    longest = max([len(name) for name in names], default=0)
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
-        bar, x = height * value / highest, 18 * i
-        label = html.escape(f"{name}: {value:,.4g}")
+        bar, x = height * value / highest, step * i
         shapes.append(
-            f"<rect x='{x}' y='{base - 20 - bar:.1f}' width='14' height='{bar:.1f}' fill='#4878a8'>"
-            f"<title>{label}</title></rect>"
+            f"<rect x='{x + 2}' y='{base - bar:.1f}' width='{step - 4}' height='{bar:.1f}' "
+            f"fill='#4878a8'><title>{html.escape(f'{name}: {shown(value)}')}</title></rect>"
         )
-        shapes.append(
-            f"<text transform='translate({x + 11},{base - 14}) rotate(60)'>{html.escape(name)}"
-            "</text>"
-        )
-    return f"<p><svg width='{width + 40}' height='{base + 40}'>{''.join(shapes)}</svg></p>"
+        if longest <= 3:
+            place = f"x='{x + step // 2}' y='{base + 14}' text-anchor='middle'"
+        else:
+            place = f"transform='translate({x + step // 2 - 3},{base + 10}) rotate(60)'"
+        shapes.append(f"<text {place}>{html.escape(name)}</text>")
+    size = f"width='{max(width, 8 * len(title)) + 30}' height='{base + 10 + 6 * longest}'"
+    return f"<figure><svg {size}>{''.join(shapes)}</svg></figure>"

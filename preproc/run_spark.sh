@@ -33,7 +33,6 @@ case " $* " in
     ;;
 esac
 
-ENGINE=${ENGINE:-spark}
 case " $* " in
   *" --engine local "* | *" --engine=local "*) ENGINE=local ;;
 esac

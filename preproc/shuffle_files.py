@@ -13,10 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from dlrm.files import sync
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a path that becomes `path` at the end, so that two processes may write it at once.
+
+    Both it and its name are on the disk then, so that they outlive a power failure.
 
     Raises:
         OSError: it cannot be written; the file is named.
@@ -24,7 +28,9 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield partial
+        sync(partial)
         partial.replace(path)
+        sync(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None

@@ -4,6 +4,7 @@ Rows are numbered from 0 over all days. Files of a dataset are created at their 
 every task writes its rows at their place: what is written does not depend on how the work was cut.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -239,6 +240,7 @@ def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]
                 file.seek(first_row * width)
                 for part in filter(np.size, parts):
                     _write_all(file, np.ascontiguousarray(part).data.cast("B"))
+                os.fsync(file.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlrm.files import check_replaceable, publish_directory, tidy_after_killed
+from dlrm.files import check_replaceable, publish_directory, sync_tree, tidy_after_killed
 from preproc.engines import Engine
 from preproc.shuffle_files import replacing
 
@@ -64,6 +64,11 @@ class WorkFolder:
     def finish(self, stage: str, result: Any) -> None:
         """Marks a stage as finished; call it last."""
         _write(self._marker(stage), result)
+
+    def finish_output(self, result: Any) -> None:
+        """Marks the output as whole, `result("described")` from now on, once it is on the disk."""
+        sync_tree(self.output)
+        self.finish("described", result)
 
     def _marker(self, stage: str) -> Path:
         return self.path / f"{stage}.done"

@@ -2,11 +2,13 @@
 
 Sizes and CRC-32 of the manifest, the specification, every id against the cardinality of its table,
 every label and every number. All that is wrong is said, not the first of it; the exit status is 1
-where something is.
+where something is. Files that the manifest does not name are said too, and are wrong where a reader
+would take them for a part of the dataset.
 """
 
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,9 @@ def verify(directory: Path, num_numerical: int = 13) -> Iterator[str]:
                     f"{directory / layout.TRANSFORM}: expected the transform of this dataset, with "
                     f"tables of {cardinalities} rows, got one with {fitted.cardinalities}"
                 )
+            if not (directory / MANIFEST).is_file():  # else they are checked with all other files
+                for i in range(fitted.num_categorical):
+                    fitted.check(i)
         except (OSError, ValueError) as error:
             yield str(error)
     for path in binary if cardinalities else []:
@@ -101,6 +106,24 @@ def _of_manifest(directory: Path) -> Iterator[str]:
             crc = zlib.crc32(block.data, crc)
         if f"{crc:08x}" != expected["crc32"]:
             yield f"{directory / name}: expected CRC-32 {expected['crc32']}, got {crc:08x}: damaged"
+    yield from _of_extra_files(directory, {directory / name for name in manifest["files"]})
+
+
+def _of_extra_files(directory: Path, named: set[Path]) -> Iterator[str]:
+    """Prints the files that the manifest does not name; those that readers would take are wrong."""
+    taken = {directory / name for name in (layout.FEATURE_SPEC, layout.MODEL_SIZE, *_BINARY_FILES)}
+    with suppress(OSError, ValueError):  # which are said elsewhere
+        spec = FeatureSpec.load(directory)
+        features = [spec.label, *spec.numerical, *spec.categorical]
+        taken |= {spec.file(split, name) for split in spec.splits for name in features}
+    files = {path for path in directory.rglob("*") if path.is_file()}
+    for path in sorted(files - named - {directory / MANIFEST}):
+        if path in taken or directory / layout.TRANSFORM in path.parents:
+            yield f"{path}: not in {MANIFEST}, though readers would take it for a part"
+        else:
+            print(
+                f"{path}: an extra file, not in {MANIFEST}; readers do not look at it", flush=True
+            )
 
 
 def _of_split(spec: FeatureSpec, split: str) -> Iterator[str]:

@@ -114,7 +114,10 @@ class RowTransform:
         try:
             return cls(CsvTransform.load(directory), directory)
         except FileNotFoundError:
-            return cls(Transform.load(directory / layout.TRANSFORM), directory)
+            transform = Transform.load(directory / layout.TRANSFORM)
+        for i in range(transform.num_categorical):
+            transform.check(i)
+        return cls(transform, directory)
 
     @property
     def is_csv(self) -> bool:

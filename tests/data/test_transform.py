@@ -1,3 +1,4 @@
+import json
 import math
 import string
 
@@ -209,6 +210,33 @@ def test_damaged_artefact_is_named(transform, tmp_path):
         Transform.load(tmp_path)
     (tmp_path / "transform.json").write_text('{"version": 1}')
     with pytest.raises(ValueError, match="not a fitted transform"):
+        Transform.load(tmp_path)
+
+
+def test_flipped_bit_of_a_dictionary_is_seen_before_it_gives_a_wrong_id(transform, tmp_path):
+    transform.save(tmp_path)
+    path = tmp_path / "dictionary_2.npy"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.write_bytes(content)
+    loaded = Transform.load(tmp_path)
+    loaded.check(0)
+    message = r"dictionary_2.npy: expected CRC-32 [0-9a-f]{8}, got [0-9a-f]{8}: damaged"
+    with pytest.raises(ValueError, match=message):
+        loaded.check(2)
+    with pytest.raises(ValueError, match=message):
+        loaded(COLUMNS)
+
+
+def test_transform_without_checksums_still_loads(transform, tmp_path):
+    transform.save(tmp_path)
+    facts = json.loads((tmp_path / "transform.json").read_text())
+    del facts["dictionary_crc32"]
+    (tmp_path / "transform.json").write_text(json.dumps(facts))
+    assert Transform.load(tmp_path)(COLUMNS).ids[0].tolist() == transform(COLUMNS).ids[0].tolist()
+    facts["dictionary_crc32"] = ["00000000"]
+    (tmp_path / "transform.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match="1 checksums of 3 dictionaries"):
         Transform.load(tmp_path)
 
 

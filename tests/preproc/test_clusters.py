@@ -118,7 +118,7 @@ def spark_class(folder, name, *arguments):
 
 
 def wait_for(log, text, count):
-    for _ in range(300):
+    for _ in range(900):  # 3 minutes: a JVM starts slowly where others work
         if len(re.findall(text, log.read_text())) >= count:
             return
         time.sleep(0.2)

@@ -235,6 +235,7 @@ def test_report_says_what_was_in_the_logs(tmp_path):
     assert (first["missing"]["train"], second["missing"]["train"]) == (0, 0.8)
     for quantile, value in first["quantiles"].items():  # of 0, 1, ..., 99
         assert value == pytest.approx(100 * float(quantile) - 0.5, rel=0.04, abs=1)
+    assert all(value == int(value) for value in first["quantiles"].values())
     assert set(second["quantiles"].values()) == {second["quantiles"]["0.5"]}
     assert second["quantiles"]["0.5"] == pytest.approx(7, rel=0.03)
     a, b, c = report["categorical"]
@@ -246,7 +247,10 @@ def test_report_says_what_was_in_the_logs(tmp_path):
     assert a["drift"][0] == c["drift"][0] == c["drift"][1] == 0
     assert a["drift"][1] > 0.25
     page = Wellformed()
-    page.feed((dataset / "report.html").read_text())
+    text = (dataset / "report.html").read_text()
+    page.feed(text)
+    for shown in ("140 rows of 2 days", "<td>45.00 %</td>", "<td>–</td>", "rows, up to 100"):
+        assert shown in text
     assert page.open == []
     assert {"svg", "table", "rect"} <= page.seen
 

@@ -212,8 +212,8 @@ def test_bad_last_row_leaves_the_earlier_dataset(engine, tmp_path):
     days = write_days(tmp_path / "raw", GOOD, GOOD)
     earlier = prepare(engine, days, tmp_path / "out", log_format=SMALL)
     before = all_files(earlier)
-    write_days(days, GOOD, GOOD + GOOD + "1\tx\n")
-    with pytest.raises(TaskError, match=r"day_1: line 5, column 1"):
+    write_days(days, GOOD, 100_000 * GOOD + "1\tx\n")  # so long that a task ends before its last
+    with pytest.raises(TaskError, match=r"day_1: line 200001, column 1"):
         prepare(engine, days, tmp_path / "out", log_format=SMALL)
     assert all_files(earlier) == before
     write_days(days, GOOD, GOOD + GOOD)

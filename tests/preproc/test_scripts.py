@@ -162,6 +162,14 @@ def test_wrong_arguments_are_refused(java, raw, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["prepare_dataset.sh", "run_spark.sh"])
+def test_an_engine_that_is_not_there_is_named(raw, tmp_path, name):
+    result = script(raw, tmp_path / "out", *SMALL, name=name, ENGINE="sprak")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ENGINE=sprak: expected spark, or local")
+
+
 @pytest.mark.parametrize(
     ("version", "complaint"),
     [

@@ -83,6 +83,38 @@ def test_a_dictionary_of_another_dataset_is_found(copy):
     assert "expected the transform of this dataset" in problem
 
 
+def test_an_extra_file_is_said_and_one_that_readers_would_take_is_wrong(copy, capsys):
+    (copy / "train" / "notes.txt").write_text("mine")
+    assert list(verify(copy)) == []
+    assert f"{copy / 'train' / 'notes.txt'}: an extra file" in capsys.readouterr().out
+    (copy / "transform").mkdir()
+    (copy / "transform" / "dictionary_0.npy").write_bytes(b"")
+    first, _ = verify(copy)  # the second: it is no transform
+    assert "dictionary_0.npy: not in manifest.json, though readers would take it" in first
+    shutil.rmtree(copy / "transform")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["files"]["test/cat_0.bin"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (problem,) = verify(copy)
+    assert f"{copy / 'test' / 'cat_0.bin'}: not in manifest.json" in problem
+
+
+def test_a_flipped_bit_of_a_dictionary_is_found_without_a_manifest(tmp_path):
+    directory = write_dataset(tmp_path / "foreign")
+    sizes = layout.read_model_size(directory)
+    (directory / "manifest.json").unlink()
+    Transform(2, [np.arange(1, size, dtype=np.uint32) for size in sizes]).save(
+        directory / "transform"
+    )
+    assert list(verify(directory)) == []
+    path = directory / "transform" / "dictionary_0.npy"
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 1
+    path.write_bytes(content)
+    (problem,) = verify(directory)
+    assert f"{path}: expected CRC-32" in problem
+
+
 def test_a_foreign_dataset_is_checked_without_a_manifest(tmp_path, capsys):
     directory = write_dataset(tmp_path / "foreign")
     (directory / "manifest.json").unlink()

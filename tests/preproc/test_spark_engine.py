@@ -1,0 +1,41 @@
+"""What Spark is told, and what its processes do so that a small task costs little."""
+
+import os
+
+import pytest
+
+from preproc.spark_engine import configuration
+
+SOCKETS = "spark.python.unix.domain.socket.enabled"
+
+
+def test_what_is_loaded_is_no_garbage_to_look_for_after_every_task(spark, tmp_path):
+    def note(item):
+        import gc
+        import os
+
+        (tmp_path / str(item)).write_text(f"{os.getpid()} {gc.get_freeze_count()}")
+
+    spark.run("frozen", note, range(8))
+    frozen = [path.read_text().split() for path in tmp_path.iterdir()]
+    assert len(frozen) == 8
+    for process, objects in frozen:
+        assert int(process) != os.getpid()
+        assert int(objects) > 10_000  # pyspark and numpy
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "spark://host:7077"])
+def test_settings_of_others_prevail(master):
+    ours = configuration(master, 4, "/code", {})
+    assert ours[SOCKETS] == "true"
+    assert "TieredStopAtLevel=1" in ours["spark.executor.defaultJavaOptions"]
+    theirs = {SOCKETS: "false", "spark.driver.memory": "9g"}
+    assert configuration(master, 4, "/code", theirs) == ours | theirs
+
+
+@pytest.mark.parametrize("master", [None, "yarn", "k8s://https://host:6443"])
+def test_clusters_of_others_keep_their_java_options(master):
+    ours = configuration(master, 4, "/code", {})
+    assert SOCKETS not in ours
+    assert not any("defaultJavaOptions" in name for name in ours)
+    assert ours["spark.executor.memory"] == "2g"
