@@ -2,6 +2,8 @@
 
 import gc
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+_JOIN_SECONDS = 600.0  # to wait for processes that do not come
 _store: dist.Store | None = None  # through which the ranks found each other
 
 _OMPI = {  # what mpirun sets, by the names of torch's launchers
@@ -115,7 +118,8 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
     Args:
         device: "cpu", or "cuda", of which each process of a machine takes its own.
         backend: for tensors on CUDA; those on the CPU travel by gloo.
-        timeout: seconds to wait for processes that do not come.
+        timeout: seconds after which a rank counts as hung (`dlrm.train.watchdog`); half of those
+            that a transfer may take.
 
     Raises:
         ValueError: the launcher's variables contradict each other, or there are too few devices.
@@ -126,23 +130,63 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
         return World(device=device)
     if device.startswith("cuda"):
         device = _own_cuda_device(device, found)
-    wait = timedelta(seconds=timeout)
+    wait = timedelta(seconds=min(timeout, _JOIN_SECONDS))
     try:
-        # The address is that of the launcher, or of rank 0, which then listens there.
         global _store
-        _store, _, _ = next(dist.rendezvous("env://", found.rank, found.size, timeout=wait))
+        _store = _meet(_connect(found, wait), found, wait)
         dist.init_process_group(
             "gloo" if device == "cpu" else f"cpu:gloo,cuda:{backend}",
             store=dist.PrefixStore("group", _store),
             rank=found.rank,
             world_size=found.size,
-            timeout=2 * wait,  # a rank that hangs is named before (`dlrm.train.watchdog`)
+            timeout=timedelta(seconds=2 * timeout),  # who hangs is named before, by the watchdog
         )
-    except (dist.DistError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]
         raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
     return World(found.rank, found.size, device)
+
+
+def _connect(found: Launch, wait: timedelta) -> dist.Store:
+    """Connects to the launcher's store or, where it has none, to that of rank 0."""
+    port = int(os.environ["MASTER_PORT"])
+    serves = found.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        port,
+        is_master=serves,
+        timeout=wait,
+        wait_for_workers=False,
+    )
+
+
+def _meet(store: dist.Store, found: Launch, wait: timedelta) -> dist.Store:
+    """Waits for all ranks and returns what of the store is theirs alone.
+
+    A launcher's store outlives the processes that it restarts: what the dead have left in it must
+    not be taken for the living. So each rank shows a number that it has just drawn, and rank 0
+    answers those.
+    """
+    mine = uuid.uuid4().hex
+    if found.rank:
+        store.set(f"hello/{found.rank}", mine)
+        prefix = store.get(f"reply/{mine}").decode()
+        store.set(f"met/{mine}", "")
+        return dist.PrefixStore(prefix, store)
+    end, missing = time.monotonic() + wait.total_seconds(), set(range(1, found.size))
+    while missing:
+        for rank in sorted(missing):
+            if store.check([f"hello/{rank}"]):
+                shown = store.get(f"hello/{rank}").decode()
+                store.set(f"reply/{shown}", mine)
+                if store.check([f"met/{shown}"]):
+                    missing.remove(rank)
+        if time.monotonic() > end:
+            named = ", ".join(map(str, sorted(missing)))
+            raise RuntimeError(f"waited {wait.total_seconds():g} s for rank {named}")
+        time.sleep(0.01)
+    return dist.PrefixStore(mine, store)
 
 
 def _own_cuda_device(device: str, found: Launch) -> str:
@@ -200,7 +244,7 @@ def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
     """Ends with an error on every rank where it does on any: none is left waiting for the others.
 
     What is raised within is raised by one rank that met it, the lowest, and says which met it where
-    not all did; the others raise `OtherRankError`.
+    that is not rank 0 or all; the others raise `OtherRankError`.
 
     Args:
         world: the ranks, all of which come here.
@@ -222,7 +266,7 @@ def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
         return
     if mine is None or world.rank != failed[0]:
         raise OtherRankError(f"rank {failed[0]} met an error") from mine
-    if len(failed) == world.size:
+    if len(failed) == world.size or failed == [0]:
         raise mine
     ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
     kind = next(kind for kind in errors if isinstance(mine, kind))

@@ -256,7 +256,10 @@ def _train(setup: Setup, log: RunLog, watchdog: Watchdog) -> dict[str, float]:
     checkpoints = None
     if values["save_checkpoint_path"]:
         checkpoints = CheckpointDirectory(
-            values["save_checkpoint_path"], values["keep_checkpoints"], world=world
+            values["save_checkpoint_path"],
+            values["keep_checkpoints"],
+            world=world,
+            beat=watchdog.beat,
         )
         session.new_or_resumed(checkpoints, values["resume"])
     run = {"dlrm_version": __version__, "flags": dict(values), "dataset": _fingerprint(setup)}

@@ -5,6 +5,8 @@ import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it i
 # isort: split
 import functools
 import json
+import re
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -68,6 +70,9 @@ def run() -> dict[str, float]:
         values = flags.values()
         precision = flags.config(PrecisionConfig)
         _check_mode(world)
+        for kind in (ScheduleConfig, TrainConfig, DataConfig):
+            flags.config(kind)
+        flags.optimizer_config()
     shared = {f"--{k}": v for k, v in values.items() if k not in flags.RANKS_MAY_DIFFER}
     check_same(shared, world)
     torch.backends.cuda.matmul.allow_tf32 = precision.tf32
@@ -80,10 +85,11 @@ def run() -> dict[str, float]:
         resumed = last_checkpoint(FLAGS.save_checkpoint_path) if FLAGS.resume else None
         adopted = _adopted(resumed or checkpoint)
         task = _make_task(whole, world, precision, adopted)
-    fingerprint = _fingerprint(whole)
+        fingerprint = _fingerprint(whole)
+        log = RunLog(FLAGS.log_path, quiet=world.rank > 0)
     check_same({f"the dataset's {name}": value for name, value in fingerprint.items()}, world)
-    checkpoints = _checkpoints(world) if FLAGS.mode == "train" else None
-    with RunLog(FLAGS.log_path, quiet=world.rank > 0) as log:
+    with log, Watchdog(world, FLAGS.rank_timeout) as watchdog:
+        checkpoints = _checkpoints(world, watchdog) if FLAGS.mode == "train" else None
         log.parameters(values | adopted)
         for line in _notices(world.device, precision):
             log.line(line)
@@ -91,15 +97,17 @@ def run() -> dict[str, float]:
             shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
             log.line(f"architecture from {resumed or checkpoint}: {shown}")
         log.line(_describe(task, whole, world))
-        with _bad_ids_named(whole), Watchdog(world, FLAGS.rank_timeout) as watchdog:
+        with _bad_ids_named(whole):
             datasets = _own_part(task)
             if FLAGS.mode == "train":
                 run = {"flags": values | adopted, "dataset": fingerprint}
                 summary = _train(task, datasets, checkpoint, checkpoints, run, log, watchdog)
             else:
                 _load_weights(task, checkpoint, log)
-                measure = _test if FLAGS.mode == "test" else _inference_benchmark
-                summary = measure(task, datasets, log)
+                if FLAGS.mode == "test":
+                    summary = _test(task, datasets, log, watchdog)
+                else:
+                    summary = _inference_benchmark(task, datasets, log)
         log.summary(summary)
     return summary
 
@@ -181,12 +189,15 @@ def _load_weights(task: Recommendation, checkpoint: Path | None, log: RunLog) ->
         log.line("note: no --load_checkpoint_path, so these are the initial weights")
 
 
-def _test(task: Recommendation, datasets: Datasets, log: RunLog) -> dict[str, float]:
+def _test(
+    task: Recommendation, datasets: Datasets, log: RunLog, watchdog: Watchdog
+) -> dict[str, float]:
     test = Batches(datasets.test, task.world.device)
-    if not test.num_samples:
-        raise ValueError(f"{FLAGS.dataset}: the test split has no rows")
+    with agreed(task.world, ValueError):
+        if not test.num_samples:
+            raise ValueError(f"{FLAGS.dataset}: the test split has no rows")
     began = time.perf_counter()
-    metrics = task.evaluate(Watched(test, "test"))
+    metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: watchdog.beat(0)))
     seconds = time.perf_counter() - began
     shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
     log.line(f"Finished testing: {shown}")
@@ -334,7 +345,7 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
     )
 
 
-def _checkpoints(world: World) -> CheckpointDirectory | None:
+def _checkpoints(world: World, watchdog: Watchdog) -> CheckpointDirectory | None:
     if FLAGS.save_checkpoint_path is None:
         return None
     fitted = Path(FLAGS.dataset, layout.TRANSFORM) if FLAGS.dataset else None
@@ -344,6 +355,7 @@ def _checkpoints(world: World) -> CheckpointDirectory | None:
         fitted if fitted and fitted.is_dir() and not _is_synthetic() else None,
         world,
         FLAGS.async_checkpoint,
+        watchdog.beat,
     )
     session.new_or_resumed(checkpoints, FLAGS.resume)
     return checkpoints
@@ -405,7 +417,9 @@ def _bad_id(datasets: Datasets) -> str | None:
 
 
 def start() -> None:
-    app.run(main)
+    # torch.distributed.launch without --use_env says this to each process; the environment has it.
+    told = re.compile(r"--local[-_]rank=\d+")
+    app.run(main, [argument for argument in sys.argv if not told.fullmatch(argument)])
 
 
 if __name__ == "__main__":

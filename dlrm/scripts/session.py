@@ -10,7 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlrm.distributed import OtherRankError, World, from_first, join_world, launch, shutdown
+from dlrm.distributed import (
+    OtherRankError,
+    World,
+    agreed,
+    from_first,
+    join_world,
+    launch,
+    shutdown,
+)
 from dlrm.train.checkpoint import (
     CheckpointDirectory,
     check_unchanged,
@@ -45,11 +53,12 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
         if _rank() == 0:
             print(stopped, file=sys.stderr, flush=True)
     except USER_ERRORS as error:
-        code = f"error: {error}" if _rank() == 0 else f"error: rank {_rank()}: {error}"
+        named = _rank() == 0 or str(error).startswith("rank")
+        code = f"error: {error}" if named else f"error: rank {_rank()}: {error}"
     except RuntimeError as error:
         if not dist.is_initialized() or not _LOST.search(str(error)):
             raise
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(". This")[0]
         code = f"rank {_rank()} ends, since another rank has gone: {reason}"
     except KeyboardInterrupt:
         code = 130
@@ -109,16 +118,20 @@ def stop_on_sigterm(trainer: Trainer) -> None:
 
 
 def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
-    """Refuses a directory with checkpoints of an earlier run that is not to go on.
+    """Takes a directory of checkpoints for this run, unless an earlier run's are not to go on.
 
     Raises:
-        FileExistsError: it has one, which is named.
+        FileExistsError: it has some, and the last is named.
+        BlockingIOError: another run uses the directory.
     """
-    if not resume and (last := checkpoints.last()):
-        raise FileExistsError(
-            f"{last}: from an earlier run; --resume goes on from it, or name another directory "
-            "with --save_checkpoint_path"
-        )
+    last = checkpoints.last()
+    with agreed(checkpoints.world, OSError):
+        if last and not resume:
+            raise FileExistsError(
+                f"{last}: from an earlier run; --resume goes on from it, or name another directory "
+                "with --save_checkpoint_path"
+            )
+    checkpoints.claim()
 
 
 def resume(
@@ -138,11 +151,13 @@ def resume(
     last = trainer.checkpoints.last()
     if last is None:
         unfinished = from_first(sorted(trainer.checkpoints.path.glob("step-*")), trainer.world)
-        if unfinished:
-            raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
+        with agreed(trainer.world, ValueError):
+            if unfinished:
+                raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
         log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
         return False
-    check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
+    with agreed(trainer.world, ValueError, OSError):
+        check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
     trainer.resume(last)
     log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
     return True

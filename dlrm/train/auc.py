@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.distributed import World, gather
+from dlrm.distributed import OtherRankError, World, gather
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def roc_auc(scores: Tensor, labels: Tensor, world: World = World()) -> float:
     """
     problem, sides = _by_label(scores, labels)
     facts = gather((problem, len(sides[0]), len(sides[1]), sides[0].dtype), world)
-    raise_problems("roc_auc", [fact[0] for fact in facts])
+    raise_problems("roc_auc", [fact[0] for fact in facts], world.rank)
     num_negatives, num_positives = sum(fact[1] for fact in facts), sum(fact[2] for fact in facts)
     if not num_negatives or not num_positives:
         return math.nan
@@ -56,12 +56,21 @@ def roc_auc(scores: Tensor, labels: Tensor, world: World = World()) -> float:
     return ordered / (2 * num_negatives * num_positives)
 
 
-def raise_problems(operation: str, problems: list[str]) -> None:
-    """Raises ValueError where a rank, in the order of the ranks, has a problem; "" is none."""
-    wrong = [rank for rank, problem in enumerate(problems) if problem]
-    if wrong:
-        where = f"rank {wrong[0]}: " if len(problems) > 1 else ""
-        raise ValueError(f"{operation}: {where}{problems[wrong[0]]}")
+def raise_problems(operation: str, problems: list[str], rank: int) -> None:
+    """Raises ValueError on the first rank that has a problem, OtherRankError on the others.
+
+    Args:
+        operation: that is refused.
+        problems: of the ranks, in their order; "" is none.
+        rank: this one.
+    """
+    wrong = next((other for other, problem in enumerate(problems) if problem), None)
+    if wrong is None:
+        return
+    if rank != wrong:
+        raise OtherRankError(f"rank {wrong} has refused {operation}")
+    where = f"rank {wrong}: " if len(problems) > 1 else ""
+    raise ValueError(f"{where}{operation}: {problems[wrong]}")
 
 
 def shape_problem(scores: Tensor, labels: Tensor) -> str:

@@ -15,9 +15,12 @@ Tables are stored one by one whatever the layout in memory and whichever rank ho
 layout and any number of ranks read any other's.
 """
 
+import fcntl
 import json
 import os
 import shutil
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,7 @@ class CheckpointDirectory:
         attached: a directory to keep in each, see `CheckpointWriter`.
         world: the ranks.
         in_background: write while the training goes on.
+        beat: called while files are waited for that get on.
 
     Raises:
         OSError: the directory cannot be written, or not all ranks see the same.
@@ -167,17 +171,17 @@ class CheckpointDirectory:
         attached: Path | None = None,
         world: World = World(),
         in_background: bool = False,
+        beat: Callable[[], object] = lambda: None,
     ):
+        self._beat = beat
         self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
-        self._world, self._in_background = world, in_background
+        self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
         probe = self.path / f".writable-{os.getpid()}"
         with agreed(world, OSError):
             if world.rank == 0:
                 self.path.mkdir(parents=True, exist_ok=True)
-                for leftover in self.path.glob(".step-*.partial-*"):  # of a run that was killed
-                    shutil.rmtree(leftover, ignore_errors=True)
                 probe.touch()
         name = from_first(probe.name, world)
         with agreed(world, OSError):
@@ -185,6 +189,25 @@ class CheckpointDirectory:
                 raise OSError(f"{self.path}: is not the same directory as on rank 0")
         if world.rank == 0:
             probe.unlink()
+
+    def claim(self) -> None:
+        """Keeps other runs out while this one lasts, and removes what a killed one left behind.
+
+        Raises:
+            BlockingIOError: another run uses the directory.
+        """
+        with agreed(self.world, OSError):
+            if self.world.rank == 0:
+                self._lock = os.open(self.path, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._lock)
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise BlockingIOError(f"{self.path}: another run saves here") from None
+                except OSError:  # a file system without locks
+                    pass
+                for leftover in self.path.glob(".step-*.partial-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
 
     def save(
         self, step: int, parameters: Parameters, config: dict[str, Any], progress: dict[str, Any]
@@ -195,15 +218,16 @@ class CheckpointDirectory:
         """
         self.finish()
         target = self._of(step)
-        if not from_first((target / MANIFEST).exists(), self._world):
+        if not from_first((target / MANIFEST).exists(), self.world):
             self._writer = CheckpointWriter(
                 target,
                 parameters,
                 config,
                 progress,
                 self.attached,
-                self._world,
+                self.world,
                 self._in_background,
+                self._beat,
             )
         if not self._in_background:
             self.finish()
@@ -221,7 +245,7 @@ class CheckpointDirectory:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.finish()
-        if self._world.rank == 0:
+        if self.world.rank == 0:
             if self._new_best is not None:
                 write_atomically(self.path / _BEST, json.dumps(self._new_best) + "\n")
             self._prune()
@@ -235,19 +259,19 @@ class CheckpointDirectory:
 
     def last(self) -> Path | None:
         """The newest checkpoint, or None."""
-        return from_first(last_checkpoint(self.path), self._world)
+        return from_first(last_checkpoint(self.path), self.world)
 
     def best(self) -> Path | None:
         """The best checkpoint, or None where none was marked."""
-        with agreed(self._world, ValueError):
-            found = best_checkpoint(self.path) if self._world.rank == 0 else None
-        return from_first(found, self._world)
+        with agreed(self.world, ValueError):
+            found = best_checkpoint(self.path) if self.world.rank == 0 else None
+        return from_first(found, self.world)
 
     def best_record(self) -> dict[str, float]:
         """What `mark_best` noted, or nothing."""
-        with agreed(self._world, ValueError):
-            record = _best_record(self.path) if self._world.rank == 0 else {}
-        return from_first(record, self._world)
+        with agreed(self.world, ValueError):
+            record = _best_record(self.path) if self.world.rank == 0 else {}
+        return from_first(record, self.world)
 
     def _of(self, step: int) -> Path:
         return self.path / f"step-{step:09d}"

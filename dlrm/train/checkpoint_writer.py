@@ -4,8 +4,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class CheckpointWriter:
             where the file system allows it, else copies.
         world: the ranks.
         in_background: copy in memory what is saved, and write while the training goes on.
+        beat: called while files are waited for that get on.
 
     Raises:
         OSError: it cannot be written.
@@ -49,7 +50,9 @@ class CheckpointWriter:
         attached: Path | None = None,
         world: World = World(),
         in_background: bool = False,
+        beat: Callable[[], object] = lambda: None,
     ):
+        self._beat = beat
         self._world, self._config, self._progress = world, config, progress
         self._attached, self._copy = attached, in_background
         paths = None
@@ -79,6 +82,9 @@ class CheckpointWriter:
         """
         try:
             with agreed(self._world, OSError):
+                while not self.written():
+                    wait(self._written.values(), timeout=1)
+                    self._beat()
                 checksums = {name: future.result() for name, future in self._written.items()}
             ours = gather((checksums, self._tables, self._kinds), self._world)
             with agreed(self._world, OSError):

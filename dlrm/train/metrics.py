@@ -30,7 +30,7 @@ def click_metrics(logits: Tensor, labels: Tensor, world: World = World()) -> dic
     problem = shape_problem(logits, labels)
     sums = (0, 0.0, 0.0, 0.0) if problem else _sums(logits, labels)
     facts = gather((problem, sums), world)
-    raise_problems("click_metrics", [rank_problem for rank_problem, _ in facts])
+    raise_problems("click_metrics", [rank_problem for rank_problem, _ in facts], world.rank)
     everyones = list(zip(*(sums for _, sums in facts), strict=True))
     rows = sum(everyones[0])
     loss, clicks, predicted = (sum(parts) for parts in everyones[1:])

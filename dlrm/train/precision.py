@@ -140,9 +140,9 @@ class LossScaler:
         scale = torch.ones((), device=device) if self.scale is None else self.scale
         found_inf = torch.zeros((), device=device)
         if self.scale is not None:
-            grads = [grad for optimizer in optimizers for grad in _gradients(optimizer)]
+            grads = [g for optimizer in optimizers for g in _gradients(optimizer) if g.numel()]
             greatest = torch.nn.utils.get_total_norm(grads, norm_type=math.inf)
-            found_inf = all_sum((~greatest.isfinite()).float(), world).clamp_(max=1)
+            found_inf = all_sum((~greatest.isfinite()).float().to(device), world).clamp_(max=1)
             self._skipped += found_inf
         if self.max_grad_norm is not None:
             scale = torch.maximum(scale, _norm(optimizers, world) / self.max_grad_norm)

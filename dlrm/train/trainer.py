@@ -214,9 +214,12 @@ class Trainer:
         """
         total = self.config.num_steps(len(train))
         throughput = Throughput(self._clock, self.config.benchmark_warmup_steps)
-        reached = stopped = False
+        stopped = False
         if self.progress.tested_step < self.progress.step:  # saved just before its test
             reached = self._evaluate_if_due(test, len(train))
+        else:  # a run that had reached its threshold is not trained on
+            last = self.progress.history[-1] if self.progress.history else {}
+            reached = self._is_enough(last.get(self.task.metric, math.nan))
         self._clock.lap(self.progress.step)
         self.log.start_progress(total, self.progress.step)
         while self.progress.step < total and not (reached or stopped):
@@ -374,6 +377,9 @@ class Trainer:
                 self._save()
                 self.checkpoints.mark_best(progress.best)
         self._clock.resume()
+        return self._is_enough(score)
+
+    def _is_enough(self, score: float) -> bool:
         threshold = self.config.auc_threshold
         if threshold is None or not score >= threshold:
             return False

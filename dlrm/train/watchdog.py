@@ -1,6 +1,7 @@
 """Notices a rank that hangs, names it with its stack, and ends the run: a launcher restarts it."""
 
 import json
+import math
 import os
 import sys
 import threading
@@ -21,17 +22,17 @@ class Watchdog:
     """Ends this process, after a report, when a rank has not got on for some time.
 
     A thread of each rank tells the others how long ago its rank last called `beat`. Ranks that wait
-    for others stand still as well; who is named is whoever does not answer, or stands still without
-    waiting in a transfer.
+    for others stand still as well, so the run ends when all that answer have stood still; who is
+    named is whoever does not answer, or stands still without waiting in a transfer.
 
     Args:
         world: the ranks; among one nothing is watched.
-        timeout: seconds without a beat after which the run ends.
+        timeout: seconds without a beat, after the first, after which the run ends.
     """
 
     def __init__(self, world: World, timeout: float):
         self._world, self._timeout = world, timeout
-        self._step, self._beaten = 0, time.monotonic()
+        self._step, self._beaten = 0, math.inf
         self._over = threading.Event()
         self._said = 0
         self._main = threading.get_ident()
@@ -49,9 +50,10 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join(self._timeout)
 
-    def beat(self, step: int) -> None:
-        """Says that the training has got on."""
-        self._step, self._beaten = step, time.monotonic()
+    def beat(self, step: int | None = None) -> None:
+        """Says that the training has got on, if need be to a step."""
+        self._step = self._step if step is None else step
+        self._beaten = time.monotonic()
 
     def _watch(self) -> None:
         pause = min(self._timeout / 5, 5.0)
@@ -59,16 +61,16 @@ class Watchdog:
             while not self._over.wait(pause):
                 self._say()
                 if self._age() > self._timeout:
-                    self._end(pause)
+                    self._end_unless_one_gets_on(pause)
         except dist.DistError:  # the store went with its process: the launcher ends the run
             return
 
     def _age(self) -> float:
-        return time.monotonic() - self._beaten
+        return max(time.monotonic() - self._beaten, 0.0)
 
     def _say(self) -> None:
         self._said += 1
-        said = {"said": self._said, "step": self._step}
+        said = {"said": self._said, "step": self._step, "age": self._age()}
         if self._age() > self._timeout / 2:
             said |= _where(self._main)
         self._store.set(f"beat/{self._world.rank}", json.dumps(said))
@@ -77,17 +79,18 @@ class Watchdog:
         keys = [f"beat/{rank}" for rank in range(self._world.size)]
         return [json.loads(self._store.get(k)) if self._store.check([k]) else {} for k in keys]
 
-    def _end(self, pause: float) -> None:
+    def _end_unless_one_gets_on(self, pause: float) -> None:
         before = self._listen()
         for _ in range(3):  # the others say meanwhile where they are, if they can
             time.sleep(pause)
             self._say()
         now = self._listen()
         ranks = [new if new != old else None for old, new in zip(before, now, strict=True)]
-        if [rank for rank, said in enumerate(ranks) if said][0] == self._world.rank:
+        if any(said and said["age"] < self._timeout for said in ranks):
+            return
+        if next(rank for rank, said in enumerate(ranks) if said) == self._world.rank:
             print(f"error: {_report(ranks, self._timeout)}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(3 * pause)  # the report comes first: the launcher kills who is left
+        time.sleep(3 * pause)  # the report comes first: the launcher kills who is left
         os._exit(EXIT_CODE)
 
 

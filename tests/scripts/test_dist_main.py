@@ -115,6 +115,7 @@ def weights(folder):
     ("launcher", "module"),
     [
         (["torch.distributed.launch", "--use_env", "--nproc_per_node=2"], "dlrm.scripts.dist_main"),
+        (["torch.distributed.launch", "--nproc_per_node=2"], "dlrm.scripts.main"),
         (["torch.distributed.run", "--nproc_per_node=3"], "dlrm.scripts.main"),
     ],
 )
@@ -283,6 +284,88 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert re.search("resumed from .*step-000000005: 5 steps", job.output())
     assert weights(tmp_path / "run") == uninterrupted
     assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_long_tests_and_saves_are_no_hangs(start, tmp_path):
+    (tmp_path / "leisurely.py").write_text(
+        "import os, time\n"
+        "from dlrm.tasks import recommendation as r\n"
+        "from dlrm.train import checkpoint_writer as c\n"
+        "from dlrm.scripts import main\n"
+        "predict, write = r.Recommendation.predict, c._write\n"
+        "def slow_predict(self, batch):\n"
+        "    time.sleep(0 if self.model.training and batch.labels.numel() < 150 else 1)\n"
+        "    return predict(self, batch)\n"
+        "def slow_write(path, content):\n"
+        "    time.sleep(1.5 if os.environ['RANK'] == '1' else 0)\n"
+        "    return write(path, content)\n"
+        "r.Recommendation.predict, c._write = slow_predict, slow_write\n"
+        "main.start()\n"
+    )
+    arguments = (
+        "--rank_timeout=2",
+        "--max_steps=10",
+        "--test_freq=10",
+        "--save_checkpoint_path=run",
+    )
+    job = start(*arguments, module="leisurely", env={"PYTHONPATH": _path(tmp_path)}.items())
+    assert job.wait() == 0, job.output()
+
+
+def test_a_refused_second_run_does_not_touch_the_first(start, tmp_path, command):
+    job = start(*LONG, "--epochs=2000", "--test_freq=100000")
+    job.wait_for(lambda: list(tmp_path.glob("run/step-*/manifest.json")), "checkpoint")
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"from an earlier run|another run saves here"):
+            command("--epochs=1", "--save_checkpoint_path=run")
+    with pytest.raises(OSError, match="another run saves here"):
+        command("--epochs=1", "--save_checkpoint_path=run", "--resume")
+    os.kill(job.ranks()[0], signal.SIGTERM)
+    job.wait()
+    assert "stopped after step" in job.output(), job.output()
+
+
+def test_restarts_do_not_meet_the_dead(start, tmp_path):
+    (tmp_path / "dying.py").write_text(
+        "import os\n"
+        "from dlrm.tasks import recommendation as r\n"
+        "from dlrm.scripts import main\n"
+        "loss = r.Recommendation.loss\n"
+        "def deadly_loss(self, batch):\n"
+        "    attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "    if attempt < 4 and os.environ['RANK'] == str(attempt % 2):\n"
+        "        os._exit(3)\n"
+        "    return loss(self, batch)\n"
+        "r.Recommendation.loss = deadly_loss\n"
+        "main.start()\n"
+    )
+    launcher = ["torch.distributed.run", "--nproc_per_node=2", "--max_restarts=4"]
+    launcher.append("--monitor_interval=0.1")
+    env = {"PYTHONPATH": _path(tmp_path)}.items()
+    job = start("--max_steps=5", module="dying", launcher=launcher, env=env)
+    assert job.wait() == 0, job.output()
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path, dataset):
+    code = (
+        "import dlrm.distributed as d; d._JOIN_SECONDS = 3\n"
+        "from dlrm.scripts import main; main.start()"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    process = subprocess.run(
+        [sys.executable, "-c", code, f"--dataset={dataset}", *TRAIN],
+        env={**os.environ, **where, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert "waited 3 s for rank 1, 2" in process.stderr, process.stderr
 
 
 def _path(*folders):

@@ -161,6 +161,11 @@ def test_so_are_other_ways_to_train(ranks, size, run):
     check(ranks, size, run)
 
 
+def test_half_precision_works_where_a_rank_has_no_table(ranks):
+    results = ranks(4).call(train, [(Run(dtype=torch.float16),)] * 4)
+    assert [len(result[0]) for result in results] == [STEPS - 1] * 4
+
+
 @pytest.mark.parametrize("infinite_on", [0, 1])
 def test_an_overflow_of_one_rank_skips_the_step_on_all(ranks, infinite_on):
     run = Run(dtype=torch.float16, infinite_on=infinite_on)

@@ -172,7 +172,21 @@ def test_a_half_written_checkpoint_is_passed_over_and_removed(tmp_path):
     (tmp_path / "run/step-000000003").mkdir()  # no manifest
     again = CheckpointDirectory(tmp_path / "run")
     assert again.last().name == "step-000000001"
+    assert (tmp_path / "run/.step-000000002.partial-77").exists()  # may be another run's
+    again.claim()
     assert not (tmp_path / "run/.step-000000002.partial-77").exists()
+
+
+def test_a_directory_belongs_to_one_run_at_a_time(tmp_path):
+    run = CheckpointDirectory(tmp_path)
+    run.claim()
+    (tmp_path / ".step-000000002.partial-77").mkdir()  # which it is writing
+    another = CheckpointDirectory(tmp_path)
+    with pytest.raises(BlockingIOError, match="another run saves here"):
+        another.claim()
+    assert (tmp_path / ".step-000000002.partial-77").exists()
+    del run
+    another.claim()
 
 
 def test_the_last_few_and_the_best_are_kept(tmp_path):
