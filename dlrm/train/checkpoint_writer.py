@@ -107,7 +107,9 @@ class CheckpointWriter:
             for name, value in state.items():
                 files[f"tables/{table}.{name}.bin"] = self._rows(value[begin:end])
             entry = {"rows": end - begin, "dim": weight.shape[1], "state": list(state)}
-            self._tables[table] = {**entry, "scalars": scalars.get(id(weight), {})}
+            if numbers := scalars.get(id(weight)):
+                entry["scalars"] = numbers
+            self._tables[table] = entry
         files[random_state_file(self._world.rank)] = random_state()
         if self._world.rank == 0:
             files["dense.safetensors"] = self._tensors(parameters.dense())
