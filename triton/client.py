@@ -241,7 +241,7 @@ def _of_dataset(options: argparse.Namespace) -> Iterator[Batch]:
         raise ValueError(f"--split {options.split}: expected one of {spec.splits}")
     dataset = SplitDataset(spec, options.split, options.batch_size)
     for index in range(len(dataset)):
-        numerical, ids, labels, _ = dataset.batch(index)
+        numerical, ids, labels, *_ = dataset.batch(index)
         arrays = dict(zip(INPUTS, (numerical.numpy(), ids.numpy()), strict=True))
         yield Batch(arrays, labels.numpy())
 
