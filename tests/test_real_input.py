@@ -1,5 +1,6 @@
 """Real rows through the whole path, as the README tells users to do it with their own."""
 
+import io
 import json
 import os
 import re
@@ -8,8 +9,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 README = Path(__file__).parent.parent / "README.md"
@@ -110,3 +113,45 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     assert 0 < trained["test_auc"] < 1
     assert 0 < trained["validation_auc"] < 1
     assert summary(tmp_path / "test.json")["auc"] == trained["test_auc"]
+
+
+def sign_commands(tar: Path, model: str) -> tuple[list[str], list[str]]:
+    """The README's commands that prepare the photographs and train a network on them."""
+    pytest.importorskip("PIL", reason="no Pillow, which decodes images")
+    prepare, *trainings = readme_commands("Photographs of signs")
+    (training,) = (words for words in trainings if model in words)
+    script = README.parent / prepare[1]
+    given = [str(tar) if word == "signdigits_shared.tar" else word for word in prepare[2:]]
+    assert str(tar) in given, prepare
+    return [sys.executable, str(script), *given], [sys.executable, *training[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "least"), [("resnet50", 0.90), ("efficientnet_b0", 0.80)])
+def test_networks_learn_photographs_of_signs(shared_data, tmp_path, model, least):
+    tar = shared_data / "signdigits" / "signdigits_shared.tar"
+    prepare, training = sign_commands(tar, model)
+    assert "train 1,322  test 331 images of 10 classes" in run(prepare, tmp_path)
+    # Minutes on one core: tests run beside each other, and threads wait long for a busy core.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run([*training, "--base_device=cpu"], tmp_path, one_thread)
+    assert summary(tmp_path / "log.json")["test_top1"] >= least
+
+
+@pytest.mark.parametrize("model", ["resnet50", "efficientnet_b0"])
+def test_the_commands_for_photographs_of_signs_start(tmp_path, model):
+    tar = tmp_path / "made_up.tar"
+    prepare, training = sign_commands(tar, model)
+    image = pytest.importorskip("PIL.Image")
+    noise = np.random.default_rng(0)
+    with tarfile.open(tar, "w") as file:
+        for number in range(50):
+            data = io.BytesIO()
+            image.fromarray(noise.integers(0, 256, (90, 90, 3), np.uint8)).save(data, "png")
+            member = tarfile.TarInfo(f"{number % 2}/{number}.png")
+            member.size = len(data.getvalue())
+            file.addfile(member, io.BytesIO(data.getvalue()))
+    run(prepare, tmp_path)
+    run([*training, "--base_device=cpu", "--epochs=3", "--max_steps=2"], tmp_path)
+    results = summary(tmp_path / "log.json")
+    assert 0 < results["training_loss"] < 5  # ln 2 is 0.69
