@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,14 @@ def run(values: Values) -> dict[str, float]:
         log.parameters(dict(values))
         for line in _notices(setup):
             log.line(line)
-        with Watchdog(world, values["rank_timeout"]) as watchdog:
+        with Watchdog(world, values["rank_timeout"]) as watchdog, ExitStack() as at_the_end:
             mode = values["mode"]
             if mode == "validate":
                 summary = _validate(setup, log)
             elif mode == "benchmark_inference":
                 summary = _benchmark_inference(setup, log)
             else:
-                summary = _train(setup, log, watchdog)
+                summary = _train(setup, log, watchdog, at_the_end)
         log.summary(summary)
     return summary
 
@@ -247,7 +248,9 @@ class _Nothing:
         yield from ()
 
 
-def _train(setup: Setup, log: RunLog, watchdog: Watchdog) -> dict[str, float]:
+def _train(
+    setup: Setup, log: RunLog, watchdog: Watchdog, at_the_end: ExitStack
+) -> dict[str, float]:
     values, world, task = setup.values, setup.world, setup.task
     train = _loader(setup, "train", setup.plan.global_batch)
     tested = not (values["no_validation"] or values["mode"] == "benchmark_training")
@@ -262,6 +265,7 @@ def _train(setup: Setup, log: RunLog, watchdog: Watchdog) -> dict[str, float]:
             beat=watchdog.beat,
         )
         session.new_or_resumed(checkpoints, values["resume"])
+        at_the_end.callback(checkpoints.release)
     run = {"dlrm_version": __version__, "flags": dict(values), "dataset": _fingerprint(setup)}
     ema = values["ema_decay"]
     trainer = Trainer(
@@ -283,8 +287,8 @@ def _train(setup: Setup, log: RunLog, watchdog: Watchdog) -> dict[str, float]:
         log.line(f"weights from {setup.checkpoint}")
     if not resumed:
         trainer.progress.step = trainer.progress.tested_step = values["start_epoch"] * len(train)
-    session.stop_on_sigterm(trainer)
-    summary = trainer.fit(train, test)
+    with session.stopped_by_sigterm(trainer):
+        summary = trainer.fit(train, test)
     if tested:
         session.report_files(trainer, log, values["log_path"])
     if checkpoints and values["weight_avg_exp"] is not None:

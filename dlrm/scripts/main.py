@@ -10,7 +10,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,10 @@ def run() -> dict[str, float]:
         fingerprint = _fingerprint(whole)
         log = RunLog(FLAGS.log_path, quiet=world.rank > 0)
     check_same({f"the dataset's {name}": value for name, value in fingerprint.items()}, world)
-    with log, Watchdog(world, FLAGS.rank_timeout) as watchdog:
+    with log, Watchdog(world, FLAGS.rank_timeout) as watchdog, ExitStack() as at_the_end:
         checkpoints = _checkpoints(world, watchdog) if FLAGS.mode == "train" else None
+        if checkpoints:
+            at_the_end.callback(checkpoints.release)
         log.parameters(values | adopted)
         for line in _notices(world.device, precision):
             log.line(line)
@@ -174,8 +176,8 @@ def _train(
     if advice := short_run_advice(schedule, config.num_steps(len(train))):
         log.line(f"note: {advice}")
     validation = Batches(datasets.validation, device) if datasets.validation else None
-    session.stop_on_sigterm(trainer)
-    summary = trainer.fit(train, Batches(datasets.test, device), validation)
+    with session.stopped_by_sigterm(trainer):
+        summary = trainer.fit(train, Batches(datasets.test, device), validation)
     session.report_files(trainer, log, FLAGS.log_path)
     return summary
 

@@ -3,7 +3,8 @@
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,18 @@ def device(asked: str | None) -> str:
     return asked
 
 
-def stop_on_sigterm(trainer: Trainer) -> None:
-    """From here on SIGTERM ends the training after a step, with a checkpoint."""
+@contextmanager
+def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
+    """Within the block SIGTERM ends the training after a step, with a checkpoint."""
 
     def stop(*_: object) -> None:
         trainer.stop_requested = True
 
-    signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:

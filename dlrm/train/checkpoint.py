@@ -174,6 +174,7 @@ class CheckpointDirectory:
         beat: Callable[[], object] = lambda: None,
     ):
         self._beat = beat
+        self.release: Callable[[], object] = lambda: None
         self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
@@ -191,18 +192,19 @@ class CheckpointDirectory:
             probe.unlink()
 
     def claim(self) -> None:
-        """Keeps other runs out while this one lasts, and removes what a killed one left behind.
+        """Keeps other runs out until `release`, and removes what a killed one left behind.
 
         Raises:
             BlockingIOError: another run uses the directory.
         """
         with agreed(self.world, OSError):
             if self.world.rank == 0:
-                self._lock = os.open(self.path, os.O_RDONLY)
-                weakref.finalize(self, os.close, self._lock)
+                lock = os.open(self.path, os.O_RDONLY)
+                self.release = weakref.finalize(self, os.close, lock)
                 try:
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
+                    self.release()
                     raise BlockingIOError(f"{self.path}: another run saves here") from None
                 except OSError:  # a file system without locks
                     pass

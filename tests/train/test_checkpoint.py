@@ -185,7 +185,7 @@ def test_a_directory_belongs_to_one_run_at_a_time(tmp_path):
     with pytest.raises(BlockingIOError, match="another run saves here"):
         another.claim()
     assert (tmp_path / ".step-000000002.partial-77").exists()
-    del run
+    run.release()
     another.claim()
 
 
