@@ -172,7 +172,7 @@ def _meet(store: dist.Store, found: Launch, wait: timedelta) -> dist.Store:
     if found.rank:
         store.set(f"hello/{found.rank}", mine)
         prefix = store.get(f"reply/{mine}").decode()
-        store.set(f"met/{mine}", "")
+        store.set(f"met/{mine}/{prefix}", "")
         return dist.PrefixStore(prefix, store)
     end, missing = time.monotonic() + wait.total_seconds(), set(range(1, found.size))
     while missing:
@@ -180,7 +180,7 @@ def _meet(store: dist.Store, found: Launch, wait: timedelta) -> dist.Store:
             if store.check([f"hello/{rank}"]):
                 shown = store.get(f"hello/{rank}").decode()
                 store.set(f"reply/{shown}", mine)
-                if store.check([f"met/{shown}"]):
+                if store.check([f"met/{shown}/{mine}"]):
                     missing.remove(rank)
         if time.monotonic() > end:
             named = ", ".join(map(str, sorted(missing)))
