@@ -118,8 +118,8 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
     Args:
         device: "cpu", or "cuda", of which each process of a machine takes its own.
         backend: for tensors on CUDA; those on the CPU travel by gloo.
-        timeout: seconds after which a rank counts as hung (`dlrm.train.watchdog`); half of those
-            that a transfer may take.
+        timeout: seconds after which a rank counts as hung (`dlrm.train.watchdog`), a tenth of those
+            that a transfer may take: one rank may write while the others wait.
 
     Raises:
         ValueError: the launcher's variables contradict each other, or there are too few devices.
@@ -139,7 +139,7 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
             store=dist.PrefixStore("group", _store),
             rank=found.rank,
             world_size=found.size,
-            timeout=timedelta(seconds=2 * timeout),  # who hangs is named before, by the watchdog
+            timeout=timedelta(seconds=10 * timeout),  # who hangs is named before, by the watchdog
         )
     except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
