@@ -59,6 +59,8 @@ bench: venv
 	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/python benchmarks/auc.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 clean:
 	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so dlrm/_host.*.so
