@@ -289,6 +289,7 @@ def _train(
         trainer.progress.step = trainer.progress.tested_step = values["start_epoch"] * len(train)
     with session.stopped_by_sigterm(trainer):
         summary = trainer.fit(train, test)
+    watchdog.rest()
     if tested:
         session.report_files(trainer, log, values["log_path"])
     if checkpoints and values["weight_avg_exp"] is not None:

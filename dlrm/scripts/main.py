@@ -178,6 +178,7 @@ def _train(
     validation = Batches(datasets.validation, device) if datasets.validation else None
     with session.stopped_by_sigterm(trainer):
         summary = trainer.fit(train, Batches(datasets.test, device), validation)
+    watchdog.rest()
     session.report_files(trainer, log, FLAGS.log_path)
     return summary
 

@@ -55,6 +55,10 @@ class Watchdog:
         self._step = self._step if step is None else step
         self._beaten = time.monotonic()
 
+    def rest(self) -> None:
+        """Says that no more beats are to be expected, until the next one."""
+        self._beaten = math.inf
+
     def _watch(self) -> None:
         pause = min(self._timeout / 5, 5.0)
         try:
