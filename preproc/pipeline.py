@@ -46,7 +46,7 @@ from preproc.raw_log import (
     start_of_line,
     unpack,
 )
-from preproc.shuffle_files import total_counts
+from preproc.shuffle_files import remove_unfinished, total_counts
 from preproc.tasks import (
     OUTPUT_FORMATS,
     Job,
@@ -547,6 +547,7 @@ def _describe(
         layout.write_model_size(output, fitted.cardinalities)
         if options.report:
             report.write(run, splits, fitted, totals)
+        remove_unfinished(output)
         layout.write_dataset_manifest(
             output, rows, fitted.cardinalities, transform_facts(options), _checksums(run)
         )
@@ -591,6 +592,7 @@ def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> No
     if run.work.result("described") is None:
         splits = _counted_splits(run, files, num_days)
         fit(run, splits, run.work.output)
+        remove_unfinished(run.work.output)
         write_manifest(run.work.output, "transform", rows=_rows(splits))
         run.work.finish_output(True)
 
@@ -631,6 +633,7 @@ def transform_days(
         split for split in splits if split.first_row < last and split.first_row + split.rows > first
     ]
     totals = transform(run, used, [target], "transform", directory)[""]
+    remove_unfinished(run.work.output)
     write_manifest(run.work.output, "split", rows=target.rows)
     run.work.finish_output(totals)
     return totals

@@ -36,6 +36,13 @@ def replacing(path: Path) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def remove_unfinished(directory: Path) -> None:
+    """Removes what killed processes were writing by `replacing` anywhere in a directory."""
+    for partial in directory.rglob(".*"):
+        if partial.is_file() and partial.suffix[1:].isdigit():
+            partial.unlink()
+
+
 def write_buckets(path: Path, buckets: Sequence[bytes | memoryview], counts: np.ndarray) -> None:
     """Writes the bytes of each bucket, and counts that go with them, `[buckets, ...]`."""
     with replacing(path) as partial, open(partial, "wb") as file:
