@@ -27,30 +27,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from train import DTYPES, WORKLOADS
 
 import dlrm.distributed as distributed
 from dlrm.data.batch import Shard
 from dlrm.data.loader import DataConfig, open_datasets
 from dlrm.distributed import World, exchange
-from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.optim import OptimizerConfig
 from dlrm.train.trainer import TrainConfig, Trainer
-
-WORKLOADS = {  # one-hot uniform ids, SGD; the batch of one process
-    "terabyte": (DLRMConfig((100_000,) * 26), 4096),
-    "kaggle": (
-        DLRMConfig(
-            (1_000_000,) * 26,
-            embedding_dim=16,
-            bottom_mlp_sizes=(512, 256, 64, 16),
-            top_mlp_sizes=(512, 256, 1),
-        ),
-        2048,
-    ),
-}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Training:
