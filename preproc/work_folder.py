@@ -28,6 +28,7 @@ from preproc.engines import Engine
 from preproc.shuffle_files import replacing
 
 _FACTS = "run.json"
+_REMOVED = ".removed"
 _KIND = "dlrm preprocessing"
 
 
@@ -164,9 +165,11 @@ def open_work_folder(
         _check_ours(folder)
     final.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
+        for removed in folder.glob(f"*{_REMOVED}"):
+            shutil.rmtree(removed)
         if restart or (folder / _FACTS).exists() and not _anything_done(folder):
-            for entry in folder.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            _empty(folder)
+            (folder / _FACTS).unlink(missing_ok=True)
         resumed = (folder / _FACTS).exists()
         if resumed:
             _check_same(folder, facts)
@@ -188,11 +191,19 @@ def _anything_done(folder: Path) -> bool:
 
 def remove_work_folder(folder: Path) -> None:
     """Removes a folder of a run; what says that it is ours goes last."""
-    for entry in folder.iterdir():
-        if entry.name != _FACTS:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    _empty(folder)
     (folder / _FACTS).unlink()
     folder.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    """Removes all but the facts; nothing of it looks like a run when this is killed half-way."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            removed = entry.rename(entry.with_name(f"{entry.name}{_REMOVED}"))
+            shutil.rmtree(removed)
+        elif entry.name != _FACTS:
+            entry.unlink()
 
 
 def _check_ours(folder: Path) -> None:

@@ -134,6 +134,30 @@ def test_killed_while_it_publishes(raw, whole, tmp_path, monkeypatch):
     assert contents(tmp_path) == whole
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
+    """What a half removed run had finished is not taken for finished."""
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    if restart:
+        begin(raw, tmp_path, monkeypatch, **options)
+    remove = shutil.rmtree
+
+    def remove_half(folder, **options):
+        if ".unfinished" not in str(folder) or options:
+            return remove(folder, **options)
+        for path in (p for p in Path(folder).rglob("*") if p.is_file()):
+            if path.name == "described.done" or path.suffix not in (".done", ".json"):
+                path.unlink()
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("preproc.work_folder.shutil.rmtree", remove_half)
+        with pytest.raises(KilledError):
+            prepare(Inline(), raw, tmp_path, restart=restart, **options)
+    prepare(Inline(), raw, tmp_path, **options)
+    assert contents(tmp_path) == whole
+
+
 @pytest.mark.parametrize("engine", ["local", "spark"])
 def test_killed_again_and_again(engine, tmp_path, request):
     if engine == "spark":
@@ -146,11 +170,11 @@ def test_killed_again_and_again(engine, tmp_path, request):
     command += [f"--engine={engine}", f"--output_folder={tmp_path / 'killed'}"]
     delays = {"local": [0.4 + 0.15 * i for i in range(30)], "spark": [0.1, 100]}[engine]
     for delay in delays:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if engine == "spark":  # how long that takes to start differs too much
             next(line for line in process.stdout if line.startswith(b"count:"))
         try:
-            assert process.wait(delay) == 0
+            assert process.wait(delay) == 0, process.stderr.read().decode()
             break
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
@@ -159,6 +183,7 @@ def test_killed_again_and_again(engine, tmp_path, request):
                 read_manifest(tmp_path / "killed" / "binary_dataset", "dataset", check_crc=True)
         finally:
             process.stdout.close()
+            process.stderr.close()
     read_manifest(tmp_path / "killed" / "binary_dataset", "dataset", check_crc=True)
     assert contents(tmp_path / "killed" / "binary_dataset") == contents(
         tmp_path / "whole" / "binary_dataset"
