@@ -40,7 +40,7 @@ def remove_unfinished(directory: Path) -> None:
     """Removes what killed processes were writing by `replacing` anywhere in a directory."""
     for partial in directory.rglob(".*"):
         if partial.is_file() and partial.suffix[1:].isdigit():
-            partial.unlink()
+            partial.unlink(missing_ok=True)
 
 
 def write_buckets(path: Path, buckets: Sequence[bytes | memoryview], counts: np.ndarray) -> None:
