@@ -61,6 +61,7 @@ bench: venv
 	$(BIN)/python benchmarks/auc.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/overhead.py
 
 clean:
 	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so dlrm/_host.*.so
