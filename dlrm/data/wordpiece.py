@@ -1,0 +1,221 @@
+"""WordPiece: texts to the token ids of a BERT vocabulary.
+
+Texts are normalised as BERT does it (control characters go, CJK characters stand apart, letters
+become lower case without accents, punctuation is split off), and each word is cut greedily into the
+longest pieces that the vocabulary has. `tokenizers` (extra `text`) does the work.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_BLOCK = 4096  # texts that are tokenized at once, so that few of their Python objects live
+
+
+class Slices(NamedTuple):
+    """Sequences of ids that lie in one array.
+
+    Attributes:
+        ids: of all of them, int32.
+        starts: of each in `ids`, `[sequences]`, int64.
+        lengths: of each, `[sequences]`, int64.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """The tokens of texts one after the other; `[i]` are the ids of text i.
+
+    Attributes:
+        ids: `[tokens]`, int32.
+        starts: of each text in `ids`, and the end of the last, `[texts + 1]`, int64.
+        spans: first character of each token in its text and the one after its last, `[tokens, 2]`,
+            int32; None where they were not asked for.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    spans: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.ids[self.starts[index] : self.starts[index + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text, `[texts]`."""
+        return np.diff(self.starts)
+
+
+class Tokenizer:
+    """Texts to ids; `load_tokenizer` makes it.
+
+    Text that looks like a special token is text: `[SEP]` becomes the tokens of `[`, `sep` and `]`.
+
+    Attributes:
+        tokens: the vocabulary; a token's id is its place.
+        vocab_size: how many they are.
+        pad_id, unk_id, cls_id, sep_id, mask_id: ids of `SPECIAL_TOKENS`.
+    """
+
+    def __init__(self, tokens: Sequence[str], lower_case: bool, max_word_chars: int) -> None:
+        library = _library()
+        self.tokens, self.vocab_size = tuple(tokens), len(tokens)
+        ids = {token: id for id, token in enumerate(tokens)}
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            ids[token] for token in SPECIAL_TOKENS
+        )
+        model = library.models.WordPiece(
+            vocab=ids, unk_token="[UNK]", max_input_chars_per_word=max_word_chars
+        )
+        self._tokenizer = library.Tokenizer(model)
+        self._tokenizer.normalizer = library.normalizers.BertNormalizer(
+            clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case
+        )
+        self._tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+
+    def encode(self, texts: Iterable[str], spans: bool = False) -> TokenizedTexts:
+        """Returns the tokens of texts, without special ones.
+
+        Args:
+            texts: what to tokenize; they are taken a few thousand at a time, on all cores.
+            spans: whether the tokens' characters are wanted, too.
+
+        Raises:
+            ValueError: a text has half of a surrogate pair, which is no character; it is named.
+        """
+        encode = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
+        ids, lengths, characters = [], [np.zeros(1, np.int64)], []
+        for block in _blocks(texts):
+            _check_characters(block)
+            encoded = encode(block, add_special_tokens=False)
+            counts = np.array([len(text) for text in encoded], np.int64)
+            total = int(counts.sum())
+            flat = chain.from_iterable(text.ids for text in encoded)
+            ids.append(np.fromiter(flat, np.int32, total))
+            lengths.append(counts)
+            if spans:
+                bounds = chain.from_iterable(chain.from_iterable(t.offsets for t in encoded))
+                characters.append(np.fromiter(bounds, np.int32, 2 * total).reshape(total, 2))
+        return TokenizedTexts(
+            np.concatenate([np.empty(0, np.int32), *ids]),
+            np.cumsum(np.concatenate(lengths)),
+            np.concatenate([np.empty((0, 2), np.int32), *characters]) if spans else None,
+        )
+
+    def join_pairs(
+        self, first: Slices, second: Slices, length: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns rows of [CLS] first [SEP] second [SEP], padded to `length`.
+
+        Args:
+            first: segment 0 of each row.
+            second: segment 1 of each row; with `first` and three tokens at most `length`.
+            length: tokens of a row.
+
+        Returns:
+            ids `[rows, length]`, int32; segments `[rows, length]`, int8; lengths `[rows]`, int32.
+        """
+        ends = 1 + first.lengths[:, None]  # of the first [SEP]
+        lengths = first.lengths + second.lengths + 3
+        place = np.arange(length)
+        ids = np.full((len(lengths), length), self.pad_id, np.int32)
+        ids[:, 0] = self.cls_id
+        ids[(place == ends) | (place == lengths[:, None] - 1)] = self.sep_id
+        ids[(place > 0) & (place < ends)] = _gather(first)
+        ids[(place > ends) & (place < lengths[:, None] - 1)] = _gather(second)
+        segments = ((place > ends) & (place < lengths[:, None])).astype(np.int8)
+        return ids, segments, lengths.astype(np.int32)
+
+
+def load_tokenizer(
+    vocab_file: str | Path,
+    lower_case: bool = True,
+    *,
+    vocab_size: int | None = None,
+    max_word_chars: int = 200,
+) -> Tokenizer:
+    """Returns the tokenizer of a vocabulary file: one token a line, UTF-8.
+
+    Args:
+        vocab_file: the file.
+        lower_case: make letters lower case and take their accents away.
+        vocab_size: ids that the model knows, if that is to be checked.
+        max_word_chars: a longer word is [UNK]; Google's program has 200, transformers 100.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: `tokenizers` is not installed, the file is not UTF-8, has an empty line, a token
+            twice or not all of `SPECIAL_TOKENS`, or more tokens than `vocab_size`.
+    """
+    path = Path(vocab_file)
+    _library()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start}: not UTF-8") from error
+    tokens = [line.strip() for line in text.rstrip().split("\n")]
+    lines: dict[str, int] = {}
+    for number, token in enumerate(tokens, 1):
+        if not token:
+            raise ValueError(f"{path}: line {number}: expected a token, got an empty line")
+        if token in lines:
+            raise ValueError(
+                f"{path}: line {number}: {token!r} is there twice, first in line {lines[token]}"
+            )
+        lines[token] = number
+    if missing := [token for token in SPECIAL_TOKENS if token not in lines]:
+        raise ValueError(
+            f"{path}: expected {', '.join(SPECIAL_TOKENS)}; {', '.join(missing)} not among its "
+            f"{len(tokens)} tokens"
+        )
+    if vocab_size is not None and len(tokens) > vocab_size:
+        raise ValueError(f"{path}: {len(tokens)} tokens, more than --vocab_size {vocab_size}")
+    return Tokenizer(tokens, lower_case, max_word_chars)
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError(f"WordPiece: {error}; pip install 'dlrm[text]' has it") from error
+    return tokenizers
+
+
+def _blocks(texts: Iterable[str]) -> Iterable[list[str]]:
+    block: list[str] = []
+    for text in texts:
+        block.append(text)
+        if len(block) == _BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _check_characters(texts: list[str]) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text {text[:80]!r}: character {error.start}: half of a surrogate pair"
+            ) from None
+
+
+def _gather(slices: Slices) -> np.ndarray:
+    """Returns the ids of all sequences, one sequence after the other."""
+    before = np.cumsum(slices.lengths) - slices.lengths
+    places = np.repeat(slices.starts - before, slices.lengths)
+    return slices.ids[places + np.arange(len(places))]
