@@ -1,7 +1,5 @@
 """Image classification: a ResNet or EfficientNet, cross-entropy, top-1 and top-5."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +10,9 @@ from dlrm.data.augment import Augmentation, Prepared
 from dlrm.data.images import ImageBatch
 from dlrm.distributed import World, all_sum
 from dlrm.model import efficientnet, resnet
-from dlrm.train.execution import ExecutionConfig, executable, recompute
+from dlrm.tasks.network import NetworkTask
+from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
-from dlrm.train.optim import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import PrecisionConfig
 
 MODELS = (*resnet.VARIANTS, *efficientnet.VARIANTS)
@@ -111,7 +109,7 @@ class ImageLossConfig:
         return (1 - share) * loss - share * likelihoods.mean(dim=1).sum() if share else loss
 
 
-class ImageClassification:
+class ImageClassification(NetworkTask):
     """An image network to train.
 
     Args:
@@ -126,7 +124,6 @@ class ImageClassification:
     """
 
     metric = "top1"
-    loss_metric = "loss"
 
     def __init__(
         self,
@@ -139,60 +136,34 @@ class ImageClassification:
         seed: int = 0,
         channels_last: bool = False,
     ):
-        self.augmentation, self.world = augmentation, world
-        self.precision, self._loss = precision, loss
+        self.augmentation, self._loss = augmentation, loss
         self._format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = network.build(seed).to(world.device)
-        self.model.to(memory_format=self._format)  # type: ignore[call-overload]
-        precision.narrow(self.model, world.device)
-        if execution.recompute:
-            recompute(self.stages())
-        self._forward = executable(self.model, execution)
-
-    def stages(self) -> Mapping[str, nn.Module]:
-        """Name -> module of what the network runs one after the other."""
-        return self.model.stages()  # type: ignore[operator]
+        model = network.build(seed)
+        model.to(memory_format=self._format)  # type: ignore[call-overload]
+        super().__init__(model, precision, execution, world)
 
     def loss(self, batch: ImageBatch) -> Tensor:
         """Returns these samples' share of the mean cross-entropy of the global batch."""
         prepared = self.augmentation.train(batch)
         return self._loss.total(self._logits(prepared.images), prepared) / batch.global_size
 
-    def split(self, batch: ImageBatch, parts: int) -> list[ImageBatch]:
-        return batch.split(parts)
-
     def predict(self, batch: ImageBatch) -> Tensor:
         """Returns the logits of this process's samples, float32 `[samples, num_classes]`."""
         return self._logits(self.augmentation.evaluate(batch))
-
-    def num_samples(self, batch: ImageBatch) -> int:
-        """Returns the samples of a batch in all processes."""
-        return batch.global_size
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
         """Returns top-1, top-5 (or top all, where classes are fewer) and mean cross-entropy."""
         sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
-        self.model.eval()
-        with closing(loader.batches()) as batches:
+        with self._tested(loader) as batches:
             for batch in batches:
                 logits, labels = self.predict(batch), batch.labels[batch.num_partners :]
                 sums += _judge(logits, labels)
-        self.model.train()
         loss, top1, top5, count = all_sum(sums, self.world).tolist()
         return {"top1": top1 / count, "top5": top5 / count, "loss": loss / count}
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
-        return ()
-
-    def optimizers(self, config: NetworkOptimizerConfig) -> list[torch.optim.Optimizer]:
-        """Returns the network's optimizer."""
-        return [network_optimizer(config, self.model)]
-
     def _logits(self, images: Tensor) -> Tensor:
-        images = images.contiguous(memory_format=self._format)
-        with self.precision.autocast(self.world.device):
-            return self._forward(images).float()
+        return self._run(images.contiguous(memory_format=self._format)).float()
 
 
 def _judge(logits: Tensor, labels: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ class ExecutionConfig:
             )
 
 
-def executable(model: nn.Module, config: ExecutionConfig) -> Callable[..., Tensor]:
+def executable(model: nn.Module, config: ExecutionConfig) -> Callable[..., Any]:
     """Returns what to call for the model's forward pass; weights and buffers stay the model's.
 
     A trace is made at the first call in training and at the first in evaluation, and holds for
@@ -63,9 +64,9 @@ class _Traced:
     def __init__(self, model: nn.Module):
         self._model = model
         self._shapes: dict[bool, tuple] = {}
-        self._traces: dict[bool, Callable[..., Tensor]] = {}
+        self._traces: dict[bool, Callable[..., Any]] = {}
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Any:
         training = self._model.training
         shapes = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
         if training not in self._traces:
@@ -75,7 +76,7 @@ class _Traced:
             return self._model(*inputs)
         return self._traces[training](*inputs)
 
-    def _trace(self, inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
+    def _trace(self, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         """Traces without a trace of it: statistics and random state are as before."""
         buffers = {name: value.clone() for name, value in self._model.named_buffers()}
         with warnings.catch_warnings(), torch.random.fork_rng():
