@@ -8,7 +8,7 @@ import torch
 
 from dlrm.data.augment import Augmentation
 from dlrm.model import efficientnet, resnet
-from dlrm.scripts import cnn, cnn_flags
+from dlrm.scripts import cnn, cnn_flags, network_flags
 from dlrm.systems.rows import System
 from dlrm.systems.vision import VISION
 from dlrm.tasks.images import ImageLossConfig, NetworkConfig
@@ -30,7 +30,7 @@ PARAMETERS = {  # model, and for EfficientNet group dim and expand ratio
 
 def resolved(row: System):
     values = cnn_flags.parse(row.arguments())
-    plan = cnn_flags.batch_plan(values, row.processes)
+    plan = network_flags.batch_plan(values, row.processes)
     return cnn_flags.resolved(values, plan.global_batch), plan
 
 
