@@ -43,6 +43,8 @@ _ARCHITECTURE = (
     *("embedding_dim", "bottom_mlp_sizes", "top_mlp_sizes", "interaction_op", "embedding_dtype"),
     *("pooling", "hash_indices", "max_table_size"),
 )
+# Flags that say where things lie and whether a run was a resumed one, and nothing of the model.
+_PLACES = ("save_checkpoint_path", "load_checkpoint_path", "log_path", "resume")
 
 
 def define_flags(values: flags.FlagValues = FLAGS) -> None:
@@ -247,7 +249,8 @@ def compare(
 ) -> dict[str, Any]:
     """How two checkpoints differ, of JSON values.
 
-    What only one format has, as state of optimizers, is not compared between two formats.
+    What only one format has, as state of optimizers, is not compared between two formats, and
+    where a run wrote its files never is.
 
     Args:
         a, b: their directories.
@@ -275,9 +278,7 @@ def compare(
     progress: list[str] = []
     if not weights_only:
         leave_out = {"tables"} if same_format else {"tables", "optimizers"}
-        mine, theirs = (
-            {k: v for k, v in saved.config.items() if k not in leave_out} for saved in (one, other)
-        )
+        mine, theirs = (_without_places(saved.config, leave_out) for saved in (one, other))
         config = list(map_differences(mine, theirs, common=not same_format))
         progress = list(map_differences(_progress(one), _progress(other)))
     return {
@@ -316,6 +317,13 @@ def _convert(source: Path) -> int:
     return 0
 
 
+def _without_places(config: dict[str, Any], leave_out: set[str]) -> dict[str, Any]:
+    kept = {name: value for name, value in config.items() if name not in leave_out}
+    if "flags" in kept:
+        kept["flags"] = {k: v for k, v in kept["flags"].items() if k not in _PLACES}
+    return kept
+
+
 def _state_in(weights: dict[str, Any]) -> list[str]:
     return [n for n in weights if n.startswith("optimizer ") or n.startswith("table ") and "," in n]
 
@@ -337,7 +345,8 @@ def _bytes(path: Path) -> int:
 
 def _lines_of_run(found: dict[str, Any]) -> list[str]:
     checked = ", the CRC-32 of every file is right" if found["crc_checked"] else ""
-    lines = [f"{found['path']}: {len(found['checkpoints'])} checkpoints{checked}"]
+    count = len(found["checkpoints"])
+    lines = [f"{found['path']}: {count} checkpoint{'s' * (count > 1)}{checked}"]
     for checkpoint in found["checkpoints"]:
         metrics = "  ".join(f"{k} {v:.6f}" for k, v in checkpoint["metrics"].items())
         mark = "  <- best" if checkpoint["best"] else ""
@@ -390,7 +399,8 @@ def _line(name: str, shape: list[int], size: int, found: dict[str, Any]) -> str:
 
 
 def _lines_of_diff(found: dict[str, Any]) -> list[str]:
-    lines = [f"config: {line}" for line in found["config"]]
+    lines = [f"a: {found['a']}", f"b: {found['b']}"]
+    lines += [f"config: {line}" for line in found["config"]]
     lines += [f"progress: {line}" for line in found["progress"]]
     for name, (one, other) in found["shapes"].items():
         shown = ("absent" if side is None else side for side in (one, other))

@@ -347,6 +347,7 @@ def test_diff_says_what_differs_and_how_much(tool, tmp_path):
     save_ours(tmp_path / "b", change=change)
     same = tool("diff", tmp_path / "a", tmp_path / "a")
     assert same.returncode == 0
+    assert same.stdout.splitlines()[:2] == [f"{side}: {tmp_path / 'a'}" for side in "ab"]
     assert "all the same" in same.stdout
     done = tool("diff", tmp_path / "a", tmp_path / "b", "--json")
     assert done.returncode == 1, done.stderr
@@ -367,7 +368,7 @@ def test_diff_sees_configuration_progress_and_state(tmp_path):
     save_ours(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for name, key, value in (
-        ("config.json", "flags", {"lr": 2.0}),
+        ("config.json", "flags", {"lr": 2.0, "log_path": "elsewhere/log.json"}),
         ("progress.json", "step", 6),
     ):
         file = tmp_path / "b" / name
