@@ -11,6 +11,7 @@ from dlrm.data.loader import batch_order, prefetch
 from dlrm.distributed import World
 
 _MULTIPLE = 8  # batches are cut to a multiple of it, as tensor cores like
+_OF_BATCHES, _IN_BATCH = 1, 2  # ends of keys: numpy takes [1, 2] and [1, 2, 0] for the same
 NO_TOKEN = -1  # in `masked_ids`: nothing is masked in this place
 
 
@@ -90,7 +91,7 @@ class TextLoader:
         shuffle: whether each epoch takes the rows in a new order.
         drop_last: leave out the last batch of an epoch where it has fewer rows.
         window: batches whose rows are sorted by length, so that those of a batch have about the
-            same: less padding. 0 sorts nothing.
+            same: less padding. Rows of a batch are in a random order. 0 sorts nothing.
         cut: cut batches after their longest row; else all have the source's length, as graphs
             want it.
         seed: of the order.
@@ -127,6 +128,8 @@ class TextLoader:
                 f"--batch_size {batch_size}: expected at least one "
                 f"{'whole batch' if drop_last else 'row'}, got {source.num_samples} rows"
             )
+        if window < 0:
+            raise ValueError(f"window: expected 0 or more batches, got {window}")
         self.source, self.num_samples = source, num_rows
         self._batches = BatchedRows(num_rows, batch_size)
         self._shuffle, self._window, self._cut, self._seed = shuffle, window, cut, seed
@@ -142,47 +145,72 @@ class TextLoader:
     def epoch(self, epoch: int) -> "Epoch":
         """Returns the batches of an epoch, to be read in any order."""
         order = batch_order(self.source.num_samples, epoch, self._seed, self._shuffle)
-        rows = [order[slice(*self._batches.rows(i))] for i in range(len(self))]
+        order, keys = order[: self.num_samples], None
         if self._window:
-            rows = self._of_like_length(rows, epoch)
-        return Epoch(self.source, rows, self._cut, self._world)
+            order, keys = self._of_like_length(order, epoch), (self._seed, epoch)
+        return Epoch(self.source, self._batches, order, keys, self._cut, self._world)
 
-    def _of_like_length(self, rows: list[np.ndarray], epoch: int) -> list[np.ndarray]:
-        """Sorts the rows of each window by length, and puts its batches in their old order."""
-        result = []
-        for begin in range(0, len(rows), self._window):
-            window = rows[begin : begin + self._window]
-            mixed = np.concatenate(window)
-            by_length = mixed[np.argsort(self.source.lengths[mixed], kind="stable")]
-            ends = np.cumsum([len(batch) for batch in window])
-            parts = np.split(by_length, ends[:-1])
-            if self._shuffle:
-                keys = np.random.SFC64([self._seed, epoch, begin]).random_raw(len(parts))
-                # The short last batch of an epoch stays last, since batches are of equal size.
-                last = len(parts) if ends[-1] % len(window[0]) == 0 else len(parts) - 1
-                parts = [parts[i] for i in np.argsort(keys[:last])] + parts[last:]
-            result += parts
-        return result
+    def _of_like_length(self, order: np.ndarray, epoch: int) -> np.ndarray:
+        """Sorts the rows of each window by length, and puts its batches in a random order.
+
+        The last batch stays where it is if it is short, since batches are of equal size.
+        """
+        size = self._batches.batch_size
+        of_window = size * self._window
+        whole = len(order) - len(order) % of_window
+        windows = self._by_length(order[:whole].reshape(-1, of_window))
+        rest = self._by_length(order[None, whole:])[0]
+        whole_rest = len(rest) - len(rest) % size
+        if self._shuffle:
+            random = np.random.SFC64([self._seed, epoch, 0, _OF_BATCHES])
+            keys = random.random_raw(len(order) // size)
+            num_whole = whole // size
+            windows = _permuted(windows, keys[:num_whole].reshape(-1, self._window), size)
+            rest[:whole_rest] = _permuted(rest[None, :whole_rest], keys[None, num_whole:], size)[0]
+        return np.concatenate([windows.reshape(-1), rest])
+
+    def _by_length(self, windows: np.ndarray) -> np.ndarray:
+        lengths = self.source.lengths[windows]
+        if self.source.length < 1 << 16:
+            lengths = lengths.astype(np.uint16)  # which numpy sorts ten times as fast
+        return np.take_along_axis(windows, np.argsort(lengths, axis=1, kind="stable"), axis=1)
+
+
+def _permuted(windows: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
+    """Sorts the batches of each window, `[windows, batches * size]`, by keys of them."""
+    batches = windows.reshape(*keys.shape, size)
+    order = np.argsort(keys, axis=1, kind="stable")
+    return np.take_along_axis(batches, order[:, :, None], axis=1).reshape(windows.shape)
 
 
 class Epoch(NamedTuple):
     """The batches of one epoch of a `TextLoader`."""
 
     source: TextSource
-    rows: list[np.ndarray]
+    batches: BatchedRows
+    order: np.ndarray
+    keys: tuple[int, int] | None
     cut: bool
     world: World
 
+    def rows(self, index: int) -> np.ndarray:
+        """Returns the rows of a global batch."""
+        rows = self.order[slice(*self.batches.rows(index))]
+        if self.keys is None:
+            return rows
+        # They come sorted by length, and would give the last rank the longest ones.
+        mixed = np.random.SFC64([*self.keys, index, _IN_BATCH]).random_raw(len(rows))
+        return rows[np.argsort(mixed, kind="stable")]
+
     def batch(self, index: int) -> TextBatch:
         """Returns a batch, which depends on `index` and on nothing that was read before."""
-        rows, source = self.rows[index], self.source
+        rows, source = self.rows(index), self.source
         own = rows[self.world.part(len(rows))]
         batch = source.read(own)
         masked = 0 if source.num_masked is None else int(source.num_masked[rows].sum())
-        longest = int(source.lengths[own].max(initial=0))
-        length = min(source.length, -(-max(longest, 1) // _MULTIPLE) * _MULTIPLE)
         if self.cut:
-            batch = _cut(batch, length)
+            longest = int(source.lengths[own].max(initial=1))
+            batch = _cut(batch, min(source.length, -(-longest // _MULTIPLE) * _MULTIPLE))
         padded = bool((source.lengths[own] < batch.ids.shape[1]).any())
         return batch._replace(global_size=len(rows), global_masked=masked, padded=padded)
 

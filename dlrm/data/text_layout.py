@@ -1,0 +1,143 @@
+"""Where a dataset of pre-training rows has its files, and what is in them.
+
+manifest.json       sequence length, most predictions, vocabulary, rows of each shard, and how they
+                    were made
+tokens_00000.bin    [rows, length + 2 predictions], little-endian uint16, or int32 where the
+                    vocabulary is larger: ids; positions of masked tokens; these tokens
+rows_00000.bin      little-endian uint16 [rows, 4]: length, where B begins, number of masked tokens,
+                    and whether B comes from elsewhere (1) or follows A (0)
+
+What a row does not use is 0.
+"""
+
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlrm.files import read_manifest, write_manifest
+
+KIND = "pre-training dataset"
+FACT_DTYPE = np.dtype("<u2")
+LENGTH, SECOND, NUM_MASKED, LABEL = range(4)  # columns of rows_*.bin
+MAX_LENGTH = (1 << 16) - 1
+
+
+class Rows(NamedTuple):
+    """Pre-training rows as arrays, of any integer dtype.
+
+    Attributes:
+        ids: [CLS] A [SEP] B [SEP] and zeros, some tokens masked, `[rows, length]`.
+        facts: `[rows, 4]`, by the columns LENGTH, SECOND, NUM_MASKED and LABEL.
+        masked_positions: ascending, then zeros, `[rows, predictions]`.
+        masked_ids: the tokens that were there, then zeros, `[rows, predictions]`.
+    """
+
+    ids: np.ndarray
+    facts: np.ndarray
+    masked_positions: np.ndarray
+    masked_ids: np.ndarray
+
+
+def shard_files(directory: Path, shard: int) -> tuple[Path, Path]:
+    """Returns the files of the tokens and of the facts of a shard."""
+    return directory / f"tokens_{shard:05}.bin", directory / f"rows_{shard:05}.bin"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns what tokens of a vocabulary are stored as."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
+
+
+def write_shard(directory: Path, shard: int, rows: Rows, vocab_size: int) -> dict[str, str]:
+    """Writes a shard; returns the CRC-32 of its files by their names."""
+    dtype = token_dtype(vocab_size)
+    parts = (rows.ids, rows.masked_positions, rows.masked_ids)
+    tokens = np.concatenate([part.astype(dtype, copy=False) for part in parts], axis=1)
+    facts = np.ascontiguousarray(rows.facts, FACT_DTYPE)
+    checksums = {}
+    for path, array in zip(shard_files(directory, shard), (tokens, facts), strict=True):
+        with open(path, "wb") as file:
+            file.write(array.data)
+        checksums[path.name] = f"{zlib.crc32(array.data):08x}"
+    return checksums
+
+
+def write_text_manifest(
+    directory: Path,
+    rows: list[int],
+    *,
+    max_seq_length: int,
+    max_predictions: int,
+    vocab_size: int,
+    checksums: dict[str, str] | None = None,
+    **facts: Any,
+) -> None:
+    """Writes the manifest, last of all files.
+
+    Args:
+        directory: where the shards are.
+        rows: of each shard.
+        max_seq_length: tokens of a row.
+        max_predictions: masked tokens that a row has at most.
+        vocab_size: ids are less.
+        checksums: what `write_shard` returned.
+        facts: further entries.
+    """
+    write_manifest(
+        directory,
+        KIND,
+        checksums,
+        rows=rows,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        vocab_size=vocab_size,
+        **facts,
+    )
+
+
+class Shard(NamedTuple):
+    """A shard of a dataset, mapped.
+
+    Attributes:
+        path: of its tokens.
+        facts: `[rows, 4]`, in memory.
+        tokens: `[rows, length + 2 predictions]`.
+    """
+
+    path: Path
+    facts: np.ndarray
+    tokens: np.ndarray
+
+
+def open_shards(directory: Path, check_crc: bool = False) -> tuple[dict[str, Any], list[Shard]]:
+    """Returns the manifest of a dataset, and its shards.
+
+    Args:
+        directory: the dataset.
+        check_crc: also read every file and compare its CRC-32.
+
+    Raises:
+        FileNotFoundError: there is no manifest, or a file is missing.
+        ValueError: a file has another size than the manifest says.
+    """
+    manifest = read_manifest(directory, KIND, check_crc)
+    dtype = token_dtype(manifest["vocab_size"])
+    width = manifest["max_seq_length"] + 2 * manifest["max_predictions"]
+    shards = []
+    for number, count in enumerate(manifest["rows"]):
+        tokens_file, facts_file = shard_files(directory, number)
+        facts = _map(facts_file, FACT_DTYPE, (count, 4))
+        shards.append(Shard(tokens_file, np.array(facts), _map(tokens_file, dtype, (count, width))))
+    return manifest, shards
+
+
+def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
+    expected = dtype.itemsize * shape[0] * shape[1]
+    if (size := path.stat().st_size) != expected:
+        raise ValueError(
+            f"{path}: truncated or too long: expected {expected} bytes for {shape[0]} rows, got "
+            f"{size}"
+        )
+    return np.memmap(path, dtype, "r", shape=shape) if expected else np.empty(shape, dtype)
