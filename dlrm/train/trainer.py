@@ -220,6 +220,8 @@ class Trainer:
         else:  # a run that had reached its threshold is not trained on
             last = self.progress.history[-1] if self.progress.history else {}
             reached = self._is_enough(last.get(self.task.metric, math.nan))
+        if self.progress.step >= total:
+            self.log.line(f"all {total} steps are done already; there is nothing left to train")
         self._clock.lap(self.progress.step)
         self.log.start_progress(total, self.progress.step)
         while self.progress.step < total and not (reached or stopped):

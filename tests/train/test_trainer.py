@@ -157,7 +157,7 @@ def test_a_run_made_longer_keeps_its_best_checkpoint(tmp_path):
         assert checkpoints.best().name == "step-000000010"
 
 
-def test_a_finished_run_resumed_without_a_further_test_reports_its_best(tmp_path):
+def test_a_finished_run_resumed_without_a_further_test_reports_its_best(tmp_path, capsys):
     config = {"test_freq": 100, "checkpoint_freq": 5}  # step 10 is saved before its only test
     checkpoints = CheckpointDirectory(tmp_path / "run")
     trainer(Line(scores=[0.7]), checkpoints=checkpoints, **config).fit(Points(), Points(2))
@@ -165,6 +165,7 @@ def test_a_finished_run_resumed_without_a_further_test_reports_its_best(tmp_path
     run.resume(checkpoints.last())
     summary = run.fit(Points(), Points(2))
     assert (summary["best_score"], summary["test_score"]) == (0.7, 0.7)
+    assert "all 10 steps are done already" in capsys.readouterr().out
 
 
 def test_a_test_that_fails_loses_no_training(tmp_path):
