@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_BLOCK = 4096  # texts that are tokenized at once, so that few of their Python objects live
+_BLOCK = 1024  # texts that are tokenized at once, so that few of their Python objects live
 
 
 class Slices(NamedTuple):
@@ -96,7 +96,9 @@ class Tokenizer:
             ValueError: a text has half of a surrogate pair, which is no character; it is named.
         """
         encode = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
-        ids, lengths, characters = [], [np.zeros(1, np.int64)], []
+        ids: list[np.ndarray] = []
+        lengths: list[np.ndarray] = [np.zeros(1, np.int64)]
+        characters: list[np.ndarray] = []
         for block in _blocks(texts):
             _check_characters(block)
             encoded = encode(block, add_special_tokens=False)

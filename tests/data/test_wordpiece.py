@@ -109,7 +109,7 @@ def test_spans_are_the_characters_of_the_original(tokenizer):
 
 
 def test_many_texts_are_as_each_alone(tokenizer):
-    texts = ["a b", "", "unaffable", "日本"] * 1500  # more than are tokenized at once
+    texts = ["a b", "", "unaffable", "日本"] * 1500  # 6000, more than are tokenized at once
     encoded = tokenizer.encode(iter(texts))
     assert len(encoded) == len(texts)
     assert encoded.ids.dtype == np.int32
