@@ -194,7 +194,7 @@ def test_only_the_best_20_and_answers_of_30_tokens_count(tokenizer):
     end[:] = 0
     end[0, 10:12] = [2, 1]
     start[0, 3], start[0, 0] = 0, 0
-    start[0, 20:40] = 1
+    start[0, 20:40] = 2
     assert predict_answers(features, start, end)["id"] == ""
     start[0, 39] = 0
     start[0, 5] = 1
