@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.vision import GlobalMean, materialize, norm_layer
+from dlrm.model.initialize import materialize
+from dlrm.model.vision import GlobalMean, draw_weight, norm_layer
 
 
 class _Variant(NamedTuple):
@@ -115,7 +116,7 @@ class EfficientNet(nn.Module):
             self.bn2 = new_norm(head)
             self.dropout = nn.Dropout(dropout)
             self.classifier = nn.Linear(head, num_classes)
-        materialize(self, device, seed)
+        materialize(self, device, seed, draw_weight)
         # Kept in a dict, so that its layers are not named a second time in the state.
         act = nn.SiLU(inplace=True)
         top = (self.conv_head, self.bn2, act, GlobalMean(), self.dropout, self.classifier)

@@ -1,8 +1,12 @@
-"""Random generators for initial weights that depend on a seed and a name, and on nothing else."""
+"""Initial weights that depend on a seed and a name, and on nothing else."""
 
 import hashlib
+from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def generator(seed: int, name: str) -> torch.Generator:
@@ -13,3 +17,37 @@ def generator(seed: int, name: str) -> torch.Generator:
     """
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def materialize(
+    network: nn.Module,
+    device: torch.device,
+    seed: int,
+    draw: Callable[[nn.Module, Tensor, torch.Generator], object],
+) -> None:
+    """Gives a network that was built on the meta device memory and initial weights.
+
+    Norms start as 1 and 0, what is named "weight" in other modules is drawn, all else is 0. On the
+    meta device nothing is done.
+
+    Args:
+        network: the network.
+        device: where its memory will be.
+        seed: of the weights.
+        draw: fills a tensor with the weight of a module, from a generator of its own.
+    """
+    if device.type == "meta":
+        return
+    network.to_empty(device=device)
+    with torch.no_grad():
+        for name, module in network.named_modules():
+            if isinstance(module, _NORMS):
+                module.reset_parameters()
+                continue
+            for key, parameter in module.named_parameters(recurse=False):
+                if key != "weight":
+                    parameter.zero_()
+                    continue
+                values = torch.empty(parameter.shape, device="cpu")
+                draw(module, values, generator(seed, f"{name}.weight"))
+                parameter.copy_(values)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.model.vision import GlobalMean, materialize, norm_layer
+from dlrm.model.initialize import materialize
+from dlrm.model.vision import GlobalMean, draw_weight, norm_layer
 
 
 class _Variant(NamedTuple):
@@ -83,7 +84,7 @@ class ResNet(nn.Module):
                 self.add_module(f"layer{stage + 1}", blocks)
             self.avgpool = GlobalMean()
             self.fc = nn.Linear(channels, num_classes)
-        materialize(self, device, seed)
+        materialize(self, device, seed, draw_weight)
         if zero_init_residual:
             for module in self.modules():
                 if isinstance(module, _Bottleneck):

@@ -3,8 +3,6 @@
 import torch
 from torch import nn
 
-from dlrm.model.initialize import generator
-
 NORMS = ("batch", "group")
 
 
@@ -30,32 +28,18 @@ def norm_layer(norm: str, channels: int, groups: int, eps: float, momentum: floa
     return nn.GroupNorm(groups, channels, eps)
 
 
-def materialize(network: nn.Module, device: torch.device, seed: int) -> None:
-    """Gives a network that was built on the meta device memory and initial weights.
+def draw_weight(module: nn.Module, values: torch.Tensor, random: torch.Generator) -> None:
+    """Fills `values` with initial weights of a layer.
 
-    A convolution's weights are normal with variance 2 / (outputs of a group * kernel size) (He et
-    al., 2015), a linear layer's uniform with Glorot's bound, biases 0, norms 1 and 0. They depend
-    on the seed and their names alone. On the meta device nothing is done.
+    A convolution's are normal with variance 2 / (outputs of a group * kernel size) (He et al.,
+    2015), a linear layer's uniform with Glorot's bound.
     """
-    if device.type == "meta":
-        return
-    network.to_empty(device=device)
-    with torch.no_grad():
-        for name, module in network.named_modules():
-            if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
-                module.reset_parameters()
-            elif isinstance(module, nn.Conv2d | nn.Linear):
-                values = torch.empty(module.weight.shape, device="cpu")
-                random = generator(seed, f"{name}.weight")
-                if isinstance(module, nn.Conv2d):
-                    fan_out = values[:, 0].numel() / module.groups
-                    values.normal_(0, (2 / fan_out) ** 0.5, generator=random)
-                else:
-                    bound = (6 / sum(values.shape)) ** 0.5
-                    values.uniform_(-bound, bound, generator=random)
-                module.weight.copy_(values)
-                if module.bias is not None:
-                    module.bias.zero_()
+    if isinstance(module, nn.Conv2d):
+        fan_out = values[:, 0].numel() / module.groups
+        values.normal_(0, (2 / fan_out) ** 0.5, generator=random)
+    else:
+        bound = (6 / sum(values.shape)) ** 0.5
+        values.uniform_(-bound, bound, generator=random)
 
 
 class GlobalMean(nn.Module):

@@ -1,0 +1,354 @@
+"""BERT (Devlin et al., 2018): an encoder of text under three heads, as named stages.
+
+Parameters have the names of Hugging Face's models, so that public checkpoints load as they are. What
+decodes masked tokens is the table of words itself, and has no second name.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlrm.model.initialize import materialize
+
+
+class _Shape(NamedTuple):
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+
+
+SIZES = {
+    "base": _Shape(12, 768, 12, 3072),
+    "large": _Shape(24, 1024, 16, 4096),
+    "base_3layer": _Shape(3, 768, 12, 3072),
+}
+_NUM_SEGMENTS = 2
+_INITIAL_DEVIATION = 0.02
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """An encoder's architecture; field names are those of the command line's flags.
+
+    Attributes:
+        size: a key of `SIZES`, which gives what is None of the next four.
+        num_layers: of the encoder.
+        hidden_size: numbers of a token's vector.
+        num_heads: of the attention; a divisor of the hidden size.
+        intermediate_size: numbers of the inner vector of a layer.
+        vocab_size: words there are.
+        max_position_embeddings: tokens that a sequence can have.
+        hidden_dropout: share of the layers' outputs that training drops.
+        attention_dropout: share of the attention's weights that training drops.
+        norm_eps: added to variances; Graphcore's is 1e-3.
+        attention_bias: whether the layers of the attention, and that before the decoder of masked
+            tokens, have biases; Graphcore's have none.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    size: str = "base"
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    intermediate_size: int | None = None
+    vocab_size: int = 30522
+    max_position_embeddings: int = 512
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    norm_eps: float = 1e-12
+    attention_bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise ValueError(f"--size {self.size}: expected one of {', '.join(SIZES)}")
+        counts = {**self.shape._asdict(), "vocab_size": self.vocab_size}
+        counts["max_position_embeddings"] = self.max_position_embeddings
+        for flag, count in counts.items():
+            if count < 1:
+                raise ValueError(f"--{flag} {count}: expected 1 or more")
+        for flag, share in (
+            ("hidden_dropout", self.hidden_dropout),
+            ("attention_dropout", self.attention_dropout),
+        ):
+            if not 0 <= share < 1:
+                raise ValueError(f"--{flag} {share}: expected 0 or more, less than 1")
+        if not self.norm_eps > 0:
+            raise ValueError(f"--norm_eps {self.norm_eps}: expected a number above 0")
+        if self.shape.hidden_size % self.shape.num_heads:
+            raise ValueError(
+                f"--num_heads {self.shape.num_heads}: expected a divisor of --hidden_size "
+                f"{self.shape.hidden_size}"
+            )
+
+    @property
+    def shape(self) -> _Shape:
+        """The four sizes that `size` gives where they are None."""
+        known = SIZES[self.size]
+        given = {name: getattr(self, name) for name in known._fields}
+        return known._replace(**{name: n for name, n in given.items() if n is not None})
+
+
+class BertForPreTraining(nn.Module):
+    """Predicts masked tokens, and whether the second segment follows the first.
+
+    Args:
+        config: the encoder.
+        seed: of the initial weights, normal of deviation 0.02.
+    """
+
+    def __init__(self, config: BertConfig = BertConfig(), seed: int = 0) -> None:
+        super().__init__()
+        device = torch.get_default_device()
+        with torch.device("meta"):
+            self.bert = _Bert(config, pooler=True)
+            self.cls = _PreTrainingHead(config)
+        materialize(self, device, seed, _draw_weight)
+
+    def stages(self) -> dict[str, nn.Module]:
+        """Name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
+        return self.bert.stages() | {"head": self.cls}
+
+    def forward(
+        self, ids: Tensor, segments: Tensor, lengths: Tensor | None, masked_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns logits of the masked tokens, `[rows, predictions, words]`, and of the pair.
+
+        Args:
+            ids: tokens, `[rows, length]`; any integers, as all arguments.
+            segments: of each, 0 or 1, `[rows, length]`.
+            lengths: tokens of each row that are no padding, `[rows]`; None: all.
+            masked_positions: of the tokens to predict, `[rows, predictions]`.
+
+        Raises:
+            ValueError: the sequences are too long for the encoder.
+        """
+        hidden = self.bert(ids, segments, lengths)
+        words = self.bert.embeddings.word_embeddings.weight
+        return self.cls(hidden, self.bert.pooler(hidden), masked_positions, words)
+
+
+class BertForQuestionAnswering(nn.Module):
+    """Finds where an answer begins and ends; without a pooler.
+
+    Args:
+        config: the encoder.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, config: BertConfig = BertConfig(), seed: int = 0) -> None:
+        super().__init__()
+        device = torch.get_default_device()
+        with torch.device("meta"):
+            self.bert = _Bert(config, pooler=False)
+            self.qa_outputs = nn.Linear(config.shape.hidden_size, 2)
+        materialize(self, device, seed, _draw_weight)
+
+    def stages(self) -> dict[str, nn.Module]:
+        """Name -> module: `embeddings`, `layer0` and so on, `head`."""
+        return self.bert.stages() | {"head": self.qa_outputs}
+
+    def forward(self, ids: Tensor, segments: Tensor, lengths: Tensor | None) -> Tensor:
+        """Returns logits of being the first and the last token, `[rows, length, 2]`.
+
+        Arguments and errors are those of `BertForPreTraining`.
+        """
+        return self.qa_outputs(self.bert(ids, segments, lengths))
+
+
+class BertForSequenceClassification(nn.Module):
+    """Tells classes of sequences, or of pairs of them, apart.
+
+    Args:
+        config: the encoder.
+        num_labels: classes.
+        seed: of the initial weights.
+
+    Raises:
+        ValueError: there is not one class.
+    """
+
+    def __init__(
+        self, config: BertConfig = BertConfig(), num_labels: int = 2, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if num_labels < 1:
+            raise ValueError(f"--num_labels {num_labels}: expected 1 or more")
+        device = torch.get_default_device()
+        with torch.device("meta"):
+            self.bert = _Bert(config, pooler=True)
+            self.dropout = nn.Dropout(config.hidden_dropout)
+            self.classifier = nn.Linear(config.shape.hidden_size, num_labels)
+        materialize(self, device, seed, _draw_weight)
+
+    def stages(self) -> dict[str, nn.Module]:
+        """Name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
+        return self.bert.stages() | {"head": self.classifier}
+
+    def forward(self, ids: Tensor, segments: Tensor, lengths: Tensor | None) -> Tensor:
+        """Returns logits `[rows, num_labels]`.
+
+        Arguments and errors are those of `BertForPreTraining`.
+        """
+        hidden = self.bert(ids, segments, lengths)
+        return self.classifier(self.dropout(self.bert.pooler(hidden)))
+
+
+def _draw_weight(module: nn.Module, values: Tensor, random: torch.Generator) -> None:
+    values.normal_(0, _INITIAL_DEVIATION, generator=random)
+
+
+class _Bert(nn.Module):
+    """Embeddings and encoder: the tokens' last vectors, `[rows, length, hidden]`."""
+
+    def __init__(self, config: BertConfig, pooler: bool) -> None:
+        super().__init__()
+        self.embeddings = _Embeddings(config)
+        self.encoder = nn.ModuleDict(
+            {"layer": nn.ModuleList(_Layer(config) for _ in range(config.shape.num_layers))}
+        )
+        if pooler:
+            self.pooler = _Pooler(config.shape.hidden_size)
+
+    def stages(self) -> dict[str, nn.Module]:
+        stages: dict[str, nn.Module] = {"embeddings": self.embeddings}
+        stages |= {f"layer{i}": layer for i, layer in enumerate(self.encoder["layer"].children())}
+        return stages | ({"pooler": self.pooler} if hasattr(self, "pooler") else {})
+
+    def forward(self, ids: Tensor, segments: Tensor, lengths: Tensor | None) -> Tensor:
+        mask = None
+        if lengths is not None:
+            positions = torch.arange(ids.shape[1], device=ids.device)
+            mask = (positions < lengths[:, None])[:, None, None, :]
+        hidden = self.embeddings(ids, segments)
+        for layer in self.encoder["layer"].children():
+            hidden = layer(hidden, mask)
+        return hidden
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        width = config.shape.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, width)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
+        self.token_type_embeddings = nn.Embedding(_NUM_SEGMENTS, width)
+        self.LayerNorm = nn.LayerNorm(width, config.norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
+        length, longest = ids.shape[1], self.position_embeddings.num_embeddings
+        if length > longest:
+            raise ValueError(
+                f"--max_position_embeddings {longest}: expected at least the length of the "
+                f"sequences, {length} tokens"
+            )
+        summed = self.word_embeddings(ids.long()) + self.token_type_embeddings(segments.long())
+        return self.dropout(self.LayerNorm(summed + self.position_embeddings.weight[:length]))
+
+
+class _Layer(nn.Module):
+    """Attention and two dense layers, each added to its input and normalised after that."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        _, width, _, inner = config.shape
+        bias = config.attention_bias
+        self.attention = nn.ModuleDict(
+            {"self": _SelfAttention(config), "output": _Residual(width, width, bias, config)}
+        )
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, inner)})
+        self.output = _Residual(inner, width, True, config)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        hidden = self.attention["output"](self.attention["self"](hidden, mask), hidden)
+        return self.output(F.gelu(self.intermediate["dense"](hidden)), hidden)
+
+
+class _SelfAttention(nn.Module):
+    """Scaled dot-product attention of every token to those that `mask` `[rows, 1, 1, length]` has.
+
+    Queries, keys and values have matrices of their own, as LAMB's ratios of norms want them.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        _, width, self.num_heads, _ = config.shape
+        self.query = nn.Linear(width, width, config.attention_bias)
+        self.key = nn.Linear(width, width, config.attention_bias)
+        self.value = nn.Linear(width, width, config.attention_bias)
+        self.dropout = config.attention_dropout
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        query, key, value = (
+            layer(hidden).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout)
+        return mixed.transpose(1, 2).flatten(2)
+
+
+class _Residual(nn.Module):
+    """A dense layer, dropout, the sum with what was there before, and the norm."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inputs, outputs, bias)
+        self.LayerNorm = nn.LayerNorm(outputs, config.norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, values: Tensor, before: Tensor) -> Tensor:
+        return self.LayerNorm(self.dropout(self.dense(values)) + before)
+
+
+class _Pooler(nn.Module):
+    """A dense layer over the first token's vector."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.dense(hidden[:, 0]).tanh()
+
+
+class _PreTrainingHead(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.predictions = _Predictions(config)
+        self.seq_relationship = nn.Linear(config.shape.hidden_size, 2)
+
+    def forward(
+        self, hidden: Tensor, pooled: Tensor, masked_positions: Tensor, words: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        rows, length, _ = hidden.shape
+        first = torch.arange(0, rows * length, length, device=hidden.device)
+        places = (masked_positions + first[:, None]).flatten()
+        masked = hidden.flatten(0, 1).index_select(0, places)
+        logits = self.predictions(masked, words)
+        return logits.unflatten(0, masked_positions.shape), self.seq_relationship(pooled)
+
+
+class _Predictions(nn.Module):
+    """Logits of all words for vectors of masked tokens, `[tokens, hidden]`."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        width = config.shape.hidden_size
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.transform = nn.ModuleDict(
+            {
+                "dense": nn.Linear(width, width, config.attention_bias),
+                "LayerNorm": nn.LayerNorm(width, config.norm_eps),
+            }
+        )
+
+    def forward(self, masked: Tensor, words: Tensor) -> Tensor:
+        transformed = self.transform["LayerNorm"](F.gelu(self.transform["dense"](masked)))
+        return F.linear(transformed, words, self.bias)
