@@ -1,7 +1,7 @@
 """BERT (Devlin et al., 2018): an encoder of text under three heads, as named stages.
 
-Parameters have the names of Hugging Face's models, so that public checkpoints load as they are. What
-decodes masked tokens is the table of words itself, and has no second name.
+Parameters have the names of Hugging Face's models, so that public checkpoints load. What decodes
+masked tokens is the table of words itself, and has no second name.
 """
 
 from dataclasses import dataclass

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm import ops
+from dlrm.train.lamb import LAMB_FLAVOURS, Lamb
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
-NETWORK_OPTIMIZERS = ("sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw")
+NETWORK_OPTIMIZERS = ("sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw", "lamb")
 TABLE_OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
 
 Weights = Iterable[Tensor] | Iterable[dict[str, Any]]
@@ -68,12 +69,15 @@ class NetworkOptimizerConfig:
 
     Attributes:
         optimizer: "sgd"; "momentum" or "nesterov": torch's SGD with it; "rmsprop_tf": see
-            `RMSpropTF`; "adam" or, with decoupled weight decay, "adamw".
+            `RMSpropTF`; "adam" or, with decoupled weight decay, "adamw"; "lamb": see `Lamb`.
         momentum: of "momentum", "nesterov" and "rmsprop_tf".
         rmsprop_decay: weight of the past in the mean squares of "rmsprop_tf".
-        optimizer_eps: added to what is divided by; None: 1e-3 for "rmsprop_tf", else 1e-8.
-        adam_betas: weights of the past in the moments of "adam" and "adamw".
-        weight_decay: added to gradients times the weights, but for "adamw".
+        optimizer_eps: added to what is divided by; None: 1e-3 for "rmsprop_tf", 1e-6 for "lamb",
+            else 1e-8.
+        adam_betas: weights of the past in the moments of "adam", "adamw" and "lamb".
+        lamb_flavour: one of `LAMB_FLAVOURS`.
+        lamb_max_weight_norm: greatest norm of weights that sizes a step of "lamb"; None: any.
+        weight_decay: added to gradients times the weights, but for "adamw" and "lamb".
         decay_norm_and_bias: decay weights of norms and biases, too.
 
     Raises:
@@ -85,6 +89,8 @@ class NetworkOptimizerConfig:
     rmsprop_decay: float = 0.9
     optimizer_eps: float | None = None
     adam_betas: tuple[float, float] = (0.9, 0.999)
+    lamb_flavour: str = "nvlamb"
+    lamb_max_weight_norm: float | None = None
     weight_decay: float = 0.0
     decay_norm_and_bias: bool = False
 
@@ -97,8 +103,14 @@ class NetworkOptimizerConfig:
                 raise ValueError(f"--{flag} {value}: expected 0 or more, less than 1")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"--weight_decay {self.weight_decay}: expected 0 or more")
-        if self.optimizer_eps is not None and not 0 < self.optimizer_eps < math.inf:
-            raise ValueError(f"--optimizer_eps {self.optimizer_eps}: expected a number above 0")
+        for flag in ("optimizer_eps", "lamb_max_weight_norm"):
+            value = getattr(self, flag)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"--{flag} {value}: expected a number above 0")
+        if self.lamb_flavour not in LAMB_FLAVOURS:
+            raise ValueError(
+                f"--lamb_flavour {self.lamb_flavour}: expected one of {tuple(LAMB_FLAVOURS)}"
+            )
 
 
 def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optimizer:
@@ -117,7 +129,10 @@ def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optim
     ]
     groups = [group for group in groups if group["params"]]
     lr = torch.zeros((), device=trained[0].device)
-    eps = config.optimizer_eps or (1e-3 if config.optimizer == "rmsprop_tf" else 1e-8)
+    eps = config.optimizer_eps or {"rmsprop_tf": 1e-3, "lamb": 1e-6}.get(config.optimizer, 1e-8)
+    if config.optimizer == "lamb":
+        limit = config.lamb_max_weight_norm or math.inf
+        return Lamb(groups, lr, config.lamb_flavour, config.adam_betas, eps, limit)
     if config.optimizer == "rmsprop_tf":
         return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps)
     if config.optimizer in ("adam", "adamw"):
@@ -176,7 +191,7 @@ def set_learning_rate(optimizers: Iterable[Optimizer], value: float) -> None:
 
 def handles_loss_scale(optimizer: Optimizer) -> bool:
     """Whether `optimizer.grad_scale` and `optimizer.found_inf` are heeded on the device."""
-    ours = isinstance(optimizer, RowOptimizer | RMSpropTF)
+    ours = isinstance(optimizer, RowOptimizer | RMSpropTF | Lamb)
     return ours or bool(optimizer.defaults.get("fused"))
 
 

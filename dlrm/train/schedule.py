@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LR_SCHEDULES = ("constant", "cosine", "exponential", "stepped")
+LR_SCHEDULES = ("constant", "cosine", "exponential", "stepped", "poly", "linear")
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,20 @@ class CurveConfig:
         lr_schedule: with i of N steps done, lr is multiplied by 1 ("constant"); by
             (1 + cos(pi * i / N)) / 2 ("cosine"); by `lr_decay_rate` at each of `lr_num_decays`
             equally spaced points ("exponential"); by `lr_drop_rate` at each of `lr_drops`
-            ("stepped").
+            ("stepped"). "poly" is NVIDIA's of BERT: step i of N, counted from 1, has a rate of
+            lr * i / W in the warm-up (i < W), and then lr * (1 - i / N)**p, which is less than lr
+            at once. "linear" goes from `lr_end` to lr in the warm-up, and back by the end.
         lr: the rate that is multiplied.
-        lr_warmup: length of the warm-up W, in which the rate is also multiplied by i / W.
+        lr_warmup: length of the warm-up W, in which the rate of the others is also multiplied by
+            i / W.
         lr_warmup_unit: "epochs", "steps" or "run", which is a share of the run.
         lr_drops: where "stepped" drops, ascending.
         lr_drops_unit: as `lr_warmup_unit`.
         lr_decay_rate, lr_num_decays: of "exponential".
         lr_drop_rate: of "stepped".
+        lr_power: p of "poly".
+        lr_end: of "linear".
+        lr_update_every: "linear" keeps a rate for so many steps, in the warm-up and after it.
 
     Raises:
         ValueError: an impossible value; flag and value are named.
@@ -115,6 +121,9 @@ class CurveConfig:
     lr_decay_rate: float = 0.97
     lr_num_decays: int = 146
     lr_drop_rate: float = 0.1
+    lr_power: float = 0.5
+    lr_end: float = 0.0
+    lr_update_every: int = 1
 
     def __post_init__(self) -> None:
         if self.lr_schedule not in LR_SCHEDULES:
@@ -131,6 +140,12 @@ class CurveConfig:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: expected above 0, at most 1")
         if self.lr_num_decays < 0:
             raise ValueError(f"--lr_num_decays {self.lr_num_decays}: expected 0 or more")
+        if not 0 < self.lr_power < math.inf:
+            raise ValueError(f"--lr_power {self.lr_power}: expected a number above 0")
+        if not 0 <= self.lr_end <= self.lr:
+            raise ValueError(f"--lr_end {self.lr_end}: expected 0 to --lr {self.lr}, both included")
+        if self.lr_update_every < 1:
+            raise ValueError(f"--lr_update_every {self.lr_update_every}: expected 1 or more")
         if list(self.lr_drops) != sorted(self.lr_drops) or min(self.lr_drops, default=0) < 0:
             raise ValueError(f"--lr_drops {self.lr_drops}: expected ascending numbers from 0 on")
 
@@ -148,7 +163,11 @@ def learning_rate_curve(
     drops = [config.in_steps(drop, config.lr_drops_unit, *size) for drop in config.lr_drops]
 
     def rate(step: int) -> float:
+        if config.lr_schedule == "poly":
+            return _poly(config, step, warmup, num_steps)
         done = step - 1
+        if config.lr_schedule == "linear":
+            return _linear(config, done, warmup, num_steps)
         lr = config.lr
         if config.lr_schedule == "cosine":
             lr *= 0.5 * (1 + math.cos(math.pi * done / num_steps))
@@ -159,3 +178,18 @@ def learning_rate_curve(
         return lr * done / warmup if done < warmup else lr
 
     return rate
+
+
+def _poly(config: CurveConfig, step: int, warmup: float, num_steps: int) -> float:
+    if step < warmup:
+        return config.lr * step / warmup
+    return config.lr * max(1 - step / num_steps, 0.0) ** config.lr_power
+
+
+def _linear(config: CurveConfig, done: int, warmup: float, num_steps: int) -> float:
+    every, top = config.lr_update_every, config.lr - config.lr_end
+    if done < warmup:
+        return config.lr_end + top * (done - done % every) / warmup
+    since = done - warmup
+    left = num_steps - warmup - (since - since % every)
+    return config.lr_end + top * max(left, 0.0) / max(num_steps - warmup, 1)

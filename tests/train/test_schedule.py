@@ -123,6 +123,48 @@ def test_the_exponential_decays_at_equally_spaced_points():
     assert rates[-1] == pytest.approx(2 * 0.97 ** math.floor(349 * 146 / 350))
 
 
+def test_poly_by_hand():
+    """NVIDIA's of BERT, whose warm-up ends at lr and is followed by less at once."""
+    rates = curve(lr_schedule="poly", lr_warmup=0.25, lr_warmup_unit="run", num_steps=8)
+    # 2 * 1/2 in the warm-up of 2 steps, then 2 * sqrt(1 - i/8)
+    expected = [1, 2 * 0.75**0.5, 2 * 0.625**0.5, 2 * 0.5**0.5, 2 * 0.375**0.5, 1]
+    assert rates == pytest.approx([*expected, 2 * 0.125**0.5, 0])
+    linear = curve(lr_schedule="poly", lr_power=1, num_steps=4)
+    assert linear == [1.5, 1, 0.5, 0]
+
+
+def test_poly_of_the_published_phases():
+    phase_one = CurveConfig("poly", 6e-3, lr_warmup=0.2843, lr_warmup_unit="run")
+    rate = learning_rate_curve(phase_one, 7038, 1)
+    assert rate(1) == pytest.approx(6e-3 / (0.2843 * 7038))
+    assert rate(2000) == pytest.approx(6e-3 * 2000 / (0.2843 * 7038))  # the warm-up's last
+    assert rate(2001) == pytest.approx(6e-3 * 0.846, rel=1e-4)
+    assert rate(7038) == 0
+
+
+def test_linear_by_hand():
+    rates = curve(lr_schedule="linear", lr_warmup=2, lr_warmup_unit="steps", num_steps=6)
+    assert rates == [0, 1, 2, 1.5, 1, 0.5]
+    ends = curve(lr_schedule="linear", lr_end=1, lr_warmup=2, lr_warmup_unit="steps", num_steps=6)
+    assert ends == [1, 1.5, 2, 1.75, 1.5, 1.25]
+    assert curve(lr_schedule="linear", num_steps=4) == [2, 1.5, 1, 0.5]  # without a warm-up
+    short = curve(lr_schedule="linear", lr_warmup=8, lr_warmup_unit="steps", num_steps=4)
+    assert short == [0, 0.25, 0.5, 0.75]
+
+
+def test_linear_keeps_a_rate_for_some_steps():
+    options = {"lr_schedule": "linear", "lr_warmup": 3, "lr_warmup_unit": "steps", "num_steps": 11}
+    assert curve(lr_update_every=2, **options) == pytest.approx(
+        [0, 0, 4 / 3, 2, 2, 1.5, 1.5, 1, 1, 0.5, 0.5]
+    )
+
+
+def test_linear_is_torchs():
+    of = torch.optim.lr_scheduler
+    down = torchs(lambda optimizer: of.LinearLR(optimizer, 1.0, 0.0, total_iters=100))
+    assert curve(lr_schedule="linear") == pytest.approx(down)
+
+
 def test_a_constant_rate_is_constant():
     assert curve(lr_schedule="constant") == [2.0] * 100
 
@@ -130,13 +172,16 @@ def test_a_constant_rate_is_constant():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lr_schedule": "linear"}, "--lr_schedule linear"),
+        ({"lr_schedule": "square"}, "--lr_schedule square"),
         ({"lr": -1.0}, "--lr -1"),
         ({"lr_warmup": -1}, "--lr_warmup -1"),
         ({"lr_warmup_unit": "days"}, "--lr_warmup_unit days"),
         ({"lr_drops": (0.6, 0.3)}, "--lr_drops .*ascending"),
         ({"lr_drop_rate": 0}, "--lr_drop_rate 0"),
         ({"lr_num_decays": -1}, "--lr_num_decays -1"),
+        ({"lr_power": 0}, "--lr_power 0"),
+        ({"lr_end": 0.2}, "--lr_end 0.2: expected 0 to --lr 0.1"),
+        ({"lr_update_every": 0}, "--lr_update_every 0"),
     ],
 )
 def test_impossible_curves_are_refused(changes, message):

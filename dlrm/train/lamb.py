@@ -1,0 +1,155 @@
+"""LAMB (You et al., 2019): Adam whose step has, tensor by tensor, the size of the weights."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class _Rule(NamedTuple):
+    """What sets flavours apart.
+
+    Attributes:
+        max_grad_norm: all gradients are divided by max(1, their 2-norm together / this).
+        bias_correction: of the moments, which start at 0.
+        adapt_all: whether steps of weights without decay are adapted, too.
+    """
+
+    max_grad_norm: float | None
+    bias_correction: bool
+    adapt_all: bool
+
+
+LAMB_FLAVOURS = {
+    "nvlamb": _Rule(1.0, True, False),
+    "popart": _Rule(None, False, True),
+    "paper": _Rule(1.0, True, False),
+}
+
+
+class Lamb(Optimizer):
+    """u = m' / (sqrt(v') + eps) + weight_decay * w; the weights w lose lr * |w| / |u| * u.
+
+    m' and v' are Adam's moments, corrected for their start at 0; norms are those of one tensor, and
+    the ratio is 1 where one of them is 0. The flavours are those of:
+
+    * "nvlamb", NVIDIA and Habana: gradients of a greater 2-norm than 1, all together, are scaled
+      down to it first, and the ratio is 1 in groups without decay;
+    * "popart", Graphcore: neither that nor the correction, and a ratio for every tensor;
+    * "paper", as timm reads the paper: the same numbers as "nvlamb".
+
+    Moments are float32 also where weights are narrower.
+
+    Args:
+        groups: weights, or groups of them, with `weight_decay`.
+        lr: learning rate, a scalar on the weights' device.
+        flavour: one of `LAMB_FLAVOURS`.
+        betas: weights of the past in the moments.
+        eps: of the formula.
+        max_weight_norm: a greater |w| counts as this.
+    """
+
+    grad_scale: Tensor | None = None  # gradients are divided by it
+    found_inf: Tensor | None = None  # where it is not 0, nothing is updated
+
+    def __init__(
+        self,
+        groups: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: Tensor,
+        flavour: str = "nvlamb",
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        max_weight_norm: float = math.inf,
+    ):
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self._rule, self._max_weight_norm = LAMB_FLAVOURS[flavour], max_weight_norm
+        for group in self.param_groups:
+            for weight in group["params"]:
+                dtype = torch.promote_types(weight.dtype, torch.float32)
+                moment = torch.zeros_like(weight, dtype=dtype, requires_grad=False)
+                self.state[weight].update(
+                    exp_avg=moment,
+                    exp_avg_sq=moment.clone(),
+                    step=torch.zeros((), device=weight.device),
+                )
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:  # type: ignore[override]
+        assert closure is None, "no closure"
+        divisor = self._divisor()
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            # One by one on the CPU: what a pass leaves in the cache, the next one finds there.
+            together = len(weights) if weights and weights[0].is_cuda else 1
+            for begin in range(0, len(weights), together):
+                self._update(weights[begin : begin + together], group, divisor)
+
+    def _divisor(self) -> Tensor | None:
+        """What gradients are divided by, for the loss scale and for their norm."""
+        limit = self._rule.max_grad_norm
+        if limit is None:
+            return self.grad_scale
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        grads = [self._gradient(weight) for weight in weights if weight.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads).float()
+        least = torch.ones_like(norm) if self.grad_scale is None else self.grad_scale
+        return torch.maximum(least, norm / limit)
+
+    def _gradient(self, weight: Tensor) -> Tensor:
+        """In the moments' dtype."""
+        assert weight.grad is not None
+        return weight.grad.to(self.state[weight]["exp_avg"].dtype)
+
+    def _update(self, weights: list[Tensor], group: dict[str, Any], divisor: Tensor | None) -> None:
+        states = [self.state[weight] for weight in weights]
+        steps = [state["step"] for state in states]
+        updates = self._adam(weights, states, group, divisor)
+        decay, rate = group["weight_decay"], group["lr"]
+        if self.found_inf is not None:
+            torch._foreach_sub_(steps, [self.found_inf] * len(steps))
+            rate = rate * (self.found_inf == 0)
+        if decay:
+            torch._foreach_add_(updates, weights, alpha=decay)
+        rates = [rate] * len(weights)
+        if decay or self._rule.adapt_all:
+            rates = list((self._ratios(weights, updates) * rate).unbind())
+        torch._foreach_addcmul_(weights, updates, rates, -1)
+
+    def _adam(
+        self, weights: list[Tensor], states: list[dict], group: dict, divisor: Tensor | None
+    ) -> list[Tensor]:
+        """Advances the moments, and returns Adam's steps: what torch's fused kernel adds to 0."""
+        moments = [state["exp_avg"] for state in states]
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        if not self._rule.bias_correction:  # there is none left after infinitely many steps
+            steps = [torch.full_like(step, math.inf) for step in steps]
+        updates = [torch.zeros_like(moment) for moment in moments]
+        torch._fused_adam_(
+            updates,
+            [self._gradient(weight) for weight in weights],
+            moments,
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            lr=-1.0,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+            found_inf=self.found_inf,
+        )
+        return updates
+
+    def _ratios(self, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
+        dtype = updates[0].dtype
+        sizes = torch.stack(torch._foreach_norm(weights, 2, dtype))
+        sizes.clamp_(max=self._max_weight_norm)
+        steps = torch.stack(torch._foreach_norm(updates, 2, dtype))
+        return torch.where((sizes > 0) & (steps > 0), sizes / steps, 1)
