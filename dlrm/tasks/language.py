@@ -1,0 +1,291 @@
+"""Language: BERT's pre-training, question answering over a passage, and pairs of sentences."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlrm.data.sentence_pairs import accuracy_and_f1
+from dlrm.data.text import NO_TOKEN, TextBatch
+from dlrm.distributed import World, all_sum, from_first, gather
+from dlrm.model.bert import (
+    BertConfig,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+)
+from dlrm.tasks.network import NetworkTask
+from dlrm.train.execution import ExecutionConfig
+from dlrm.train.log import Loader
+from dlrm.train.precision import PrecisionConfig
+
+# Logits of windows' first and last tokens of answers, `[windows, length]` -> metrics.
+Judge = Callable[[np.ndarray, np.ndarray], dict[str, float]]
+
+
+class _Language(NetworkTask):
+    """A network of sequences. Batches without padding run without a mask, unless in a graph."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: PrecisionConfig = PrecisionConfig(),
+        execution: ExecutionConfig = ExecutionConfig(),
+        world: World = World(),
+    ):
+        super().__init__(model, precision, execution, world)
+        self._is_graph = execution.execution == "graph"
+
+    def _sequences(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        lengths = batch.lengths if batch.padded or self._is_graph else None
+        return batch.ids, batch.segments, lengths
+
+
+class PreTraining(_Language):
+    """Prediction of masked tokens, and of whether B is what follows A (Devlin et al., 2018).
+
+    Args:
+        config: the architecture.
+        precision: of weights and layers.
+        execution: how the network is run.
+        world: the processes that train together.
+        seed: of the initial weights.
+    """
+
+    metric = "masked_accuracy"
+
+    def __init__(
+        self,
+        config: BertConfig,
+        precision: PrecisionConfig = PrecisionConfig(),
+        execution: ExecutionConfig = ExecutionConfig(),
+        world: World = World(),
+        seed: int = 0,
+    ):
+        super().__init__(BertForPreTraining(config, seed), precision, execution, world)
+
+    def loss(self, batch: TextBatch) -> Tensor:
+        """Returns these rows' share of both mean cross-entropies of the global batch, summed.
+
+        One is the mean over the masked tokens of the global batch, the other over its rows.
+        """
+        tokens, order = self.predict(batch)
+        masked_ids, labels = _targets(batch)
+        tokens_loss = _cross_entropy(tokens.flatten(0, 1), masked_ids.flatten(), NO_TOKEN)
+        order_loss = _cross_entropy(order, labels)
+        return tokens_loss / max(batch.global_masked, 1) + order_loss / batch.global_size
+
+    def predict(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
+        """Returns logits: of masked tokens, `[rows, predictions, vocabulary]`, and `[rows, 2]`."""
+        tokens, order = self._run(*self._sequences(batch), batch.masked_positions)
+        return _widened(tokens), _widened(order)
+
+    @torch.no_grad()
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns mean cross-entropies, of masked tokens alone, too, and shares of right answers.
+
+        They are "loss", "masked_loss", "masked_accuracy" and "next_sentence_accuracy".
+        """
+        sums = torch.zeros(6, dtype=torch.float64, device=self.world.device)
+        with self._tested(loader) as batches:
+            for batch in batches:
+                (tokens, order), (masked_ids, labels) = self.predict(batch), _targets(batch)
+                is_masked = masked_ids != NO_TOKEN
+                hits = (tokens.argmax(dim=2) == masked_ids) & is_masked
+                parts = (
+                    _cross_entropy(tokens.flatten(0, 1), masked_ids.flatten(), NO_TOKEN),
+                    hits.sum(),
+                    is_masked.sum(),
+                    _cross_entropy(order, labels),
+                    (order.argmax(dim=1) == labels).sum(),
+                    labels.new_tensor(len(labels)),
+                )
+                sums += torch.stack([part.double() for part in parts])
+        tokens_loss, hits, masked, order_loss, right, rows = all_sum(sums, self.world).tolist()
+        masked_loss = tokens_loss / max(masked, 1)
+        return {
+            "masked_accuracy": hits / max(masked, 1),
+            "next_sentence_accuracy": right / rows,
+            "masked_loss": masked_loss,
+            "loss": masked_loss + order_loss / rows,
+        }
+
+
+def _targets(batch: TextBatch) -> tuple[Tensor, Tensor]:
+    assert batch.masked_ids is not None, "no data of pre-training"
+    assert batch.labels is not None, "no data of pre-training"
+    return batch.masked_ids.long(), batch.labels
+
+
+class QuestionAnswering(_Language):
+    """First and last token of the answer to a question in a passage (SQuAD v1.1).
+
+    Args:
+        config: the architecture.
+        judge: what the logits of all rows of a test set, in its order, come to: metrics with "f1"
+            and "exact_match", in percent. None compares the likeliest tokens with the true ones.
+        precision: of weights and layers.
+        execution: how the network is run.
+        world: the processes that train together.
+        seed: of the initial weights.
+    """
+
+    metric = "f1"
+
+    def __init__(
+        self,
+        config: BertConfig,
+        judge: Judge | None = None,
+        precision: PrecisionConfig = PrecisionConfig(),
+        execution: ExecutionConfig = ExecutionConfig(),
+        world: World = World(),
+        seed: int = 0,
+    ):
+        super().__init__(BertForQuestionAnswering(config, seed), precision, execution, world)
+        self.judge = judge
+
+    def loss(self, batch: TextBatch) -> Tensor:
+        """Returns these rows' share of the mean over rows, and over both ends, of cross-entropies.
+
+        They are over a row's tokens without its padding. An end that is none of them counts as 0.
+        """
+        return self._total(self.predict(batch), batch) / batch.global_size
+
+    def predict(self, batch: TextBatch) -> Tensor:
+        """Returns the logits of being first and last token, `[rows, length, 2]`.
+
+        Those of padding are minus infinity: it has no part in losses, however much there is.
+        """
+        logits = _widened(self._run(*self._sequences(batch)))
+        if not batch.padded:
+            return logits
+        places = torch.arange(logits.shape[1], device=logits.device)
+        return logits.masked_fill((places >= batch.lengths[:, None])[..., None], -torch.inf)
+
+    @torch.no_grad()
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns "f1" and "exact_match", in percent, and the mean cross-entropy "loss"."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        answers = []
+        with self._tested(loader) as batches:
+            for batch in batches:
+                logits, spans = self.predict(batch), _spans(batch)
+                sums += torch.stack(
+                    [self._total(logits, batch).double(), sums.new_tensor(len(spans))]
+                )
+                answers.append([t.cpu().numpy() for t in (batch.indices, logits.float(), spans)])
+        total, count = all_sum(sums, self.world).tolist()
+        gathered = gather(answers, self.world)
+        metrics: dict[str, float] = {}
+        if self.world.rank == 0:
+            all_logits, all_spans = _in_order([answer for part in gathered for answer in part])
+            starts, ends = all_logits[..., 0], all_logits[..., 1]
+            metrics = self.judge(starts, ends) if self.judge else _overlap(starts, ends, all_spans)
+        return {**from_first(metrics, self.world), "loss": total / count}
+
+    @staticmethod
+    def _total(logits: Tensor, batch: TextBatch) -> Tensor:
+        """The sum over rows."""
+        length, spans = logits.shape[1], _spans(batch)
+        spans = spans.where(spans < batch.lengths[:, None], length)  # which is ignored
+        losses = (_cross_entropy(logits[..., end], spans[:, end], length) for end in (0, 1))
+        return sum(losses, logits.new_zeros(())) / 2
+
+
+def _spans(batch: TextBatch) -> Tensor:
+    assert batch.spans is not None, "no data of question answering"
+    return batch.spans
+
+
+def _in_order(answers: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Puts rows that came as (indices, logits, spans) in the order of the test set.
+
+    Rows of shorter batches get logits of minus infinity behind.
+    """
+    rows = sum(len(indices) for indices, *_ in answers)
+    length = max(logits.shape[1] for _, logits, _ in answers)
+    all_logits = np.full((rows, length, 2), -np.inf, np.float32)
+    all_spans = np.empty((rows, 2), np.int64)
+    for indices, logits, spans in answers:
+        all_logits[indices, : logits.shape[1]] = logits
+        all_spans[indices] = spans
+    return all_logits, all_spans
+
+
+def _overlap(starts: np.ndarray, ends: np.ndarray, spans: np.ndarray) -> dict[str, float]:
+    """Compares the likeliest first and last tokens with the true ones, in percent."""
+    first, last = starts.argmax(axis=1), ends.argmax(axis=1)
+    shared = np.minimum(last, spans[:, 1]) - np.maximum(first, spans[:, 0]) + 1
+    both = np.maximum(last - first + 1, 0) + spans[:, 1] - spans[:, 0] + 1
+    exact = (first == spans[:, 0]) & (last == spans[:, 1])
+    return {
+        "exact_match": 100 * float(exact.mean()),
+        "f1": 100 * float((2 * np.maximum(shared, 0) / both).mean()),
+    }
+
+
+class SequenceClassification(_Language):
+    """The class of a sequence, or of a pair, as whether two sentences say the same (MRPC).
+
+    Args:
+        config: the architecture.
+        num_labels: classes.
+        precision: of weights and layers.
+        execution: how the network is run.
+        world: the processes that train together.
+        seed: of the initial weights.
+    """
+
+    metric = "accuracy_and_f1"
+
+    def __init__(
+        self,
+        config: BertConfig,
+        num_labels: int = 2,
+        precision: PrecisionConfig = PrecisionConfig(),
+        execution: ExecutionConfig = ExecutionConfig(),
+        world: World = World(),
+        seed: int = 0,
+    ):
+        model = BertForSequenceClassification(config, num_labels, seed)
+        super().__init__(model, precision, execution, world)
+
+    def loss(self, batch: TextBatch) -> Tensor:
+        """Returns these rows' share of the mean cross-entropy of the global batch."""
+        return _cross_entropy(self.predict(batch), _labels(batch)) / batch.global_size
+
+    def predict(self, batch: TextBatch) -> Tensor:
+        """Returns the logits of the classes, `[rows, num_labels]`."""
+        return _widened(self._run(*self._sequences(batch)))
+
+    @torch.no_grad()
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns "accuracy", "f1" of class 1, their mean "accuracy_and_f1", and "loss"."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        answers = []
+        with self._tested(loader) as batches:
+            for batch in batches:
+                logits, labels = self.predict(batch), _labels(batch)
+                loss += _cross_entropy(logits, labels)
+                answers.append([t.cpu().numpy() for t in (labels, logits.argmax(dim=1))])
+        everything = [answer for part in gather(answers, self.world) for answer in part]
+        true, found = (np.concatenate(arrays) for arrays in zip(*everything, strict=True))
+        mean = all_sum(loss, self.world).item() / len(true)
+        return {**accuracy_and_f1(true, found), "loss": mean}
+
+
+def _labels(batch: TextBatch) -> Tensor:
+    assert batch.labels is not None, "no data of classification"
+    return batch.labels
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:
+    """The sum over rows."""
+    return F.cross_entropy(logits, labels, reduction="sum", ignore_index=ignored)
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """Logits in float32 or more, in which losses are taken."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

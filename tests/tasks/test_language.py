@@ -1,0 +1,305 @@
+"""Tasks of language: losses, metrics, and that accumulation, graphs and recomputation agree."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_texts import LENGTH, STILL, WORDS, Rows, small
+
+from dlrm.data.text import NO_TOKEN, TextLoader
+from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
+from dlrm.train.checkpoint import CheckpointDirectory
+from dlrm.train.execution import ExecutionConfig
+from dlrm.train.log import RunLog
+from dlrm.train.optim import NetworkOptimizerConfig, set_learning_rate
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.trainer import TrainConfig, Trainer
+
+TASKS = [PreTraining, QuestionAnswering, SequenceClassification]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make(kind, dropout=False, double=True, **options):
+    task = kind(small(**({} if dropout else STILL)), **options)
+    if double:
+        task.model.double()
+    return task
+
+
+def batches(count=3, size=8, padded=True, **options):
+    return list(TextLoader(Rows(count * size, padded=padded), size, **options).batches())
+
+
+def plain(task, batch):
+    """The outputs of the network itself, always with a mask; those of padding are no answers."""
+    logits = task.model(batch.ids, batch.segments, batch.lengths)
+    if logits.ndim == 2:
+        return logits
+    inside = torch.arange(logits.shape[1]) < batch.lengths[:, None]
+    return torch.where(inside[..., None], logits, -torch.inf)
+
+
+def test_the_loss_of_pretraining_is_the_mean_over_masked_tokens_and_that_over_rows():
+    task, (batch,) = make(PreTraining), batches(1)
+    tokens, order = task.model(batch.ids, batch.segments, batch.lengths, batch.masked_positions)
+    likelihoods, wanted = tokens.log_softmax(2), []
+    for row, place in (batch.masked_ids != NO_TOKEN).nonzero().tolist():
+        wanted.append(-likelihoods[row, place, batch.masked_ids[row, place]])
+    pair = -order.log_softmax(1)[torch.arange(8), batch.labels]
+    torch.testing.assert_close(task.loss(batch), torch.stack(wanted).mean() + pair.mean())
+
+
+def test_the_loss_of_question_answering_is_the_mean_of_both_ends():
+    task, (batch,) = make(QuestionAnswering), batches(1)
+    likelihoods = plain(task, batch).log_softmax(1)
+    rows = torch.arange(8)
+    first, last = (-likelihoods[rows, batch.spans[:, end], end] for end in (0, 1))
+    torch.testing.assert_close(task.loss(batch), (first.mean() + last.mean()) / 2)
+
+
+@pytest.mark.parametrize("place", [0, LENGTH])
+def test_an_end_outside_of_its_row_counts_as_nothing(place):
+    task, (batch,) = make(QuestionAnswering), batches(1)
+    outside = batch.spans.clone()
+    outside[3, 1] = batch.lengths[3] + place
+    likelihoods = plain(task, batch).log_softmax(1)
+    lost = -likelihoods[3, batch.spans[3, 1], 1] / 16
+    loss = task.loss(batch) - task.loss(batch._replace(spans=outside))
+    torch.testing.assert_close(loss, lost)
+
+
+def test_the_loss_of_classification_is_torchs_cross_entropy():
+    task, (batch,) = make(SequenceClassification, num_labels=2), batches(1)
+    torch.testing.assert_close(task.loss(batch), F.cross_entropy(plain(task, batch), batch.labels))
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_padding_and_what_is_beyond_it_change_nothing(kind):
+    task = make(kind)
+    (cut,), (whole,) = batches(1, size=6), batches(1, size=6, cut=False)
+    assert cut.ids.shape[1] <= whole.ids.shape[1] == LENGTH
+    torch.testing.assert_close(task.loss(cut), task.loss(whole))
+    garbage = whole.ids.masked_fill(torch.arange(LENGTH) >= whole.lengths[:, None], WORDS - 1)
+    torch.testing.assert_close(task.loss(whole._replace(ids=garbage)), task.loss(whole))
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_rows_without_padding_run_without_a_mask(kind, monkeypatch):
+    task, (batch,) = make(kind), batches(1, padded=False)
+    masks = []
+    attention = F.scaled_dot_product_attention
+
+    def watched(query, key, value, mask=None, *rest):
+        masks.append(mask)
+        return attention(query, key, value, mask, *rest)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    assert not batch.padded
+    without = task.loss(batch)
+    assert masks == [None, None]
+    torch.testing.assert_close(without, task.loss(batch._replace(padded=True)))
+    assert None not in masks[2:]
+
+
+def train(task, parts=1, size=8, steps=3, lr=0.05, loader=None):
+    """Losses of a few steps of Adam."""
+    torch.manual_seed(0)
+    (optimizer,) = task.optimizers(NetworkOptimizerConfig("adamw", weight_decay=0.01))
+    set_learning_rate([optimizer], lr)
+    losses = []
+    for batch in batches(steps, size, **(loader or {})):
+        pieces = [task.loss(piece) for piece in task.split(batch, parts)]
+        sum(pieces).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(pieces).item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("parts", [2, 3])
+def test_accumulation_equals_one_batch(kind, parts):
+    whole, cut = make(kind), make(kind)
+    assert train(cut, parts) == pytest.approx(train(whole), rel=1e-12)
+    for actual, wanted in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
+        # Adam divides by what rounding has changed where a gradient is nearly 0.
+        torch.testing.assert_close(actual, wanted, atol=1e-7, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_a_trace_gives_the_same_losses(kind, precision):
+    options = {"precision": PrecisionConfig(precision=precision), "double": False}
+    fixed = {"loader": {"cut": False}}
+    expected = train(make(kind, **options), **fixed)
+    traced = ExecutionConfig(execution="graph", graph_backend="trace")
+    # What a trace joins it does not round to bfloat16 in between.
+    tolerance = 1e-5 if precision is None else 0.05
+    actual = train(make(kind, execution=traced, **options), **fixed)
+    assert actual == pytest.approx(expected, rel=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TASKS)
+def test_compilation_gives_the_same_losses(kind):
+    fixed = {"loader": {"cut": False}}
+    expected = train(make(kind, double=False), **fixed)
+    compiled = make(kind, double=False, execution=ExecutionConfig("graph"))
+    assert train(compiled, **fixed) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("dropout", [False, True])
+def test_recomputation_gives_the_same_losses(kind, dropout):
+    expected = train(make(kind, dropout))
+    assert train(make(kind, dropout, execution=ExecutionConfig(recompute=True))) == expected
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "16.32", "16.16"])
+def test_every_precision_learns(kind, precision):
+    config = PrecisionConfig(precision=precision, loss_scale=64.0)
+    task = make(kind, double=False, precision=config)
+    (optimizer,) = task.optimizers(NetworkOptimizerConfig("adamw", optimizer_eps=1e-6))
+    set_learning_rate([optimizer], 0.01)
+    scaler = config.scaler("cpu")
+    (batch,), losses = batches(1), []
+    for _ in range(6):
+        loss = task.loss(batch)
+        scaler.backward(loss)
+        scaler.step([optimizer])
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert np.isfinite(losses).all()
+
+
+def trainer(kind, directory=None, **config):
+    torch.manual_seed(1)
+    task = make(kind, dropout=True, double=False)
+    checkpoints = CheckpointDirectory(directory, keep=9) if directory else None
+    return Trainer(
+        task,
+        task.optimizers(NetworkOptimizerConfig("adamw")),
+        lambda step: 1e-3 * step,
+        TrainConfig(epochs=2, print_freq=1, **config),
+        log=RunLog(quiet=True),
+        checkpoints=checkpoints,
+    )
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_resumed_run_is_bit_for_bit_the_same(kind, tmp_path):
+    def loaders():
+        training = TextLoader(Rows(32), 8, shuffle=True, drop_last=True, window=2)
+        return training, TextLoader(Rows(9, seed=1), 4)
+
+    whole = trainer(kind, tmp_path / "whole", gradient_accumulation_steps=2)
+    whole.fit(*loaders())
+    trainer(kind, tmp_path / "cut", gradient_accumulation_steps=2, max_steps=3).fit(*loaders())
+    resumed = trainer(kind, tmp_path / "cut", gradient_accumulation_steps=2)
+    resumed.resume(resumed.checkpoints.last())
+    assert resumed.progress.step == 3
+    torch.manual_seed(99)  # not what goes on: the generator's state is in the checkpoint
+    resumed.resume(resumed.checkpoints.last())
+    resumed.fit(*loaders())
+    for file in ("dense.safetensors", "optimizer.safetensors"):
+        one, two = (tmp_path / d / "step-000000008" / file for d in ("whole", "cut"))
+        assert one.read_bytes() == two.read_bytes(), file
+    assert json.dumps(resumed.progress.history) == json.dumps(whole.progress.history)
+
+
+def test_evaluation_of_pretraining_is_over_masked_tokens_and_rows():
+    task, source = make(PreTraining, dropout=True), Rows(11)
+    metrics = task.evaluate(TextLoader(source, 4))
+    (batch,) = TextLoader(source, 11).batches()
+    task.model.eval()
+    tokens, order = task.model(batch.ids, batch.segments, batch.lengths, batch.masked_positions)
+    is_masked = batch.masked_ids != NO_TOKEN
+    tokens, wanted = tokens[is_masked], batch.masked_ids[is_masked].long()
+    expected = {
+        "masked_accuracy": (tokens.argmax(1) == wanted).double().mean(),
+        "next_sentence_accuracy": (order.argmax(1) == batch.labels).double().mean(),
+        "masked_loss": F.cross_entropy(tokens, wanted),
+        "loss": F.cross_entropy(tokens, wanted) + F.cross_entropy(order, batch.labels),
+    }
+    assert metrics == pytest.approx({k: v.item() for k, v in expected.items()}, rel=1e-6)
+    assert 0 < metrics["next_sentence_accuracy"] < 1
+
+
+def test_evaluation_of_classification_gives_accuracy_and_f1_of_the_positive_class():
+    from sklearn.metrics import accuracy_score, f1_score
+
+    task, source = make(SequenceClassification, dropout=True), Rows(31)
+    with torch.no_grad():  # so that both classes are found
+        task.model.classifier.weight.mul_(100)
+    metrics = task.evaluate(TextLoader(source, 4))
+    assert task.model.training
+    (batch,) = TextLoader(source, 31).batches()
+    task.model.eval()
+    logits = plain(task, batch)
+    found, labels = logits.argmax(1).tolist(), batch.labels.tolist()
+    accuracy, f1 = accuracy_score(labels, found), f1_score(labels, found)
+    assert 0 < f1 < 1
+    expected = {"accuracy": accuracy, "f1": f1, "accuracy_and_f1": (accuracy + f1) / 2}
+    expected["loss"] = F.cross_entropy(logits, batch.labels).item()
+    assert metrics == pytest.approx(expected, rel=1e-6)
+
+
+def test_f1_is_0_where_the_positive_class_is_never_found_or_there():
+    task, source = make(SequenceClassification), Rows(5)
+    source._labels[:] = 0
+    with torch.no_grad():
+        task.model.classifier.bias.copy_(torch.tensor([9.0, -9.0]))
+    metrics = task.evaluate(TextLoader(source, 4))
+    assert metrics["accuracy"] == 1
+    assert metrics["f1"] == 0
+
+
+def test_a_judge_gets_the_logits_of_all_rows_in_their_order():
+    seen = []
+
+    def judge(starts, ends):
+        seen.append((starts, ends))
+        return {"exact_match": 25.0, "f1": 50.0}
+
+    task = make(QuestionAnswering, dropout=True, judge=judge)
+    source = Rows(11)
+    metrics = task.evaluate(TextLoader(source, 4, window=3))
+    (batch,) = TextLoader(source, 11).batches()
+    task.model.eval()
+    logits = plain(task, batch)
+    ((starts, ends),) = seen
+    inside = np.arange(starts.shape[1]) < source.lengths[:, None]
+    for actual, wanted in ((starts, logits[..., 0]), (ends, logits[..., 1])):
+        wanted = wanted.detach().numpy()[:, : actual.shape[1]]
+        np.testing.assert_allclose(actual[inside], wanted[inside], rtol=1e-5, atol=1e-6)
+    loss = sum(F.cross_entropy(logits[..., end], batch.spans[:, end]) for end in (0, 1)) / 2
+    assert metrics == pytest.approx({"exact_match": 25, "f1": 50, "loss": loss.item()}, rel=1e-6)
+
+
+def test_without_a_judge_the_likeliest_tokens_are_compared():
+    task, source = make(QuestionAnswering), Rows(3)
+    source._spans[:] = [[2, 4], [3, 3], [1, 2]]
+    answers = [(2, 4), (2, 4), (5, 6)]
+
+    def predict(batch):
+        logits = torch.zeros(*batch.ids.shape, 2)
+        for row, index in enumerate(batch.indices.tolist()):
+            for end in (0, 1):
+                logits[row, answers[index][end], end] = 9
+        return logits
+
+    task.predict = predict
+    metrics = task.evaluate(TextLoader(source, 2))
+    assert metrics["exact_match"] == pytest.approx(100 / 3)
+    assert metrics["f1"] == pytest.approx(100 * (1 + 2 / 4 + 0) / 3)
