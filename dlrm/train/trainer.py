@@ -334,7 +334,7 @@ class Trainer:
         raise FloatingPointError(
             f"the {what} became {value} between steps {self._finite_step + 1} and {step}: the "
             "training diverged and stops; these steps are not saved. A smaller --lr, a longer "
-            f"warm-up (--warmup_steps) or another --seed may help. {kept}"
+            f"warm-up or another --seed may help. {kept}"
         )
 
     def _evaluate_if_due(self, test: Loader, steps_per_epoch: int) -> bool:
@@ -350,7 +350,7 @@ class Trainer:
         self._mean_window_loss()
         self._clock.pause()
         began = time.perf_counter()
-        average_statistics(self.task.model, self.world)
+        average_statistics(self.task.model, self.average.state, self.world)
         try:
             with self.average.applied():
                 metrics = self.task.evaluate(self._watched(test, "test"))
@@ -396,7 +396,7 @@ class Trainer:
     def _save(self) -> None:
         assert self.checkpoints is not None
         self._mean_window_loss()
-        average_statistics(self.task.model, self.world)
+        average_statistics(self.task.model, self.average.state, self.world)
         for name, value in self.parameters.dense().items():
             self._check_finite(value.sum().item(), f"sum of {name}")
         self._clock.pause()
