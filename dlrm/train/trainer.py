@@ -421,13 +421,18 @@ class Trainer:
             self._save()
             self.checkpoints.finish()
         self._clock.pause()
+        if skipped := self.scaler.num_skipped():
+            self.log.line(
+                f"note: {skipped} steps changed nothing, since their gradients overflowed; a "
+                "smaller --loss_scale, or bf16, may help"
+            )
         losses = [entry["loss"] for entry in progress.history if "lr" in entry]
         summary = {"training_loss": losses[-1]} if losses else {}
         if rate := throughput.rate():
             summary["average_train_throughput"] = rate
         if not progress.best:
             reason = "the run ended before the first one was due (see --test_freq)"
-            self.log.line(f"no test: {reason if test.num_samples else 'the test set is empty'}")
+            self.log.line(f"no test: {reason if test.num_samples else 'there is nothing to test on'}")
             return summary
         if self._test_seconds:
             summary["average_test_throughput"] = self._test_samples / self._test_seconds
