@@ -432,7 +432,9 @@ class Trainer:
             summary["average_train_throughput"] = rate
         if not progress.best:
             reason = "the run ended before the first one was due (see --test_freq)"
-            self.log.line(f"no test: {reason if test.num_samples else 'there is nothing to test on'}")
+            self.log.line(
+                f"no test: {reason if test.num_samples else 'there is nothing to test on'}"
+            )
             return summary
         if self._test_seconds:
             summary["average_test_throughput"] = self._test_samples / self._test_seconds
