@@ -11,7 +11,6 @@ import torch
 from dlrm.data.text import NO_TOKEN, TextBatch
 from dlrm.data.text_formats import PopartShard, is_hdf5, open_hdf5, open_popart
 from dlrm.data.text_layout import LABEL, LENGTH, NUM_MASKED, SECOND, Shard, open_shards
-from dlrm.files import MANIFEST
 
 DATA_FORMATS = ("auto", "shards", "hdf5", "popart")
 _HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -29,10 +28,7 @@ class _Part(NamedTuple):
 
     def tokens(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, positions of masked tokens, and these tokens."""
-        if isinstance(self.shard, PopartShard):
-            tokens = self.shard.read(rows)
-        else:
-            tokens = self.shard.tokens[rows]
+        tokens = self.shard.read(rows)
         end = self.length + self.predictions
         return tokens[:, : self.length], tokens[:, self.length : end], tokens[:, end:]
 
@@ -111,9 +107,7 @@ def _format_of(path: Path) -> str:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or directory")
     if path.is_dir():
-        if not (path / MANIFEST).is_file() and _in_folder(path, _HDF5_SUFFIXES):
-            return "hdf5"
-        return "shards"  # or named as one without a manifest
+        return "hdf5" if _in_folder(path, _HDF5_SUFFIXES) else "shards"
     if is_hdf5(path):
         return "hdf5"
     raise ValueError(

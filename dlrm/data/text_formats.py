@@ -3,7 +3,7 @@
 Each is opened as shards of `dlrm.data.text_layout`, so that whatever comes after knows one form.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -222,7 +222,7 @@ def _popart_facts(
     return np.stack([lengths, second, block.num_masked, block.labels], axis=1)
 
 
-def write_hdf5(path: Path, blocks: Iterator[Rows]) -> None:
+def write_hdf5(path: Path, blocks: Iterable[Rows]) -> None:
     """Writes rows with the fields, dtypes and compression of NVIDIA's files.
 
     Raises:

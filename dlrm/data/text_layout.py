@@ -11,6 +11,7 @@ What a row does not use is 0.
 """
 
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,18 +51,20 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
 
 
-def write_shard(directory: Path, shard: int, rows: Rows, vocab_size: int) -> dict[str, str]:
-    """Writes a shard; returns the CRC-32 of its files by their names."""
-    dtype = token_dtype(vocab_size)
-    parts = (rows.ids, rows.masked_positions, rows.masked_ids)
-    tokens = np.concatenate([part.astype(dtype, copy=False) for part in parts], axis=1)
-    facts = np.ascontiguousarray(rows.facts, FACT_DTYPE)
-    checksums = {}
-    for path, array in zip(shard_files(directory, shard), (tokens, facts), strict=True):
-        with open(path, "wb") as file:
-            file.write(array.data)
-        checksums[path.name] = f"{zlib.crc32(array.data):08x}"
-    return checksums
+def write_shard(
+    directory: Path, shard: int, blocks: Iterable[Rows], vocab_size: int
+) -> dict[str, str]:
+    """Writes a shard block by block; returns the CRC-32 of its files by their names."""
+    dtype, paths, sums = token_dtype(vocab_size), shard_files(directory, shard), [0, 0]
+    with open(paths[0], "wb") as tokens_file, open(paths[1], "wb") as facts_file:
+        for rows in blocks:
+            parts = (rows.ids, rows.masked_positions, rows.masked_ids)
+            tokens = np.concatenate([part.astype(dtype, copy=False) for part in parts], axis=1)
+            facts = np.ascontiguousarray(rows.facts, FACT_DTYPE)
+            for which, (file, array) in enumerate(((tokens_file, tokens), (facts_file, facts))):
+                file.write(array.data)
+                sums[which] = zlib.crc32(array.data, sums[which])
+    return {path.name: f"{value:08x}" for path, value in zip(paths, sums, strict=True)}
 
 
 def write_text_manifest(
@@ -109,6 +112,10 @@ class Shard(NamedTuple):
     path: Path
     facts: np.ndarray
     tokens: np.ndarray
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the tokens of rows."""
+        return self.tokens[rows]
 
 
 def open_shards(directory: Path, check_crc: bool = False) -> tuple[dict[str, Any], list[Shard]]:

@@ -64,8 +64,7 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     except KeyboardInterrupt:
         code = 130
         last = last_checkpoint(checkpoints) if checkpoints else None
-        saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a run)"
-        kept = f"--resume goes on from {last}" if last else f"nothing was saved{saves}"
+        kept = f"--resume goes on from {last}" if last else "nothing was saved"
         if _rank() == 0:
             print(f"interrupted; {kept}", file=sys.stderr)
     if dist.is_initialized():
@@ -178,8 +177,7 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
     if log.quiet:
         return
     curves = Path(log_path).absolute().with_name("curves.png")
-    task = trainer.task
-    problem = draw_curves(trainer.progress.history, task.metric, task.loss_metric, curves)
+    problem = draw_curves(trainer.progress.history, trainer.task.metric, curves)
     log.line(problem or f"curves: {curves}")
     if trainer.checkpoints:
         log.line(f"checkpoints: last {last}, best {best}")

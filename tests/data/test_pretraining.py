@@ -40,7 +40,7 @@ def write(directory, *shards, vocab_size=VOCAB, length=LENGTH, predictions=PREDI
     directory.mkdir()
     checksums = {}
     for number, rows in enumerate(shards):
-        checksums |= write_shard(directory, number, rows, vocab_size)
+        checksums |= write_shard(directory, number, [rows], vocab_size)
     sizes = {"max_seq_length": length, "max_predictions": predictions, "vocab_size": vocab_size}
     counts = [len(rows.ids) for rows in shards]
     write_text_manifest(directory, counts, checksums=checksums, **sizes)

@@ -1,0 +1,62 @@
+import re
+import subprocess
+import sys
+
+import pytest
+
+from dlrm.data.pretraining import open_pretraining
+
+pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
+
+
+@pytest.fixture
+def prepare(root, tmp_path):
+    """Runs the command on a text of three documents."""
+    (tmp_path / "text.txt").write_text("a b c .\na b .\n\nb c .\n\nc a .\n")
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "."])
+    )
+
+    def run(*flags):
+        script = root / "preproc" / "prepare_text.py"
+        given = ["--source=text.txt", "--vocab_file=vocab.txt", "--output=out", *flags]
+        return subprocess.run(
+            [sys.executable, script, *given],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_command_writes_a_dataset_and_says_what_is_in_it(prepare, tmp_path):
+    done = prepare("--max_seq_length=16", "--max_predictions_per_seq=3", "--processes=2")
+    assert done.returncode == 0, done.stderr
+    dataset = open_pretraining(tmp_path / "out", check_crc=True)
+    assert (dataset.length, dataset.max_predictions, dataset.vocab_size) == (16, 3, 8)
+    assert "read: 1 files, 3 documents, 4 sentences, 13 tokens" in done.stdout
+    assert re.search(
+        rf"^rows: {dataset.num_samples} in 1 files, [\d,]+ a second", done.stdout, re.M
+    )
+    assert done.stdout.endswith("out: complete\n")
+    again = prepare("--max_seq_length=16", "--max_predictions_per_seq=3", "--no-lower_case")
+    assert again.returncode == 0, again.stderr
+    assert '"lower_case": false' in (tmp_path / "out" / "manifest.json").read_text()
+
+
+def test_errors_are_one_line_and_leave_nothing(prepare, tmp_path):
+    for flags, message in [
+        (["--dupe_factor=0"], "error: --dupe_factor: expected 1 or more, got 0\n"),
+        (["--source=none"], "error: none: no such file or directory\n"),
+        (
+            ["--vocab_file=text.txt"],
+            "error: text.txt: line 3: expected a token, got an empty line\n",
+        ),
+        (["--input_format=popart"], "error: text.txt: truncated, or not of sequence length 128"),
+    ]:
+        done = prepare(*flags)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(message.rstrip("\n"))
+        assert not (tmp_path / "out").exists()
