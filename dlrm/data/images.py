@@ -216,7 +216,8 @@ class ImageLoader:
         if not num_rows:
             raise ValueError(
                 f"--batch_size {batch_size}: expected at least one "
-                f"{'whole batch' if drop_last else 'image'}, got {source.num_samples} images"
+                f"{'whole batch' if drop_last else 'image'}, got {source.num_samples} images "
+                "(a batch is --batch_size times accumulation and replicas)"
             )
         self.source, self.num_samples = source, num_rows
         self._batches = BatchedRows(num_rows, batch_size)

@@ -126,7 +126,8 @@ class TextLoader:
         if not num_rows:
             raise ValueError(
                 f"--batch_size {batch_size}: expected at least one "
-                f"{'whole batch' if drop_last else 'row'}, got {source.num_samples} rows"
+                f"{'whole batch' if drop_last else 'row'}, got {source.num_samples} rows "
+                "(a batch is --batch_size times accumulation and replicas)"
             )
         if window < 0:
             raise ValueError(f"window: expected 0 or more batches, got {window}")

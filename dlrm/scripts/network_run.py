@@ -224,6 +224,11 @@ def train(
     )
     if not values["resume"] or not session.resume(trainer, log, lambda run: _frozen(setup, run)):
         begin(trainer)
+    log.line(
+        f"training: {config.num_steps(len(batches))} steps, {len(batches)} an epoch, with "
+        f"{values['optimizer']}, lr {values['lr']:.4g} {values['lr_schedule']}, weight decay "
+        f"{values['weight_decay']:.3g}"
+    )
     with session.stopped_by_sigterm(trainer):
         summary = trainer.fit(batches, test)
     watch.dog.rest()

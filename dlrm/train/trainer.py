@@ -304,7 +304,7 @@ class Trainer:
         eta = timedelta(seconds=int(step_time * (total - progress.step)))
         self.log.line(
             f"Epoch:[{epoch}/{self.config.epochs}] [{step}/{steps_per_epoch}]  eta: {eta}  "
-            f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {rate:.4f}{self.scaler.report()}"
+            f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {_short(rate)}{self.scaler.report()}"
         )
         self.log.step(epoch, step, {"loss": mean, "step_time": step_time, "lr": rate})
         progress.history.append({"step": progress.step, "loss": mean, "lr": rate})
@@ -457,6 +457,11 @@ class Trainer:
 
     def _watched(self, loader: Loader, title: str) -> Watched:
         return Watched(loader, title, self.log.quiet, lambda: self.beat(self.progress.step))
+
+
+def _short(rate: float) -> str:
+    """Four decimals, as NVIDIA prints them, unless they would hide a small rate."""
+    return f"{rate:.4f}" if rate >= 0.01 or rate == 0 else f"{rate:.4g}"
 
 
 def _shown(metrics: dict[str, float]) -> str:
