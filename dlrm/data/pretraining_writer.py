@@ -54,7 +54,7 @@ class PretrainingTextConfig(InstanceConfig):
         input_format: "sentences" or "wikitext" (see `dlrm.data.raw_text`), or prepared rows: "hdf5"
             as NVIDIA and Habana have them, or Graphcore's "popart", of these lengths.
         output_format: "shards", which training maps, or "hdf5" as NVIDIA's programs read it.
-        num_shards: files to write; None is one for each 262,144 rows, or each file of prepared rows.
+        num_shards: files to write; None: one for 262,144 rows, or one for a file of prepared rows.
         processes: that work at a time; the bytes are the same at any number.
 
     Raises:

@@ -1,23 +1,33 @@
 """All checkpoints of a run: their average, and a table of how each of them tests."""
 
 import csv
+import io
+import json
+import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from dlrm.distributed import World, from_first
+from dlrm.distributed import World, agreed, from_first
+from dlrm.files import write_atomically
 from dlrm.train.averaging import average_in_order
 from dlrm.train.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.trainer import Task, Trainer
 
 AVERAGED = "averaged"  # begins the name of an average of checkpoints
-_NAMES = ("checkpoint", "weights")
+_NAMES = ("checkpoint", "weights", "tested_on")
+_Results = dict[tuple[str, str, str], dict[str, float]]
 
 
 def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[str, float]:
-    """Saves an average of a run's checkpoints beside them (`average_in_order`), and tests it."""
+    """Saves an average of a run's checkpoints beside them (`average_in_order`), and tests it.
+
+    Raises:
+        FileExistsError: there is another average of this step.
+    """
     assert trainer.checkpoints is not None
     directory, model, step = trainer.checkpoints.path, trainer.task.model, trainer.progress.step
     paths = sorted(directory.glob("step-*/dense.safetensors"))
@@ -25,15 +35,27 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
     with torch.no_grad():
         for name, value in model.state_dict().items():
             value.copy_(average[name])
-    target = directory / f"{AVERAGED}-{step:09d}"
-    if not from_first(target.exists(), trainer.world):
-        world = trainer.world
-        save_checkpoint(target, Parameters(model), trainer.run, {"step": step}, world=world)
+    target, world = directory / f"{AVERAGED}-{step:09d}", trainer.world
+    facts = {"step": step, "weight_avg_exp": decay, "checkpoints": [p.parent.name for p in paths]}
+    with agreed(world, FileExistsError):
+        saved = from_first(_progress_of(target), world)
+        if saved and any(saved.get(name) != value for name, value in facts.items()):
+            raise FileExistsError(
+                f"{target}: another average, of --weight_avg_exp {saved.get('weight_avg_exp')} "
+                f"and {len(saved.get('checkpoints', []))} checkpoints; move it away"
+            )
+    if not saved:
+        save_checkpoint(target, Parameters(model), trainer.run, facts, world=world)
     trainer.log.line(f"average of {len(paths)} checkpoints (--weight_avg_exp {decay}): {target}")
     if not test.num_samples:
         return {}
     metrics = trainer.task.evaluate(test)
     return {f"averaged_{name}": value for name, value in metrics.items()}
+
+
+def _progress_of(checkpoint: Path) -> dict[str, Any]:
+    file = checkpoint / "progress.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def checkpoints_of(path: str) -> list[Path]:
@@ -50,7 +72,13 @@ def checkpoints_of(path: str) -> list[Path]:
 
 
 def validate_all(
-    task: Task, test: Loader, directory: str, results: Path, world: World, log: RunLog
+    task: Task,
+    test: Loader,
+    directory: str,
+    results: Path,
+    world: World,
+    log: RunLog,
+    tested_on: str = "",
 ) -> dict[str, float]:
     """Tests all checkpoints of a directory that the table of results lacks; returns the best.
 
@@ -58,9 +86,10 @@ def validate_all(
         task: the network, whose weights change.
         test: what to test on.
         directory: of checkpoints; averages of weights are tested as well.
-        results: CSV with what is known.
+        results: CSV with what is known; it is written after each test.
         world: the ranks.
         log: where to report.
+        tested_on: data and whatever else a result depends on; results of others do not count.
 
     Raises:
         FileNotFoundError, ValueError: there is no checkpoint, or a file is not what it should be.
@@ -70,7 +99,8 @@ def validate_all(
         for weights in ("trained", "average"):
             if weights == "average" and not (path / AVERAGE).exists():
                 continue
-            if (path.name, weights) in known:
+            key = (path.name, weights, tested_on)
+            if key in known:
                 log.line(f"{path.name} ({weights}): in {results} already")
                 continue
             average = dict(task.model.state_dict()) if weights == "average" else {}
@@ -79,34 +109,43 @@ def validate_all(
             metrics = task.evaluate(Watched(test, path.name, log.quiet))
             shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
             log.line(f"{path.name} ({weights}): {shown}")
-            known[path.name, weights] = {"step": progress["step"], **metrics}
-    if world.rank == 0:
-        _write_results(results, known)
-    (best, which), row = max(known.items(), key=lambda item: item[1][task.metric])
+            known[key] = {"step": progress["step"], **metrics}
+            if world.rank == 0:
+                _write_results(results, known)
+    here = {key: row for key, row in known.items() if key[2] == tested_on}
+    finite = {key: row for key, row in here.items() if math.isfinite(row[task.loss_metric])}
+    if not finite:
+        raise ValueError(f"{directory}: no checkpoint has a finite {task.loss_metric}")
+    (best, which, _), row = max(finite.items(), key=lambda item: item[1][task.metric])
     log.line(f"best: {best} ({which}); all are in {results}")
     return {f"best_{name}": value for name, value in row.items()}
 
 
-def _read_results(path: Path, metrics: tuple[str, ...]) -> dict[tuple[str, str], dict[str, float]]:
+def _read_results(path: Path, metrics: tuple[str, ...]) -> _Results:
     if not path.exists():
         return {}
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     expected = (*_NAMES, "step", *metrics)
-    if any(not set(expected) <= set(row) for row in rows):
-        raise ValueError(f"{path}: expected a table with the columns {', '.join(expected)}")
-    return {
-        (row["checkpoint"], row["weights"]): {
-            name: float(value) for name, value in row.items() if name not in _NAMES
-        }
-        for row in rows
-    }
+    results: _Results = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if not set(expected) <= set(reader.fieldnames or ()):
+            raise ValueError(f"{path}: expected a table with the columns {', '.join(expected)}")
+        for row in reader:
+            try:
+                key = (row.pop("checkpoint"), row.pop("weights"), row.pop("tested_on"))
+                results[key] = {name: float(value) for name, value in row.items()}
+                results[key]["step"] = int(results[key]["step"])
+            except (TypeError, ValueError) as error:
+                where = f"{path}: line {reader.line_num}"
+                raise ValueError(f"{where}: expected {', '.join(expected)}, got {row}") from error
+    return results
 
 
-def _write_results(path: Path, known: dict[tuple[str, str], dict[str, float]]) -> None:
-    values = list(next(iter(known.values())))
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*_NAMES, *values])
-        writer.writeheader()
-        for (checkpoint, weights), row in known.items():
-            writer.writerow({"checkpoint": checkpoint, "weights": weights, **row})
+def _write_results(path: Path, known: _Results) -> None:
+    values = list(dict.fromkeys(name for row in known.values() for name in row))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [*_NAMES, *values], restval="nan")
+    writer.writeheader()
+    for key, row in known.items():
+        writer.writerow({**dict(zip(_NAMES, key, strict=True)), **row})
+    write_atomically(path, text.getvalue())

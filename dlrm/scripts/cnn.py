@@ -4,7 +4,7 @@ import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it i
 
 # isort: split
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from dlrm.scripts.all_checkpoints import checkpoints_of, validate_all
 from dlrm.scripts.config_flags import Values
 from dlrm.scripts.network_run import Nothing, Setup, Watch
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
-from dlrm.train.checkpoint import Parameters, find_checkpoint
+from dlrm.train.checkpoint import Parameters, find_checkpoint, read_config
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
 from dlrm.train.precision import PrecisionConfig
@@ -68,9 +68,16 @@ def _set_up(values: Values, world: World) -> Setup:
     checkpoint = values["load_checkpoint_path"] and find_checkpoint(values["load_checkpoint_path"])
     validated = values["mode"] == "validate"
     known = checkpoints_of(values["restore_path"])[0] if validated else checkpoint
-    values = network_run.with_saved_architecture(values, known, cnn_flags.ARCHITECTURE)
+    if validated:
+        _check_validated(values, known)
+    taken = (*cnn_flags.ARCHITECTURE, *(("precision", "half_dtype") if validated else ()))
+    values = network_run.with_saved_architecture(values, known, taken)
     if values["data"] == "dataset":
         classes = ImageDataset(values["dataset"], "test").num_classes
+        if "num_classes" in values.given and values["num_classes"] != classes:
+            raise ValueError(
+                f"--num_classes {values['num_classes']}: {values['dataset']} has {classes}"
+            )
         values = values.filled({"num_classes": classes})
     task = ImageClassification(
         values.config(NetworkConfig),
@@ -97,6 +104,26 @@ def _check(values: Values) -> None:
         raise ValueError("--dataset: expected a directory, or --data generated or synthetic")
     if not 0 <= values["start_epoch"] < values["epochs"]:
         raise ValueError(f"--start_epoch {values['start_epoch']}: expected 0 to --epochs, excluded")
+
+
+def _check_validated(values: Values, checkpoint: Path) -> None:
+    """Raises ValueError where the checkpoint is of another network or of other classes."""
+    saved = read_config(checkpoint)
+    for flag in ("model", "norm", "groups", "group_dim", "expand_ratio"):
+        if flag in values.given and values[flag] != saved["flags"][flag]:
+            raise ValueError(f"--{flag} {values[flag]}: {checkpoint} has {saved['flags'][flag]}")
+    classes = saved["dataset"].get("classes")
+    if values["data"] == "dataset" and classes:
+        test = ImageDataset(values["dataset"], "test")
+        if test.classes != classes:
+            raise ValueError(
+                f"{values['dataset']}: expected the {len(classes)} classes that {checkpoint} was "
+                f"trained on, {_shown(classes)}, got {len(test.classes)}, {_shown(test.classes)}"
+            )
+
+
+def _shown(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
 
 
 def _notices(setup: Setup) -> Iterator[str]:
@@ -192,7 +219,10 @@ def _validate(setup: Setup, watch: Watch) -> dict[str, float]:
     values = setup.values
     test = _loader(setup, "test", values["test_batch_size"])
     results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
-    return validate_all(setup.task, test, values["restore_path"], results, setup.world, watch.log)
+    tested_on = f"{values['dataset'] or values['data']}, {values['precision'] or 'fp32'}"
+    return validate_all(
+        setup.task, test, values["restore_path"], results, setup.world, watch.log, tested_on
+    )
 
 
 def _benchmark_inference(setup: Setup, watch: Watch) -> dict[str, float]:

@@ -133,7 +133,7 @@ def batch_plan(values: Values, processes: int) -> BatchPlan:
     note = None
     if replicas != processes:
         note = (
-            f"--replicas {replicas}, here are {processes} processes: each computes {accumulation} "
+            f"--replicas {replicas}, processes: {processes}; each computes {accumulation} "
             f"micro-batches a step instead of {asked}, and the global batch stays {whole}"
         )
     return BatchPlan(whole, accumulation, note)

@@ -98,7 +98,7 @@ def run(
     with agreed(world, *session.USER_ERRORS):
         setup = set_up(values, world)
     values = setup.values
-    torch.manual_seed(values["seed"])
+    torch.manual_seed(values["seed"] + world.rank)  # ranks drop out different activations
     with RunLog(values["log_path"], quiet=world.rank > 0) as log:
         log.parameters(dict(values))
         for line in notices(setup):
@@ -207,7 +207,12 @@ def train(
         )
         session.new_or_resumed(checkpoints, values["resume"])
         watch.at_the_end.callback(checkpoints.release)
-    run = {"dlrm_version": __version__, "flags": dict(values), "dataset": setup.dataset}
+    run = {
+        "dlrm_version": __version__,
+        "flags": dict(values),
+        "dataset": setup.dataset,
+        "global_batch": setup.plan.global_batch,
+    }
     ema = values["ema_decay"]
     trainer = Trainer(
         task,
@@ -244,6 +249,7 @@ def _frozen(setup: Setup, run: dict[str, Any]) -> dict[str, Any]:
     run = json.loads(json.dumps(run))
     kept = {f"--{k}": v for k, v in run["flags"].items() if k not in setup.may_change}
     kept["--base_device"] = session.device(kept["--base_device"])
+    kept["the global batch (see --replicas)"] = run.get("global_batch")
     return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
 
 

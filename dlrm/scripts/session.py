@@ -64,7 +64,8 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     except KeyboardInterrupt:
         code = 130
         last = last_checkpoint(checkpoints) if checkpoints else None
-        kept = f"--resume goes on from {last}" if last else "nothing was saved"
+        saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a run)"
+        kept = f"--resume goes on from {last}" if last else f"nothing was saved{saves}"
         if _rank() == 0:
             print(f"interrupted; {kept}", file=sys.stderr)
     if dist.is_initialized():
@@ -177,7 +178,8 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
     if log.quiet:
         return
     curves = Path(log_path).absolute().with_name("curves.png")
-    problem = draw_curves(trainer.progress.history, trainer.task.metric, curves)
+    task = trainer.task
+    problem = draw_curves(trainer.progress.history, task.metric, task.loss_metric, curves)
     log.line(problem or f"curves: {curves}")
     if trainer.checkpoints:
         log.line(f"checkpoints: last {last}, best {best}")

@@ -102,7 +102,7 @@ class ImageLossConfig:
         """Returns the sum of the samples' cross-entropies, for labels that share a sample, too."""
         classes = logits.shape[1]
         share = self.label_smoothing
-        if self.label_smoothing_style == "tf":
+        if self.label_smoothing_style == "tf" and classes > 1:
             share *= classes / (classes - 1)
         likelihoods = F.log_softmax(logits.float(), dim=1)
         loss = -(prepared.weights * likelihoods.gather(1, prepared.labels)).sum()

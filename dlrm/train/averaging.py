@@ -29,7 +29,8 @@ class NoAverage:
 class MovingAverage(NoAverage):
     """a <- decay * a + (1 - decay) * w after every step, from the initial weights on.
 
-    Buffers, as the statistics of batch norm, are averaged, too; integer ones are copied.
+    Buffers, as the statistics of batch norm, are averaged, too; integer ones are copied. The
+    average is float32 where weights are narrower, which would round small changes away.
 
     Args:
         model: whose weights.
@@ -43,15 +44,17 @@ class MovingAverage(NoAverage):
         if not 0 <= decay < 1:
             raise ValueError(f"--ema_decay {decay}: expected 0 or more, less than 1")
         self._weights = model.state_dict(keep_vars=False)  # the same memory as the model's
-        self.state = {name: value.detach().clone() for name, value in self._weights.items()}
+        self.state = {name: _widened(value.detach()) for name, value in self._weights.items()}
         self._average = get_ema_multi_avg_fn(decay)
         names = [name for name, value in self._weights.items() if value.is_floating_point()]
-        self._pairs = [[of[name] for name in names] for of in (self.state, self._weights)]
+        self._averages = [self.state[name] for name in names]
+        self._latest = [self._weights[name] for name in names]
         self._copied = [name for name in self._weights if name not in set(names)]
 
     @torch.no_grad()
     def update(self) -> None:
-        self._average(*self._pairs, 0)
+        latest = [w.to(a.dtype) for a, w in zip(self._averages, self._latest, strict=True)]
+        self._average(self._averages, latest, 0)
         for name in self._copied:
             self.state[name].copy_(self._weights[name])
 
@@ -70,10 +73,16 @@ class MovingAverage(NoAverage):
             weight.copy_(values[name])
 
 
+def _widened(value: Tensor) -> Tensor:
+    """A copy, in float32 where it is a narrower floating-point type."""
+    narrow = value.is_floating_point() and value.element_size() < 4
+    return value.float() if narrow else value.clone()
+
+
 def average_in_order(weights: Iterable[Mapping[str, Tensor]], decay: float) -> dict[str, Tensor]:
     """Returns V = decay * V + (1 - decay) * w over a series of weights; V starts as the first.
 
-    Integer buffers are the last one's.
+    Integer buffers are the last one's; the average is float32 where weights are narrower.
 
     Raises:
         ValueError: the series is empty, or `decay` is not in [0, 1).
@@ -86,7 +95,7 @@ def average_in_order(weights: Iterable[Mapping[str, Tensor]], decay: float) -> d
             if name in average and value.is_floating_point():
                 average[name].lerp_(value.to(average[name].dtype), 1 - decay)
             else:
-                average[name] = value.clone()
+                average[name] = _widened(value)
     if not average:
         raise ValueError("--weight_avg_exp: expected one checkpoint or more, got none")
     return average

@@ -396,8 +396,10 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
 
 
 def _load_average(directory: Path, parameters: Parameters) -> None:
-    if parameters.average and (directory / AVERAGE).exists():
-        average = load_file(directory / AVERAGE)
+    """Loads the average of the weights; it begins at the weights where none was saved."""
+    if parameters.average:
+        saved = directory / AVERAGE
+        average = load_file(saved if saved.exists() else directory / "dense.safetensors")
         for name, tensor in parameters.average.items():
             tensor.copy_(average[name])
 

@@ -5,7 +5,7 @@ private function, and lays its buckets out anew after the first step, so that am
 more a resumed run sums in another order than the run it continues.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,21 @@ _BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start e
 
 
 @torch.no_grad()
-def average_statistics(model: nn.Module, world: World) -> None:
-    """Gives every rank the mean of what the ranks have counted, as batch norm's statistics."""
+def average_statistics(model: nn.Module, average: Mapping[str, Tensor], world: World) -> None:
+    """Gives every rank the mean of what the ranks have counted, as batch norm's statistics.
+
+    Args:
+        model: whose buffers are those.
+        average: of its weights and buffers over the steps, by name; may be empty.
+        world: the ranks.
+    """
     if world.size > 1:
         kept = model.state_dict()
         for name, value in model.named_buffers():
             if name in kept and value.is_floating_point():
                 all_sum(value, world).div_(world.size)
+                if name in average:
+                    all_sum(average[name], world).div_(world.size)
 
 
 class GradientSum:

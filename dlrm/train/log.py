@@ -165,13 +165,14 @@ def _bar(total: int, title: str, initial: int = 0, quiet: bool = False) -> tqdm:
 
 
 def draw_curves(
-    history: Sequence[dict[str, float]], metric: str, path: str | os.PathLike
+    history: Sequence[dict[str, float]], metric: str, loss_metric: str, path: str | os.PathLike
 ) -> str | None:
-    """Draws loss, learning rate and the test metric over the steps of a run.
+    """Draws losses, learning rate and the test metric over the steps of a run.
 
     Args:
-        history: entries with `step` and some of `loss`, `lr` and the metric.
+        history: entries with `step` and `loss` and `lr`, or with `step` and a test's metrics.
         metric: name of the test metric, as "auc".
+        loss_metric: name of the test loss, as "log_loss".
         path: the picture to write, as "curves.png".
 
     Returns:
@@ -187,15 +188,24 @@ def draw_curves(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tested = (metric, f"test {metric.upper()}")
-    panels = [("loss", "training loss"), ("lr", "learning rate"), tested]
+    trained = [entry for entry in history if "lr" in entry]
+    tested = [entry for entry in history if "lr" not in entry]
+    panels = [
+        ("loss", [("training", trained, "loss"), ("test", tested, loss_metric)]),
+        ("learning rate", [("", trained, "lr")]),
+        (f"test {metric.upper()}", [("", tested, metric)]),
+    ]
     figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
-    for axis, (name, label) in zip(axes, panels, strict=True):
-        points = [(entry["step"], entry[name]) for entry in history if name in entry]
-        if points:
-            axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 40 else "")
-        else:
+    for axis, (label, lines) in zip(axes, panels, strict=True):
+        drawn = [line for line in lines if any(line[2] in entry for entry in line[1])]
+        for line, entries, name in drawn:
+            points = [(entry["step"], entry[name]) for entry in entries if name in entry]
+            marker = "o" if len(points) < 40 else ""
+            axis.plot(*zip(*points, strict=True), marker=marker, label=line)
+        if not drawn:
             axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
+        if len(drawn) > 1:
+            axis.legend()
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("step")

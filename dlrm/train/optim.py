@@ -118,8 +118,16 @@ def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optim
 
     Decayed are weights of two dimensions or more, hence neither biases nor those of norms, unless
     the configuration says so.
+
+    Raises:
+        ValueError: Adam's moments would have 16 bits.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
+    if config.optimizer in ("adam", "adamw") and any(p.element_size() < 4 for p in trained):
+        raise ValueError(
+            f"--optimizer {config.optimizer} keeps its moments in the weights' 16 bits under "
+            "--precision 16.16, which round 1 - beta away; --precision 16.32 has 32 bits"
+        )
     groups = [
         {
             "params": [p for p in trained if (p.ndim > 1 or config.decay_norm_and_bias) == decayed],
@@ -216,8 +224,9 @@ class RMSpropTF(Optimizer):
         super().__init__(groups, defaults)
         for group in self.param_groups:
             for weight in group["params"]:
-                self.state[weight]["square"] = torch.ones_like(weight, requires_grad=False)
-                self.state[weight]["momentum"] = torch.zeros_like(weight, requires_grad=False)
+                wide = _widened(weight.detach())  # in 16 bits, 1 - d would be rounded away
+                self.state[weight]["square"] = torch.ones_like(wide)
+                self.state[weight]["momentum"] = torch.zeros_like(wide)
 
     @torch.no_grad()
     def step(self, closure=None) -> None:  # type: ignore[override]
@@ -236,10 +245,12 @@ class RMSpropTF(Optimizer):
             return
         squares = [self.state[weight]["square"] for weight in weights]
         moments = [self.state[weight]["momentum"] for weight in weights]
+        grads = [_widened(grad) for grad in grads]
         if self.grad_scale is not None:
             grads = list(torch._foreach_div(grads, self.grad_scale))
         if group["weight_decay"]:
-            grads = list(torch._foreach_add(grads, weights, alpha=group["weight_decay"]))
+            decayed = [_widened(weight) for weight in weights]
+            grads = list(torch._foreach_add(grads, decayed, alpha=group["weight_decay"]))
         torch._foreach_mul_(squares, group["decay"])
         torch._foreach_addcmul_(squares, grads, grads, 1 - group["decay"])
         roots = torch._foreach_add(squares, group["eps"])
@@ -256,6 +267,11 @@ class RMSpropTF(Optimizer):
             return []
         states = (state for weight in weights for state in self.state[weight].values())
         return [(tensor, tensor.clone()) for tensor in (*weights, *states)]
+
+
+def _widened(value: Tensor) -> Tensor:
+    """The value in float32 where it has 16 bits, else itself."""
+    return value.float() if value.element_size() < 4 else value
 
 
 class RowOptimizer(Optimizer):

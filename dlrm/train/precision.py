@@ -118,9 +118,13 @@ class LossScaler:
         self.scale, self.max_grad_norm = scale, max_grad_norm
         self._skipped = torch.zeros(()) if scale is None else torch.zeros_like(scale)
 
+    def num_skipped(self) -> int:
+        """Returns how many steps were skipped so far; waits for the device."""
+        return int(self._skipped.item())
+
     def report(self) -> str:
         """Says how many steps were skipped so far, if any; waits for the device."""
-        skipped = int(self._skipped.item())
+        skipped = self.num_skipped()
         return f"  skipped: {skipped}" if skipped else ""
 
     def backward(self, loss: Tensor) -> None:

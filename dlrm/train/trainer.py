@@ -304,7 +304,8 @@ class Trainer:
         eta = timedelta(seconds=int(step_time * (total - progress.step)))
         self.log.line(
             f"Epoch:[{epoch}/{self.config.epochs}] [{step}/{steps_per_epoch}]  eta: {eta}  "
-            f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {_short(rate)}{self.scaler.report()}"
+            f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {_short(rate)}"
+            f"{self.scaler.report()}"
         )
         self.log.step(epoch, step, {"loss": mean, "step_time": step_time, "lr": rate})
         progress.history.append({"step": progress.step, "loss": mean, "lr": rate})
@@ -334,7 +335,7 @@ class Trainer:
         raise FloatingPointError(
             f"the {what} became {value} between steps {self._finite_step + 1} and {step}: the "
             "training diverged and stops; these steps are not saved. A smaller --lr, a longer "
-            f"warm-up (--warmup_steps) or another --seed may help. {kept}"
+            f"warm-up or another --seed may help. {kept}"
         )
 
     def _evaluate_if_due(self, test: Loader, steps_per_epoch: int) -> bool:
@@ -350,7 +351,7 @@ class Trainer:
         self._mean_window_loss()
         self._clock.pause()
         began = time.perf_counter()
-        average_statistics(self.task.model, self.world)
+        average_statistics(self.task.model, self.average.state, self.world)
         try:
             with self.average.applied():
                 metrics = self.task.evaluate(self._watched(test, "test"))
@@ -396,7 +397,7 @@ class Trainer:
     def _save(self) -> None:
         assert self.checkpoints is not None
         self._mean_window_loss()
-        average_statistics(self.task.model, self.world)
+        average_statistics(self.task.model, self.average.state, self.world)
         for name, value in self.parameters.dense().items():
             self._check_finite(value.sum().item(), f"sum of {name}")
         self._clock.pause()
@@ -421,13 +422,20 @@ class Trainer:
             self._save()
             self.checkpoints.finish()
         self._clock.pause()
+        if skipped := self.scaler.num_skipped():
+            self.log.line(
+                f"note: {skipped} steps changed nothing, since their gradients overflowed; a "
+                "smaller --loss_scale, or bf16, may help"
+            )
         losses = [entry["loss"] for entry in progress.history if "lr" in entry]
         summary = {"training_loss": losses[-1]} if losses else {}
         if rate := throughput.rate():
             summary["average_train_throughput"] = rate
         if not progress.best:
             reason = "the run ended before the first one was due (see --test_freq)"
-            self.log.line(f"no test: {reason if test.num_samples else 'the test set is empty'}")
+            self.log.line(
+                f"no test: {reason if test.num_samples else 'there is nothing to test on'}"
+            )
             return summary
         if self._test_seconds:
             summary["average_test_throughput"] = self._test_samples / self._test_seconds

@@ -1,14 +1,33 @@
-"""Loads weights that others trained into a network with the same names."""
+"""Loads weights that others trained into a network with the same names, or with known others."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
+
+_BERT_NAMES = (  # pattern and replacement, one after the other
+    (r"/", "."),  # variables of TensorFlow
+    (r"\.layer_(\d+)\.", r".layer.\1."),
+    (r"_embeddings$", "_embeddings.weight"),
+    (r"^cls\.squad\.output_", "qa_outputs."),
+    (r"^output_(weights|bias)$", r"classifier.\1"),
+    (r"\.(output_)?weights$", ".weight"),
+    (r"\.output_bias$", ".bias"),
+    (r"\.gamma$", ".weight"),  # Google's, also where they were converted to torch
+    (r"\.beta$", ".bias"),
+    (r"\.dense_act\.", ".dense."),  # NVIDIA's
+    (r"^(embeddings|encoder|pooler)\.", r"bert.\1."),  # an encoder alone
+)
+_NO_WEIGHTS = re.compile(r"^global_step$|(^|[./])(adam|lamb)_[mv]$|\.position_ids$")
+_WORDS, _DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder."
+_PADDED_TO = 8  # a multiple to which NVIDIA pads vocabularies
 
 
-def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> None:
+def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> list[str]:
     """Loads weights with the names of the model's; a file of torch is read without code.
 
     Args:
@@ -16,10 +35,46 @@ def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> No
         path: `.safetensors`, or a file of torch, maybe with all in "state_dict" or "model".
         heads: beginnings of names that may be missing or of another shape; such stay as they are.
 
+    Returns:
+        Names of those that stayed as they were.
+
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is not of this architecture; the names are given.
     """
+    return _copy(model, path, _read(path), heads)
+
+
+def load_bert_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> list[str]:
+    """Loads weights of a BERT, be they named as by Hugging Face, NVIDIA or Google.
+
+    Of Google's, files of torch that were converted from TensorFlow are read, and tensors with the
+    names of its variables; those that end in "kernel" are transposed. A vocabulary that is padded
+    to a multiple of 8 is cut, and one that is not fills the first words of a model's that is.
+
+    Arguments, result and further errors are those of `load_weights`.
+
+    Raises:
+        ValueError: the vocabulary is another, or masked tokens are decoded by another table than
+            that of words.
+    """
+    read = {name: value for name, value in _read(path).items() if not _NO_WEIGHTS.search(name)}
+    weights = dict(_renamed(name, value) for name, value in read.items())
+    decoder = {n: weights.pop(n) for n in list(weights) if n.startswith(_DECODER)}
+    words = weights.get(_WORDS)
+    untied = decoder.get(f"{_DECODER}weight")
+    if untied is not None and words is not None and not torch.equal(untied, words):
+        raise ValueError(f"{path}: {_DECODER}weight: expected the same values as {_WORDS}")
+    if f"{_DECODER}bias" in decoder:
+        weights.setdefault("cls.predictions.bias", decoder[f"{_DECODER}bias"])
+    own = model.state_dict()
+    for name in (_WORDS, "cls.predictions.bias"):
+        if name in weights and name in own:
+            weights[name] = _fitted(path, weights[name], own[name])
+    return _copy(model, path, weights, heads)
+
+
+def _read(path: str) -> dict[str, Tensor]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file (--init_checkpoint)")
     if path.endswith(".safetensors"):
@@ -33,7 +88,32 @@ def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> No
     for key in ("state_dict", "model"):  # how training scripts wrap them
         if isinstance(weights, dict) and isinstance(weights.get(key), dict):
             weights = weights[key]
-    weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    return {name.removeprefix("module."): value for name, value in weights.items()}
+
+
+def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
+    for pattern, replacement in _BERT_NAMES:
+        name = re.sub(pattern, replacement, name)
+    if name.endswith(".kernel"):
+        return name.removesuffix("kernel") + "weight", value.T
+    return name, value
+
+
+def _fitted(path: str, words: Tensor, own: Tensor) -> Tensor:
+    """What a file has of each word, for the words that the model has."""
+    rows, wanted = len(words), len(own)
+    fewer, more = sorted((rows, wanted))
+    if rows != wanted and more != -(-fewer // _PADDED_TO) * _PADDED_TO:
+        raise ValueError(
+            f"{path}: has a vocabulary of {rows} words, expected --vocab_size {wanted}, or one "
+            f"padded to a multiple of {_PADDED_TO}"
+        )
+    return torch.cat([words[:wanted], own[rows:].to(words)])
+
+
+def _copy(
+    model: nn.Module, path: str, weights: Mapping[str, Tensor], heads: tuple[str, ...]
+) -> list[str]:
     own = model.state_dict()
     counters = {name for name in own if name.endswith("num_batches_tracked")}
     wrong = sorted((own.keys() - counters) ^ (weights.keys() - counters))
@@ -41,7 +121,11 @@ def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> No
     wrong = [name for name in wrong if not (heads and name.startswith(heads))]
     if wrong:
         raise ValueError(f"{path}: of another architecture; differing: {', '.join(wrong[:8])}")
+    kept = []
     with torch.no_grad():
         for name, value in own.items():
             if name in weights and weights[name].shape == value.shape:
                 value.copy_(weights[name])
+            elif name not in counters:
+                kept.append(name)
+    return kept

@@ -16,6 +16,13 @@ def timm(torchvision):
     return pytest.importorskip("timm", reason="no timm (extra peers)")
 
 
+@pytest.fixture(scope="session")
+def transformers():
+    """transformers, whose BERT imports torchvision where there is one."""
+    _declare_operators()
+    return pytest.importorskip("transformers", reason="no transformers (extra peers)")
+
+
 def _declare_operators() -> None:
     """torchvision fails to import where operators that it extends are not declared."""
     if not hasattr(torch.ops.torchvision, "nms"):

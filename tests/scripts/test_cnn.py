@@ -2,13 +2,15 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from dlrm.files import write_manifest
 from dlrm.model import efficientnet
 from dlrm.scripts import cnn, cnn_flags
 from dlrm.tasks.images import NetworkConfig
@@ -36,8 +38,6 @@ def command(*arguments, model=MODEL, data=DATA, training=RUN):
 
 
 def weights(path):
-    from safetensors.torch import load_file
-
     return load_file(next(path.glob("step-*8/dense.safetensors")))
 
 
@@ -70,6 +70,8 @@ def test_resuming_with_other_values_is_refused():
     command("--save_checkpoint_path=run", "--max_steps=2")
     with pytest.raises(ValueError, match="--lr: 0.01 in the checkpoint, now 0.02"):
         command("--save_checkpoint_path=run", "--resume", "--lr=0.02")
+    with pytest.raises(ValueError, match="the global batch .*: 4 in the checkpoint, now 8"):
+        command("--save_checkpoint_path=run", "--resume", "--replicas=2")
     with pytest.raises(FileExistsError, match="from an earlier run"):
         command("--save_checkpoint_path=run")
 
@@ -100,6 +102,49 @@ def test_validation_goes_over_all_checkpoints_once(tmp_path, capsys):
     assert best["best_top1"] == max(float(row["top1"]) for row in rows)
     command(*validate, model=[], training=["--test_batch_size=16"])
     assert capsys.readouterr().out.count("validation.csv already") == 5
+    with pytest.raises(ValueError, match="--model resnet50: run.* has efficientnet_b0"):
+        command(*validate, "--model=resnet50", model=[], training=[])
+    again = command(*validate, "--precision=bf16", model=[], training=["--test_batch_size=16"])
+    assert again["best_loss"] != best["best_loss"]  # not the figures of another precision
+    with pytest.raises(FileExistsError, match="averaged-000000008: another average, of .* 0.5"):
+        command(
+            *("--epochs=1", "--save_checkpoint_path=run", "--resume", "--ckpts_per_epoch=2"),
+            *("--weight_avg_exp=0.9", "--ema_decay=0.5"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace("top1", "top"), "expected a table with the columns"),
+        (lambda text: text[: text.rfind(",")], "line 2: expected checkpoint"),
+    ],
+)
+def test_a_damaged_table_of_results_is_named_and_kept(tmp_path, damage, message):
+    command("--max_steps=2", "--save_checkpoint_path=run")
+    validate = ["--mode=validate", "--restore_path=run"]
+    command(*validate, model=[], training=["--test_batch_size=16"])
+    table = tmp_path / "run" / "validation.csv"
+    damaged = damage(table.read_text())
+    table.write_text(damaged)
+    with pytest.raises(ValueError, match=f"validation.csv: {message}"):
+        command(*validate, model=[], training=["--test_batch_size=16"])
+    assert table.read_text() == damaged
+
+
+def test_weights_that_are_no_numbers_are_not_the_best(tmp_path):
+    command("--epochs=1", "--save_checkpoint_path=run", "--checkpoint_freq=4")
+    file = tmp_path / "run" / "step-000000008" / "dense.safetensors"
+    saved = load_file(file)
+    saved["classifier.weight"][:] = torch.nan
+    save_file(saved, file)
+    (file.parent / "manifest.json").unlink()
+    write_manifest(file.parent, "checkpoint")
+    validate = ["--mode=validate", "--restore_path=run", "--test_batch_size=16"]
+    assert command(*validate, model=[], training=[])["best_step"] == 4
+    shutil.rmtree(tmp_path / "run" / "step-000000004")
+    with pytest.raises(ValueError, match="no checkpoint has a finite loss"):
+        command(*validate, "--results=other.csv", model=[], training=[])
 
 
 def test_the_inference_benchmark_leaves_the_first_pass_out(capsys):

@@ -45,7 +45,9 @@ def averaged(world):
     norm = nn.BatchNorm1d(3)
     norm.running_mean.fill_(world.rank)
     norm.num_batches_tracked.fill_(5 + world.rank)
-    average_statistics(norm, world)
+    average = {"running_var": torch.full((3,), 2.0 * world.rank)}
+    average_statistics(norm, average, world)
+    assert average["running_var"].tolist() == [2.0] * 3
     return norm.running_mean, norm.running_var, norm.num_batches_tracked
 
 

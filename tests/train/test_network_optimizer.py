@@ -169,3 +169,16 @@ def test_every_precision_has_its_dtype(precision, half, device, dtype):
 def test_impossible_choices_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_moments_of_16_bits_are_kept_in_32_or_refused():
+    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    optimizer = network_optimizer(NetworkOptimizerConfig("rmsprop_tf", rmsprop_decay=0.999), model)
+    set_learning_rate([optimizer], 0.0)
+    for _ in range(10):
+        model.weight.grad = torch.zeros_like(model.weight)
+        optimizer.step()
+    assert optimizer.state[model.weight]["square"].item() == pytest.approx(0.999**10, rel=1e-6)
+    for kind in ("adam", "adamw"):
+        with pytest.raises(ValueError, match=f"--optimizer {kind} .* 16.16"):
+            network_optimizer(NetworkOptimizerConfig(kind), model)
