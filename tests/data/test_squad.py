@@ -1,6 +1,7 @@
 import json
 import re
 import string
+import unicodedata
 
 import numpy as np
 import pytest
@@ -426,3 +427,51 @@ def test_real_questions_are_answered_from_their_own_spans(shared_data, length, s
     assert missed == [
         ("7,000,000 square kilometres (2,70", "7,000,000 square kilometres (2,700,000")
     ]
+
+
+def normalised(text):
+    """BERT's basic tokens of a text of words, with spaces between them."""
+    result = ""
+    for char in unicodedata.normalize("NFD", text.lower()):
+        category = unicodedata.category(char)
+        apart = char in string.punctuation or category[0] == "P" or 0x4E00 <= ord(char) <= 0x9FFF
+        if category != "Mn" and category[0] != "C":
+            result += f" {char} " if apart else char
+    return " ".join(result.split())
+
+
+def aligned(tokens, words):
+    """What tokens are in words: their text is looked up in the words as they are normalised."""
+    text = " ".join(tokens).replace(" ##", "").removeprefix("##")
+    begin = normalised(words).find(text)
+    one, two = (
+        [place for place, char in enumerate(side) if char != " "]
+        for side in (normalised(words), words)
+    )
+    if begin < 0 or len(one) != len(two):
+        return None  # an unknown word, or a letter that has become two
+    return words[two[one.index(begin)] : two[one.index(begin + len(text) - 1)] + 1]
+
+
+def test_answers_are_what_aligning_tokens_with_words_gives(shared_data):
+    tokenizer = load_tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
+    questions = read_squad(shared_data / "squad" / "xquad_en_shared.json")
+    features = SquadFeatures(questions, tokenizer, 1024, training=False)
+    random = np.random.default_rng(0)
+    rows = features.read(np.arange(features.num_samples))
+    starts = random.integers(features.first_places, features.lengths - 1)
+    ends = np.minimum(starts + random.integers(0, 8, len(starts)), features.lengths - 2)
+    answers = predict_answers(features, *one_hot(features, np.stack([starts, ends], 1)))
+    differing = 0
+    for number, asked in enumerate(questions):
+        begin, stop = starts[number], ends[number] + 1
+        spans = features.token_spans(number)[begin - features.first_places[number] :]
+        touched = [
+            match[0]
+            for match in re.finditer("[^ \t\r\n\u202f]+", asked.context)
+            if match.end() > spans[0, 0] and match.start() < spans[stop - begin - 1, 1]
+        ]
+        tokens = [tokenizer.tokens[id] for id in rows.ids[number, begin:stop].tolist()]
+        expected = aligned(tokens, " ".join(touched))
+        differing += expected != " ".join(answers[asked.id].split()) and expected is not None
+    assert differing <= 2  # a letter of which the words have two: aligning takes the first
