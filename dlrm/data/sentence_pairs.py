@@ -85,7 +85,7 @@ class SentencePairs:
         ValueError: an impossible length; flag and value are named.
     """
 
-    num_masked = None
+    num_masked: np.ndarray | None = None
 
     def __init__(self, path: str | Path, tokenizer: Tokenizer, max_seq_length: int = 128) -> None:
         room = max_seq_length - 3

@@ -158,7 +158,7 @@ class SquadFeatures:
             answer or with one that is not in its context; flag and value or the question are named.
     """
 
-    num_masked = None
+    num_masked: np.ndarray | None = None
 
     def __init__(
         self,

@@ -67,11 +67,12 @@ def _set_up(values: Values, world: World) -> Setup:
     _check(values)
     checkpoint = values["load_checkpoint_path"] and find_checkpoint(values["load_checkpoint_path"])
     validated = values["mode"] == "validate"
-    known = checkpoints_of(values["restore_path"])[0] if validated else checkpoint
     if validated:
-        _check_validated(values, known)
+        checkpoint = checkpoints_of(values["restore_path"])[0]
+        _check_validated(values, checkpoint)
     taken = (*cnn_flags.ARCHITECTURE, *(("precision", "half_dtype") if validated else ()))
-    values = network_run.with_saved_architecture(values, known, taken)
+    known = network_run.known_checkpoint(values, checkpoint)
+    values = network_run.with_saved_flags(values, known, taken)
     if values["data"] == "dataset":
         classes = ImageDataset(values["dataset"], "test").num_classes
         if "num_classes" in values.given and values["num_classes"] != classes:

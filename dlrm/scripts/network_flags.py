@@ -26,15 +26,18 @@ CONFIGS: dict[type, dict[str, str]] = {
         "recompute": "Keep only the inputs of stages for the backward pass",
     },
     NetworkOptimizerConfig: {
-        "optimizer": "sgd, momentum, nesterov, rmsprop_tf, adam or adamw",
+        "optimizer": "sgd, momentum, nesterov, rmsprop_tf, adam, adamw or lamb",
         "momentum": "Of momentum, nesterov and rmsprop_tf",
         "rmsprop_decay": "Weight of the past in rmsprop_tf's mean squares",
-        "optimizer_eps": "Added to what is divided by; default: 1e-3 for rmsprop_tf, else 1e-8",
+        "optimizer_eps": "Added to what is divided by; default: 1e-3 for rmsprop_tf, 1e-6 for "
+        "lamb, else 1e-8",
+        "lamb_flavour": "nvlamb (NVIDIA, Habana), popart (Graphcore) or paper",
+        "lamb_max_weight_norm": "Greatest norm of weights that sizes a step of lamb",
         "weight_decay": "Weight decay",
         "decay_norm_and_bias": "Decay weights of norms and biases, too",
     },
     CurveConfig: {
-        "lr_schedule": "constant, cosine, exponential or stepped",
+        "lr_schedule": "constant, cosine, exponential, stepped, poly or linear",
         "lr": "Learning rate that the schedule multiplies",
         "lr_warmup": "Length of the linear warm-up",
         "lr_warmup_unit": "epochs, steps or run (a share of the run)",
@@ -43,6 +46,9 @@ CONFIGS: dict[type, dict[str, str]] = {
         "lr_decay_rate": "Factor of exponential at each of its points",
         "lr_num_decays": "Equally spaced points of exponential",
         "lr_drop_rate": "Factor of stepped at each drop",
+        "lr_power": "Exponent of poly",
+        "lr_end": "Rate that linear starts and ends at",
+        "lr_update_every": "Steps for which linear keeps a rate",
     },
     TrainConfig: {
         "epochs": "Number of epochs to train for",

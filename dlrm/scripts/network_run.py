@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -56,6 +56,9 @@ class Setup:
     may_change: frozenset[str] = field(default_factory=frozenset)
 
 
+AnySetup = TypeVar("AnySetup", bound=Setup)
+
+
 @dataclass
 class Watch:
     """What goes along with a run.
@@ -73,9 +76,9 @@ class Watch:
 
 def run(
     values: Values,
-    set_up: Callable[[Values, World], Setup],
-    notices: Callable[[Setup], Iterable[str]],
-    act: Callable[[Setup, Watch], dict[str, float]],
+    set_up: Callable[[Values, World], AnySetup],
+    notices: Callable[[AnySetup], Iterable[str]],
+    act: Callable[[AnySetup, Watch], dict[str, float]],
 ) -> dict[str, float]:
     """Does what the flags say and returns the summary, on every rank.
 
@@ -109,18 +112,17 @@ def run(
     return summary
 
 
-def with_saved_architecture(
-    values: Values, checkpoint: Path | None, names: Iterable[str]
-) -> Values:
-    """Takes flags of the architecture that were not given from a checkpoint.
-
-    It is that of the run that goes on, if one does, else `checkpoint`, if there is one.
-    """
+def known_checkpoint(values: Values, checkpoint: Path | None) -> Path | None:
+    """Returns the last checkpoint of the run that goes on, if one does, else `checkpoint`."""
     resumed = last_checkpoint(values["save_checkpoint_path"]) if values["resume"] else None
-    known = resumed or checkpoint
-    if known is None:
+    return resumed or checkpoint
+
+
+def with_saved_flags(values: Values, checkpoint: Path | None, names: Iterable[str]) -> Values:
+    """Takes flags that were not given from those a checkpoint was saved with, if there is one."""
+    if checkpoint is None:
         return values
-    saved = read_config(known)["flags"]
+    saved = read_config(checkpoint)["flags"]
     return values.filled({name: saved[name] for name in names if name in saved})
 
 

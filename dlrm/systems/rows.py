@@ -15,7 +15,7 @@ class System:
         published: figure of the source, as printed there; None where there is none.
         processes: replicas, a process each.
         nodes: machines that the processes are on.
-        data: "imagenet", a dataset to be named; None where `flags` choose made-up images.
+        data: what the dataset is that is to be named; None where `flags` choose made-up data.
         notes: which reading of the source this is.
         ignored: options of the source that mean nothing here.
     """
@@ -32,7 +32,7 @@ class System:
     ignored: tuple[str, ...] = ()
 
     def arguments(self, dataset: str | None = None) -> list[str]:
-        """Returns the command line; without a dataset, images are generated."""
+        """Returns the command line; without a dataset, data are generated."""
         if self.data is None:
             return list(self.flags)
         return [*self.flags, f"--dataset={dataset}" if dataset else "--data=generated"]
