@@ -30,6 +30,7 @@ class TextBatch(NamedTuple):
         global_size: rows of the global batch.
         global_masked: tokens to be predicted in the global batch.
         padded: whether any row is shorter than `length`.
+        part_lengths: to what length each part is cut when the batch is split in so many.
     """
 
     ids: Tensor
@@ -43,6 +44,7 @@ class TextBatch(NamedTuple):
     global_size: int = 0
     global_masked: int = 0
     padded: bool = True
+    part_lengths: tuple[int, ...] = ()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "TextBatch":
         """Returns the batch with `function` applied to each tensor that it has."""
@@ -50,13 +52,24 @@ class TextBatch(NamedTuple):
 
     def split(self, parts: int) -> list["TextBatch"]:
         """Cuts the rows in `parts`, or one a row where there are fewer; sizes differ by one."""
-        rows = len(self.ids)
-        parts = max(1, min(parts, rows))
-        bounds = [-(-rows * part // parts) for part in range(parts + 1)]
-        return [
-            self.map(lambda tensor, a=a, b=b: tensor[a:b])  # type: ignore[misc]
+        bounds = _bounds(len(self.ids), parts)
+        batches = [
+            self.map(lambda tensor, a=a, b=b: tensor[a:b])._replace(part_lengths=())  # type: ignore[misc]
             for a, b in zip(bounds[:-1], bounds[1:], strict=True)
         ]
+        if len(self.part_lengths) != len(batches):
+            return batches
+        pairs = zip(batches, self.part_lengths, strict=True)
+        return [
+            batch._replace(ids=batch.ids[:, :length], segments=batch.segments[:, :length])
+            for batch, length in pairs
+        ]
+
+
+def _bounds(rows: int, parts: int) -> list[int]:
+    """The first row of each part, and the end of the last."""
+    parts = max(1, min(parts, rows))
+    return [-(-rows * part // parts) for part in range(parts + 1)]
 
 
 class TextSource(Protocol):
@@ -94,6 +107,8 @@ class TextLoader:
             same: less padding. Rows of a batch are in a random order. 0 sorts nothing.
         cut: cut batches after their longest row; else all have the source's length, as graphs
             want it.
+        parts: micro-batches that a process's rows will be split in. If they are cut, these rows are
+            sorted by length, so that each micro-batch can be cut after its own longest row.
         seed: of the order.
         world: which rows are this process's, and the device on which batches are wanted.
         depth: batches read ahead.
@@ -114,6 +129,7 @@ class TextLoader:
         drop_last: bool = False,
         window: int = 0,
         cut: bool = True,
+        parts: int = 1,
         seed: int = 0,
         world: World = World(),
         depth: int = 4,
@@ -131,9 +147,12 @@ class TextLoader:
             )
         if window < 0:
             raise ValueError(f"window: expected 0 or more batches, got {window}")
+        if parts < 1:
+            raise ValueError(f"parts: expected 1 or more, got {parts}")
         self.source, self.num_samples = source, num_rows
         self._batches = BatchedRows(num_rows, batch_size)
-        self._shuffle, self._window, self._cut, self._seed = shuffle, window, cut, seed
+        self._shuffle, self._window, self._seed = shuffle, window, seed
+        self._parts = parts if cut else 0
         self._world, self._depth = world, depth
 
     def __len__(self) -> int:
@@ -149,7 +168,7 @@ class TextLoader:
         order, keys = order[: self.num_samples], None
         if self._window:
             order, keys = self._of_like_length(order, epoch), (self._seed, epoch)
-        return Epoch(self.source, self._batches, order, keys, self._cut, self._world)
+        return Epoch(self.source, self._batches, order, keys, self._parts, self._world)
 
     def _of_like_length(self, order: np.ndarray, epoch: int) -> np.ndarray:
         """Sorts the rows of each window by length, and puts its batches in a random order.
@@ -191,7 +210,7 @@ class Epoch(NamedTuple):
     batches: BatchedRows
     order: np.ndarray
     keys: tuple[int, int] | None
-    cut: bool
+    parts: int  # that batches are cut in by their lengths; 0 cuts nothing
     world: World
 
     def rows(self, index: int) -> np.ndarray:
@@ -207,13 +226,23 @@ class Epoch(NamedTuple):
         """Returns a batch, which depends on `index` and on nothing that was read before."""
         rows, source = self.rows(index), self.source
         own = rows[self.world.part(len(rows))]
+        if self.parts > 1:
+            own = own[np.argsort(source.lengths[own], kind="stable")]
         batch = source.read(own)
         masked = 0 if source.num_masked is None else int(source.num_masked[rows].sum())
-        if self.cut:
-            longest = int(source.lengths[own].max(initial=1))
-            batch = _cut(batch, min(source.length, -(-longest // _MULTIPLE) * _MULTIPLE))
+        if self.parts:
+            bounds = _bounds(len(own), self.parts)
+            lengths = tuple(
+                self._length(own[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            )
+            batch = _cut(batch, max(lengths))._replace(part_lengths=lengths)
         padded = bool((source.lengths[own] < batch.ids.shape[1]).any())
         return batch._replace(global_size=len(rows), global_masked=masked, padded=padded)
+
+    def _length(self, rows: np.ndarray) -> int:
+        """To what batches of these rows are cut."""
+        longest = int(self.source.lengths[rows].max(initial=1))
+        return min(self.source.length, -(-longest // _MULTIPLE) * _MULTIPLE)
 
 
 def _cut(batch: TextBatch, length: int) -> TextBatch:

@@ -145,6 +145,30 @@ def test_a_batch_is_split_into_parts_that_add_up():
     assert len(batch.split(9)) == 5
 
 
+@pytest.mark.parametrize("window", [0, 4])
+def test_micro_batches_are_cut_after_their_own_longest_row(window):
+    source = Numbered(LENGTHS, LENGTH)
+    for rank in (0, 1):
+        options = {"shuffle": True, "window": window, "world": World(rank, 2)}
+        batches = TextLoader(source, 24, parts=3, **options).batches()
+        for batch, whole in zip(batches, TextLoader(source, 24, **options).batches(), strict=True):
+            assert sorted(batch.indices.tolist()) == sorted(whole.indices.tolist())
+            assert batch.global_masked == whole.global_masked
+            parts = batch.split(3)
+            assert sum((part.indices.tolist() for part in parts), []) == batch.indices.tolist()
+            for part in parts:
+                assert part.ids.shape == part.segments.shape
+                assert part.ids.shape[1] == min(LENGTH, -(-int(part.lengths.max()) // 8) * 8)
+            assert sum(part.ids.sum() for part in parts) == whole.ids.sum()
+            widths = [part.ids.shape[1] for part in parts]
+            assert widths == sorted(widths)
+            assert widths[-1] == whole.ids.shape[1]
+            assert {part.ids.shape[1] for part in batch.split(2)} == {widths[-1]}
+    uncut = TextLoader(source, 24, parts=3, cut=False).epoch(0).batch(0)
+    assert {part.ids.shape[1] for part in uncut.split(3)} == {LENGTH}
+    assert uncut.indices.tolist() == list(range(24))
+
+
 def test_drop_last_leaves_out_the_short_batch():
     for shuffle, window in ALL:
         text = loader(shuffle, window, drop_last=True)
@@ -165,5 +189,7 @@ def test_impossible_sizes_are_named():
         TextLoader(source, 3, drop_last=True)
     with pytest.raises(ValueError, match="--batch_size: expected 1 or more, got 0"):
         TextLoader(source, 0)
+    with pytest.raises(ValueError, match="parts: expected 1 or more, got 0"):
+        TextLoader(source, 1, parts=0)
     with pytest.raises(ValueError, match="window: expected 0 or more batches, got -1"):
         TextLoader(source, 1, window=-1)
