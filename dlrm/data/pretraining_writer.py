@@ -30,11 +30,10 @@ from dlrm.data.text_layout import (
 )
 from dlrm.data.wordpiece import Tokenizer, load_tokenizer
 from dlrm.data.workers import InOrder, workers
-from dlrm.files import crc32, staged_directory, write_manifest
+from dlrm.files import crc32, staged_directory
 
 INPUT_FORMATS = (*TEXT_FORMATS, "hdf5", "popart")
 OUTPUT_FORMATS = ("shards", "hdf5")
-HDF5_KIND = "pre-training rows in HDF5"
 _WORK = "work"
 _TASK_TOKENS = 1 << 18  # of the documents that a task cuts
 _TASK_ROWS = 1 << 13  # that are filled at once
@@ -428,9 +427,6 @@ def _finish(
         "tokens": summary.tokens,
         "masked_tokens": summary.masked_tokens,
     }
-    if config.output_format == "hdf5":
-        write_manifest(directory, HDF5_KIND, **made)
-        return
     write_text_manifest(
         directory,
         [shard.rows for shard in written],
@@ -438,5 +434,6 @@ def _finish(
         max_predictions=config.max_predictions_per_seq,
         vocab_size=tokenizer.vocab_size,
         checksums={name: crc for shard in written for name, crc in shard.checksums.items()},
+        output_format=config.output_format,
         **made,
     )

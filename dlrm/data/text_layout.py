@@ -7,7 +7,8 @@ tokens_00000.bin    [rows, length + 2 predictions], little-endian uint16, or int
 rows_00000.bin      little-endian uint16 [rows, 4]: length, where B begins, number of masked tokens,
                     and whether B comes from elsewhere (1) or follows A (0)
 
-What a row does not use is 0.
+What a row does not use is 0. Where the manifest has `output_format` "hdf5", rows are in part_*.hdf5
+instead, which `dlrm.data.text_formats` reads.
 """
 
 import zlib
