@@ -112,7 +112,8 @@ def decode(data: bytes, size: int) -> np.ndarray:
     what is transparent becomes white. Of an animation the first picture is taken.
 
     Raises:
-        BadImageError: it is no image, is cut off, or has more pixels than Pillow accepts.
+        BadImageError: it is no image, is cut off, has more pixels than Pillow accepts, or pixels
+            of floating point or 32 bits, of which nothing says what is white.
     """
     try:
         with warnings.catch_warnings():
@@ -120,6 +121,7 @@ def decode(data: bytes, size: int) -> np.ndarray:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data)) as image:
                 image.draft("RGB", (2 * size, 2 * size))  # JPEG: decode at a lower resolution
+                _check_range(image)
                 rgb = _to_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # Pillow's decoders raise whatever their parsing stumbles over
         raise BadImageError(f"not a readable image: {error or type(error).__name__}") from error
@@ -129,6 +131,15 @@ def decode(data: bytes, size: int) -> np.ndarray:
         (size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side)
     )
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _check_range(image: Image.Image) -> None:
+    sixteen_bits = image.mode == "I" and image.format in ("PNG", "PPM")
+    if image.mode in ("I", "F") and not sixteen_bits:
+        raise BadImageError(
+            f"expected 8 or 16 bits a channel, got Pillow's mode {image.mode} ({image.format}), "
+            "whose white is not known"
+        )
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -35,6 +35,7 @@ except ImportError as error:
     raise SystemExit(f"error: {error}; pip install 'dlrm[images]' has what is missing") from error
 
 BAD_IMAGES = ("error", "skip")
+_MAX_SIZE = 4096
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Options:
         for flag in ("size", "shard_images", "cores"):
             if getattr(self, flag) < 1:
                 raise ValueError(f"--{flag}: expected 1 or more, got {getattr(self, flag)}")
+        if self.size > _MAX_SIZE:
+            raise ValueError(f"--size: expected {_MAX_SIZE} or less, got {self.size}")
         if self.bad_images not in BAD_IMAGES:
             raise ValueError(
                 f"--bad_images: expected one of {', '.join(BAD_IMAGES)}, got {self.bad_images!r}"
@@ -70,10 +73,11 @@ class Options:
 
 
 class Summary(NamedTuple):
-    """What was written: images of each split, classes, and images that were left out."""
+    """What was written: images of each split; classes, and how many have no image; what was not."""
 
     images: dict[str, int]
     classes: list[str]
+    empty_classes: int
     bad: list[str]
 
 
@@ -138,7 +142,7 @@ def _finish(
     """Gathers the reports of the tasks and writes the manifest."""
     counts: dict[str, list[int]] = {shard.split: [] for shard in shards}
     names: dict[int, str | None] = {}
-    bad = [f"{name}: in no class folder" for name in found.left_out]
+    bad = [*found.left_out]
     checksums: dict[str, str] = {}
     for shard in shards:
         report = Report.load(shard.report_file)
@@ -154,7 +158,8 @@ def _finish(
     classes = found.classes or [names.get(i) or str(i) for i in range(max(names) + 1)]
     if bad:
         text = "\n".join(bad) + "\n"
-        (staging / image_layout.BAD_IMAGES).write_text(text, encoding="utf-8")
+        file = staging / image_layout.BAD_IMAGES
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
     write_manifest(
         staging,
         image_layout.KIND,
@@ -167,7 +172,7 @@ def _finish(
         seed=options.seed,
         bad_images=len(bad),
     )
-    return Summary(images, classes, bad)
+    return Summary(images, classes, len(classes) - len(names), bad)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -202,6 +207,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if summary.bad:
         print(f"left out: {len(summary.bad)} files, {output / image_layout.BAD_IMAGES} says why")
+    if summary.empty_classes:
+        print(f"without images: {summary.empty_classes:,} of {len(summary.classes):,} classes")
     shown = "  ".join(f"{split} {count:,}" for split, count in summary.images.items())
     print(f"{output}: {shown} images of {len(summary.classes)} classes; complete")
     return 0

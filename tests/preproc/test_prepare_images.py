@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from dlrm.data.tfrecord import find_records, masked_crc32c, parse_example
 
 Image = pytest.importorskip("PIL.Image", reason="no Pillow (extra images)")
 from preproc.image_shards import BadImageError, decode  # noqa: E402
+from preproc.image_sources import find_images, read  # noqa: E402
 from preproc.prepare_images import main  # noqa: E402
 
 
@@ -97,6 +99,99 @@ def test_a_tar_file_gives_what_its_folder_gives(folder, tmp_path):
     assert a == b
 
 
+def write_tar(path, members: list[tuple[str, bytes]]):
+    """A tar file of files, headers in 512 bytes and an end mark of 1024."""
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def names_of(source) -> list[str]:
+    return [item.name.partition(": ")[2] for item in find_images(source).splits["train"]]
+
+
+def test_a_tar_file_that_is_damaged_or_cut_off_is_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [(f"{c}/{i}.png", b"x" * 600) for c in "ab" for i in "01"])
+    whole = path.read_bytes()
+    with tarfile.open(path) as archive:
+        headers = [member.offset for member in archive]
+        end = archive.offset
+    assert len(names_of(path)) == len(headers) == 4
+    for header in headers[1:]:
+        path.write_bytes(whole[: header + 3] + b"?" + whole[header + 4 :])
+        with pytest.raises(ValueError, match=f"a.tar: byte {header}: expected .* is damaged"):
+            find_images(path)
+        for cut in (header, header + 100):
+            path.write_bytes(whole[:cut])
+            with pytest.raises(ValueError, match=f"a.tar: byte {header}: expected .* file ends"):
+                find_images(path)
+    path.write_bytes(whole[: headers[1]] + bytes(512) + whole[headers[1] + 512 :])
+    with pytest.raises(
+        ValueError, match=f"a.tar: byte {headers[1]}: expected .* other data follow"
+    ):
+        find_images(path)
+    path.write_bytes(whole[: end + 512])  # a short end mark, which tar takes, too
+    assert len(names_of(path)) == 4
+
+
+def test_links_in_a_tar_file_are_followed_or_listed(folder, tmp_path, capsys):
+    os.link(folder / "cat" / "0.png", folder / "dog" / "link.png")
+    (folder / "dog" / "symlink.png").symlink_to("0.png")
+    with tarfile.open(tmp_path / "images.tar", "w") as archive:
+        archive.add(folder, ".")
+        lost = tarfile.TarInfo("cat/lost.png")
+        lost.type, lost.linkname = tarfile.LNKTYPE, "elsewhere/0.png"
+        archive.addfile(lost)
+    prepare(tmp_path / "images.tar", tmp_path / "a", "--test_fraction", "0.3")
+    images = [pixel for split in ("train", "test") for pixel in pixels_of(tmp_path / "a", split)]
+    assert len(images) == 21
+    assert (1, 200, 0, 0) in images  # a red dog
+    listed = (tmp_path / "a" / BAD_IMAGES).read_text().splitlines()
+    assert len(listed) == 2
+    assert "cat/lost.png: a hard link to elsewhere/0.png, which does not come before" in listed[0]
+    assert "dog/symlink.png: expected a file or a hard link, got a symbolic link" in listed[1]
+    assert "left out: 2 files" in capsys.readouterr().out
+
+
+def test_of_members_of_one_name_the_last_one_counts(tmp_path):
+    members = [("a/0", b"old"), ("b/0", b"other"), ("./a/0", b"new"), ("/a/1", b"absolute")]
+    path = write_tar(tmp_path / "a.tar", members)
+    assert names_of(path) == ["a/0", "a/1", "b/0"]
+    items = find_images(path).splits["train"]
+    assert [(read(item, 0).data, item.label) for item in items] == [
+        (b"new", 0),
+        (b"absolute", 0),
+        (b"other", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "folder"),
+    [
+        (["train/c0/1", "val/c0/1", "__MACOSX/1"], "train"),
+        (["train/c0/1", "train/c1/1", "val/c0/1", "meta/readme.txt"], "train"),
+        (["Train/c0/1", "Val/c0/1"], "Train"),
+        (["img/c0/1", "img/c1/1"], "img"),
+        (["c0/1", "val/c0/1"], "val"),
+        (["train/c0/1", "train/deep/c1/1", "val/c0/1"], "train/deep"),
+    ],
+)
+def test_a_class_folder_that_holds_only_folders_is_refused(files, folder, tmp_path):
+    path = write_tar(tmp_path / "a.tar", [(name, b"") for name in files])
+    with pytest.raises(ValueError, match=f"a.tar: expected images in {folder}/, a class folder,"):
+        find_images(path)
+
+
+def test_folders_in_a_class_folder_beside_images_belong_to_the_class(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [(name, b"") for name in ("a/0", "a/more/0", "train/0")])
+    source = find_images(path)
+    assert source.classes == ["a", "train"]
+    assert [item.label for item in source.splits["train"]] == [0, 0, 1]
+
+
 def test_folders_that_are_split_stay_so(folder, tmp_path, capsys):
     for split in ("train", "val"):
         shutil.copytree(folder, tmp_path / "split" / split)
@@ -123,6 +218,8 @@ def test_a_source_that_is_none_is_named(tmp_path, folder, capsys):
     assert "--test_fraction: expected a number" in fails(capsys, folder, out)
     assert "expected images in test" in fails(capsys, folder, out, "--test_fraction", "0.001")
     assert "--size: expected 1 or more, got 0" in fails(capsys, folder, out, "--size", "0")
+    error = fails(capsys, folder, out, "--size", "100000")
+    assert "--size: expected 4096 or less, got 100000" in error
 
 
 def test_a_bad_image_ends_the_run_or_is_listed(folder, tmp_path, capsys):
@@ -141,6 +238,23 @@ def test_a_bad_image_ends_the_run_or_is_listed(folder, tmp_path, capsys):
     images = [*pixels_of(tmp_path / "a", "train"), *pixels_of(tmp_path / "a", "test")]
     assert len(images) == 19
     assert (0, 200, 0, 5) not in images
+
+
+def test_what_is_no_file_is_a_bad_image(folder, tmp_path, capsys):
+    os.mkfifo(folder / "cat" / "pipe.png")
+    flags = ["--test_fraction", "0.25"]
+    error = fails(capsys, folder, tmp_path / "a", *flags)
+    assert "cat/pipe.png: expected a regular file, got a pipe, socket or device" in error
+    assert "--bad_images skip" in error
+    (folder / "dog" / "dangling.png").symlink_to("nowhere")
+    (folder / "dog" / os.fsdecode(b"\xff.png")).write_bytes(b"not UTF-8, not an image")
+    prepare(folder, tmp_path / "a", "--bad_images", "skip", *flags)
+    listed = sorted((tmp_path / "a" / BAD_IMAGES).read_text(encoding="utf-8").splitlines())
+    assert len(listed) == 3
+    assert "cat/pipe.png: expected a regular file" in listed[0]
+    assert "dog/\\udcff.png: not a readable image" in listed[1]
+    assert "dog/dangling.png: cannot be read: No such file or directory" in listed[2]
+    assert len(pixels_of(tmp_path / "a", "train") + pixels_of(tmp_path / "a", "test")) == 20
 
 
 def test_an_earlier_dataset_stays_when_a_run_fails(folder, tmp_path, capsys):
@@ -170,6 +284,16 @@ def test_any_kind_of_image_becomes_rgb():
     assert (decode(encoded(grey.astype(np.uint16) * 256), 5) == 77).all()
     clear = np.zeros((12, 12, 4), np.uint8)
     assert (decode(encoded(clear), 5) == 255).all()
+
+
+def test_pixels_of_unknown_range_are_refused():
+    for pixels in (np.full((12, 12), 0.5, np.float32), np.full((12, 12), 200, np.int32)):
+        with pytest.raises(BadImageError, match=r"expected 8 or 16 bits a channel, got .* \(TIFF"):
+            decode(encoded(pixels, "TIFF"), 5)
+    grey = np.full((12, 12), 77 * 256, np.uint16)
+    assert (decode(encoded(grey, "TIFF"), 5) == 77).all()
+    portable = b"P5 12 12 65535\n" + grey.astype(">u2").tobytes()  # Pillow's mode is I
+    assert (decode(portable, 5) == 77).all()
 
 
 def test_an_image_is_turned_as_its_exif_says():
@@ -227,10 +351,14 @@ def field(number: int, data: bytes) -> bytes:
     return bytes([number << 3 | 2, len(data) & 127 | 128, len(data) >> 7]) + data
 
 
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+
 def example(image: bytes, label: int, synset: bytes) -> bytes:
     features = {
         b"image/encoded": field(1, field(1, image)),
-        b"image/class/label": field(3, field(1, bytes([label]))),
+        b"image/class/label": field(3, field(1, varint(label))),
         b"image/class/synset": field(1, field(1, synset)),
         b"image/object/bbox/xmin": field(2, field(1, struct.pack("<2f", 0.5, 1.5))),
         b"image/height": field(3, bytes([8, 12])),  # not packed
@@ -265,6 +393,25 @@ def test_tfrecords_are_read(records, tmp_path):
     assert pixels_of(tmp_path / "a", "train") == [(i % 2, i, 0, 9) for i in range(6)]
     assert pixels_of(tmp_path / "a", "test") == [(0, 6, 0, 9), (1, 7, 0, 9)]
     assert ImageDataset(tmp_path / "a", "train").classes == ["n01", "n02"]
+
+
+@pytest.mark.parametrize("label", [30_000_000, 1 << 33])
+def test_a_label_that_no_class_can_have_is_a_bad_image(label, records, tmp_path, capsys):
+    wrong = record(example(encoded(colour(9, 9, 9)), label, b"n03"))
+    with open(records / "train-00001-of-00002", "ab") as file:
+        file.write(wrong)
+    expected = "train-00001-of-00002: record 2: expected an image/class/label of 1048576 or less"
+    assert f"{expected}, got {label}" in fails(capsys, records, tmp_path / "a", "--size", "8")
+    prepare(records, tmp_path / "a", "--bad_images", "skip")
+    assert len(pixels_of(tmp_path / "a", "train")) == 6
+    assert expected in (tmp_path / "a" / BAD_IMAGES).read_text()
+
+
+def test_classes_without_images_are_said(records, tmp_path, capsys):
+    with open(records / "train-00001-of-00002", "ab") as file:
+        file.write(record(example(encoded(colour(9, 9, 9)), 1000, b"n03")))
+    prepare(records, tmp_path / "a")
+    assert "without images: 997 of 1,000 classes" in capsys.readouterr().out
 
 
 def test_a_missing_file_of_records_is_noticed(records, tmp_path, capsys):
