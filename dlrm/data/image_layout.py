@@ -6,9 +6,14 @@ manifest.json                    size, class names, images of each shard, what w
 bad_images.txt                   what was left out and why, if anything was
 """
 
+import math
+import reprlib
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from dlrm.files import MANIFEST, read_manifest
 
 KIND = "image dataset"
 SPLITS = ("train", "test", "validation")
@@ -21,3 +26,92 @@ def shard_files(directory: Path, split: str, shard: int) -> tuple[Path, Path]:
     """Returns the files of the images and of the labels of a shard."""
     folder = directory / split
     return folder / f"images_{shard:05}.bin", folder / f"labels_{shard:05}.bin"
+
+
+class Contents(NamedTuple):
+    """What the manifest of a dataset says.
+
+    Attributes:
+        size: height and width of the images.
+        classes: names; a label is an index of it.
+        splits: split -> images of each shard.
+    """
+
+    size: int
+    classes: list[str]
+    splits: dict[str, list[int]]
+
+
+def read_contents(directory: Path) -> Contents:
+    """Reads the manifest of a dataset.
+
+    Raises:
+        FileNotFoundError: there is no manifest, or a file it names is missing.
+        ValueError: an entry is missing or wrong, its shards are not those it has files of, or a
+            file has another size.
+    """
+    manifest = read_manifest(directory, KIND)
+    entries: list[Any] = [manifest.get(name) for name in Contents._fields]
+    size, classes, splits = entries
+    for name, wanted, is_right in (
+        ("size", "a number of 1 or more", _is_count(size) and size != 0),
+        ("classes", "a list of names", bool(classes) and _is_list_of(classes, str)),
+        ("splits", "shard sizes of each split", _are_shards(splits)),
+    ):
+        if not is_right:
+            got = reprlib.repr(manifest.get(name))
+            raise ValueError(f"{directory / MANIFEST}: {name}: expected {wanted}, got {got}")
+    contents = Contents(size, classes, splits)
+    shards = {
+        path.relative_to(directory).as_posix()
+        for split, counts in contents.splits.items()
+        for shard in range(len(counts))
+        for path in shard_files(directory, split, shard)
+    }
+    if wrong := sorted(shards ^ {name for name in manifest["files"] if "/" in name}):
+        raise ValueError(
+            f"{directory / MANIFEST}: splits: expected the shards that have files, differing: "
+            f"{', '.join(wrong[:4])}"
+        )
+    return contents
+
+
+def open_shard(
+    directory: Path, contents: Contents, split: str, shard: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images, mapped, and labels of a shard.
+
+    Raises:
+        ValueError: a file has another size than the manifest says, or a label is out of range.
+    """
+    count, num_classes = contents.splits[split][shard], len(contents.classes)
+    images_file, labels_file = shard_files(directory, split, shard)
+    images = _map(images_file, np.dtype("u1"), (count, CHANNELS, contents.size, contents.size))
+    labels = np.array(_map(labels_file, LABEL_DTYPE, (count,)))
+    wrong = (labels < 0) | (labels >= num_classes)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{labels_file}: row {row}: expected a label in [0, {num_classes}), got {labels[row]}"
+        )
+    return images, labels
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_list_of(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _are_shards(splits: Any) -> bool:
+    lists = splits.values() if isinstance(splits, dict) else [None]
+    return all(isinstance(counts, list) and all(map(_is_count, counts)) for counts in lists)
+
+
+def _map(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    expected = math.prod(shape) * dtype.itemsize
+    if (size := path.stat().st_size) != expected:
+        raise ValueError(f"{path}: expected {expected} bytes, got {size}")
+    return np.memmap(path, dtype, "r", shape=shape) if expected else np.empty(shape, dtype)

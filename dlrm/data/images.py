@@ -12,7 +12,6 @@ from dlrm.data import image_layout
 from dlrm.data.batch import BatchedRows
 from dlrm.data.loader import batch_order, prefetch
 from dlrm.distributed import World
-from dlrm.files import read_manifest
 
 NUM_DRAWS = 32  # random numbers of a sample, enough for what `dlrm.data.augment` does with it
 NUM_SHARED_DRAWS = 4  # the last of them, which are the same for all samples of a global batch
@@ -94,40 +93,28 @@ class ImageDataset:
 
     Raises:
         FileNotFoundError: there is no manifest, no such split, or a file is missing.
-        ValueError: a file has another size than the manifest says, or a label is out of range.
+        ValueError: the manifest is wrong, a file has another size than it says, or a label is out
+            of range.
     """
 
     def __init__(self, directory: str | Path, split: str) -> None:
         directory = Path(directory)
-        manifest = read_manifest(directory, image_layout.KIND)
-        if split not in manifest["splits"]:
+        contents = image_layout.read_contents(directory)
+        if split not in contents.splits:
             raise FileNotFoundError(
-                f"{directory}: expected a split {split}, has {', '.join(manifest['splits'])}"
+                f"{directory}: expected a split {split}, has {', '.join(contents.splits)}"
             )
-        self.size, self.classes = manifest["size"], manifest["classes"]
+        self.size, self.classes = contents.size, contents.classes
         self.num_classes = len(self.classes)
-        counts = manifest["splits"][split]
+        counts = contents.splits[split]
         self.num_samples = sum(counts)
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._images, labels = [], [np.empty(0, image_layout.LABEL_DTYPE)]
-        for shard, count in enumerate(counts):
-            images_file, labels_file = image_layout.shard_files(directory, split, shard)
-            shape = (count, image_layout.CHANNELS, self.size, self.size)
-            self._images.append(_map(images_file, shape))
-            labels.append(self._read_labels(labels_file, count))
+        for shard in range(len(counts)):
+            images, labels_of_shard = image_layout.open_shard(directory, contents, split, shard)
+            self._images.append(images)
+            labels.append(labels_of_shard)
         self._labels = np.concatenate(labels)
-
-    def _read_labels(self, path: Path, count: int) -> np.ndarray:
-        labels = np.fromfile(path, image_layout.LABEL_DTYPE)
-        if len(labels) != count:
-            raise ValueError(f"{path}: expected {count} labels, got {len(labels)}")
-        wrong = (labels < 0) | (labels >= self.num_classes)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise ValueError(
-                f"{path}: row {row}: expected a label in [0, {self.num_classes}), got {labels[row]}"
-            )
-        return labels
 
     def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Returns images and labels; see `ImageSource.read`."""
@@ -136,13 +123,6 @@ class ImageDataset:
         for place, (shard, row) in enumerate(zip(shards, rows - self._starts[shards], strict=True)):
             images[place] = self._images[shard][row]
         return torch.from_numpy(images), torch.from_numpy(self._labels[rows].astype(np.int64))
-
-
-def _map(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    expected = int(np.prod(shape))
-    if (size := path.stat().st_size) != expected:
-        raise ValueError(f"{path}: expected {expected} bytes, got {size}")
-    return np.memmap(path, np.uint8, mode="r", shape=shape) if expected else np.empty(shape, "u1")
 
 
 class GeneratedImages:

@@ -4,8 +4,12 @@ Sizes and CRC-32 of the manifest, the specification, every id against the cardin
 every label and every number. All that is wrong is said, not the first of it; the exit status is 1
 where something is. Files that the manifest does not name are said too, and are wrong where a reader
 would take them for a part of the dataset.
+
+Of datasets of images and of pre-training rows, the files are checked against the manifest, and the
+labels of images.
 """
 
+import json
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from dlrm.data import layout
+from dlrm.data import image_layout, layout, text_layout
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.transform import Transform
 from dlrm.files import MANIFEST, read_manifest
@@ -52,16 +56,24 @@ def main(argv: list[str]) -> None:
 
 
 def verify(directory: Path, num_numerical: int = 13) -> Iterator[str]:
-    """Yields what is wrong with a dataset, split-binary or binary, as sentences.
+    """Yields what is wrong with a dataset, as sentences.
 
-    A dataset without a manifest, as of other software, is checked without sizes and checksums.
+    What a dataset is of, its manifest says: images, pre-training rows, or rows of numbers and ids,
+    split-binary or binary. One of the last that has no manifest, as of other software, is checked
+    without sizes and checksums.
 
     Args:
         directory: the dataset.
         num_numerical: numbers in a row of a binary dataset that has no transform.
     """
+    kind = _kind(directory)
+    if kind in _OF_KIND:
+        problems = list(_of_manifest(directory, kind))
+        yield from problems
+        yield from (problem for problem in _OF_KIND[kind](directory) if problem not in problems)
+        return
     binary = [directory / name for name in _BINARY_FILES if (directory / name).is_file()]
-    yield from _of_manifest(directory)
+    yield from _of_manifest(directory, "dataset")
     cardinalities: list[int] = []
     try:
         if binary:
@@ -91,12 +103,18 @@ def verify(directory: Path, num_numerical: int = 13) -> Iterator[str]:
         yield from _of_binary(path, num_numerical, cardinalities)
 
 
-def _of_manifest(directory: Path) -> Iterator[str]:
+def _kind(directory: Path) -> str | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # which `_of_manifest` says
+        return str(json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["kind"])
+    return None
+
+
+def _of_manifest(directory: Path, kind: str) -> Iterator[str]:
     if not (directory / MANIFEST).is_file():
         print(f"{directory}: no {MANIFEST}; sizes and checksums are not checked", flush=True)
         return
     try:
-        manifest = read_manifest(directory, "dataset")
+        manifest = read_manifest(directory, kind)
     except (OSError, ValueError) as error:
         yield str(error)
         return
@@ -124,6 +142,35 @@ def _of_extra_files(directory: Path, named: set[Path]) -> Iterator[str]:
             print(
                 f"{path}: an extra file, not in {MANIFEST}; readers do not look at it", flush=True
             )
+
+
+def _of_images(directory: Path) -> Iterator[str]:
+    try:
+        contents = image_layout.read_contents(directory)
+    except (OSError, ValueError) as error:
+        yield str(error)
+        return
+    for split, counts in contents.splits.items():
+        print(f"{split}: {sum(counts):,} rows", flush=True)
+        for shard in range(len(counts)):
+            try:
+                image_layout.open_shard(directory, contents, split, shard)
+            except (OSError, ValueError) as error:
+                yield str(error)
+
+
+def _of_texts(directory: Path) -> Iterator[str]:
+    try:
+        _, shards = text_layout.open_shards(directory)
+    except (OSError, ValueError) as error:
+        yield str(error)
+    except (KeyError, TypeError) as error:
+        yield f"{directory / MANIFEST}: not of a {text_layout.KIND} ({error!r})"
+    else:
+        print(f"{sum(len(shard.facts) for shard in shards):,} rows", flush=True)
+
+
+_OF_KIND = {image_layout.KIND: _of_images, text_layout.KIND: _of_texts}
 
 
 def _of_split(spec: FeatureSpec, split: str) -> Iterator[str]:

@@ -84,6 +84,40 @@ def test_a_manifest_that_disagrees_with_the_files_is_refused(dataset):
         ImageDataset(dataset, "train")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("splits", None, "splits: expected shard sizes of each split, got None"),
+        ("splits", [8], r"splits: expected shard sizes of each split, got \[8\]"),
+        ("splits", {"train": [3.0, 0, 5]}, "splits: expected shard sizes of each split, got"),
+        ("splits", {"train": [3, 0, -5]}, "splits: expected shard sizes of each split, got"),
+        ("splits", {"train": [3, 0, None]}, "splits: expected shard sizes of each split, got"),
+        ("splits", {"train": [3, 0]}, "splits: expected .* files, differing: .*_00002.bin"),
+        ("splits", {"train": [3, 0, 5, 0]}, "splits: expected .* differing: .*_00003.bin"),
+        ("size", None, "size: expected a number of 1 or more, got None"),
+        ("size", "32", "size: expected a number of 1 or more, got '32'"),
+        ("size", 0, "size: expected a number of 1 or more, got 0"),
+        ("size", True, "size: expected a number of 1 or more, got True"),
+        ("classes", None, "classes: expected a list of names, got None"),
+        ("classes", "abcdef", "classes: expected a list of names, got 'abcdef'"),
+        ("classes", [], r"classes: expected a list of names, got \[\]"),
+        ("classes", ["cat", 7], r"classes: expected a list of names, got \['cat', 7\]"),
+    ],
+)
+def test_a_wrong_entry_of_the_manifest_is_named(dataset, field, value, expected):
+    path = dataset / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest[field] = value
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=f"manifest.json: {expected}"):
+        ImageDataset(dataset, "train")
+    if value is None:
+        del manifest[field]
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(ValueError, match=f"manifest.json: {expected}"):
+            ImageDataset(dataset, "train")
+
+
 def test_each_epoch_has_every_image_once_in_an_order_of_its_own():
     loader = ImageLoader(Numbered(23), 5, shuffle=True, seed=3)
     epochs = [torch.cat([b.labels for b in loader.batches(epoch)]).tolist() for epoch in (0, 1)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_dataset import write_dataset
 
-from dlrm.data import layout
+from dlrm.data import image_layout, layout, text_layout
 from dlrm.data.transform import Transform
 from dlrm.files import write_manifest
 from dlrm.scripts.verify_dataset import verify
@@ -131,3 +131,74 @@ def test_binary_rows_are_checked(tmp_path):
     assert "train_data.bin: row 2: expected a label of 0 or 1, got 5" in first
     assert "train_data.bin: row 1: expected an id in [0, 4) of table 0, got 4" in second
     assert "expected a multiple of 16 bytes" in next(verify(tmp_path, num_numerical=2))
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Two shards of three images of 2 x 2 pixels, of two classes."""
+    (tmp_path / "train").mkdir()
+    for shard in range(2):
+        images_file, labels_file = image_layout.shard_files(tmp_path, "train", shard)
+        images_file.write_bytes(bytes(range(3 * 3 * 2 * 2)))
+        np.array([0, 1, 1], image_layout.LABEL_DTYPE).tofile(labels_file)
+    write_image_manifest(tmp_path)
+    return tmp_path
+
+
+def write_image_manifest(directory):
+    (directory / "manifest.json").unlink(missing_ok=True)
+    facts = {"size": 2, "classes": ["cat", "dog"], "splits": {"train": [3, 3]}}
+    write_manifest(directory, image_layout.KIND, **facts)
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
+
+
+def test_images_are_checked(images, capsys):
+    assert list(verify(images)) == []
+    assert "train: 6 rows" in capsys.readouterr().out
+    first, second = (image_layout.shard_files(images, "train", shard) for shard in range(2))
+    for path in (first[0], second[0]):
+        flip_a_bit(path)
+    problems = list(verify(images))
+    assert [problem.partition(":")[0] for problem in problems] == [str(first[0]), str(second[0])]
+    assert all("expected CRC-32" in problem for problem in problems)
+    for files in (first, second):
+        np.array([0, -1, 2], image_layout.LABEL_DTYPE).tofile(files[1])
+    write_image_manifest(images)
+    assert list(verify(images)) == [
+        f"{files[1]}: row 1: expected a label in [0, 2), got -1" for files in (first, second)
+    ]
+    second[0].write_bytes(b"short")
+    assert list(verify(images)) == [f"{second[0]}: expected 36 bytes, got 5"]
+    manifest = json.loads((images / "manifest.json").read_text())
+    del manifest["size"]
+    second[0].write_bytes(first[0].read_bytes())
+    (images / "manifest.json").write_text(json.dumps(manifest))
+    (problem,) = verify(images)
+    assert "manifest.json: size: expected a number of 1 or more, got None" in problem
+
+
+def test_texts_are_checked(tmp_path, capsys):
+    facts = {"max_seq_length": 8, "max_predictions": 2, "vocab_size": 99}
+    tokens_file, facts_file = text_layout.shard_files(tmp_path, 0)
+    tokens_file.write_bytes(bytes(3 * (8 + 2 * 2) * 2))
+    facts_file.write_bytes(bytes(3 * 4 * 2))
+    text_layout.write_text_manifest(tmp_path, [3], **facts)
+    assert list(verify(tmp_path)) == []
+    assert "3 rows" in capsys.readouterr().out
+    flip_a_bit(tokens_file)
+    (problem,) = verify(tmp_path)
+    assert f"{tokens_file}: expected CRC-32" in problem
+    (tmp_path / "manifest.json").unlink()
+    text_layout.write_text_manifest(tmp_path, [2], **facts)
+    (problem,) = verify(tmp_path)
+    assert f"{facts_file}: truncated or too long: expected 16 bytes for 2 rows, got 24" in problem
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    del manifest["vocab_size"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (problem,) = verify(tmp_path)
+    assert "manifest.json: not of a pre-training dataset (KeyError('vocab_size'))" in problem
