@@ -40,7 +40,8 @@ def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> li
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not of this architecture; the names are given.
+        ValueError: it is not of this architecture, or holds other things than dense tensors of
+            finite real numbers; the names are given. Nothing is loaded then.
     """
     return _copy(model, path, _read(path), heads)
 
@@ -77,18 +78,43 @@ def load_bert_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) 
 def _read(path: str) -> dict[str, Tensor]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file (--init_checkpoint)")
-    if path.endswith(".safetensors"):
-        weights: Any = load_file(path)
-    else:
-        try:
+    try:
+        if path.endswith(".safetensors"):
+            weights: Any = load_file(path)
+        else:
             weights = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{path}: no file of weights alone: {reason}") from error
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path}: no file of weights alone: {reason}") from error
     for key in ("state_dict", "model"):  # how training scripts wrap them
         if isinstance(weights, dict) and isinstance(weights.get(key), dict):
             weights = weights[key]
-    return {name.removeprefix("module."): value for name, value in weights.items()}
+    if not isinstance(weights, dict):
+        raise ValueError(f"{path}: expected names and their weights, got {type(weights).__name__}")
+    named: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{path}: expected names and their weights, got a name {name!r}")
+        name = name.removeprefix("module.")
+        if name in named:
+            raise ValueError(f"{path}: {name}: expected once, got it with and without 'module.'")
+        if (found := _what_else(value)) and not _NO_WEIGHTS.search(name):
+            raise ValueError(
+                f"{path}: {name}: expected a dense tensor of real numbers, got {found}"
+            )
+        named[name] = value
+    return named
+
+
+def _what_else(value: Any) -> str | None:
+    """What a value is that is no dense tensor of real numbers."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    if value.layout != torch.strided:
+        return f"a {value.layout} tensor"
+    if value.is_meta:
+        return "a meta tensor, which has no values"
+    return f"a {value.dtype} tensor" if value.is_complex() else None
 
 
 def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
@@ -121,11 +147,13 @@ def _copy(
     wrong = [name for name in wrong if not (heads and name.startswith(heads))]
     if wrong:
         raise ValueError(f"{path}: of another architecture; differing: {', '.join(wrong[:8])}")
-    kept = []
+    fitting = [n for n, v in own.items() if n in weights and weights[n].shape == v.shape]
+    for name in fitting:
+        numbers = weights[name].to(own[name].dtype)
+        if not (finite := numbers.isfinite()).all():
+            got = numbers[~finite].flatten()[0].item()
+            raise ValueError(f"{path}: {name}: expected finite numbers, got {got}")
     with torch.no_grad():
-        for name, value in own.items():
-            if name in weights and weights[name].shape == value.shape:
-                value.copy_(weights[name])
-            elif name not in counters:
-                kept.append(name)
-    return kept
+        for name in fitting:
+            own[name].copy_(weights[name])
+    return [name for name in own if name not in fitting and name not in counters]
