@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dlrm import ops
 from dlrm.model.initialize import materialize
 
 
@@ -146,7 +147,7 @@ class BertForQuestionAnswering(nn.Module):
         device = torch.get_default_device()
         with torch.device("meta"):
             self.bert = _Bert(config, pooler=False)
-            self.qa_outputs = nn.Linear(config.shape.hidden_size, 2)
+            self.qa_outputs = _Linear(config.shape.hidden_size, 2)
         materialize(self, device, seed, _draw_weight)
 
     def stages(self) -> dict[str, nn.Module]:
@@ -182,8 +183,8 @@ class BertForSequenceClassification(nn.Module):
         device = torch.get_default_device()
         with torch.device("meta"):
             self.bert = _Bert(config, pooler=True)
-            self.dropout = nn.Dropout(config.hidden_dropout)
-            self.classifier = nn.Linear(config.shape.hidden_size, num_labels)
+            self.dropout = _Dropout(config.hidden_dropout)
+            self.classifier = _Linear(config.shape.hidden_size, num_labels)
         materialize(self, device, seed, _draw_weight)
 
     def stages(self) -> dict[str, nn.Module]:
@@ -201,6 +202,16 @@ class BertForSequenceClassification(nn.Module):
 
 def _draw_weight(module: nn.Module, values: Tensor, random: torch.Generator) -> None:
     values.normal_(0, _INITIAL_DEVIATION, generator=random)
+
+
+class _Linear(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return ops.linear(inputs, self.weight, self.bias)
+
+
+class _Dropout(nn.Dropout):
+    def forward(self, values: Tensor) -> Tensor:
+        return ops.dropout(values, self.p) if self.training else values
 
 
 class _Bert(nn.Module):
@@ -239,7 +250,7 @@ class _Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
         self.token_type_embeddings = nn.Embedding(_NUM_SEGMENTS, width)
         self.LayerNorm = nn.LayerNorm(width, config.norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = _Dropout(config.hidden_dropout)
 
     def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
         length, longest = ids.shape[1], self.position_embeddings.num_embeddings
@@ -262,7 +273,7 @@ class _Layer(nn.Module):
         self.attention = nn.ModuleDict(
             {"self": _SelfAttention(config), "output": _Residual(width, width, bias, config)}
         )
-        self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, inner)})
+        self.intermediate = nn.ModuleDict({"dense": _Linear(width, inner)})
         self.output = _Residual(inner, width, True, config)
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
@@ -279,9 +290,9 @@ class _SelfAttention(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         _, width, self.num_heads, _ = config.shape
-        self.query = nn.Linear(width, width, config.attention_bias)
-        self.key = nn.Linear(width, width, config.attention_bias)
-        self.value = nn.Linear(width, width, config.attention_bias)
+        self.query = _Linear(width, width, config.attention_bias)
+        self.key = _Linear(width, width, config.attention_bias)
+        self.value = _Linear(width, width, config.attention_bias)
         self.dropout = config.attention_dropout
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
@@ -299,9 +310,9 @@ class _Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, bias: bool, config: BertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(inputs, outputs, bias)
+        self.dense = _Linear(inputs, outputs, bias)
         self.LayerNorm = nn.LayerNorm(outputs, config.norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = _Dropout(config.hidden_dropout)
 
     def forward(self, values: Tensor, before: Tensor) -> Tensor:
         return self.LayerNorm(self.dropout(self.dense(values)) + before)
@@ -312,7 +323,7 @@ class _Pooler(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = _Linear(width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.dense(hidden[:, 0]).tanh()
@@ -322,7 +333,7 @@ class _PreTrainingHead(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.predictions = _Predictions(config)
-        self.seq_relationship = nn.Linear(config.shape.hidden_size, 2)
+        self.seq_relationship = _Linear(config.shape.hidden_size, 2)
 
     def forward(
         self, hidden: Tensor, pooled: Tensor, masked_positions: Tensor, words: Tensor
@@ -344,11 +355,11 @@ class _Predictions(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.transform = nn.ModuleDict(
             {
-                "dense": nn.Linear(width, width, config.attention_bias),
+                "dense": _Linear(width, width, config.attention_bias),
                 "LayerNorm": nn.LayerNorm(width, config.norm_eps),
             }
         )
 
     def forward(self, masked: Tensor, words: Tensor) -> Tensor:
         transformed = self.transform["LayerNorm"](F.gelu(self.transform["dense"](masked)))
-        return F.linear(transformed, words, self.bias)
+        return ops.linear(transformed, words, self.bias)

@@ -9,6 +9,7 @@ from dlrm.ops.dot_interaction import (
     dot_interaction_reference,
     interaction_width,
 )
+from dlrm.ops.dropout import dropout
 from dlrm.ops.joint_embedding import joint_embedding, joint_embedding_reference
 from dlrm.ops.joint_embedding_bag import (
     POOLINGS,
@@ -18,8 +19,8 @@ from dlrm.ops.joint_embedding_bag import (
     joint_embedding_bag_reference,
 )
 from dlrm.ops.library import instruction_set, native_available
+from dlrm.ops.linear import fused_linear_dtypes, linear
 from dlrm.ops.mlp import (
-    fused_linear_dtypes,
     mlp,
     mlp_reference,
     relu_bias_backward,
@@ -43,6 +44,7 @@ __all__ = [
     "check_bags",
     "dot_interaction",
     "dot_interaction_reference",
+    "dropout",
     "fused_linear_dtypes",
     "instruction_set",
     "interaction_width",
@@ -51,6 +53,7 @@ __all__ = [
     "joint_embedding_bag",
     "joint_embedding_bag_reference",
     "joint_embedding_reference",
+    "linear",
     "mlp",
     "mlp_reference",
     "native_available",

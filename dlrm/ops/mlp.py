@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dlrm.ops.library import has_native, native_available
+from dlrm.ops.linear import matrix_product
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -84,7 +85,8 @@ class _MLP(torch.autograd.Function):
         used = rounded or parameters
         values = [inputs]
         for weight, bias in zip(used[:num_layers], used[num_layers:], strict=True):
-            values.append(_linear(values[-1], weight, bias).relu_())
+            # Not oneDNN's ReLU, which makes 0 of a NaN and would hide that training diverged.
+            values.append(matrix_product(values[-1], weight, bias).relu_())
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         ctx.save_for_backward(*values, *used[:num_layers])
         return values[-1]
@@ -102,26 +104,11 @@ class _MLP(torch.autograd.Function):
             if needs[layer]:
                 grads[layer] = _weight_gradient(grad, values[layer])
             if layer or needs_inputs:
-                grad = _linear(grad, weights[layer].T)
+                grad = matrix_product(grad, weights[layer].T)
         for i, (product, dtype) in enumerate(zip(grads, dtypes, strict=True)):
             if product is not None and product.dtype != dtype:
                 grads[i] = product.to(dtype)
         return grad if needs_inputs else None, None, *grads
-
-
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b.
-
-    oneDNN's float32 product is 1.07 times as fast as MKL's, which torch takes (batch 2048 x 512
-    x 256, Zen 4, 2 threads). Its ReLU is not taken: it makes 0 of a NaN, which would hide that
-    training diverged.
-    """
-    onednn = inputs.dtype in _ONEDNN_DTYPES and inputs.device.type == "cpu"
-    if onednn and weight.numel():  # it refuses a layer without inputs
-        if bias is not None and not bias.is_contiguous():
-            bias = bias.contiguous()  # it reads no strides
-        return torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, "none", [], "")
-    return F.linear(inputs, weight, bias)
 
 
 def _weight_gradient(grad: Tensor, inputs: Tensor) -> Tensor:
@@ -175,19 +162,6 @@ def _check_pair(grad: Tensor, output: Tensor) -> None:
             "relu_bias_backward: expected grad and output of one dtype (Float, BFloat16 or Half), "
             f"got grad {grad.dtype} and output {output.dtype}"
         )
-
-
-def fused_linear_dtypes() -> tuple[torch.dtype, ...]:
-    """The dtypes for which this torch has oneDNN's fused linear layer on this processor."""
-    if not (
-        torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    ):
-        return ()
-    half = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return (torch.float32, torch.bfloat16) if half else (torch.float32,)
-
-
-_ONEDNN_DTYPES = fused_linear_dtypes()
 
 
 if native_available():
