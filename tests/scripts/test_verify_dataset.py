@@ -202,3 +202,13 @@ def test_texts_are_checked(tmp_path, capsys):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     (problem,) = verify(tmp_path)
     assert "manifest.json: not of a pre-training dataset (KeyError('vocab_size'))" in problem
+
+
+def test_texts_in_hdf5_are_checked_by_their_checksums(tmp_path):
+    facts = {"max_seq_length": 8, "max_predictions": 2, "vocab_size": 99}
+    (tmp_path / "part_00000.hdf5").write_bytes(bytes(100))
+    text_layout.write_text_manifest(tmp_path, [3], output_format="hdf5", **facts)
+    assert list(verify(tmp_path)) == []
+    flip_a_bit(tmp_path / "part_00000.hdf5")
+    (problem,) = verify(tmp_path)
+    assert f"{tmp_path / 'part_00000.hdf5'}: expected CRC-32" in problem
