@@ -21,17 +21,15 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
-from tqdm import tqdm
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dlrm.data.pretraining_writer import (
     INPUT_FORMATS,
     OUTPUT_FORMATS,
     PretrainingTextConfig,
-    TextSummary,
     write_shards,
 )
+from dlrm.data.text_report import Bars, summary_text
 
 _HELP = {
     "vocab_file": "WordPiece vocabulary, a token a line",
@@ -47,44 +45,6 @@ _HELP = {
     "num_shards": "files to write; one for each 262,144 rows where it is not given",
     "processes": "that work at a time",
 }
-_UNITS = {"tokenize": "B", "cut": "documents", "write": "rows", "convert": "files"}
-
-
-class _Bars:
-    """A progress bar for each stage; it is `on_progress` of `write_shards`."""
-
-    def __init__(self) -> None:
-        self._stage, self._bar = "", tqdm(disable=True)
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage != self._stage:
-            self._bar.close()
-            self._stage = stage
-            unit = _UNITS[stage]
-            self._bar = tqdm(
-                total=total, desc=stage, unit=unit, unit_scale=unit == "B", disable=None
-            )
-        self._bar.update(done - self._bar.n)
-
-    def close(self) -> None:
-        """Ends the last one."""
-        self._bar.close()
-
-
-def summary_text(summary: TextSummary, seconds: float) -> str:
-    """Returns what the command prints at the end."""
-    read = f"{summary.files:,} files"
-    if summary.documents:
-        read += (
-            f", {summary.documents:,} documents, {summary.sentences:,} sentences, "
-            f"{summary.tokens:,} tokens"
-        )
-    return (
-        f"read: {read}\n"
-        f"rows: {summary.rows:,} in {summary.shards:,} files, {summary.rows / seconds:,.0f} a "
-        f"second; {summary.masked_tokens:,} tokens masked, {summary.random_share:.1%} of the rows "
-        f"with B from elsewhere, {summary.padding_share:.1%} padding"
-    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     flags = vars(parser.parse_args(arguments))
     source, output = flags.pop("source"), flags.pop("output")
-    started, bars = time.monotonic(), _Bars()
+    started, bars = time.monotonic(), Bars()
     try:
         config = PretrainingTextConfig(**flags)
         if config.processes > 1:  # which tokenize a part each, and not each on all cores

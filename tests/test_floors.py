@@ -40,6 +40,7 @@ TORCH_FREE = [
     "dlrm.data.raw_text",
     "dlrm.data.text_formats",
     "dlrm.data.text_layout",
+    "dlrm.data.text_report",
     "dlrm.data.wordpiece",
     "dlrm.data.workers",
     "preproc.convert_to_binary",

@@ -26,7 +26,7 @@ from dlrm.data.text import TextLoader, TextSource
 from dlrm.distributed import World, gather
 from dlrm.files import MANIFEST
 from dlrm.model.bert import SIZES, BertConfig
-from dlrm.scripts import bert_flags, network_flags, network_run, session
+from dlrm.scripts import bert_data, bert_flags, network_flags, network_run, session
 from dlrm.scripts.all_checkpoints import checkpoints_of, validate_all
 from dlrm.scripts.config_flags import Values
 from dlrm.scripts.largest_batch import largest_batch
@@ -55,6 +55,8 @@ def main(arguments: list[str]) -> None:
     if values["help"]:
         print(__doc__, bert_flags.FLAGS.help(), sep="\n")
         return
+    if values["mode"] == "prepare_data":
+        session.exit_with(lambda: bert_data.prepare(bert_flags.resolved(values)[0]), None)
     session.exit_with(lambda: run(values), values["save_checkpoint_path"])
 
 
@@ -245,7 +247,7 @@ def _notices(setup: TextSetup) -> Iterator[str]:
                 f"{name}: {source.num_samples:,} rows of {mean:.0f} tokens on average, "
                 f"{source.length} at most"
             )
-    if values["length_window"] and setup.train:
+    if values["length_window"] and setup.train and values["data"] == "dataset":
         yield (
             f"--length_window {values['length_window']}: of so many batches at a time the rows are "
             "sorted by length, so that there is less padding"

@@ -1,6 +1,7 @@
 """The command line of `dlrm.scripts.bert`, and what recipes make of it."""
 
 from dlrm.data.pretraining import DATA_FORMATS
+from dlrm.data.pretraining_writer import INPUT_FORMATS, OUTPUT_FORMATS, PretrainingTextConfig
 from dlrm.model.bert import SIZES, BertConfig
 from dlrm.scripts import network_flags, session
 from dlrm.scripts.config_flags import ConfigFlags, Values
@@ -29,6 +30,17 @@ _CONFIGS = {
         "attention_bias": "Biases in the attention and before masked tokens; PopART has none",
     },
     **CONFIGS,
+    PretrainingTextConfig: {
+        "vocab_file": "WordPiece vocabulary, a token a line",
+        "lower_case": "Make letters lower case and take their accents away",
+        "dupe_factor": "--mode prepare_data: how often each document is cut and masked",
+        "masked_lm_prob": "--mode prepare_data: share of the tokens that are masked",
+        "short_seq_prob": "--mode prepare_data: how often a document is cut into shorter rows",
+        "input_format": f"--mode prepare_data: {', '.join(INPUT_FORMATS)}",
+        "output_format": f"--mode prepare_data: {', '.join(OUTPUT_FORMATS)}",
+        "num_shards": "--mode prepare_data: files to write; default: one for each 262,144 rows",
+        "processes": "--mode prepare_data: that work at a time; default: one a core",
+    },
 }
 _OWN = {
     **OWN,
@@ -58,8 +70,8 @@ _OWN = {
     "pad_to_seq_length": (bool, False, "Pad pre-training rows that are shorter than asked for"),
     "unknown_id": (int | None, None, "Takes the place of tokens outside of --vocab_size"),
     "synthetic_dataset_num_entries": (int, 10000, "Rows of an epoch of data that are made up"),
-    "vocab_file": (str | None, None, "WordPiece vocabulary, a token a line"),
-    "lower_case": (bool, True, "Make letters lower case and take their accents away"),
+    "source": (tuple[str, ...], (), "--mode prepare_data: text files, or folders of them"),
+    "output": (str | None, None, "--mode prepare_data: the dataset to write"),
     "max_seq_length": (
         int | None,
         None,
@@ -121,7 +133,8 @@ _OWN = {
 FLAGS = ConfigFlags(_CONFIGS, _OWN)  # type: ignore[arg-type]
 
 RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {
-    *("test_dataset", "latency", "batches_per_step", "predictions")
+    *("test_dataset", "latency", "batches_per_step", "predictions"),
+    *("source", "output", "processes"),
 }
 
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
@@ -160,9 +173,9 @@ def parse(arguments: list[str]) -> Values:
             "pipeline_schedule": SCHEDULES,
         },
     )
-    if values["mode"] == "pretrain":
+    if values["mode"] in ("pretrain", "prepare_data"):
         if values["task"] not in (None, "pretrain"):
-            raise ValueError(f"--task {values['task']} contradicts --mode pretrain")
+            raise ValueError(f"--task {values['task']} contradicts --mode {values['mode']}")
         values = Values({**values, "task": "pretrain"}, values.given)
     if values["batch_size"] == "max" and session.device(values["base_device"]) == "cpu":
         values = Values({**values, "batch_size": str(CPU_BATCH)}, values.given)

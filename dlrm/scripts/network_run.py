@@ -114,8 +114,8 @@ def run(
 
 def known_checkpoint(values: Values, checkpoint: Path | None) -> Path | None:
     """Returns the last checkpoint of the run that goes on, if one does, else `checkpoint`."""
-    resumed = last_checkpoint(values["save_checkpoint_path"]) if values["resume"] else None
-    return resumed or checkpoint
+    path = values["save_checkpoint_path"]
+    return (last_checkpoint(path) if values["resume"] and path else None) or checkpoint
 
 
 def with_saved_flags(values: Values, checkpoint: Path | None, names: Iterable[str]) -> Values:

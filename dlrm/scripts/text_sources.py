@@ -53,6 +53,10 @@ def open_sources(values: Values, vocab_is_fixed: bool) -> Sources:
     tested = not (training and values["no_validation"])
     if values["data"] == "dataset":
         train_path, test_path = _paths(values)
+        if values["task"] in FILES:
+            needed = ([train_path] if training else []) + ([test_path] if tested else [])
+            for path in filter(None, needed):
+                _check_is_file(path, "--dataset, --test_dataset")
         open_rows, values = _opener(values, vocab_is_fixed, train_path)
         train = open_rows(train_path) if training else None
         test = open_rows(test_path) if tested and test_path else None
@@ -88,6 +92,7 @@ def _opener(
         return lambda path: _pretraining(values, path), values
     if not values["vocab_file"]:
         raise ValueError(f"--task {values['task']} needs --vocab_file, a WordPiece vocabulary")
+    _check_is_file(values["vocab_file"], "--vocab_file")
     known = values["vocab_size"] if vocab_is_fixed else None
     tokenizer = load_tokenizer(values["vocab_file"], values["lower_case"], vocab_size=known)
     if not vocab_is_fixed:
@@ -97,6 +102,11 @@ def _opener(
         return lambda path: _pairs(path, tokenizer, length), values
     sizes = (length, values["doc_stride"], values["max_query_length"])
     return lambda path: SquadFeatures(read_squad(path), tokenizer, *sizes), values
+
+
+def _check_is_file(path: str, flag: str) -> None:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file ({flag})")
 
 
 def _pairs(path: str, tokenizer: Tokenizer, length: int) -> TextSource:

@@ -59,8 +59,8 @@ def graphcore(task: str, size: str, phase: int) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "precision": "16.16",
     }
-    if task != "pretrain":
-        return google(task, size, phase) | common
+    if task != "pretrain":  # by AdamW, whose moments want 32 bits
+        return google(task, size, phase) | common | {"precision": "16.32"}
     scale = 64.0 if size == "large" else 512.0 if phase == 1 else 128.0
     return common | {
         **_sequences(phase, 384, 56),
