@@ -15,6 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm.data.sentence_pairs import (
+    COLUMNS,
+    Pairs,
+    accuracy_and_f1,
+    majority_baseline,
+    read_pairs,
+)
+from dlrm.data.squad import exact_match_and_f1, read_squad
+from dlrm.scripts import bert, bert_flags
+
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -113,6 +123,116 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     assert 0 < trained["test_auc"] < 1
     assert 0 < trained["validation_auc"] < 1
     assert summary(tmp_path / "test.json")["auc"] == trained["test_auc"]
+
+
+def bash_block(heading: str) -> list[str]:
+    """The lines of the first shell block under a heading of the README, each a whole command."""
+    section = README.read_text().split(f"\n### {heading}\n")[1]
+    block = section.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
+    python = f"{shlex.quote(sys.executable)} -m dlrm.scripts.bert --base_device=cpu"
+    return [line.replace("python -m dlrm.scripts.bert", python) for line in block.splitlines()]
+
+
+def link_texts(shared_data: Path, directory: Path) -> None:
+    """Lays the real rows where the README's commands expect them."""
+    names = {"mrpc/train.tsv": "train.tsv", "mrpc/dev.tsv": "dev.tsv"}
+    names["squad/train-v1.1.slice.json"] = "train-v1.1.slice.json"
+    names["vocab/bert-base-uncased-vocab.txt"] = "vocab.txt"
+    for source, name in names.items():
+        (directory / name).symlink_to(shared_data / source)
+
+
+def overlap_features(pairs: Pairs) -> np.ndarray:
+    """How many words two sentences share, and by how many their numbers differ."""
+    rows = []
+    for sentences in zip(pairs.first, pairs.second, strict=True):
+        one, two = (set(re.findall(r"\w+", sentence.lower())) for sentence in sentences)
+        same, (few, many) = len(one & two), sorted((len(one), len(two)))
+        rows.append([same / len(one | two), same / few, same / many, many - few])
+    return np.array(rows)
+
+
+def overlap_baseline(train: Pairs, test: Pairs) -> dict[str, float]:
+    """What a logistic regression over shared words comes to."""
+    preprocessing, linear_model, pipeline = (
+        pytest.importorskip(f"sklearn.{name}", reason="no scikit-learn (extra dev)")
+        for name in ("preprocessing", "linear_model", "pipeline")
+    )
+    model = pipeline.make_pipeline(
+        preprocessing.StandardScaler(), linear_model.LogisticRegression()
+    ).fit(overlap_features(train), train.labels)
+    return accuracy_and_f1(test.labels, model.predict(overlap_features(test)))
+
+
+@pytest.mark.slow
+def test_a_small_network_learns_pairs_by_heart(shared_data, tmp_path):
+    pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
+    link_texts(shared_data, tmp_path)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    head, training, evaluation, *_ = bash_block("Questions and pairs, learnt from scratch")
+    for command in (head, training):
+        run(["bash", "-c", command], tmp_path, one_thread)
+    assert summary(tmp_path / "log.json")["test_accuracy"] >= 0.99
+    shown = run(["bash", "-c", evaluation], tmp_path, one_thread)
+    train, dev = (read_pairs(tmp_path / name) for name in ("train.tsv", "dev.tsv"))
+    majority, overlap = majority_baseline(dev.labels), overlap_baseline(train, dev)
+    assert f"accuracy {majority['accuracy']:.6f}" in shown
+    assert overlap["accuracy"] == pytest.approx(0.745, abs=0.005)
+    found = {name: summary(tmp_path / "log.json")[f"best_{name}"] for name in ("accuracy", "f1")}
+    print(f"{'of the 408 dev pairs':<28} accuracy  F1")
+    for name, metrics in (
+        ("this network, 500 pairs", found),
+        ("the more frequent class", majority),
+        ("word-overlap regression", overlap),
+    ):
+        print(f"{name:<28} {metrics['accuracy']:.3f}     {metrics['f1']:.3f}")
+    assert 0.5 < found["accuracy"] < 1
+
+
+@pytest.mark.slow
+def test_a_small_network_learns_answers_by_heart(shared_data, tmp_path):
+    pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
+    link_texts(shared_data, tmp_path)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    *_, training, evaluation = bash_block("Questions and pairs, learnt from scratch")
+    run(["bash", "-c", training], tmp_path, one_thread)
+    assert summary(tmp_path / "log.json")["test_f1"] >= 90
+    run(["bash", "-c", evaluation], tmp_path, one_thread)
+    answers = json.loads((tmp_path / "predictions.json").read_text())
+    questions = read_squad(tmp_path / "train-v1.1.slice.json")
+    assert list(answers) == [question.id for question in questions]
+    assert all(answers[question.id] in question.context for question in questions)
+    found = exact_match_and_f1(questions, answers)
+    assert found["f1"] == summary(tmp_path / "log.json")["best_f1"] >= 90
+
+
+def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
+    words = ["who", "sat", "the", "cat", "dog"]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    pairs = [f"{i % 2}\t1\t2\tthe {words[3 + i % 2]} sat\tthe cat" for i in range(32)]
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text("\n".join(["\t".join(COLUMNS), *pairs]))
+    asked = [
+        {"id": str(i), "question": "who sat", "answers": [{"text": "cat", "answer_start": 4}]}
+        for i in range(32)
+    ]
+    content = {"data": [{"paragraphs": [{"context": "The cat sat.", "qas": asked}]}]}
+    (tmp_path / "train-v1.1.slice.json").write_text(json.dumps(content))
+    monkeypatch.chdir(tmp_path)
+    for line in bash_block("Questions and pairs, learnt from scratch"):
+        if line.startswith("head"):
+            run(["bash", "-c", line], tmp_path)
+            continue
+        arguments = shlex.split(line)[3:]
+        if "finetune" in arguments:
+            arguments += ["--epochs=2", "--test_after=2", "--max_steps=4"]
+        bert.run(bert_flags.parse(arguments))
+        results = summary(tmp_path / "log.json")
+        assert any(name.endswith("f1") and 0 <= value <= 100 for name, value in results.items())
+    assert len(json.loads((tmp_path / "predictions.json").read_text())) == 32
+    assert capsys.readouterr().out.count("more frequent class: accuracy 0.500000  f1 0.0") == 2
 
 
 def sign_commands(tar: Path, model: str) -> tuple[list[str], list[str]]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dlrm.data.sentence_pairs import SentencePairs, majority_baseline
 from dlrm.data.squad import (
     SquadFeatures,
     exact_match_and_f1,
@@ -247,6 +248,12 @@ def _notices(setup: TextSetup) -> Iterator[str]:
                 f"{name}: {source.num_samples:,} rows of {mean:.0f} tokens on average, "
                 f"{source.length} at most"
             )
+    if isinstance(setup.test, SentencePairs) and setup.test.labels is not None:
+        majority = majority_baseline(setup.test.labels)
+        yield (
+            f"test: always the more frequent class: accuracy {majority['accuracy']:.6f}  "
+            f"f1 {majority['f1']:.6f}"
+        )
     if values["length_window"] and setup.train and values["data"] == "dataset":
         yield (
             f"--length_window {values['length_window']}: of so many batches at a time the rows are "
