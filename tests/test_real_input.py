@@ -275,3 +275,57 @@ def test_the_commands_for_photographs_of_signs_start(tmp_path, model):
     run([*training, "--base_device=cpu", "--epochs=3", "--max_steps=2"], tmp_path)
     results = summary(tmp_path / "log.json")
     assert 0 < results["training_loss"] < 5  # ln 2 is 0.69
+
+
+def wikitext_commands(vocabulary: Path) -> tuple[list[list[str]], list[str]]:
+    """The README's commands that prepare articles and pre-train on them."""
+    pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
+    *prepare, training = readme_commands("Articles of WikiText-2")
+    script = README.parent / prepare[0][1]
+    given = [
+        [sys.executable, str(script)]
+        + [str(vocabulary) if word == "vocab.txt" else word for word in words[2:]]
+        for words in prepare
+    ]
+    assert len(given) == 2
+    return given, [sys.executable, *training[1:]]
+
+
+@pytest.mark.slow
+def test_a_small_bert_learns_from_articles_of_wikipedia(shared_data, tmp_path):
+    text = (shared_data / "wikitext2" / "valid.txt").read_text(encoding="utf-8")
+    articles = [part for part in re.split(r"(?m)^(?= = [^=])", text) if part.strip()]
+    held_out = articles[9::10]
+    kept = [article for article in articles if article not in held_out]
+    assert (len(kept), len(held_out)) == (54, 6)
+    (tmp_path / "train.txt").write_text("".join(kept), encoding="utf-8")
+    (tmp_path / "test.txt").write_text("".join(held_out), encoding="utf-8")
+    prepare, training = wikitext_commands(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
+    shown = [run(words, tmp_path) for words in prepare]
+    assert "54 documents" in shown[0]
+    assert "6 documents" in shown[1]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as above
+    run([*training, "--base_device=cpu"], tmp_path, one_thread)
+    found = summary(tmp_path / "log.json")
+    assert found["test_masked_loss"] < 6.5  # 6.64 is what the tokens' frequencies alone come to
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_the_commands_for_articles_of_wikipedia_start(tmp_path):
+    vocabulary = tmp_path / "made_up.txt"
+    words = [f"w{letter}" for letter in "abcdefghij"]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary.write_text("\n".join([*special, *words, "."]))
+    noise = np.random.default_rng(0)
+    for name in ("train", "test"):
+        articles = []
+        for number in range(4):
+            sentences = [" ".join(noise.choice(words, 9)) for _ in range(20)]
+            articles.append(f" = {number} = \n \n {' . '.join(sentences)} . \n")
+        (tmp_path / f"{name}.txt").write_text("".join(articles))
+    prepare, training = wikitext_commands(vocabulary)
+    for command in prepare:
+        assert "4 documents, 80 sentences" in run(command, tmp_path)
+    run([*training, "--base_device=cpu", "--total_steps=2", "--test_freq=2"], tmp_path)
+    found = summary(tmp_path / "log.json")
+    assert 0 < found["test_masked_loss"] < 3.5  # ln 16 is 2.8
