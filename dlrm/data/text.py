@@ -30,7 +30,8 @@ class TextBatch(NamedTuple):
         global_size: rows of the global batch.
         global_masked: tokens to be predicted in the global batch.
         padded: whether any row is shorter than `length`.
-        part_lengths: to what length each part is cut when the batch is split in so many.
+        parts: of each part, when the batch is split in so many: its length, and whether any of its
+            rows is shorter.
     """
 
     ids: Tensor
@@ -44,7 +45,7 @@ class TextBatch(NamedTuple):
     global_size: int = 0
     global_masked: int = 0
     padded: bool = True
-    part_lengths: tuple[int, ...] = ()
+    parts: tuple[tuple[int, bool], ...] = ()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "TextBatch":
         """Returns the batch with `function` applied to each tensor that it has."""
@@ -54,15 +55,16 @@ class TextBatch(NamedTuple):
         """Cuts the rows in `parts`, or one a row where there are fewer; sizes differ by one."""
         bounds = _bounds(len(self.ids), parts)
         batches = [
-            self.map(lambda tensor, a=a, b=b: tensor[a:b])._replace(part_lengths=())  # type: ignore[misc]
+            self.map(lambda tensor, a=a, b=b: tensor[a:b])._replace(parts=())  # type: ignore[misc]
             for a, b in zip(bounds[:-1], bounds[1:], strict=True)
         ]
-        if len(self.part_lengths) != len(batches):
+        if len(self.parts) != len(batches):
             return batches
-        pairs = zip(batches, self.part_lengths, strict=True)
         return [
-            batch._replace(ids=batch.ids[:, :length], segments=batch.segments[:, :length])
-            for batch, length in pairs
+            part._replace(
+                ids=part.ids[:, :length], segments=part.segments[:, :length], padded=padded
+            )
+            for part, (length, padded) in zip(batches, self.parts, strict=True)
         ]
 
 
@@ -230,19 +232,24 @@ class Epoch(NamedTuple):
             own = own[np.argsort(source.lengths[own], kind="stable")]
         batch = source.read(own)
         masked = 0 if source.num_masked is None else int(source.num_masked[rows].sum())
+        lengths: np.ndarray = source.lengths[own]
+        parts: tuple[tuple[int, bool], ...] = ()
         if self.parts:
             bounds = _bounds(len(own), self.parts)
-            lengths = tuple(
-                self._length(own[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            parts = tuple(
+                self._shape(lengths[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
             )
-            batch = _cut(batch, max(lengths))._replace(part_lengths=lengths)
-        padded = bool((source.lengths[own] < batch.ids.shape[1]).any())
-        return batch._replace(global_size=len(rows), global_masked=masked, padded=padded)
+            batch = _cut(batch, max(length for length, _ in parts))
+        padded = bool((lengths < batch.ids.shape[1]).any())
+        return batch._replace(
+            global_size=len(rows), global_masked=masked, padded=padded, parts=parts
+        )
 
-    def _length(self, rows: np.ndarray) -> int:
-        """To what batches of these rows are cut."""
-        longest = int(self.source.lengths[rows].max(initial=1))
-        return min(self.source.length, -(-longest // _MULTIPLE) * _MULTIPLE)
+    def _shape(self, lengths: np.ndarray) -> tuple[int, bool]:
+        """To what rows of these lengths are cut, and whether any is shorter."""
+        longest = int(lengths.max(initial=1))
+        length = min(self.source.length, -(-longest // _MULTIPLE) * _MULTIPLE)
+        return length, bool((lengths < length).any())
 
 
 def _cut(batch: TextBatch, length: int) -> TextBatch:

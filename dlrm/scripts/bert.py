@@ -281,6 +281,7 @@ def _loader(setup: TextSetup, source: TextSource, batch_size: int, train: bool) 
         drop_last=train,
         window=window,
         cut=not is_graph,
+        parts=setup.plan.accumulation if train else 1,
         seed=values["seed"],
         world=setup.world,
     )

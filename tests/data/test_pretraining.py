@@ -1,5 +1,6 @@
 import json
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -354,3 +355,10 @@ def test_what_is_wrong_with_an_hdf5_file_is_named(tmp_path, rows):
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"expected \*.hdf5 or \*.h5, found none"):
         open_pretraining(tmp_path, "hdf5")
+
+
+def test_hdf5_without_h5py_says_what_to_install(tmp_path, rows, monkeypatch):
+    write_nvidia(tmp_path / "part.hdf5", rows)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ValueError, match=r"h5py.*; pip install 'dlrm\[text\]' has it"):
+        open_pretraining(tmp_path)

@@ -159,11 +159,17 @@ def test_micro_batches_are_cut_after_their_own_longest_row(window):
             for part in parts:
                 assert part.ids.shape == part.segments.shape
                 assert part.ids.shape[1] == min(LENGTH, -(-int(part.lengths.max()) // 8) * 8)
+                assert part.padded == (int(part.lengths.min()) < part.ids.shape[1])
             assert sum(part.ids.sum() for part in parts) == whole.ids.sum()
             widths = [part.ids.shape[1] for part in parts]
             assert widths == sorted(widths)
             assert widths[-1] == whole.ids.shape[1]
             assert {part.ids.shape[1] for part in batch.split(2)} == {widths[-1]}
+    full = TextLoader(Numbered([8, 16, 3, 16], 16), 4, parts=2).epoch(0).batch(0)
+    assert [(part.indices.tolist(), part.padded) for part in full.split(2)] == [
+        ([2, 0], True),
+        ([1, 3], False),
+    ]
     uncut = TextLoader(source, 24, parts=3, cut=False).epoch(0).batch(0)
     assert {part.ids.shape[1] for part in uncut.split(3)} == {LENGTH}
     assert uncut.indices.tolist() == list(range(24))
