@@ -54,6 +54,7 @@ def graphcore(task: str, size: str, phase: int) -> dict[str, Any]:
     """Graphcore's PopART BERT on IPUs: a smaller vocabulary, no biases in the attention."""
     common = {
         "vocab_size": 30400,
+        "unknown_id": 100,  # [UNK] of the vocabulary that its data are tokenized with
         "attention_bias": False,
         "norm_eps": 1e-3,
         "attention_dropout": 0.0,
