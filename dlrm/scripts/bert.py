@@ -8,7 +8,7 @@ import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it i
 # isort: split
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,12 @@ def main(arguments: list[str]) -> None:
     if values["help"]:
         print(__doc__, bert_flags.FLAGS.help(), sep="\n")
         return
-    if values["mode"] == "prepare_data":
-        session.exit_with(lambda: bert_data.prepare(bert_flags.resolved(values)[0]), None)
-    session.exit_with(lambda: run(values), values["save_checkpoint_path"])
+    act: Callable[[Values], object] = _prepare_data if values["mode"] == "prepare_data" else run
+    session.exit_with(lambda: act(values), values["save_checkpoint_path"])
+
+
+def _prepare_data(values: Values) -> None:
+    bert_data.prepare(bert_flags.resolved(values)[0])
 
 
 def run(values: Values) -> dict[str, float]:
@@ -264,9 +267,11 @@ def _notices(setup: TextSetup) -> Iterator[str]:
         yield f"weights from {values['init_checkpoint']}{lacking}"
     elif setup.checkpoint is None and values["mode"] == "inference_benchmark":
         yield "note: no --load_checkpoint_path, so these are the initial weights"
+    elif values["resume"]:
+        return  # a line says what from
     elif setup.checkpoint is None and values["mode"] == "finetune":
         yield "note: no --init_checkpoint, so the training begins with initial weights"
-    elif setup.checkpoint is None and values["phase"] == 2 and not values["resume"]:
+    elif setup.checkpoint is None and values["phase"] == 2:
         yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
 
 
