@@ -1,11 +1,13 @@
 """All checkpoints of a run: their average, and a table of how each of them tests."""
 
 import csv
+import hashlib
 import io
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -20,6 +22,24 @@ from dlrm.train.trainer import Task, Trainer
 AVERAGED = "averaged"  # begins the name of an average of checkpoints
 _NAMES = ("checkpoint", "weights", "tested_on")
 _Results = dict[tuple[str, str, str], dict[str, float]]
+
+
+class Best(NamedTuple):
+    """The best checkpoint of `validate_all`.
+
+    Attributes:
+        path: the checkpoint.
+        weights: "trained" or "average".
+        metrics: its step, and how it tests.
+    """
+
+    path: Path
+    weights: str
+    metrics: dict[str, float]
+
+    def summary(self) -> dict[str, float]:
+        """The metrics as those of the best."""
+        return {f"best_{name}": value for name, value in self.metrics.items()}
 
 
 def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[str, float]:
@@ -79,7 +99,7 @@ def validate_all(
     world: World,
     log: RunLog,
     tested_on: str = "",
-) -> dict[str, float]:
+) -> Best:
     """Tests all checkpoints of a directory that the table of results lacks; returns the best.
 
     Args:
@@ -89,7 +109,8 @@ def validate_all(
         results: CSV with what is known; it is written after each test.
         world: the ranks.
         log: where to report.
-        tested_on: data and whatever else a result depends on; results of others do not count.
+        tested_on: data and whatever else a result depends on (`name_of`); results of others do not
+            count.
 
     Raises:
         FileNotFoundError, ValueError: there is no checkpoint, or a file is not what it should be.
@@ -103,9 +124,7 @@ def validate_all(
             if key in known:
                 log.line(f"{path.name} ({weights}): in {results} already")
                 continue
-            average = dict(task.model.state_dict()) if weights == "average" else {}
-            parameters = Parameters(task.model, average=average)
-            progress = load_checkpoint(path, parameters, world=world)
+            progress = load_tested(task, path, weights, world)
             metrics = task.evaluate(Watched(test, path.name, log.quiet))
             shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
             log.line(f"{path.name} ({weights}): {shown}")
@@ -118,7 +137,19 @@ def validate_all(
         raise ValueError(f"{directory}: no checkpoint has a finite {task.loss_metric}")
     (best, which, _), row = max(finite.items(), key=lambda item: item[1][task.metric])
     log.line(f"best: {best} ({which}); all are in {results}")
-    return {f"best_{name}": value for name, value in row.items()}
+    return Best(Path(directory, best), which, row)
+
+
+def load_tested(task: Task, path: Path, weights: str, world: World) -> dict[str, Any]:
+    """Loads a checkpoint's "trained" weights or their "average"; returns its progress."""
+    average = dict(task.model.state_dict()) if weights == "average" else {}
+    return load_checkpoint(path, Parameters(task.model, average=average), world=world)
+
+
+def name_of(data: str, facts: Mapping[str, Any]) -> str:
+    """Names what a result depends on: the data, and a digest of all facts."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return f"{data} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def _read_results(path: Path, metrics: tuple[str, ...]) -> _Results:

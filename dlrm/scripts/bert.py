@@ -28,7 +28,7 @@ from dlrm.distributed import World, gather
 from dlrm.files import MANIFEST
 from dlrm.model.bert import SIZES, BertConfig
 from dlrm.scripts import bert_data, bert_flags, network_flags, network_run, session
-from dlrm.scripts.all_checkpoints import checkpoints_of, validate_all
+from dlrm.scripts.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
 from dlrm.scripts.config_flags import Values
 from dlrm.scripts.largest_batch import largest_batch
 from dlrm.scripts.network_run import Nothing, Setup, Watch
@@ -339,12 +339,14 @@ def _evaluate(setup: TextSetup, watch: Watch) -> dict[str, float]:
     test = _test_loader(setup)
     if path is not None and not _is_one(path):
         results = Path(values["results"] or Path(path, "evaluation.csv"))
-        tested_on = ", ".join(
-            str(values[flag])
-            for flag in ("test_dataset", "dataset", "data", "precision", "max_seq_length")
-            if values[flag] is not None
-        )
-        summary = validate_all(setup.task, test, path, results, setup.world, log, tested_on)
+        names = (values["test_dataset"], values["dataset"], values["data"])
+        tested_on = name_of(next(name for name in names if name), _test_facts(setup))
+        best = validate_all(setup.task, test, path, results, setup.world, log, tested_on)
+        summary = best.summary()
+        if setup.judge:  # its answers may be those of an earlier evaluation
+            load_tested(setup.task, best.path, best.weights, setup.world)
+            setup.judge.best = -1.0, {}
+            setup.task.evaluate(Watched(test, "answers", log.quiet))
     else:
         network_run.load_weights_of(setup, Parameters(setup.task.model), log)
         metrics = setup.task.evaluate(Watched(test, "test", log.quiet))
@@ -355,6 +357,21 @@ def _evaluate(setup: TextSetup, watch: Watch) -> dict[str, float]:
         write_predictions(file, answers)
         log.line(f"answers to {len(answers):,} questions: {file}")
     return summary
+
+
+def _test_facts(setup: TextSetup) -> dict[str, Any]:
+    """What the figures of a test depend on besides the checkpoint."""
+    values, test = setup.values, setup.test
+    facts = {flag: values[flag] for flag in (*bert_flags.ARCHITECTURE, *bert_flags.INPUT)}
+    if isinstance(test, SquadFeatures):
+        facts["questions"] = test.questions
+    if test is not None:
+        some = np.linspace(0, test.num_samples - 1, min(test.num_samples, 1024)).astype(np.int64)
+        read = test.read(some)
+        tensors = (read.ids, read.segments, read.labels, read.masked_ids)
+        sums = [zlib.crc32(t.contiguous().numpy().data) for t in tensors if t is not None]
+        facts["rows"] = [test.num_samples, zlib.crc32(np.asarray(test.lengths, "<i8").data), *sums]
+    return facts
 
 
 def _benchmark_inference(setup: TextSetup, watch: Watch) -> dict[str, float]:

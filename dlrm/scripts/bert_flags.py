@@ -127,7 +127,7 @@ _OWN = {
         str | None,
         None,
         "--mode evaluate --task squad: JSON file for the best checkpoint's answers; default: "
-        "predictions.json beside --results",
+        "predictions.json beside --log_path",
     ),
 }
 FLAGS = ConfigFlags(_CONFIGS, _OWN)  # type: ignore[arg-type]

@@ -21,8 +21,9 @@ from dlrm.data.images import (
     SyntheticImages,
 )
 from dlrm.distributed import World
+from dlrm.files import MANIFEST, crc32
 from dlrm.scripts import cnn_flags, network_flags, network_run, session
-from dlrm.scripts.all_checkpoints import checkpoints_of, validate_all
+from dlrm.scripts.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.scripts.config_flags import Values
 from dlrm.scripts.network_run import Nothing, Setup, Watch
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
@@ -220,10 +221,13 @@ def _validate(setup: Setup, watch: Watch) -> dict[str, float]:
     values = setup.values
     test = _loader(setup, "test", values["test_batch_size"])
     results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
-    tested_on = f"{values['dataset'] or values['data']}, {values['precision'] or 'fp32'}"
+    facts = {flag: values[flag] for flag in (*cnn_flags.ARCHITECTURE, "precision", "half_dtype")}
+    if values["data"] == "dataset":
+        facts["dataset"] = crc32(Path(values["dataset"], MANIFEST))
+    tested_on = name_of(values["dataset"] or values["data"], facts)
     return validate_all(
         setup.task, test, values["restore_path"], results, setup.world, watch.log, tested_on
-    )
+    ).summary()
 
 
 def _benchmark_inference(setup: Setup, watch: Watch) -> dict[str, float]:

@@ -192,6 +192,10 @@ def test_evaluation_goes_over_all_checkpoints_or_takes_one(texts, capsys):
     capsys.readouterr()
     command("--mode=evaluate", "--load_checkpoint_path=run", "--dataset=.")
     assert capsys.readouterr().out.count("evaluation.csv already") == len(names)
+    assert json.loads((texts / "predictions.json").read_text()) == answers  # those of the best
+    other = ("--mode=evaluate", "--load_checkpoint_path=run", "--dataset=.", "--doc_stride=1")
+    command(*other, "--max_query_length=1")
+    assert "evaluation.csv already" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", ["pretrain", "mrpc"])
