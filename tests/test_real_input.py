@@ -307,7 +307,7 @@ def test_a_small_bert_learns_from_articles_of_wikipedia(shared_data, tmp_path):
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as above
     run([*training, "--base_device=cpu"], tmp_path, one_thread)
     found = summary(tmp_path / "log.json")
-    assert found["test_masked_loss"] < 6.5  # 6.64 is what the tokens' frequencies alone come to
+    assert found["test_masked_loss"] < 6.6  # which the tokens' frequencies alone do not reach
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
