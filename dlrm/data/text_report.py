@@ -30,15 +30,16 @@ class Bars:
 
 def summary_text(summary: TextSummary, seconds: float) -> str:
     """Returns what the command prints at the end."""
-    read = f"{summary.files:,} files"
+    read = f"{summary.files:,} file{'s' * (summary.files != 1)}"
     if summary.documents:
         read += (
             f", {summary.documents:,} documents, {summary.sentences:,} sentences, "
             f"{summary.tokens:,} tokens"
         )
+    masked = summary.masked_tokens / max(summary.rows, 1)
     return (
         f"read: {read}\n"
         f"rows: {summary.rows:,} in {summary.shards:,} files, {summary.rows / seconds:,.0f} a "
-        f"second; {summary.masked_tokens:,} tokens masked, {summary.random_share:.1%} of the rows "
-        f"with B from elsewhere, {summary.padding_share:.1%} padding"
+        f"second; {masked:.1f} masked tokens a row, {summary.random_share:.1%} of the rows with B "
+        f"from elsewhere, {summary.padding_share:.1%} padding"
     )

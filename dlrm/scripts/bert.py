@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
     except ValueError as error:
         sys.exit(f"error: {error}")
     if values["help"]:
-        print(__doc__, bert_flags.FLAGS.help(), sep="\n")
+        print(__doc__, bert_flags.help_text(), sep="\n")
         return
     act: Callable[[Values], object] = _prepare_data if values["mode"] == "prepare_data" else run
     session.exit_with(lambda: act(values), values["save_checkpoint_path"])

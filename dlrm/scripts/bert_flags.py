@@ -204,8 +204,6 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
         raise ValueError(f"--phase 2 is of --mode pretrain, and not of --task {task}")
     recipe = BERT_RECIPES[values["recipe"]](task, values["size"], phase)
     values = values.filled(recipe)
-    if values["mode"] == "pretrain" and not {"total_steps", "epochs"} & values.given:
-        values = values.filled({"total_steps": values["total_steps"] or values["max_steps"]})
     if values["execution"] == "graph" or values["mode"] != "finetune":
         values = values.filled({"length_window": 0})
     elif values["length_window"] is None:
@@ -217,6 +215,15 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
     if values["layers_per_stage"]:
         values = values.filled({"pipeline_splits": _splits(values)})
     return values, frozenset(recipe)
+
+
+def help_text() -> str:
+    """Returns every flag with its meaning and its default, if that is not the recipe's."""
+    tasks = [(task, phase) for task in TASKS for phase in (1, 2)]
+    recipes = [
+        recipe(task, "base", phase) for recipe in BERT_RECIPES.values() for task, phase in tasks
+    ]
+    return FLAGS.help({name: "that of --recipe" for recipe in recipes for name in recipe})
 
 
 def _splits(values: Values) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Flags that are the fields of configurations: name, default and type are written once, there."""
 
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -80,9 +81,17 @@ class ConfigFlags:
         except ValueError:
             raise ValueError(f"--{name} {','.join(value)}: expected {of.__name__} values") from None
 
-    def help(self) -> str:
-        """Returns every flag with its default and meaning."""
-        return self._flags.get_help()
+    def help(self, defaults: Mapping[str, str] | None = None) -> str:
+        """Returns every flag with its default and meaning.
+
+        Args:
+            defaults: what is said instead of the default that is defined.
+        """
+        text = self._flags.get_help()
+        for name, default in (defaults or {}).items():
+            told = rf"(\n +--(?:\[no\])?{name}:(?:(?!\n +--)[\s\S])*?)\(default: '[^']*'\)"
+            text = re.sub(told, rf"\1(default: {default})", text)
+        return text
 
 
 class Values(dict[str, Any]):

@@ -239,7 +239,7 @@ def train(
     with session.stopped_by_sigterm(trainer):
         summary = trainer.fit(batches, test)
     watch.dog.rest()
-    if test.num_samples:
+    if values["mode"] != "benchmark_training":
         session.report_files(trainer, log, values["log_path"])
     if checkpoints and values["weight_avg_exp"] is not None:
         summary |= average_checkpoints(trainer, test, values["weight_avg_exp"])

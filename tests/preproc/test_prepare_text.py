@@ -36,7 +36,7 @@ def test_the_command_writes_a_dataset_and_says_what_is_in_it(prepare, tmp_path):
     assert done.returncode == 0, done.stderr
     dataset = open_pretraining(tmp_path / "out", check_crc=True)
     assert (dataset.length, dataset.max_predictions, dataset.vocab_size) == (16, 3, 8)
-    assert "read: 1 files, 3 documents, 4 sentences, 13 tokens" in done.stdout
+    assert "read: 1 file, 3 documents, 4 sentences, 13 tokens" in done.stdout
     assert re.search(
         rf"^rows: {dataset.num_samples} in 1 files, [\d,]+ a second", done.stdout, re.M
     )
