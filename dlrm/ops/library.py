@@ -13,6 +13,16 @@ def native_available() -> bool:
     return "cpu" in _native_devices
 
 
+def cuda_kernels_available() -> bool:
+    """Whether the compiled CUDA ops are loaded; else plain torch runs on a GPU."""
+    return "cuda" in _native_devices
+
+
+def why_not_cuda_kernels() -> str | None:
+    """Why the compiled CUDA ops are not loaded; None where they are."""
+    return _cuda_problem
+
+
 def why_not_native() -> str | None:
     """Why the compiled CPU ops are not loaded; None where they are."""
     return _problem
@@ -46,18 +56,52 @@ def instruction_set(limit: str | None = None) -> str:
     return _INSTRUCTION_SETS[torch.ops.dlrm.cpu_isa(index)]
 
 
+def follow_torch_settings() -> None:
+    """Tells the CUDA kernels what torch is set to: TF32 in products, deterministic algorithms."""
+    global _switches
+    if torch.compiler.is_compiling() or not cuda_kernels_available():
+        return
+    switches = cuda_switches()
+    if switches != _switches:
+        torch.ops.dlrm.cuda_switches(switches)
+        _switches = switches
+
+
+def cuda_switches() -> int:
+    """What torch is set to, as csrc/cuda/switches.h has it."""
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return tf32 + 2 * torch.are_deterministic_algorithms_enabled()
+
+
 def _load(path: Path) -> str | None:
     """Loads a file of compiled ops; returns why it could not, if so."""
     try:
         torch.ops.load_library(path)
     except OSError as error:  # not built, for another machine, or for a later torch
-        reason = str(error) if path.exists() else f"{path} was not built"
-        logging.getLogger(__name__).warning(
-            "dlrm.ops: plain-torch references run instead of the native ops: %s", reason
-        )
-        return reason
+        return str(error) if path.exists() else f"{path} was not built"
     return None
 
 
-_problem = _load(Path(__file__).resolve().parent.parent / "_ops_cpu.so")
-_native_devices = frozenset(["cpu"] if _problem is None else [])
+def _load_cuda() -> str | None:
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    return _problem or _load(_FOLDER / "_ops_cuda.so")
+
+
+def _say(missing: str, problem: str) -> None:
+    logging.getLogger(__name__).warning(
+        "dlrm.ops: plain-torch references run instead of the %s ops: %s", missing, problem
+    )
+
+
+_FOLDER = Path(__file__).resolve().parent.parent
+_switches = 0
+_problem = _load(_FOLDER / "_ops_cpu.so")
+_cuda_problem = _load_cuda()
+if _problem is not None:
+    _say("native", _problem)
+elif _cuda_problem is not None and torch.version.cuda and torch.cuda.is_available():
+    _say("native CUDA", _cuda_problem)
+_native_devices = frozenset(
+    name for name, problem in (("cpu", _problem), ("cuda", _cuda_problem)) if problem is None
+)

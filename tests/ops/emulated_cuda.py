@@ -1,0 +1,95 @@
+"""The CUDA kernels compiled for the CPU (cuda_emulator/), so that their logic runs without a GPU."""
+
+import contextlib
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent / "cuda_emulator"
+FLAGS = [
+    "-std=c++20",
+    "-O1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",  # kernels load floats as words
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",  # which takes fibers' jumps for errors
+    "-DDLRM_EMULATE_CUDA",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",
+    f"-I{FOLDER}",
+    "-Wall",
+    "-Wno-unknown-pragmas",
+]
+SHARED = 227 * 1024  # bytes of shared memory that a block may have on the emulated device
+
+
+def library() -> Path:
+    """Builds the library unless these sources have been built before."""
+    compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))))
+    sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), FOLDER / "cuda_emulator.cpp"]
+    headers = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "cuda").glob("*.h")]
+    digest = hashlib.sha256("\n".join([torch.__version__, *FLAGS]).encode())
+    for path in sorted([*sources, *headers, *FOLDER.glob("*.h")]):
+        digest.update(path.read_bytes())
+    built = Path(tempfile.gettempdir(), f"dlrm-emulated-{digest.hexdigest()[:16]}.so")
+    if built.exists():
+        return built
+    torch_folder = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+
+        def compiled(source: Path) -> str:
+            target = str(Path(folder, source.name + ".o"))
+            include = ["-isystem", str(torch_folder / "include")]
+            run([compiler, "-x", "c++", *FLAGS, *include, "-c", str(source), "-o", target])
+            return target
+
+        with ThreadPoolExecutor(2) as pool:
+            objects = list(pool.map(compiled, sources))
+        link = ["-shared", f"-L{torch_folder / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
+        unfinished = str(Path(folder, "library.so"))
+        run([compiler, *objects, *link, "-o", unfinished])
+        shutil.copy(unfinished, f"{built}.{id(folder)}")
+        Path(f"{built}.{id(folder)}").replace(built)
+    return built
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr  # no warnings either
+
+
+class Emulator:
+    """The loaded library; `configure` says what device it is."""
+
+    def __init__(self, path: Path):
+        torch.ops.load_library(path)
+        self._configure = ctypes.CDLL(str(path)).configure_emulator
+        self._configure.argtypes = [ctypes.c_uint, ctypes.c_int, ctypes.c_int64]
+
+    def configure(self, seed: int = 0, capability: int = 90, shared: int = SHARED) -> None:
+        """Draws the order of threads and blocks from `seed`, unless it is 0."""
+        self._configure(seed, capability, shared)
+
+    @contextlib.contextmanager
+    def in_place_of_cpu(self):
+        """Meanwhile the ops run emulated CUDA kernels on CPU tensors."""
+        overrides = torch.library.Library("dlrm", "IMPL", "CPU")
+        try:
+            for name in OPS:
+                overrides.impl(name, getattr(torch.ops.dlrm_emulated, name).default)
+            yield
+        finally:
+            overrides._destroy()
+            self.configure()
+            torch.ops.dlrm_emulated.take_cuda_error(torch.empty(0))
+
+
+OPS = ["joint_embedding", "take_cuda_error"]
