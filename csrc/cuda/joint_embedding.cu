@@ -8,14 +8,14 @@
 namespace dlrm {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kGatherThreads = 256;
 constexpr int kLookUps = 4;  // of a group of threads: their rows are all on the way at once
 
 // A group of threads owns kLookUps look-ups, which lie a block's groups apart, and each of its
 // threads every blockDim.x-th vector of their rows. Ids are read once, rows read and outputs written
 // once, 16 bytes a thread where rows are aligned.
 template <typename weight_t, typename output_t, int kVector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kGatherThreads)
     gather_rows(const weight_t* weight, Integers ids, TableRows table_rows, int64_t look_ups,
                 int64_t tables, int64_t dim, output_t* output, Errors errors) {
   const int64_t first = int64_t{blockIdx.x} * blockDim.y * kLookUps + threadIdx.y;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename weight_t, typename output_t, int kVector>
 void gather(const Launcher& launch, const JointEmbeddingInputs& inputs, output_t* output) {
-  const Groups groups(inputs.dim / kVector, kThreads);
+  const Groups groups(inputs.dim / kVector, kGatherThreads);
   const int64_t look_ups = inputs.batch * inputs.tables;
   const TableRows table_rows{inputs.table_offsets.const_data_ptr<int64_t>(), inputs.total_rows};
   launch(gather_rows<weight_t, output_t, kVector>,

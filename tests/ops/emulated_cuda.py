@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,8 +84,10 @@ class Emulator:
         """Meanwhile the ops run emulated CUDA kernels on CPU tensors."""
         overrides = torch.library.Library("dlrm", "IMPL", "CPU")
         try:
-            for name in OPS:
-                overrides.impl(name, getattr(torch.ops.dlrm_emulated, name).default)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the kernels for the CPU are overridden, it says
+                for name in OPS:
+                    overrides.impl(name, getattr(torch.ops.dlrm_emulated, name).default)
             yield
         finally:
             overrides._destroy()
@@ -92,4 +95,11 @@ class Emulator:
             torch.ops.dlrm_emulated.take_cuda_error(torch.empty(0))
 
 
-OPS = ["joint_embedding", "take_cuda_error"]
+OPS = [
+    "joint_embedding",
+    "row_sgd_",
+    "row_adagrad_",
+    "row_wise_adagrad_",
+    "row_adam_",
+    "take_cuda_error",
+]

@@ -31,6 +31,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 
+// As CUDA has them without std.
+using std::max;
+using std::min;
+
 namespace emulator {
 
 // Of the thread that runs.
