@@ -96,6 +96,8 @@ class Emulator:
 
 
 OPS = [
+    "dot_interaction",
+    "dot_interaction_backward",
     "joint_embedding",
     "row_sgd_",
     "row_adagrad_",
