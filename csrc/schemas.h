@@ -41,8 +41,8 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " float eps=1e-8, Tensor(d!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None)"
       " -> ()");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
-  // Of the CUDA kernels: what the first bad value was on the device of `at`, which is forgotten then
-  // (see cuda/errors.h), and the process's switches (see cuda/switches.h).
+  // Of the CUDA kernels: what the first bad value was on the device of `at`, which is forgotten
+  // then (see cuda/errors.h), and the process's switches (see cuda/switches.h).
   m.def("take_cuda_error(Tensor at) -> Tensor");
   m.def("cuda_switches(int switches=-1) -> int");
   m.def("cpu_isa(int limit=-1) -> int");

@@ -1,10 +1,9 @@
-#include "../dot_interaction.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <tuple>
 
+#include "../dot_interaction.h"
 #include "interaction_tiles.h"
 #include "runtime.h"
 #include "switches.h"
@@ -13,9 +12,9 @@
 namespace dlrm {
 namespace {
 
-constexpr int kInteractionWarps = 4;   // of a block
+constexpr int kInteractionWarps = 4;     // of a block
 constexpr int kMostVectorsOfAWarp = 48;  // of a sample that a warp owns; a block owns a larger one
-constexpr int kLargeThreads = 16;      // in both directions
+constexpr int kLargeThreads = 16;        // in both directions
 constexpr int kLargeTile = 32;
 
 template <typename scalar_t>
@@ -69,7 +68,7 @@ struct Owners {
 
 // How the shared memory of one sample is divided, in bytes from its beginning.
 struct Places {
-  int stride;   // of the vectors, in elements
+  int stride;       // of the vectors, in elements
   int dots_stride;  // of the matrix of the dots' gradients, in elements
   int row, dots, scratch, bytes;
 };
@@ -80,8 +79,8 @@ inline Places places(int64_t vectors_bytes, int64_t stride, int64_t row_bytes, i
   const int64_t row = rounded(vectors_bytes), dots = row + rounded(row_bytes);
   const int64_t scratch = dots + rounded(dots_bytes), bytes = scratch + rounded(scratch_bytes);
   if (bytes > 1 << 20) return {0, 0, 0, 0, 0, 1 << 20};  // more than there is
-  return {static_cast<int>(stride),  static_cast<int>(dots_stride), static_cast<int>(row),
-          static_cast<int>(dots),    static_cast<int>(scratch),     static_cast<int>(bytes)};
+  return {static_cast<int>(stride), static_cast<int>(dots_stride), static_cast<int>(row),
+          static_cast<int>(dots),   static_cast<int>(scratch),     static_cast<int>(bytes)};
 }
 
 // Copies a sample's vectors to shared memory, cast by `cast`, with zeros up to `rows` x `columns`.
@@ -155,9 +154,9 @@ __device__ void fill_row(const Interaction<scalar_t>& in, const Owner& owner, sc
   }
 }
 
-// A warp or a block owns a sample: it reads the vectors once, 16 bytes a thread, into shared memory,
-// from where tensor cores or the threads (Engine) multiply tiles of the lower triangle alone, and
-// writes the whole row of the output once, 16 bytes a thread.
+// A warp or a block owns a sample: it reads the vectors once, 16 bytes a thread, into shared
+// memory, from where tensor cores or the threads (Engine) multiply tiles of the lower triangle
+// alone, and writes the whole row of the output once, 16 bytes a thread.
 template <typename scalar_t, typename Engine, int kWarps>
 __global__ void __launch_bounds__(kInteractionWarps* kWarp)
     forward_samples(Interaction<scalar_t> in, scalar_t* output, Places places) {
@@ -182,9 +181,9 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
   copy_row(owner, row, output + owner.sample * in.width, in.width, true);
 }
 
-// A warp or a block owns a sample: it reads the row of the gradient and the vectors once into shared
-// memory, spreads the dots' gradients to a symmetric matrix there, and writes the products of its
-// rows with the vectors, which are the vectors' gradients, once.
+// A warp or a block owns a sample: it reads the row of the gradient and the vectors once into
+// shared memory, spreads the dots' gradients to a symmetric matrix there, and writes the products
+// of its rows with the vectors, which are the vectors' gradients, once.
 template <typename scalar_t, typename Engine, int kWarps>
 __global__ void __launch_bounds__(kInteractionWarps* kWarp)
     backward_samples(Interaction<scalar_t> in, const scalar_t* grad, bool grad_aligned,
@@ -214,27 +213,26 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
     }
   }
   owner.sync();
-  Engine::combine(
-      owner, matrix, places.dots_stride, vectors, places.stride, num_vectors, dim,
-      reinterpret_cast<float*>(own + places.scratch), [&]<int kCount>(int i, int column,
-                                                                      float* values) {
-        if (i >= num_vectors || column >= dim) return;
-        if (i == 0) {
-          for (int k = 0; k < kCount && column + k < dim; ++k) {
-            values[k] += static_cast<float>(row[column + k]);
-          }
-        }
-        scalar_t* to = gradients.vector(in, owner.sample, i) + column;
-        if (in.aligned) {
-          Elements<scalar_t, kCount> elements;
-          elements.set(values);
-          elements.store(to);
-        } else {
-          for (int k = 0; k < kCount && column + k < dim; ++k) {
-            to[k] = static_cast<scalar_t>(values[k]);
-          }
-        }
-      });
+  Engine::combine(owner, matrix, places.dots_stride, vectors, places.stride, num_vectors, dim,
+                  reinterpret_cast<float*>(own + places.scratch),
+                  [&]<int kCount>(int i, int column, float* values) {
+                    if (i >= num_vectors || column >= dim) return;
+                    if (i == 0) {
+                      for (int k = 0; k < kCount && column + k < dim; ++k) {
+                        values[k] += static_cast<float>(row[column + k]);
+                      }
+                    }
+                    scalar_t* to = gradients.vector(in, owner.sample, i) + column;
+                    if (in.aligned) {
+                      Elements<scalar_t, kCount> elements;
+                      elements.set(values);
+                      elements.store(to);
+                    } else {
+                      for (int k = 0; k < kCount && column + k < dim; ++k) {
+                        to[k] = static_cast<scalar_t>(values[k]);
+                      }
+                    }
+                  });
 }
 
 // Where a block multiplies two large matrices a tile at a time: a thread owns 2 x 2 elements of the
@@ -268,8 +266,8 @@ __device__ void multiply_large(int64_t length, const Left& left, const Right& ri
   }
 }
 
-// For samples that do not fit into shared memory: a block owns a tile of the dots of one sample, and
-// reads the vectors of its rows and columns once each.
+// For samples that do not fit into shared memory: a block owns a tile of the dots of one sample,
+// and reads the vectors of its rows and columns once each.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kLargeThreads* kLargeThreads)
     forward_large(Interaction<scalar_t> in, scalar_t* output, int64_t tiles) {

@@ -19,12 +19,12 @@ enum ReportingOp : int64_t {
   kRowAdam
 };
 enum Problem : int64_t {
-  kBadId,       // value, table, batch row; limit: rows of the table
-  kBadLength,   // value, table, batch row; limit: the number of ids
-  kBadTotal,    // value; limit: the number of ids
-  kBadRow,      // value, position; limit: rows of the weight
-  kBadOffset,   // value, table; limit: rows of the weight
-  kBadStep      // value
+  kBadId,      // value, table, batch row; limit: rows of the table
+  kBadLength,  // value, table, batch row; limit: the number of ids
+  kBadTotal,   // value; limit: the number of ids
+  kBadRow,     // value, position; limit: rows of the weight
+  kBadOffset,  // value, table; limit: rows of the weight
+  kBadStep     // value
 };
 
 struct Report {
@@ -55,8 +55,7 @@ struct Errors {
         return;
       if (atomicCAS(&word->lock, 0ull, 1ull) != 0) continue;
       __threadfence();
-      if (kept->launch == 0 ||
-          (kept->launch == launch && kept->report.position > found.position)) {
+      if (kept->launch == 0 || (kept->launch == launch && kept->report.position > found.position)) {
         kept->op = op;
         kept->report.problem = found.problem;
         kept->report.position = found.position;
@@ -72,9 +71,7 @@ struct Errors {
     }
   }
 
-  __device__ bool any() const {
-    return static_cast<volatile const ErrorWord*>(word)->launch != 0;
-  }
+  __device__ bool any() const { return static_cast<volatile const ErrorWord*>(word)->launch != 0; }
 };
 
 }  // namespace dlrm

@@ -183,8 +183,8 @@ struct PlainFloats {
   static __device__ float cast(float value) { return value; }
 
   template <typename Owner, typename Function>
-  static __device__ void dots(const Owner& owner, const float* vectors, int stride,
-                              int num_vectors, int dim, float*, const Function& f) {
+  static __device__ void dots(const Owner& owner, const float* vectors, int stride, int num_vectors,
+                              int dim, float*, const Function& f) {
     const int tiles = rows(num_vectors) / kTile, depth = columns(dim);
     for (int index = owner.thread; index < tiles * (tiles + 1) / 2; index += Owner::kThreads) {
       int row = 0, column = index;

@@ -1,7 +1,6 @@
-#include "../joint_embedding.h"
-
 #include <torch/csrc/stable/library.h>
 
+#include "../joint_embedding.h"
 #include "table_rows.h"
 #include "vectors.h"
 
@@ -12,8 +11,8 @@ constexpr int kGatherThreads = 256;
 constexpr int kLookUps = 4;  // of a group of threads: their rows are all on the way at once
 
 // A group of threads owns kLookUps look-ups, which lie a block's groups apart, and each of its
-// threads every blockDim.x-th vector of their rows. Ids are read once, rows read and outputs written
-// once, 16 bytes a thread where rows are aligned.
+// threads every blockDim.x-th vector of their rows. Ids are read once, rows read and outputs
+// written once, 16 bytes a thread where rows are aligned.
 template <typename weight_t, typename output_t, int kVector>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_rows(const weight_t* weight, Integers ids, TableRows table_rows, int64_t look_ups,

@@ -1,10 +1,9 @@
-#include "../joint_embedding_bag.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <tuple>
 
+#include "../joint_embedding_bag.h"
 #include "algorithms.h"
 #include "table_rows.h"
 #include "vectors.h"
@@ -14,7 +13,8 @@ namespace {
 
 constexpr int kBagThreads = 256;
 
-// Of one launch's reports the first is kept: bad lengths come before their sum, and that before ids.
+// Of one launch's reports the first is kept: bad lengths come before their sum, and that before
+// ids.
 constexpr int64_t kBeforeSum = std::numeric_limits<int64_t>::min();
 constexpr int64_t kBeforeIds = -1;
 
@@ -76,8 +76,7 @@ struct Factors {
 template <typename weight_t, typename output_t, int kVector>
 __global__ void __launch_bounds__(kBagThreads)
     pool_bags(const weight_t* weight, Integers ids, Factors factors, BagEnds bags,
-              TableRows table_rows, int64_t tables, int64_t dim, output_t* output,
-              Errors errors) {
+              TableRows table_rows, int64_t tables, int64_t dim, output_t* output, Errors errors) {
   const int64_t bag = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (bag >= bags.bags) return;
   const int64_t begin = bags.begin(bag), end = bags.end(bag);
@@ -86,8 +85,8 @@ __global__ void __launch_bounds__(kBagThreads)
     float sums[kVector] = {};
 #pragma unroll 2
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = table_rows.row(ids[i], bag % tables, bag / tables, i, errors,
-                                         column == 0);
+      const int64_t row =
+          table_rows.row(ids[i], bag % tables, bag / tables, i, errors, column == 0);
       if (table_rows.total_rows == 0 || column >= dim) continue;
       Elements<weight_t, kVector> elements;
       elements.load(weight + row * dim + column);
@@ -107,7 +106,8 @@ __global__ void __launch_bounds__(kBagThreads)
   }
 }
 
-// A group of threads owns a bag: it reads the bag's gradient once and writes it, scaled, once an id.
+// A group of threads owns a bag: it reads the bag's gradient once and writes it, scaled, once an
+// id.
 template <typename scalar_t, int kVector>
 __global__ void __launch_bounds__(kBagThreads)
     spread_bags(const scalar_t* grad, Integers ids, Factors factors, BagEnds bags,

@@ -1,9 +1,8 @@
-#include "../relu_bias_backward.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
 
+#include "../relu_bias_backward.h"
 #include "vectors.h"
 
 namespace dlrm {

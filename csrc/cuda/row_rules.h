@@ -56,8 +56,8 @@ struct SplitFloats {
     int16_t lows[kVector];
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
-      const auto bits = values[k] != values[k] ? 0x7fc00000u
-                                               : static_cast<uint32_t>(__float_as_int(values[k]));
+      const auto bits =
+          values[k] != values[k] ? 0x7fc00000u : static_cast<uint32_t>(__float_as_int(values[k]));
       highs[k] = static_cast<uint16_t>((bits + 0x8000u) >> 16);
       lows[k] = static_cast<int16_t>(bits & 0xffffu);
     }

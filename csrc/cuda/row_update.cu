@@ -1,9 +1,8 @@
-#include "../row_update.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 
+#include "../row_update.h"
 #include "algorithms.h"
 #include "errors.h"
 #include "row_rules.h"
@@ -13,9 +12,9 @@ namespace dlrm {
 namespace {
 
 constexpr int kUpdateThreads = 256;
-constexpr int kChunk = 32;         // pairs that a group of threads walks along
-constexpr int kStarts = 64;        // chunks whose last runs a block finishes
-constexpr int kShortRun = 16;      // chunks of a run that a warp finishes alone
+constexpr int kChunk = 32;     // pairs that a group of threads walks along
+constexpr int kStarts = 64;    // chunks whose last runs a block finishes
+constexpr int kShortRun = 16;  // chunks of a run that a warp finishes alone
 constexpr int kFinishWarps = 8;
 constexpr int kFewestThreads = 4;  // of a group: fewer would need more shared memory than there is
 
@@ -185,8 +184,8 @@ __device__ void update_row(const Rule& rule, int64_t row, int64_t dim, float rat
 }
 
 // A group of threads owns a chunk of pairs, and each of its threads every blockDim.x-th vector of
-// the rows. It reads each gradient once and reads and writes each row once that has all of its pairs
-// in the chunk; of others it writes their sum, for finish_runs.
+// the rows. It reads each gradient once and reads and writes each row once that has all of its
+// pairs in the chunk; of others it writes their sum, for finish_runs.
 template <typename grad_t, typename Rule, int kVector>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_chunks(Rule rule, Sorted sorted, const grad_t* grad, int64_t dim,
@@ -253,12 +252,11 @@ __global__ void __launch_bounds__(kFinishWarps* kWarp)
   auto* is_long = reinterpret_cast<int*>(sums + kFinishWarps * kWarp * kVector);  // [kStarts]
   const int64_t first = int64_t{blockIdx.x} * kStarts;
   const auto update = [&](int64_t row, const auto& total) {
-    update_row<kVector>(rule, row, dim, step.rate, kWarp, lane,
-                        [&](int64_t column, float* values) {
-                          total(column, values);
+    update_row<kVector>(rule, row, dim, step.rate, kWarp, lane, [&](int64_t column, float* values) {
+      total(column, values);
 #pragma unroll
-                          for (int k = 0; k < kVector; ++k) values[k] *= step.inverse_scale;
-                        });
+      for (int k = 0; k < kVector; ++k) values[k] *= step.inverse_scale;
+    });
   };
   for (int start = warp; start < kStarts; start += kFinishWarps) {
     if (lane == 0) is_long[start] = 0;
@@ -347,9 +345,12 @@ struct Update {
         errors(launch, op),
         numbers(torch::stable::new_empty(inputs.rows, {sizeof(StepNumbers)}, ScalarType::Byte)) {}
 
-  StepNumbers* step() { return reinterpret_cast<StepNumbers*>(numbers.mutable_data_ptr<uint8_t>()); }
+  StepNumbers* step() {
+    return reinterpret_cast<StepNumbers*>(numbers.mutable_data_ptr<uint8_t>());
+  }
 
-  // Reports bad rows, writes pairs to be sorted where there are `keys`, and then the step's numbers.
+  // Reports bad rows, writes pairs to be sorted where there are `keys`, and then the step's
+  // numbers.
   template <typename key_t>
   void prepare(const Scalars& scalars, key_t* keys, int32_t* positions) {
     launch(check_rows<key_t>, ceil_div(inputs.count, kUpdateThreads), kUpdateThreads, 0,
@@ -369,8 +370,8 @@ struct Update {
     Tensor sums = torch::stable::new_empty(inputs.rows, {2 * chunks * dim}, ScalarType::Float);
     const Partials partials{sums.mutable_data_ptr<float>(), dim};
     const int64_t pairs = int64_t{groups.threads.y} * kChunk;
-    launch(update_chunks<grad_t, Rule, kVector>, ceil_div(chunks, groups.threads.y),
-           groups.threads, (pairs + 2) * sizeof(int64_t) + pairs * sizeof(int32_t), rule, sorted,
+    launch(update_chunks<grad_t, Rule, kVector>, ceil_div(chunks, groups.threads.y), groups.threads,
+           (pairs + 2) * sizeof(int64_t) + pairs * sizeof(int32_t), rule, sorted,
            inputs.grad.const_data_ptr<grad_t>(), dim, step(), partials);
     launch(finish_runs<Rule, kVector>, ceil_div(chunks, kStarts), dim3(kWarp, kFinishWarps),
            kFinishWarps * kWarp * kVector * sizeof(float) + kStarts * sizeof(int), rule, sorted,
@@ -396,8 +397,7 @@ struct Update {
     }
     if (inputs.count == 0) return;
     const SortedPairs pairs = sort_pairs(launch, keys, positions, bits);
-    const Sorted sorted{Integers(pairs.keys), pairs.values.const_data_ptr<int32_t>(),
-                        inputs.count};
+    const Sorted sorted{Integers(pairs.keys), pairs.values.const_data_ptr<int32_t>(), inputs.count};
     dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
       if (inputs.dim % 4 == 0 && rule.aligned() &&
           is_aligned(inputs.grad.const_data_ptr<grad_t>(), 4 * sizeof(grad_t))) {

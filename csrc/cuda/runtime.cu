@@ -1,10 +1,9 @@
-#include "runtime.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include <atomic>
 
 #include "errors.h"
+#include "runtime.h"
 #include "switches.h"
 
 namespace dlrm {
@@ -29,9 +28,15 @@ int attribute(const char* name, cudaDeviceAttr which, int index) {
 }
 
 Device device_of(const char* name, int index) {
-  const int major = attribute(name, cudaDevAttrComputeCapabilityMajor, index);
-  const int minor = attribute(name, cudaDevAttrComputeCapabilityMinor, index);
-  return {10 * major + minor, attribute(name, cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
+  thread_local int asked = -1;
+  thread_local Device device{};
+  if (asked != index) {
+    const int major = attribute(name, cudaDevAttrComputeCapabilityMajor, index);
+    const int minor = attribute(name, cudaDevAttrComputeCapabilityMinor, index);
+    device = {10 * major + minor, attribute(name, cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
+    asked = index;
+  }
+  return device;
 }
 
 cudaStream_t current_stream(int index) {

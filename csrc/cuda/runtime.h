@@ -84,7 +84,7 @@ class Launcher {
                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              static_cast<int>(shared_bytes)));
     }
-    kernel<<<grid, threads, static_cast<size_t>(shared_bytes), stream_>>>(
+    kernel<<<grid, threads, static_cast<size_t>(shared_bytes), stream_> > >(
         static_cast<Parameters>(arguments)...);
     check_cuda(name_, cudaGetLastError());
 #endif

@@ -188,8 +188,7 @@ void run(dim3 grid, dim3 size, int64_t shared_bytes, const std::function<void()>
     own.warps.assign((threads + 31) / 32, {});
     for (unsigned rank = 0; rank < threads; ++rank) {
       own.fibers[rank].rank = rank;
-      own.fibers[rank].index =
-          dim3(rank % size.x, rank / size.x % size.y, rank / size.x / size.y);
+      own.fibers[rank].index = dim3(rank % size.x, rank / size.x % size.y, rank / size.x / size.y);
     }
     run_block(order, random);
     check_guards(shared_bytes);
