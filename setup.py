@@ -157,7 +157,7 @@ class BuildNative(build_ext):
         code = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in architectures]
         newest = architectures[-1]
         code.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")  # for later GPUs
-        named = f'-DDLRM_CUDA_ARCHS=\\"{",".join(architectures)}\\"'
+        named = f'-DDLRM_CUDA_ARCHS=\\"{";".join(architectures)}\\"'
         include = ["-isystem", str(torch / "include")]
         command = [compiler, *CUDA_FLAGS, named, *code, *include]
         objects = self.compile(command, ext.sources, "csrc-cuda-" + "-".join(architectures))

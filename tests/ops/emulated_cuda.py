@@ -1,4 +1,4 @@
-"""The CUDA kernels compiled for the CPU (cuda_emulator/), so that their logic runs without a GPU."""
+"""The CUDA kernels compiled for the CPU (cuda_emulator/): their logic runs without a GPU."""
 
 import contextlib
 import ctypes

@@ -8,6 +8,11 @@ import torch
 from ops_testing import assert_as_close_as_reference
 
 from dlrm import ops
+from dlrm.data.loader import Batch
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.optim import OptimizerConfig
+from dlrm.train.trainer import TrainConfig, Trainer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ALLOW_TF32, DETERMINISTIC = 1, 2
@@ -379,3 +384,32 @@ def test_scalars_that_do_not_fit_are_named(gpu):
 def test_nothing_is_raised_where_nothing_was_found():
     ops.raise_device_errors("cpu")
     ops.raise_device_errors("meta")
+
+
+def test_training_ends_at_the_next_line_and_names_the_id(gpu):
+    config = DLRMConfig((5, 7), 3, 4, (8, 4), (8, 1))
+    task = Recommendation(config)
+    ids = torch.tensor([[1, 6], [4, 0], [0, 7], [2, 2]])
+
+    class Batches:
+        num_samples, steps = 40, 0
+
+        def __len__(self):
+            return 10
+
+        def batches(self, epoch=0, start=0):
+            for step in range(start, 10):
+                self.steps = step + 1
+                rows = ids if step == 2 else ids % 5
+                yield Batch(torch.ones(4, 3), rows, torch.ones(4))
+
+    data = Batches()
+    trainer = Trainer(
+        task,
+        task.optimizers(OptimizerConfig()),
+        lambda step: 0.1,
+        TrainConfig(print_freq=4),
+    )
+    with pytest.raises(RuntimeError, match="id 7 of table 1 in batch row 2: expected 0 <= id < 7"):
+        trainer.fit(data, data)
+    assert data.steps == 5
