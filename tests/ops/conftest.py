@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dlrm import ops
+from dlrm.ops.library import why_not_cuda_kernels
 
 INSTRUCTION_SETS = ["generic", "avx2", "avx512", "avx512_bf16"]
 
@@ -54,7 +55,11 @@ def threads():
 
 
 @pytest.fixture
-def native():
+def native(request):
     """For a test of the compiled ops themselves."""
     if not ops.native_available():
         pytest.skip("the native ops are not built")
+    if "device" in request.fixturenames and request.getfixturevalue("device") == "cuda":
+        problem = why_not_cuda_kernels()
+        if problem is not None:
+            pytest.skip(f"no CUDA kernels: {problem}")

@@ -1,6 +1,7 @@
 """What only the CUDA kernels have; what they share with the CPU's is in the tests of each op.
 
-They run on an emulated GPU (emulated_cuda.py), of which each test may choose the kind.
+They run on a GPU where there is one, and on an emulated one (emulated_cuda.py), of which each test
+may choose the kind.
 """
 
 import pytest
@@ -9,13 +10,14 @@ from ops_testing import assert_as_close_as_reference
 
 from dlrm import ops
 from dlrm.data.loader import Batch
+from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
+from dlrm.ops.library import why_not_cuda_kernels
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim import OptimizerConfig
 from dlrm.train.trainer import TrainConfig, Trainer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-ALLOW_TF32, DETERMINISTIC = 1, 2
 INTERACTIONS = [  # batch, tables, dim
     (1, 1, 1),
     (6, 26, 128),
@@ -28,48 +30,92 @@ INTERACTIONS = [  # batch, tables, dim
 ]
 
 
-@pytest.fixture
-def gpu(emulator):
-    """Returns `configure`: the ops run on an emulated GPU, of whatever kind it is told."""
-    with emulator.in_place_of_cpu():
-        yield emulator.configure
+class Gpu:
+    """A GPU, or an emulated one, whose tensors are on the CPU."""
+
+    def __init__(self, device, emulator=None):
+        self.device, self._emulator = device, emulator
+
+    def kind(self, **kind):
+        """Makes the emulated GPU one of another kind; there is no such test of a real one."""
+        if self._emulator is None:
+            pytest.skip("a GPU is of the kind that it is")
+        self._emulator.configure(**kind)
+
+    def switch(self, tf32=False, deterministic=False):
+        if self._emulator is None:
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.use_deterministic_algorithms(deterministic)
+        else:
+            torch.ops.dlrm_emulated.cuda_switches(tf32 + 2 * deterministic)
+
+    def raised(self):
+        """The message of the error that the kernels have kept, once."""
+        with pytest.raises(RuntimeError) as error:
+            ops.raise_device_errors(self.device)
+        ops.raise_device_errors(self.device)
+        return str(error.value)
 
 
-@pytest.fixture
-def switches(gpu):
-    """Sets the switches of the kernels; they are put back after the test."""
-    yield torch.ops.dlrm_emulated.cuda_switches
-    torch.ops.dlrm_emulated.cuda_switches(0)
+@pytest.fixture(params=["emulated", "cuda"])
+def gpu(request):
+    """A GPU where new tensors are, whose switches are off before the test and after it."""
+    if request.param == "emulated":
+        emulator = request.getfixturevalue("emulator")
+        with emulator.in_place_of_cpu():
+            found = Gpu("cpu", emulator)
+            yield found
+            found.switch()
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    problem = why_not_cuda_kernels()
+    if problem is not None:
+        pytest.skip(f"no CUDA kernels: {problem}")
+    found = Gpu("cuda")
+    found.switch()
+    with torch.device("cuda"):
+        yield found
+    found.switch()
 
 
-def raised():
-    """The message of the error that the kernels have kept, once."""
-    with pytest.raises(RuntimeError) as error:
-        ops.raise_device_errors("cpu")
-    ops.raise_device_errors("cpu")
-    return str(error.value)
+class Random:
+    """Draws the same on every device."""
+
+    def __init__(self, seed):
+        self._generator = torch.Generator("cpu").manual_seed(seed)
+
+    def normal(self, *shape):
+        return self._moved(torch.randn(shape, generator=self._generator, device="cpu"))
+
+    def uniform(self, *shape):
+        return self._moved(torch.rand(shape, generator=self._generator, device="cpu"))
+
+    def integers(self, end, *shape):
+        return self._moved(torch.randint(end, shape, generator=self._generator, device="cpu"))
+
+    def _moved(self, values):
+        return values.to(torch.get_default_device())
 
 
-def gradients(function, args, seed=0):
+def gradients(function, args):
     args = [arg.detach().requires_grad_() for arg in args]
     output = function(*args)
-    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output)
+    grad = Random(0).normal(*output.shape).to(output.dtype)
     return [output, *torch.autograd.grad(output, args, grad)]
 
 
 def interaction_inputs(shape, dtype):
     batch, tables, dim = shape
-    generator = torch.Generator().manual_seed(batch + tables + dim)
-    dense = torch.randn(batch, dim, generator=generator).to(dtype)
-    return dense, torch.randn(batch, tables, dim, generator=generator).to(dtype)
+    random = Random(batch + tables + dim)
+    return random.normal(batch, dim).to(dtype), random.normal(batch, tables, dim).to(dtype)
 
 
 def compare_interaction(shape, dtype):
     args = interaction_inputs(shape, dtype)
     actual = gradients(ops.dot_interaction, args)
     reference = gradients(ops.dot_interaction_reference, args)
-    exact = gradients(ops.dot_interaction_reference, [arg.double() for arg in args])
-    grad = torch.randn(actual[0].shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    grad = Random(0).normal(*actual[0].shape).to(dtype)
     exact_args = [arg.double().requires_grad_() for arg in args]
     output = ops.dot_interaction_reference(*exact_args)
     exact = [output, *torch.autograd.grad(output, exact_args, grad.double())]
@@ -89,32 +135,32 @@ def test_interaction_is_as_exact_as_the_reference(shape, dtype, gpu):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", INTERACTIONS)
 def test_interaction_without_room_in_shared_memory(shape, dtype, gpu):
-    gpu(shared=9000)  # the tiles of the kernel for large samples take 8448
+    gpu.kind(shared=9000)  # the tiles of the kernel for large samples take 8448
     compare_interaction(shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", INTERACTIONS)
 def test_interaction_of_a_gpu_without_these_tensor_cores(shape, dtype, gpu):
-    gpu(capability=60)
+    gpu.kind(capability=60)
     compare_interaction(shape, dtype)
 
 
 @pytest.mark.parametrize("shape", INTERACTIONS)
-def test_tf32_multiplies_rounded_values_and_passes_the_dense_vector_whole(shape, gpu, switches):
+def test_tf32_multiplies_rounded_values_and_passes_the_dense_vector_whole(shape, gpu):
     dense, embeddings = interaction_inputs(shape, torch.float32)
 
     def rounded(x):  # to 10 bits of fraction, halfway cases away from zero
         return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
-    switches(ALLOW_TF32)
+    gpu.switch(tf32=True)
     output, *grads = gradients(ops.dot_interaction, (dense, embeddings))
     inputs = rounded(dense), rounded(embeddings)
     expected, *_ = gradients(ops.dot_interaction_reference, inputs)
     dim = shape[2]
     torch.testing.assert_close(output[:, dim:], expected[:, dim:], atol=1e-4, rtol=1e-5)
     assert torch.equal(output[:, :dim], dense)
-    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    grad = Random(0).normal(*output.shape)
     own = grad[:, :dim].clone()
     leaves = [x.requires_grad_() for x in inputs]
     grad = torch.cat([torch.zeros_like(own), rounded(grad[:, dim:].contiguous())], dim=1)
@@ -123,8 +169,8 @@ def test_tf32_multiplies_rounded_values_and_passes_the_dense_vector_whole(shape,
     torch.testing.assert_close(grads[1], wanted[1], atol=1e-4, rtol=1e-5)
 
 
-def test_tf32_passes_infinities_and_nans(gpu, switches):
-    switches(ALLOW_TF32)
+def test_tf32_passes_infinities_and_nans(gpu):
+    gpu.switch(tf32=True)
     dense = torch.tensor([[1.0], [1.0], [1.0]])
     embeddings = torch.tensor([[[float("inf")]], [[float("nan")]], [[float("-inf")]]])
     output = ops.dot_interaction(dense, embeddings)
@@ -193,12 +239,12 @@ def test_bags_in_half_precision(dtype, weighted, gpu):
 
 
 def updated(function, seed=3, total_rows=40, count=9000, dim=12, dtype=torch.float32, **more):
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(total_rows, dim, generator=generator)
+    random = Random(seed)
+    weight = random.normal(total_rows, dim)
     # A row that most gradients are of, some that come often, and some that do not come.
-    rows = torch.randint(total_rows, (count,), generator=generator) // 2
-    rows[torch.rand(count, generator=generator) < 0.6] = 7 % total_rows
-    grad = torch.randn(count, dim, generator=generator).to(dtype)
+    rows = random.integers(total_rows, count) // 2
+    rows[random.uniform(count) < 0.6] = 7 % total_rows
+    grad = random.normal(count, dim).to(dtype)
     state = torch.full_like(weight, 0.1)
     function(weight, state, rows, grad, torch.tensor(0.1), **more)
     return weight, state
@@ -229,82 +275,87 @@ def test_runs_of_every_length_around_the_borders_of_chunks(gpu):
             torch.testing.assert_close(state, sums.square().mean(1), rtol=1e-4, atol=1e-5)
 
 
-def test_sgd_in_order_repeats_its_bits_in_any_order_of_threads(gpu, switches):
-    def sgd(weight, state, *args):
-        ops.row_sgd_(weight, *args)
+def sgd(weight, state, *args):
+    ops.row_sgd_(weight, *args)
 
+
+def test_sgd_repeats_its_bits_if_it_is_to(gpu):
+    fast = updated(sgd)[0]
+    gpu.switch(deterministic=True)
+    results = [updated(sgd)[0] for _ in range(3)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    torch.testing.assert_close(fast, results[0], rtol=1e-4, atol=1e-4)
+
+
+def test_only_the_atomic_sgd_depends_on_the_order_of_threads(gpu):
     results = []
-    for mode in (0, DETERMINISTIC):
+    for deterministic in (False, True):
+        gpu.switch(deterministic=deterministic)
         for seed in (0, 1, 2):
-            gpu(seed=seed)
-            switches(mode)
+            gpu.kind(seed=seed)
             results.append(updated(sgd)[0])
-    assert not torch.equal(results[0], results[1])  # by atomics, in the order of the threads
+    assert not torch.equal(results[0], results[1])
     assert torch.equal(results[3], results[4])
     assert torch.equal(results[3], results[5])
-    torch.testing.assert_close(results[0], results[3], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_order_of_threads_changes_no_bit(seed, gpu):
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_runs_and_the_order_of_threads_change_no_bit(seed, gpu):
     def everything():
-        dense, embeddings = interaction_inputs((9, 20, 40), torch.float16)
-        large = interaction_inputs((1, 70, 60), torch.float32)
-        weight, offsets = torch.randn(40, 12, generator=generator), torch.tensor([0, 20, 40])
-        lengths = torch.randint(5, (50, 2), generator=generator)
-        ids = torch.randint(20, (int(lengths.sum()),), generator=generator)
-        grad, output = (torch.randn(300, 70, generator=generator) for _ in range(2))
+        random = Random(5)
+        weight, offsets = random.normal(40, 12), torch.tensor([0, 20, 40])
+        lengths = random.integers(5, 50, 2)
+        ids = random.integers(20, int(lengths.sum()))
         return [
-            *gradients(ops.dot_interaction, (dense, embeddings)),
-            *gradients(ops.dot_interaction, large),
+            *gradients(ops.dot_interaction, interaction_inputs((9, 20, 40), torch.float16)),
+            *gradients(ops.dot_interaction, interaction_inputs((1, 70, 60), torch.float32)),
             *updated(ops.row_adagrad_),
             ops.joint_embedding_bag(weight, ids, lengths, offsets),
-            *ops.relu_bias_backward(grad, output),
+            *ops.relu_bias_backward(random.normal(300, 70), random.normal(300, 70)),
         ]
 
-    results = []
-    for chosen in (0, seed):
-        generator = torch.Generator().manual_seed(5)
-        gpu(seed=chosen)
-        results.append(everything())
-    assert all(map(torch.equal, *results))
+    before = everything()
+    if seed is not None:
+        gpu.kind(seed=seed)
+    assert all(map(torch.equal, before, everything()))
 
 
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("bad", [-1, 7, 2**40])
-def test_a_bad_id_is_kept_row_0_is_read_and_nothing_is_updated(bad, gpu):
+def test_a_bad_id_is_kept_row_0_is_read_and_nothing_is_updated(bad, seed, gpu):
     weight, offsets = torch.randn(117, 8), torch.tensor([0, 10, 17, 117])
     ids = torch.zeros(500, 3, dtype=torch.int64)
     ids[42, 1] = bad
     ids[43:, 2] = 100  # later ones are not what is reported
-    for seed in (0, 1):
-        gpu(seed=seed)
-        output = ops.joint_embedding(weight, ids, offsets)
-        assert torch.equal(output[42, 1], weight[0])
-        assert torch.equal(output[42, 2], weight[17])
-        ops.joint_embedding(weight, ids.flip(0), offsets)  # nor those of a later launch
-        before = weight.clone()
-        rows, grad, lr = torch.tensor([1]), torch.ones(1, 8), torch.tensor(1.0)
-        ops.row_sgd_(weight, rows, grad, lr)
-        ops.row_wise_adagrad_(weight, torch.zeros(117), rows, grad, lr)
-        assert torch.equal(weight, before)
-        message = f"id {bad} of table 1 in batch row 42: expected 0 <= id < 7"
-        assert raised() == f"joint_embedding: {message}"
-        ops.row_sgd_(weight, rows, grad, lr)
-        assert not torch.equal(weight, before)
-        weight = before
+    if seed is not None:
+        gpu.kind(seed=seed)
+    output = ops.joint_embedding(weight, ids, offsets)
+    assert torch.equal(output[42, 1], weight[0])
+    assert torch.equal(output[42, 2], weight[17])
+    ops.joint_embedding(weight, ids.flip(0), offsets)  # nor those of a later launch
+    before = weight.clone()
+    rows, grad, lr = torch.tensor([1]), torch.ones(1, 8), torch.tensor(1.0)
+    ops.row_sgd_(weight, rows, grad, lr)
+    ops.row_wise_adagrad_(weight, torch.zeros(117), rows, grad, lr)
+    assert torch.equal(weight, before)
+    message = f"id {bad} of table 1 in batch row 42: expected 0 <= id < 7"
+    assert gpu.raised() == f"joint_embedding: {message}"
+    ops.row_sgd_(weight, rows, grad, lr)
+    assert not torch.equal(weight, before)
 
 
 def test_a_look_up_in_no_rows_gives_zeros(gpu):
     output = ops.joint_embedding(torch.empty(0, 4), torch.tensor([[0]]), torch.tensor([0, 0]))
     assert output.tolist() == [[[0.0] * 4]]
-    assert raised().endswith("id 0 of table 0 in batch row 0: expected 0 <= id < 0")
+    assert gpu.raised().endswith("id 0 of table 0 in batch row 0: expected 0 <= id < 0")
 
 
 def test_offsets_beyond_the_weight_are_kept(gpu):
     weight, ids = torch.randn(13, 8), torch.ones(5, 2, dtype=torch.int64)
     for offsets, shown in (([0, 4, 14], (2, 14)), ([0, 5, 4], (2, 4)), ([-1, 4, 13], (0, -1))):
         ops.joint_embedding(weight, ids, torch.tensor(offsets))
-        assert raised() == (
+        assert gpu.raised() == (
             f"joint_embedding: table_offsets[{shown[0]}] = {shown[1]}: expected offsets that do "
             "not fall, within the weight's 13 rows"
         )
@@ -316,7 +367,7 @@ def test_bad_bags_are_kept(gpu):
 
     def pool(ids, lengths):
         ops.joint_embedding_bag(weight, ids, lengths, offsets)
-        return raised()
+        return gpu.raised()
 
     wrong = ids.clone()
     wrong[14] = 7
@@ -351,7 +402,7 @@ def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
     step = [torch.tensor(1)] if name == "row_adam_" else []
     before = [tensor.clone() for tensor in (weight, *states)]
     getattr(ops, name)(weight, *states, rows, grad, torch.tensor(0.1), *step)
-    assert raised() == f"{name}: row {bad} at position 21: expected 0 <= row < 50"
+    assert gpu.raised() == f"{name}: row {bad} at position 21: expected 0 <= row < 50"
     assert all(map(torch.equal, before, (weight, *states)))
 
 
@@ -359,7 +410,7 @@ def test_a_step_below_1_is_kept(gpu):
     tensors = [torch.ones(5, 2) for _ in range(3)]
     args = torch.tensor([1]), torch.ones(1, 2), torch.tensor(0.1), torch.tensor(0.0)
     ops.row_adam_(*tensors, *args)
-    assert raised() == "row_adam_: expected step >= 1, the number of this update, got 0"
+    assert gpu.raised() == "row_adam_: expected step >= 1, the number of this update, got 0"
     assert all(torch.equal(tensor, torch.ones(5, 2)) for tensor in tensors)
 
 
@@ -388,7 +439,8 @@ def test_nothing_is_raised_where_nothing_was_found():
 
 def test_training_ends_at_the_next_line_and_names_the_id(gpu):
     config = DLRMConfig((5, 7), 3, 4, (8, 4), (8, 1))
-    task = Recommendation(config)
+    world = World(device=gpu.device)
+    task = Recommendation(config, world)
     ids = torch.tensor([[1, 6], [4, 0], [0, 7], [2, 2]])
 
     class Batches:
@@ -409,6 +461,7 @@ def test_training_ends_at_the_next_line_and_names_the_id(gpu):
         task.optimizers(OptimizerConfig()),
         lambda step: 0.1,
         TrainConfig(print_freq=4),
+        world,
     )
     with pytest.raises(RuntimeError, match="id 7 of table 1 in batch row 2: expected 0 <= id < 7"):
         trainer.fit(data, data)
