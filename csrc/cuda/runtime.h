@@ -84,9 +84,12 @@ class Launcher {
                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              static_cast<int>(shared_bytes)));
     }
-    kernel<<<grid, threads, static_cast<size_t>(shared_bytes), stream_> > >(
-        static_cast<Parameters>(arguments)...);
-    check_cuda(name_, cudaGetLastError());
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream_;
+    check_cuda(name_, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 #endif
   }
 
