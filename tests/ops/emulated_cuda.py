@@ -37,7 +37,7 @@ def library() -> Path:
     They are compiled as one file, since most of the time goes into torch's headers.
     """
     compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))))
-    sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), FOLDER / "cuda_emulator.cpp"]
+    sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), *sorted(FOLDER.glob("*.cpp"))]
     headers = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "cuda").glob("*.h")]
     digest = hashlib.sha256("\n".join([torch.__version__, *FLAGS]).encode())
     for path in sorted([*sources, *headers, *FOLDER.glob("*.h")]):
@@ -70,12 +70,19 @@ class Emulator:
         torch.ops.load_library(path)
         for name in OPS:  # each is there: an override by none would be no test
             getattr(torch.ops.dlrm_emulated, name)
-        self._configure = ctypes.CDLL(str(path)).configure_emulator
+        library = ctypes.CDLL(str(path))
+        self._configure, self._fault = library.configure_emulator, library.emulate_fault
         self._configure.argtypes = [ctypes.c_uint, ctypes.c_int, ctypes.c_int64]
+        self._fault.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int64]
 
     def configure(self, seed: int = 0, capability: int = 90, shared: int = SHARED) -> None:
         """Draws the order of threads and blocks from `seed`, unless it is 0."""
         self._configure(seed, capability, shared)
+
+    def fault(self, which: int) -> tuple[int, str]:
+        """Runs a kernel of faults.cpp; returns its sum or -1, and what was wrong."""
+        message = ctypes.create_string_buffer(1000)
+        return self._fault(which, message, len(message)), message.value.decode()
 
     @contextlib.contextmanager
     def in_place_of_cpu(self):
