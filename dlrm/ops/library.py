@@ -1,5 +1,6 @@
 """Loads the compiled ops, once, and knows which devices they have kernels for."""
 
+import functools
 import logging
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def has_native(op: str, **tensors: torch.Tensor | None) -> bool:
     if any(other != device for other in others):
         where = ", ".join(f"{name} on {device}" for name, device in given.items())
         raise RuntimeError(f"{op}: expected all tensors on one device, got {where}")
+    if device.type == "cuda" and _cuda_problem is not None and not torch.compiler.is_compiling():
+        _say_once_that_cuda_is_missing()
     return device.type in _native_devices
 
 
@@ -88,6 +91,12 @@ def _load_cuda() -> str | None:
     return _problem or _load(_FOLDER / "_ops_cuda.so")
 
 
+@functools.cache
+def _say_once_that_cuda_is_missing() -> None:
+    """At the first tensor on a GPU: whether there is one, is not asked before."""
+    _say("native CUDA", str(_cuda_problem))
+
+
 def _say(missing: str, problem: str) -> None:
     logging.getLogger(__name__).warning(
         "dlrm.ops: plain-torch references run instead of the %s ops: %s", missing, problem
@@ -100,8 +109,6 @@ _problem = _load(_FOLDER / "_ops_cpu.so")
 _cuda_problem = _load_cuda()
 if _problem is not None:
     _say("native", _problem)
-elif _cuda_problem is not None and torch.version.cuda and torch.cuda.is_available():
-    _say("native CUDA", _cuda_problem)
 _native_devices = frozenset(
     name for name, problem in (("cpu", _problem), ("cuda", _cuda_problem)) if problem is None
 )

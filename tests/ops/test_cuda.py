@@ -279,6 +279,10 @@ def sgd(weight, state, *args):
     ops.row_sgd_(weight, *args)
 
 
+def row_wise(weight, state, *args):
+    ops.row_wise_adagrad_(weight, state[:, 0].contiguous(), *args)
+
+
 def test_sgd_repeats_its_bits_if_it_is_to(gpu):
     fast = updated(sgd)[0]
     gpu.switch(deterministic=True)
@@ -311,6 +315,7 @@ def test_runs_and_the_order_of_threads_change_no_bit(seed, gpu):
             *gradients(ops.dot_interaction, interaction_inputs((9, 20, 40), torch.float16)),
             *gradients(ops.dot_interaction, interaction_inputs((1, 70, 60), torch.float32)),
             *updated(ops.row_adagrad_),
+            *updated(row_wise),
             ops.joint_embedding_bag(weight, ids, lengths, offsets),
             *ops.relu_bias_backward(random.normal(300, 70), random.normal(300, 70)),
         ]
