@@ -168,7 +168,9 @@ class BuildNative(build_ext):
         """Compiles what is newer than its object; returns the objects."""
         objects = Path(self.build_temp) / folder
         objects.mkdir(parents=True, exist_ok=True)
-        newest_header = max(path.stat().st_mtime for path in [*headers(), Path(__file__)])
+        included = {"csrc", str(Path(sources[-1]).parent)}  # the CPU's ops and CUDA's share no more
+        headers = (path for folder in included for path in Path(folder).glob("*.h"))
+        newest_header = max(path.stat().st_mtime for path in [*headers, Path(__file__)])
 
         def compile_source(source: str) -> str:
             target = (objects / source.replace("/", "_")).with_suffix(".o")
@@ -208,10 +210,6 @@ class Package(Distribution):
         return bool(self.ext_modules)
 
 
-def headers() -> list[Path]:
-    return list(Path("csrc").rglob("*.h"))
-
-
 def run(command: list[str]) -> None:
     print(shlex.join(command), flush=True)
     result = subprocess.run(command, check=False)
@@ -239,7 +237,7 @@ def extensions() -> list[Extension]:
 
 HOST = "dlrm._host"
 CUDA = "dlrm._ops_cuda"
-sources = sorted(str(path) for path in [Path("csrc/library.cpp"), *Path("csrc/cpu").glob("*.cpp")])
+sources = ["csrc/library.cpp", *sorted(map(str, Path("csrc/cpu").glob("*.cpp")))]
 reason = reason_to_skip()
 if reason:
     print(
