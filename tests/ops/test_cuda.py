@@ -471,3 +471,31 @@ def test_training_ends_at_the_next_line_and_names_the_id(gpu):
     with pytest.raises(RuntimeError, match="id 7 of table 1 in batch row 2: expected 0 <= id < 7"):
         trainer.fit(data, data)
     assert data.steps == 5
+
+
+def test_a_graph_replays_look_ups_products_and_updates(gpu):
+    if gpu.device != "cuda":
+        pytest.skip("an emulated GPU captures no graphs")
+    random = Random(3)
+    start, dense = random.normal(60, 16), random.normal(9, 16)
+    ids, offsets = random.integers(20, 9, 3), torch.tensor([0, 20, 40, 60])
+    weight, state, lr = start.clone(), torch.ones(60, 16), torch.tensor(0.1)
+
+    def step():
+        vectors = ops.joint_embedding(weight, ids, offsets)
+        output = ops.dot_interaction(dense, vectors)
+        rows = (ids + offsets[:-1]).flatten()
+        ops.row_adagrad_(weight, state, rows, vectors.reshape(-1, 16), lr)
+        return output
+
+    expected = [step() for _ in range(3)]
+    after = weight.clone()
+    weight.copy_(start)
+    state.fill_(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step()
+    for wanted in expected:
+        graph.replay()
+        assert torch.equal(output, wanted)
+    assert torch.equal(weight, after)
