@@ -499,3 +499,17 @@ def test_a_graph_replays_look_ups_products_and_updates(gpu):
         graph.replay()
         assert torch.equal(output, wanted)
     assert torch.equal(weight, after)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (300, 37), (513, 256), (0, 8), (6, 0)])
+def test_gradients_are_masked_and_summed(shape, dtype, gpu):
+    random = Random(2)
+    grad, output = random.normal(*shape).to(dtype), random.normal(*shape).to(dtype).relu()
+    output[:1] *= -1  # a ReLU gives no -0, and where one comes it is shut
+    output[:, 5:9] = float("nan")  # which lets the gradient pass
+    masked, bias = ops.relu_bias_backward(grad, output)
+    expected, _ = ops.relu_bias_backward_reference(grad, output)
+    assert torch.equal(masked, expected)
+    assert (masked.dtype, bias.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(bias.double(), masked.double().sum(0), atol=1e-4, rtol=1e-5)
