@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kFinishWarps* kWarp)
     if (is_long[start] == 0) continue;
     const int64_t chunk = first + start, behind = (chunk + 1) * kChunk;
     const int64_t heads = (sorted.end_of_run(behind) - 1) / kChunk - chunk;
-    const int64_t part = ceil_div(heads, kFinishWarps);
+    const int64_t part = (heads + kFinishWarps - 1) / kFinishWarps;
     const int64_t begin = chunk + 1 + warp * part, end = min(begin + part, chunk + 1 + heads);
     for (int64_t column = lane * kVector; column - lane * kVector < dim;
          column += kWarp * kVector) {
