@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 PYTEST_ARGS ?=
 WORKERS ?= 2
-NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h')
+NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
+EMULATOR := $(wildcard tests/ops/cuda_emulator/*)
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
 
@@ -46,12 +47,12 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE) $(EMULATOR)
 
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(NATIVE)
+	$(BIN)/clang-format -i $(NATIVE) $(EMULATOR)
 
 bench: venv
 	$(BIN)/python benchmarks/ops.py

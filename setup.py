@@ -5,10 +5,15 @@ and every Python. `dlrm/_host` is for preprocessing, without torch, and for one 
 as pybind11 makes it. Without a compiler, or with `DLRM_NATIVE=0` in the environment, the package is
 installed without both, and its plain-torch references and its numpy parser run. A compile error
 fails the installation.
+
+`dlrm/_ops_cuda.so` is built where there is an nvcc (in `CUDA_HOME` or on the path) and the torch
+installed is one for CUDA; `DLRM_CUDA=1` builds it for any torch, `DLRM_CUDA=0` for none.
+`DLRM_CUDA_ARCHS="80;90"` names the architectures to compile for.
 """
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -34,6 +39,13 @@ COMPILE_FLAGS = [
     "-Wno-unused-function",  # not every kernel uses all of simd.h
     "-Wno-maybe-uninitialized",  # GCC's own intrinsics
     "-Wno-uninitialized",
+]
+CUDA_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",
+    "-DUSE_CUDA",  # declares the CUDA part of the ABI
 ]
 HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall"]
 
@@ -65,12 +77,55 @@ def reason_to_skip() -> str | None:
     return None
 
 
+def nvcc() -> str | None:
+    """CUDA's compiler, that of `CUDA_HOME` first, or None where there is none."""
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which(str(Path(home, "bin", "nvcc")) if home else "nvcc")
+
+
+def reason_to_skip_cuda() -> str | None:
+    wanted = os.environ.get("DLRM_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        raise SystemExit(f"DLRM_CUDA={wanted}: expected 0, 1 or nothing")
+    if wanted == "0":
+        return "DLRM_CUDA=0"
+    if nvcc() is None:
+        if wanted == "1":
+            raise SystemExit(
+                "DLRM_CUDA=1, but there is no nvcc: install CUDA's compiler, or set CUDA_HOME"
+            )
+        return "there is no nvcc"
+    if wanted == "" and not (torch_folder() / "lib" / "libtorch_cuda.so").exists():
+        return "the torch installed is built without CUDA (DLRM_CUDA=1 builds them all the same)"
+    return None
+
+
+def cuda_architectures() -> list[str]:
+    """Those of `DLRM_CUDA_ARCHS`, or all that this nvcc and our kernels know."""
+    chosen = os.environ.get("DLRM_CUDA_ARCHS", "").replace(",", ";")
+    if chosen:
+        architectures = [text.strip().replace(".", "") for text in chosen.split(";")]
+        if not all(re.fullmatch(r"\d{2,3}[af]?", text) for text in architectures):
+            raise SystemExit(f"DLRM_CUDA_ARCHS={chosen}: expected architectures as in 80;90")
+        return architectures
+    compiler = nvcc()
+    assert compiler is not None
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"release (\d+)\.(\d+)", said.stdout)
+    version = (int(found[1]), int(found[2])) if found else (13, 0)
+    first = ["70"] if version < (13, 0) else []
+    last = ["100", "120"] if version >= (12, 8) else []
+    return [*first, "75", "80", "86", "89", "90", *last]
+
+
 class BuildNative(build_ext):
     """Compiles the sources at once, in as many processes as there are cores, and links them."""
 
     def build_extension(self, ext: Extension) -> None:
         if ext.name == HOST:
             self.build_host(ext)
+        elif ext.name == CUDA:
+            self.build_cuda(ext)
         else:
             self.build_ops(ext)
 
@@ -89,26 +144,50 @@ class BuildNative(build_ext):
     def build_ops(self, ext: Extension) -> None:
         compiler, torch = cpp_compiler(), torch_folder()
         assert compiler is not None
-        objects = Path(self.build_temp) / "csrc"
+        include = ["-isystem", str(torch / "include")]
+        objects = self.compile([*compiler, *COMPILE_FLAGS, *include], ext.sources, "csrc")
+        link = ["-shared", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
+        self.link([*compiler, *objects, *link], ext)
+
+    def build_cuda(self, ext: Extension) -> None:
+        """Headers of a torch without CUDA will do: the ABI is one. CUDA's runtime is linked in."""
+        compiler, torch = nvcc(), torch_folder()
+        assert compiler is not None
+        architectures = cuda_architectures()
+        code = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in architectures]
+        newest = architectures[-1]
+        code.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")  # for later GPUs
+        named = f'-DDLRM_CUDA_ARCHS=\\"{";".join(architectures)}\\"'
+        include = ["-isystem", str(torch / "include")]
+        command = [compiler, *CUDA_FLAGS, named, *code, *include]
+        objects = self.compile(command, ext.sources, "csrc-cuda-" + "-".join(architectures))
+        link = ["-shared", f"-L{torch / 'lib'}", "-Xlinker", "--no-as-needed", "-ltorch"]
+        self.link([compiler, *objects, *link], ext)
+
+    def compile(self, command: list[str], sources: list[str], folder: str) -> list[str]:
+        """Compiles what is newer than its object; returns the objects."""
+        objects = Path(self.build_temp) / folder
         objects.mkdir(parents=True, exist_ok=True)
-        newest_header = max(path.stat().st_mtime for path in [*headers(), Path(__file__)])
+        included = {"csrc", str(Path(sources[-1]).parent)}  # the CPU's ops and CUDA's share no more
+        headers = (path for folder in included for path in Path(folder).glob("*.h"))
+        newest_header = max(path.stat().st_mtime for path in [*headers, Path(__file__)])
 
         def compile_source(source: str) -> str:
-            target = objects / source.replace("/", "_").replace(".cpp", ".o")
+            target = (objects / source.replace("/", "_")).with_suffix(".o")
             newest = max(newest_header, os.stat(source).st_mtime)
             if not target.exists() or target.stat().st_mtime < newest:
-                include = ["-isystem", str(torch / "include")]
-                run([*compiler, *COMPILE_FLAGS, *include, "-c", source, "-o", str(target)])
+                run([*command, "-c", source, "-o", str(target)])
             return str(target)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            compiled = list(pool.map(compile_source, ext.sources))
+            return list(pool.map(compile_source, sources))
+
+    def link(self, command: list[str], ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
         # Beside and renamed: a process that has the old file mapped keeps it whole.
         unfinished = output.with_suffix(".unfinished")
-        link = ["-shared", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
-        run([*compiler, *compiled, *link, "-o", str(unfinished)])
+        run([*command, "-o", str(unfinished)])
         unfinished.replace(output)
 
     def get_ext_filename(self, fullname: str) -> str:
@@ -131,10 +210,6 @@ class Package(Distribution):
         return bool(self.ext_modules)
 
 
-def headers() -> list[Path]:
-    return list(Path("csrc").rglob("*.h"))
-
-
 def run(command: list[str]) -> None:
     print(shlex.join(command), flush=True)
     result = subprocess.run(command, check=False)
@@ -144,6 +219,11 @@ def run(command: list[str]) -> None:
 
 def extensions() -> list[Extension]:
     found = [Extension("dlrm._ops_cpu", sources)]
+    without_cuda = reason_to_skip_cuda()
+    if without_cuda:
+        print(f"dlrm is installed without CUDA kernels, because {without_cuda}.", flush=True)
+    else:
+        found.append(Extension(CUDA, sorted(map(str, Path("csrc/cuda").glob("*.cu")))))
     if importlib.util.find_spec("pybind11") is None:
         print(
             "WARNING: dlrm is installed WITHOUT its native log parser, because there is no "
@@ -156,7 +236,8 @@ def extensions() -> list[Extension]:
 
 
 HOST = "dlrm._host"
-sources = sorted(str(path) for path in [Path("csrc/library.cpp"), *Path("csrc/cpu").glob("*.cpp")])
+CUDA = "dlrm._ops_cuda"
+sources = ["csrc/library.cpp", *sorted(map(str, Path("csrc/cpu").glob("*.cpp")))]
 reason = reason_to_skip()
 if reason:
     print(

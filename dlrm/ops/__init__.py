@@ -1,9 +1,10 @@
 """The operators that DLRM needs and torch lacks, or has slower.
 
-Each runs compiled where `dlrm/_ops_cpu.so` was built and can be loaded, and as its plain-torch
-reference elsewhere, with the same values and the same errors.
+Each runs compiled where `dlrm/_ops_cpu.so`, or on a GPU `dlrm/_ops_cuda.so`, was built and can be
+loaded, and as its plain-torch reference elsewhere, with the same values and the same errors.
 """
 
+from dlrm.ops.device_errors import raise_device_errors
 from dlrm.ops.dot_interaction import (
     dot_interaction,
     dot_interaction_reference,
@@ -57,6 +58,7 @@ __all__ = [
     "mlp",
     "mlp_reference",
     "native_available",
+    "raise_device_errors",
     "relu_bias_backward",
     "relu_bias_backward_reference",
     "row_adagrad_",

@@ -1,13 +1,13 @@
 """Dot interaction: every pair of a sample's feature vectors, multiplied.
 
-The schema is in csrc/library.cpp, the kernels in csrc/cpu/dot_interaction*.
+The schema is in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/dot_interaction*.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlrm.ops.library import has_native, native_available
+from dlrm.ops.library import follow_torch_settings, has_native, native_available
 
 
 def interaction_width(tables: int, dim: int) -> int:
@@ -20,7 +20,8 @@ def dot_interaction(dense: Tensor, embeddings: Tensor) -> Tensor:
 
     The dots are those of vector i with vector j for i > j, row by row, where vector 0 is `dense`
     and vector k the embedding of table k - 1 (Naumov et al., 2019, section 2). They are summed in
-    float32 and rounded once to the inputs' dtype.
+    float32 and rounded once to the inputs' dtype. On a GPU float32 inputs are rounded to TF32 first
+    where torch's matrix products may use it (`torch.backends.cuda.matmul`).
 
     Args:
         dense: bottom MLP output, `[batch, dim]`, float32, bfloat16 or float16.
@@ -30,6 +31,7 @@ def dot_interaction(dense: Tensor, embeddings: Tensor) -> Tensor:
         RuntimeError: shapes or dtypes of the two do not fit together; both are named.
     """
     if has_native("dot_interaction", dense=dense, embeddings=embeddings):
+        follow_torch_settings()
         return torch.ops.dlrm.dot_interaction(dense, embeddings)
     _check(dense, embeddings)
     return dot_interaction_reference(dense, embeddings)

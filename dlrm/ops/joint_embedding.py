@@ -1,6 +1,6 @@
 """Joint embedding: one look-up for all tables, which lie behind each other in one weight.
 
-The schema is in csrc/library.cpp, the kernels in csrc/cpu/joint_embedding*.
+The schema is in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/joint_embedding*.
 """
 
 import torch
@@ -28,8 +28,8 @@ def joint_embedding(
         dtype: the output's dtype, the weight's by default.
 
     Raises:
-        RuntimeError: an id is outside its table (table, batch row and value are named), or shapes
-            or dtypes do not fit together.
+        RuntimeError: an id is outside its table (table, batch row and value are named; on a GPU
+            `raise_device_errors` does it), or shapes or dtypes do not fit together.
     """
     if has_native("joint_embedding", weight=weight, ids=ids, table_offsets=table_offsets):
         return torch.ops.dlrm.joint_embedding(weight, ids, table_offsets, dtype=dtype)

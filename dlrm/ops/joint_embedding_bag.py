@@ -1,6 +1,6 @@
 """Joint embedding bag: joint embedding where a sample has any number of ids for each table.
 
-The schemas are in csrc/library.cpp, the kernels in csrc/cpu/joint_embedding_bag*.
+The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/joint_embedding_bag*.
 """
 
 import torch
@@ -46,8 +46,8 @@ def joint_embedding_bag(
     Raises:
         ValueError: another pooling.
         RuntimeError: an id is outside its table, a length is negative or too large (table, batch
-            row and value are named), the lengths do not add up to the number of ids, or shapes or
-            dtypes do not fit together.
+            row and value are named), the lengths do not add up to the number of ids (on a GPU
+            `raise_device_errors` does it), or shapes or dtypes do not fit together.
     """
     if pooling not in POOLINGS:
         raise ValueError(f"joint_embedding_bag: expected pooling {POOLINGS}, got {pooling!r}")

@@ -1,5 +1,6 @@
 """Loads the compiled ops, once, and knows which devices they have kernels for."""
 
+import functools
 import logging
 from pathlib import Path
 
@@ -11,6 +12,16 @@ _INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")  # in the order
 def native_available() -> bool:
     """Whether the compiled CPU ops are loaded; else the plain-torch references run."""
     return "cpu" in _native_devices
+
+
+def cuda_kernels_available() -> bool:
+    """Whether the compiled CUDA ops are loaded; else plain torch runs on a GPU."""
+    return "cuda" in _native_devices
+
+
+def why_not_cuda_kernels() -> str | None:
+    """Why the compiled CUDA ops are not loaded; None where they are."""
+    return _cuda_problem
 
 
 def why_not_native() -> str | None:
@@ -29,6 +40,8 @@ def has_native(op: str, **tensors: torch.Tensor | None) -> bool:
     if any(other != device for other in others):
         where = ", ".join(f"{name} on {device}" for name, device in given.items())
         raise RuntimeError(f"{op}: expected all tensors on one device, got {where}")
+    if device.type == "cuda" and _cuda_problem is not None and not torch.compiler.is_compiling():
+        _say_once_that_cuda_is_missing()
     return device.type in _native_devices
 
 
@@ -46,18 +59,56 @@ def instruction_set(limit: str | None = None) -> str:
     return _INSTRUCTION_SETS[torch.ops.dlrm.cpu_isa(index)]
 
 
+def follow_torch_settings() -> None:
+    """Tells the CUDA kernels what torch is set to: TF32 in products, deterministic algorithms."""
+    global _switches
+    if torch.compiler.is_compiling() or not cuda_kernels_available():
+        return
+    switches = cuda_switches()
+    if switches != _switches:
+        torch.ops.dlrm.cuda_switches(switches)
+        _switches = switches
+
+
+def cuda_switches() -> int:
+    """What torch is set to, as csrc/cuda/switches.h has it."""
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return tf32 + 2 * torch.are_deterministic_algorithms_enabled()
+
+
 def _load(path: Path) -> str | None:
     """Loads a file of compiled ops; returns why it could not, if so."""
     try:
         torch.ops.load_library(path)
     except OSError as error:  # not built, for another machine, or for a later torch
-        reason = str(error) if path.exists() else f"{path} was not built"
-        logging.getLogger(__name__).warning(
-            "dlrm.ops: plain-torch references run instead of the native ops: %s", reason
-        )
-        return reason
+        return str(error) if path.exists() else f"{path} was not built"
     return None
 
 
-_problem = _load(Path(__file__).resolve().parent.parent / "_ops_cpu.so")
-_native_devices = frozenset(["cpu"] if _problem is None else [])
+def _load_cuda() -> str | None:
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    return _problem or _load(_FOLDER / "_ops_cuda.so")
+
+
+@functools.cache
+def _say_once_that_cuda_is_missing() -> None:
+    """At the first tensor on a GPU: whether there is one, is not asked before."""
+    _say("native CUDA", str(_cuda_problem))
+
+
+def _say(missing: str, problem: str) -> None:
+    logging.getLogger(__name__).warning(
+        "dlrm.ops: plain-torch references run instead of the %s ops: %s", missing, problem
+    )
+
+
+_FOLDER = Path(__file__).resolve().parent.parent
+_switches = 0
+_problem = _load(_FOLDER / "_ops_cpu.so")
+_cuda_problem = _load_cuda()
+if _problem is not None:
+    _say("native", _problem)
+_native_devices = frozenset(
+    name for name, problem in (("cpu", _problem), ("cuda", _cuda_problem)) if problem is None
+)

@@ -2,7 +2,7 @@
 
 Products are oneDNN's, which adds the bias in the same pass; where it is lacking they are torch's
 own. Backward masks a gradient and sums the bias's in one pass of a native kernel,
-whose schema is in csrc/library.cpp and which is in csrc/cpu/relu_bias_backward*.
+whose schema is in csrc/schemas.h and which is in csrc/{cpu,cuda}/relu_bias_backward*.
 """
 
 from collections.abc import Sequence

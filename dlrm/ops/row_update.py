@@ -2,19 +2,21 @@
 
 Every update takes the gradient as `joint_embedding` leaves it: N rows, repeats included, and a
 gradient for each. Repeated rows are summed first, in batch order, so that the result is bitwise the
-same from run to run and for any number of threads. `grad` is divided by `grad_scale` where that is
-given, and nothing at all is changed where `found_inf` is not 0.
+same from run to run and for any number of threads. Only `row_sgd_` of a float32 weight on a GPU
+adds gradients in whatever order they come, unless `torch.use_deterministic_algorithms` is on.
+`grad` is divided by `grad_scale` where that is given, and nothing at all is changed where
+`found_inf` is not 0.
 
 A weight is float32, or bfloat16 with `low`, the lower halves of float32 values (`split_float32`):
 these values are updated in float32, bit for bit as a float32 weight would be, and split again.
 
-The schemas are in csrc/library.cpp, the kernels in csrc/cpu/row_update*.
+The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/row_update*.
 """
 
 import torch
 from torch import Tensor
 
-from dlrm.ops.library import has_native, native_available
+from dlrm.ops.library import follow_torch_settings, has_native, native_available
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 
@@ -40,10 +42,12 @@ def row_sgd_(
         found_inf: 0-dim tensor; not 0 where any gradient of the step is infinite or NaN.
 
     Raises:
-        RuntimeError: a row is outside the weight (its value and position are named), or shapes or
-            dtypes do not fit together. Nothing is changed then.
+        RuntimeError: a row is outside the weight (its value and position are named; on a GPU
+            `raise_device_errors` does it), or shapes or dtypes do not fit together. Nothing is
+            changed then.
     """
     if has_native("row_sgd_", weight=weight, rows=rows, grad=grad, lr=lr, low=low):
+        follow_torch_settings()
         torch.ops.dlrm.row_sgd_(
             weight, rows, grad, lr, low=low, grad_scale=grad_scale, found_inf=found_inf
         )

@@ -222,15 +222,19 @@ def cuda() -> Iterator[Finding]:
     else:
         value = f"no NVIDIA GPU or driver; torch is {built}"
         yield Finding("CUDA devices", ABSENT, value, "training runs on the CPU")
-    if (PACKAGE / "_ops_cuda.so").exists():
-        yield Finding("CUDA operators", OK, "built")
+    from dlrm.ops.library import why_not_cuda_kernels
+
+    reason = why_not_cuda_kernels()
+    if reason is None:
+        yield Finding("CUDA operators", OK, "loaded" if available else "loaded; there is no GPU")
     else:
         yield Finding(
             "CUDA operators",
             SLOW if available else ABSENT,
-            "this version has none",
-            "on a GPU plain-torch operators run: the same results, several times slower than fused "
-            "kernels" + ("" if available else "; here, without a GPU, nothing"),
+            f"not loaded: {reason}",
+            "on a GPU plain-torch operators run: the same results, without the fused kernels"
+            + ("" if available else "; here, without a GPU, nothing"),
+            f"DLRM_CUDA=1 {_rebuild()}    # needs nvcc" if available else "",
         )
 
 

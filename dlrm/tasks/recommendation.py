@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dlrm.data.loader import Batch, Dataset, batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
+from dlrm.train.agreement import raise_device_errors
 from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics
 from dlrm.train.optim import OptimizerConfig, dense_optimizer, table_optimizer
@@ -96,6 +97,7 @@ class Recommendation:
             for batch in batches:
                 logits.append(self.predict(batch).to(device))
                 labels.append(batch.labels.to(device))
+        raise_device_errors(self.world)
         return click_metrics(torch.cat(logits), torch.cat(labels), self.world)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:

@@ -1,9 +1,22 @@
-"""What the ranks find out together at every step: to stop, or that a checkpoint is written."""
+"""What the ranks find out together: that one wants to stop, has written, or met a bad value."""
 
 import torch
 import torch.distributed as dist
 
-from dlrm.distributed import World
+from dlrm import ops
+from dlrm.distributed import World, agreed
+
+
+def raise_device_errors(world: World) -> None:
+    """Raises on every rank what the kernels on any rank's GPU have found; waits for the GPU.
+
+    Raises:
+        RuntimeError, OtherRankError: an id or a row was outside its range, as `agreed` has them.
+    """
+    if world.size > 1 and torch.device(world.device).type == "cpu":
+        return  # each call raises its own errors there
+    with agreed(world, RuntimeError):
+        ops.raise_device_errors(world.device)
 
 
 class Agreement:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import OtherRankError, World, all_sum
-from dlrm.train.agreement import Agreement
+from dlrm.train.agreement import Agreement, raise_device_errors
 from dlrm.train.averaging import NoAverage
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
@@ -210,6 +210,7 @@ class Trainer:
 
         Raises:
             FloatingPointError: the loss is NaN or infinite; step and last checkpoint are named.
+            RuntimeError: a kernel on a GPU met a bad id since the last line; it is named.
             StoppedError: `stop_requested` was set.
         """
         total = self.config.num_steps(len(train))
@@ -314,7 +315,8 @@ class Trainer:
             progress.window_steps = 0
 
     def _mean_window_loss(self) -> float:
-        """Returns the mean loss since the last line, of all ranks, and finds a NaN."""
+        """Returns the mean loss since the last line, of all ranks; finds a NaN and bad ids."""
+        raise_device_errors(self.world)
         loss = self._global_window_loss()
         self._check_finite(loss, "loss")
         self._finite_step = self.progress.step - 1  # whose update the last loss has judged

@@ -1,18 +1,37 @@
 """Where the ops run in these tests: each device, and each instruction set of this processor."""
 
+import shutil
+
+import emulated_cuda
 import pytest
 import torch
 
 from dlrm import ops
+from dlrm.ops.library import why_not_cuda_kernels
 
 INSTRUCTION_SETS = ["generic", "avx2", "avx512", "avx512_bf16"]
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", "cuda", "emulated cuda"])
 def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
+    """Where the op runs; an emulated GPU is one whose tensors are on the CPU."""
+    if request.param == "emulated cuda":
+        with request.getfixturevalue("emulator").in_place_of_cpu():
+            yield "cpu"
+    elif request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
-    return request.param
+    else:
+        yield request.param
+
+
+@pytest.fixture(scope="session")
+def emulator():
+    """The CUDA kernels on the CPU; see emulated_cuda.py."""
+    if not ops.native_available():
+        pytest.skip("the native ops are not built")
+    if not any(map(shutil.which, ("g++", "c++", "clang++"))):
+        pytest.skip("no C++ compiler")
+    return emulated_cuda.Emulator(emulated_cuda.library())
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
@@ -36,7 +55,11 @@ def threads():
 
 
 @pytest.fixture
-def native():
+def native(request):
     """For a test of the compiled ops themselves."""
     if not ops.native_available():
         pytest.skip("the native ops are not built")
+    if "device" in request.fixturenames and request.getfixturevalue("device") == "cuda":
+        problem = why_not_cuda_kernels()
+        if problem is not None:
+            pytest.skip(f"no CUDA kernels: {problem}")

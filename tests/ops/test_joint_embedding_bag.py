@@ -263,7 +263,8 @@ def test_gradient_is_rows_and_scaled_values_that_row_optimizers_take(dtype, devi
     assert sparse._indices().tolist() == [(ids + offsets[:-1].repeat(5)[bags]).tolist()]
     scaled = grad.flatten(0, 1)[bags].float() / lengths.flatten()[bags].unsqueeze(1)
     torch.testing.assert_close(sparse._values(), scaled.to(dtype))
-    ops.row_sgd_(parameter.detach(), sparse._indices()[0], sparse._values(), torch.tensor(0.5))
+    lr = torch.tensor(0.5, device=device)
+    ops.row_sgd_(parameter.detach(), sparse._indices()[0], sparse._values(), lr)
     expected = weight.index_add(0, sparse._indices()[0], sparse._values().float(), alpha=-0.5)
     torch.testing.assert_close(parameter.detach(), expected)
 

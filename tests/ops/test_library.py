@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dlrm import ops
+from dlrm.ops.library import cuda_kernels_available, cuda_switches, why_not_cuda_kernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,3 +158,26 @@ def test_tensors_on_several_devices_are_named():
     compiled = torch.compile(ops.joint_embedding, fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="weight on cpu, ids on meta"):
         compiled(weight, ids.to("meta"), offsets)
+
+
+def test_why_there_are_no_cuda_kernels_is_known():
+    if cuda_kernels_available():
+        assert why_not_cuda_kernels() is None
+    elif torch.version.cuda is None:
+        assert "built without CUDA" in why_not_cuda_kernels()
+    else:
+        assert "_ops_cuda.so" in why_not_cuda_kernels()
+
+
+def test_the_kernels_switches_are_torchs_settings():
+    assert cuda_switches() == 0
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        assert cuda_switches() == 1
+        torch.use_deterministic_algorithms(True)
+        assert cuda_switches() == 3
+        torch.backends.cuda.matmul.allow_tf32 = False
+        assert cuda_switches() == 2
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.use_deterministic_algorithms(False)

@@ -237,8 +237,8 @@ def test_a_split_weight_matches_reference(update, shape, device):
 
 def test_small_steps_are_not_lost_in_a_split_weight(device):
     high, low = ops.split_float32(torch.ones(1, 1, device=device))
-    rows, grad = torch.tensor([0], device=device), torch.full((1, 1), -(2.0**-20), device=device)
-    for _ in range(2**12):  # each is 1/4096 of what bfloat16 can tell from 1
+    rows, grad = torch.tensor([0], device=device), torch.full((1, 1), -(2.0**-16), device=device)
+    for _ in range(2**8):  # each is 1/512 of what bfloat16 can tell from 1
         ops.row_sgd_(high, rows, grad, torch.tensor(1.0, device=device), low=low)
     assert high.item() == 1 + 2.0**-8 + 2.0**-8  # half way: 1 + 2**-8 lies between two bfloat16
     assert ops.join_float32(high, low).item() == 1 + 2.0**-8
@@ -254,19 +254,22 @@ def test_threads_do_not_change_a_bit_of_a_split_weight(update, threads):
         assert same_bits(result, results[0])
 
 
-def test_found_inf_and_bad_rows_change_nothing_of_a_split_weight(update, device):
+def test_found_inf_changes_nothing_of_a_split_weight(update, device):
     weight, rows, grad = make_inputs(50, 40, 8, device)
     grad[3, 2] = float("nan")
     skip = {"found_inf": torch.tensor(1.0, device=device)}
     after = run_split(update, update.function, update.tensors(weight), rows, grad, **skip)
     assert same_bits(after, update.tensors(weight))
-    if device == "cpu":
-        rows[21] = 50
-        high, low = ops.split_float32(weight)
-        tensors = [high, *update.tensors(weight)[1:]]
-        with pytest.raises(RuntimeError, match="row 50 at position 21"):
-            update.run(update.function, tensors, rows, grad, low=low)
-        assert torch.equal(ops.join_float32(high, low), weight)
+
+
+def test_a_bad_row_changes_nothing_of_a_split_weight(update):
+    weight, rows, grad = make_inputs(50, 40, 8)
+    rows[21] = 50
+    high, low = ops.split_float32(weight)
+    tensors = [high, *update.tensors(weight)[1:]]
+    with pytest.raises(RuntimeError, match="row 50 at position 21"):
+        update.run(update.function, tensors, rows, grad, low=low)
+    assert torch.equal(ops.join_float32(high, low), weight)
 
 
 def test_a_weight_and_low_that_do_not_fit_are_named(update, device):
@@ -362,8 +365,9 @@ def test_compiles_as_one_graph(update, split, device):
     torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors, **low)
     if split:
         tensors[0] = ops.join_float32(tensors[0], low["low"])
+    # Not torch.equal: repeats are added to a float32 weight in any order on a GPU.
     expected = update.run(update.function, update.tensors(weight), rows, 2 * grad)
-    assert all(map(torch.equal, tensors, expected))
+    torch.testing.assert_close(tensors, expected)
 
 
 def test_autograd_notices_that_a_weight_was_changed():

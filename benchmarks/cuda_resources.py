@@ -1,0 +1,80 @@
+"""Registers, stack and shared memory of the CUDA kernels, as compiled for each architecture.
+
+    python benchmarks/cuda_resources.py [dlrm/_ops_cuda.so] [--cuobjdump cuobjdump] [--archs 80 90]
+
+It reads the file with CUDA's cuobjdump and needs no GPU. A kernel is compiled for several types of
+elements; the greatest figures of all of them are shown: registers of a thread, bytes of its stack,
+bytes of a block's static shared memory. Values that find no register are on the stack, so that 0
+says that none was spilt. Our kernels ask for shared memory at the launch, by the sizes of the call.
+"""
+
+import argparse
+import re
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+LIBRARY = Path(__file__).parents[1] / "dlrm" / "_ops_cuda.so"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", nargs="?", default=str(LIBRARY))
+    parser.add_argument("--cuobjdump", default="cuobjdump")
+    parser.add_argument("--archs", nargs="*", default=["80", "90", "120"])
+    options = parser.parse_args()
+    command = [options.cuobjdump, "--dump-resource-usage", options.library]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = usage(text)
+    print(table(found, options.archs))
+
+
+def usage(text: str) -> dict[str, dict[str, list[dict[str, int]]]]:
+    """What cuobjdump says: kernel -> architecture -> resources of each of its variants."""
+    found: dict = defaultdict(lambda: defaultdict(list))
+    arch, name = "", ""
+    for line in text.splitlines():
+        if match := re.search(r"arch = sm_(\w+)", line):
+            arch = match[1]
+        elif match := re.search(r"Function (\S+):", line):
+            name = kernel_name(match[1])
+        elif "REG:" in line and name:
+            pairs = re.findall(r"(\w+(?:\[\d+\])?):(\d+)", line)
+            found[name][arch].append({key: int(value) for key, value in pairs})
+    return found
+
+
+def kernel_name(mangled: str) -> str:
+    """The name of one of our kernels out of its mangled one; those of CUB are taken as one."""
+    if "3cub" in mangled:
+        return "CUB's sort and sums"
+    parts, rest = [], re.sub(r"^_ZN", "", mangled)
+    while match := re.match(r"(\d+)", rest):
+        end = match.end() + int(match[1])
+        parts.append(rest[match.end() : end])
+        rest = rest[end:]
+    return parts[-1]
+
+
+def table(found: dict, archs: list[str]) -> str:
+    lines = [
+        "| kernel (variants) | " + " | ".join(f"sm_{arch}" for arch in archs) + " |",
+        "|---|" + "---|" * len(archs),
+    ]
+    for name in sorted(found):
+        cells = [cell(found[name].get(arch, [])) for arch in archs]
+        count = max(map(len, found[name].values()))
+        lines.append(f"| {name} ({count}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(variants: list[dict[str, int]]) -> str:
+    """Registers, bytes of stack, bytes of static shared memory; the most of any variant."""
+    if not variants:
+        return "-"
+    most = [max(variant.get(key, 0) for variant in variants) for key in ("REG", "STACK", "SHARED")]
+    return ", ".join(map(str, most))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,465 @@
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "../dot_interaction.h"
+#include "interaction_tiles.h"
+#include "runtime.h"
+#include "switches.h"
+#include "vectors.h"
+
+namespace dlrm {
+namespace {
+
+constexpr int kInteractionWarps = 4;     // of a block
+constexpr int kMostVectorsOfAWarp = 48;  // of a sample that a warp owns; a block owns a larger one
+constexpr int kLargeThreads = 16;        // in both directions
+constexpr int kLargeTile = 32;
+
+template <typename scalar_t>
+struct Interaction {
+  const scalar_t* dense;
+  const scalar_t* embeddings;
+  int64_t batch, tables, dim, width;
+  bool aligned;  // all rows may be read and written 16 bytes at once
+
+  __device__ int64_t vectors() const { return tables + 1; }
+  __device__ const scalar_t* vector(int64_t sample, int64_t i) const {
+    return i == 0 ? dense + sample * dim : embeddings + (sample * tables + i - 1) * dim;
+  }
+};
+
+// Where the gradients of the vectors go.
+template <typename scalar_t>
+struct Gradients {
+  scalar_t* dense;
+  scalar_t* embeddings;
+
+  __device__ scalar_t* vector(const Interaction<scalar_t>& sizes, int64_t sample, int64_t i) const {
+    return i == 0 ? dense + sample * sizes.dim
+                  : embeddings + (sample * sizes.tables + i - 1) * sizes.dim;
+  }
+};
+
+__device__ inline int64_t first_dot_of(int64_t row) { return row * (row - 1) / 2; }
+
+// The threads that own a sample: a warp, or all of a block.
+template <int kWarps>
+struct Owners {
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kSamples = kInteractionWarps / kWarps;  // of a block
+
+  int warp = kWarps == 1 ? 0 : static_cast<int>(threadIdx.y);  // of the sample's
+  int lane = static_cast<int>(threadIdx.x);
+  int thread = warp * kWarp + lane;
+  int index = kWarps == 1 ? static_cast<int>(threadIdx.y) : 0;
+  int64_t sample = int64_t{blockIdx.x} * kSamples + index;
+
+  __device__ Owners() {}
+  __device__ void sync() const {
+    if constexpr (kWarps == 1) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+};
+
+// How the shared memory of one sample is divided, in bytes from its beginning.
+struct Places {
+  int stride;       // of the vectors, in elements
+  int dots_stride;  // of the matrix of the dots' gradients, in elements
+  int row, dots, scratch, bytes;
+};
+
+inline Places places(int64_t vectors_bytes, int64_t stride, int64_t row_bytes, int64_t dots_bytes,
+                     int64_t dots_stride, int64_t scratch_bytes) {
+  const auto rounded = [](int64_t bytes) { return ceil_div(bytes, 128) * 128; };
+  const int64_t row = rounded(vectors_bytes), dots = row + rounded(row_bytes);
+  const int64_t scratch = dots + rounded(dots_bytes), bytes = scratch + rounded(scratch_bytes);
+  if (bytes > 1 << 20) return {0, 0, 0, 0, 0, 1 << 20};  // more than there is
+  return {static_cast<int>(stride), static_cast<int>(dots_stride), static_cast<int>(row),
+          static_cast<int>(dots),   static_cast<int>(scratch),     static_cast<int>(bytes)};
+}
+
+// Copies a sample's vectors to shared memory, cast by `cast`, with zeros up to `rows` x `columns`.
+template <typename scalar_t, typename shared_t, typename Owner, typename Cast>
+__device__ void load_vectors(const Interaction<scalar_t>& in, const Owner& owner, shared_t* to,
+                             int stride, int rows, int columns, const Cast& cast) {
+  constexpr int kVector = kElementsOf16Bytes<scalar_t>;
+  const int vectors = static_cast<int>(in.vectors()), dim = static_cast<int>(in.dim);
+  if (in.aligned) {
+    const int of_row = dim / kVector;
+    for (int i = owner.thread; i < vectors * of_row; i += Owner::kThreads) {
+      const int row = i / of_row, column = i % of_row * kVector;
+      Elements<scalar_t, kVector> elements;
+      elements.load(in.vector(owner.sample, row) + column);
+      if constexpr (std::is_same_v<scalar_t, shared_t> && !std::is_same_v<scalar_t, float>) {
+        elements.store(to + row * stride + column);
+      } else {
+        float values[kVector];
+        elements.get(values);
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) values[k] = cast(values[k]);
+        Elements<float, kVector> cast_elements;
+        cast_elements.set(values);
+        cast_elements.store(reinterpret_cast<float*>(to + row * stride + column));
+      }
+    }
+  } else {
+    for (int i = owner.thread; i < vectors * dim; i += Owner::kThreads) {
+      const int row = i / dim, column = i % dim;
+      const scalar_t value = in.vector(owner.sample, row)[column];
+      if constexpr (std::is_same_v<shared_t, float>) {
+        to[row * stride + column] = cast(static_cast<float>(value));
+      } else {
+        to[row * stride + column] = value;
+      }
+    }
+  }
+  const shared_t zero = static_cast<shared_t>(0.0f);
+  for (int row = 0; dim < columns && row < vectors; ++row) {
+    for (int i = dim + owner.thread; i < columns; i += Owner::kThreads) to[row * stride + i] = zero;
+  }
+  for (int row = vectors; row < rows; ++row) {
+    for (int i = owner.thread; i < columns; i += Owner::kThreads) to[row * stride + i] = zero;
+  }
+}
+
+// Copies a row of the output or of its gradient, whose rows are whole vectors of 16 bytes.
+template <typename scalar_t, typename Owner>
+__device__ void copy_row(const Owner& owner, const scalar_t* from, scalar_t* to, int64_t width,
+                         bool aligned) {
+  constexpr int kVector = kElementsOf16Bytes<scalar_t>;
+  if (aligned) {
+    for (int64_t i = owner.thread * kVector; i < width; i += Owner::kThreads * kVector) {
+      Elements<scalar_t, kVector> elements;
+      elements.load(from + i);
+      elements.store(to + i);
+    }
+  } else {
+    for (int64_t i = owner.thread; i < width; i += Owner::kThreads) to[i] = from[i];
+  }
+}
+
+// Puts the dense vector and the zeros behind the dots into a row of the output.
+template <typename scalar_t, typename Owner>
+__device__ void fill_row(const Interaction<scalar_t>& in, const Owner& owner, scalar_t* row) {
+  const scalar_t* dense = in.vector(owner.sample, 0);
+  for (int64_t i = owner.thread; i < in.dim; i += Owner::kThreads) row[i] = dense[i];
+  const int64_t end = in.dim + first_dot_of(in.vectors());
+  for (int64_t i = end + owner.thread; i < in.width; i += Owner::kThreads) {
+    row[i] = static_cast<scalar_t>(0.0f);
+  }
+}
+
+// A warp or a block owns a sample: it reads the vectors once, 16 bytes a thread, into shared
+// memory, from where tensor cores or the threads (Engine) multiply tiles of the lower triangle
+// alone, and writes the whole row of the output once, 16 bytes a thread.
+template <typename scalar_t, typename Engine, int kWarps>
+__global__ void __launch_bounds__(kInteractionWarps* kWarp)
+    forward_samples(Interaction<scalar_t> in, scalar_t* output, Places places) {
+  const Owners<kWarps> owner;
+  if (owner.sample >= in.batch) return;
+  unsigned char* own = shared_memory() + owner.index * places.bytes;
+  auto* vectors = reinterpret_cast<typename Engine::shared_t*>(own);
+  auto* row = reinterpret_cast<scalar_t*>(own + places.row);
+  const int num_vectors = static_cast<int>(in.vectors()), dim = static_cast<int>(in.dim);
+  load_vectors(in, owner, vectors, places.stride, Engine::rows(num_vectors), Engine::columns(dim),
+               [](float value) { return Engine::cast(value); });
+  fill_row(in, owner, row);
+  owner.sync();
+  scalar_t* dots = row + dim;
+  Engine::dots(owner, vectors, places.stride, num_vectors, dim,
+               reinterpret_cast<float*>(own + places.scratch), [&](int i, int j, float value) {
+                 if (j < i && i < num_vectors) {
+                   dots[i * (i - 1) / 2 + j] = static_cast<scalar_t>(value);
+                 }
+               });
+  owner.sync();
+  copy_row(owner, row, output + owner.sample * in.width, in.width, true);
+}
+
+// A warp or a block owns a sample: it reads the row of the gradient and the vectors once into
+// shared memory, spreads the dots' gradients to a symmetric matrix there, and writes the products
+// of its rows with the vectors, which are the vectors' gradients, once.
+template <typename scalar_t, typename Engine, int kWarps>
+__global__ void __launch_bounds__(kInteractionWarps* kWarp)
+    backward_samples(Interaction<scalar_t> in, const scalar_t* grad, bool grad_aligned,
+                     Gradients<scalar_t> gradients, Places places) {
+  using shared_t = typename Engine::shared_t;
+  const Owners<kWarps> owner;
+  if (owner.sample >= in.batch) return;
+  unsigned char* own = shared_memory() + owner.index * places.bytes;
+  auto* vectors = reinterpret_cast<shared_t*>(own);
+  auto* row = reinterpret_cast<scalar_t*>(own + places.row);
+  auto* matrix = reinterpret_cast<shared_t*>(own + places.dots);
+  const int num_vectors = static_cast<int>(in.vectors()), dim = static_cast<int>(in.dim);
+  const int rows = Engine::rows(num_vectors);
+  load_vectors(in, owner, vectors, places.stride, rows, Engine::columns(dim),
+               [](float value) { return Engine::cast(value); });
+  copy_row(owner, grad + owner.sample * in.width, row, in.width, grad_aligned);
+  owner.sync();
+  for (int e = owner.thread; e < rows * rows; e += Owners<kWarps>::kThreads) {
+    const int i = max(e / rows, e % rows), j = min(e / rows, e % rows);
+    const bool is_dot = i != j && i < num_vectors;
+    const scalar_t value = is_dot ? row[dim + i * (i - 1) / 2 + j] : static_cast<scalar_t>(0.0f);
+    shared_t& to = matrix[e / rows * places.dots_stride + e % rows];
+    if constexpr (std::is_same_v<shared_t, float>) {
+      to = Engine::cast(static_cast<float>(value));
+    } else {
+      to = value;
+    }
+  }
+  owner.sync();
+  Engine::combine(owner, matrix, places.dots_stride, vectors, places.stride, num_vectors, dim,
+                  reinterpret_cast<float*>(own + places.scratch),
+                  [&]<int kCount>(int i, int column, float* values) {
+                    if (i >= num_vectors || column >= dim) return;
+                    if (i == 0) {
+                      for (int k = 0; k < kCount && column + k < dim; ++k) {
+                        values[k] += static_cast<float>(row[column + k]);
+                      }
+                    }
+                    scalar_t* to = gradients.vector(in, owner.sample, i) + column;
+                    if (in.aligned) {
+                      Elements<scalar_t, kCount> elements;
+                      elements.set(values);
+                      elements.store(to);
+                    } else {
+                      for (int k = 0; k < kCount && column + k < dim; ++k) {
+                        to[k] = static_cast<scalar_t>(values[k]);
+                      }
+                    }
+                  });
+}
+
+// Where a block multiplies two large matrices a tile at a time: a thread owns 2 x 2 elements of the
+// product; left(row, k) and right(k, column) give the factors.
+template <typename Left, typename Right>
+__device__ void multiply_large(int64_t length, const Left& left, const Right& right,
+                               float (&sums)[2][2]) {
+  constexpr int kStride = kLargeTile + 1;
+  auto* lefts = reinterpret_cast<float*>(shared_memory());
+  auto* rights = lefts + kLargeTile * kStride;
+  const int x = threadIdx.x, y = threadIdx.y;
+  for (int64_t begin = 0; begin < length; begin += kLargeTile) {
+    for (int row = y; row < kLargeTile; row += kLargeThreads) {
+      for (int column = x; column < kLargeTile; column += kLargeThreads) {
+        lefts[row * kStride + column] = begin + column < length ? left(row, begin + column) : 0;
+        rights[row * kStride + column] = begin + row < length ? right(begin + row, column) : 0;
+      }
+    }
+    __syncthreads();
+    for (int k = 0; k < kLargeTile; ++k) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          sums[i][j] += lefts[(y + i * kLargeThreads) * kStride + k] *
+                        rights[k * kStride + x + j * kLargeThreads];
+        }
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// For samples that do not fit into shared memory: a block owns a tile of the dots of one sample,
+// and reads the vectors of its rows and columns once each.
+template <typename scalar_t>
+__global__ void __launch_bounds__(kLargeThreads* kLargeThreads)
+    forward_large(Interaction<scalar_t> in, scalar_t* output, int64_t tiles) {
+  const int64_t sample = blockIdx.x / tiles;
+  const int64_t vectors = in.vectors();
+  int64_t tile_row = 0, tile_column = blockIdx.x % tiles;
+  while (tile_column > tile_row) tile_column -= ++tile_row;
+  scalar_t* row = output + sample * in.width;
+  if (tile_row == 0) {
+    const int thread = threadIdx.y * kLargeThreads + threadIdx.x;
+    const scalar_t* dense = in.vector(sample, 0);
+    for (int64_t i = thread; i < in.width; i += kLargeThreads * kLargeThreads) {
+      if (i < in.dim) {
+        row[i] = dense[i];
+      } else if (i >= in.dim + first_dot_of(vectors)) {
+        row[i] = static_cast<scalar_t>(0.0f);
+      }
+    }
+  }
+  const auto element = [&](int64_t vector, int64_t k) {
+    return vector < vectors ? static_cast<float>(in.vector(sample, vector)[k]) : 0.0f;
+  };
+  float sums[2][2] = {};
+  multiply_large(
+      in.dim, [&](int i, int64_t k) { return element(tile_row * kLargeTile + i, k); },
+      [&](int64_t k, int j) { return element(tile_column * kLargeTile + j, k); }, sums);
+  for (int a = 0; a < 2; ++a) {
+    for (int b = 0; b < 2; ++b) {
+      const int64_t i = tile_row * kLargeTile + threadIdx.y + a * kLargeThreads;
+      const int64_t j = tile_column * kLargeTile + threadIdx.x + b * kLargeThreads;
+      if (j < i && i < vectors) {
+        row[in.dim + first_dot_of(i) + j] = static_cast<scalar_t>(sums[a][b]);
+      }
+    }
+  }
+}
+
+// For samples that do not fit into shared memory: a block owns a tile of the vectors' gradients of
+// one sample, and reads the gradients of its rows' dots and its columns of all vectors once.
+template <typename scalar_t>
+__global__ void __launch_bounds__(kLargeThreads* kLargeThreads)
+    backward_large(Interaction<scalar_t> in, const scalar_t* grad, Gradients<scalar_t> gradients,
+                   int64_t row_tiles, int64_t column_tiles) {
+  const int64_t vectors = in.vectors();
+  const int64_t tile_column = blockIdx.x % column_tiles;
+  const int64_t tile_row = blockIdx.x / column_tiles % row_tiles;
+  const int64_t sample = blockIdx.x / column_tiles / row_tiles;
+  const scalar_t* row = grad + sample * in.width;
+  float sums[2][2] = {};
+  multiply_large(
+      vectors,
+      [&](int r, int64_t k) {
+        const int64_t vector = tile_row * kLargeTile + r;
+        if (vector >= vectors || vector == k) return 0.0f;
+        const int64_t i = max(vector, k), j = min(vector, k);
+        return static_cast<float>(row[in.dim + first_dot_of(i) + j]);
+      },
+      [&](int64_t k, int c) {
+        const int64_t column = tile_column * kLargeTile + c;
+        return column < in.dim ? static_cast<float>(in.vector(sample, k)[column]) : 0.0f;
+      },
+      sums);
+  for (int a = 0; a < 2; ++a) {
+    for (int b = 0; b < 2; ++b) {
+      const int64_t i = tile_row * kLargeTile + threadIdx.y + a * kLargeThreads;
+      const int64_t column = tile_column * kLargeTile + threadIdx.x + b * kLargeThreads;
+      if (i >= vectors || column >= in.dim) continue;
+      if (i == 0) sums[a][b] += static_cast<float>(row[column]);
+      gradients.vector(in, sample, i)[column] = static_cast<scalar_t>(sums[a][b]);
+    }
+  }
+}
+
+template <typename scalar_t>
+Interaction<scalar_t> interaction_of(const InteractionInputs& inputs) {
+  const InteractionSizes& sizes = inputs.sizes;
+  Interaction<scalar_t> in{inputs.dense.const_data_ptr<scalar_t>(),
+                           inputs.embeddings.const_data_ptr<scalar_t>(),
+                           sizes.batch,
+                           sizes.tables,
+                           sizes.dim,
+                           sizes.width(),
+                           false};
+  in.aligned = sizes.dim % kElementsOf16Bytes<scalar_t> == 0 && is_aligned(in.dense) &&
+               is_aligned(in.embeddings);
+  return in;
+}
+
+// Calls f.operator()<Engine>() with the best one that this device has for these elements.
+template <typename scalar_t, typename Function>
+void dispatch_engine(const Device& device, const Function& f) {
+  const bool wanted = !std::is_same_v<scalar_t, float> || is_on(kAllowTf32);
+  if (wanted && device.capability >= TensorCores<scalar_t>::kCapability) {
+    f.template operator()<TensorCores<scalar_t>>();
+  } else {
+    f.template operator()<PlainFloats>();
+  }
+}
+
+// Calls f.operator()<kWarps>(samples of a block) for the owners that samples of such size need;
+// returns whether there were any.
+template <typename Function>
+bool dispatch_owners(const Device& device, int64_t vectors, const Places& one_warp,
+                     const Places& block, const Function& f) {
+  if (vectors <= kMostVectorsOfAWarp && kInteractionWarps * one_warp.bytes <= device.most_shared) {
+    f.template operator()<1>(one_warp);
+    return true;
+  }
+  if (block.bytes <= device.most_shared) {
+    f.template operator()<kInteractionWarps>(block);
+    return true;
+  }
+  return false;
+}
+
+template <typename scalar_t, typename Engine>
+Places places_of(const InteractionSizes& sizes, bool backward, int warps) {
+  const int64_t rows = Engine::rows(sizes.vectors()), columns = Engine::columns(sizes.dim);
+  const int64_t stride = columns + Engine::kPadding;
+  const int64_t matrix_stride = rows + Engine::kPadding;
+  constexpr int64_t kBytes = sizeof(typename Engine::shared_t);
+  return places(rows * stride * kBytes, stride, sizes.width() * sizeof(scalar_t),
+                backward ? rows * matrix_stride * kBytes : 0, matrix_stride,
+                warps * Engine::kScratchBytes);
+}
+
+Tensor dot_interaction(const Tensor& dense, const Tensor& embeddings) {
+  const InteractionInputs inputs(dense, embeddings);
+  const InteractionSizes& sizes = inputs.sizes;
+  const Launcher launch("dot_interaction", inputs.dense);
+  Tensor output = torch::stable::new_empty(inputs.dense, {sizes.batch, sizes.width()});
+  dispatch_floating(dense.scalar_type(), [&]<typename scalar_t>() {
+    const auto in = interaction_of<scalar_t>(inputs);
+    auto* output_data = output.mutable_data_ptr<scalar_t>();
+    dispatch_engine<scalar_t>(launch.device(), [&]<typename Engine>() {
+      const bool fits = dispatch_owners(
+          launch.device(), sizes.vectors(), places_of<scalar_t, Engine>(sizes, false, 1),
+          places_of<scalar_t, Engine>(sizes, false, kInteractionWarps),
+          [&]<int kWarps>(const Places& places) {
+            constexpr int kSamples = kInteractionWarps / kWarps;
+            launch(forward_samples<scalar_t, Engine, kWarps>, ceil_div(sizes.batch, kSamples),
+                   dim3(kWarp, kInteractionWarps), int64_t{kSamples} * places.bytes, in,
+                   output_data, places);
+          });
+      if (fits) return;
+      const int64_t rows = ceil_div(sizes.vectors(), kLargeTile), tiles = rows * (rows + 1) / 2;
+      launch(forward_large<scalar_t>, sizes.batch * tiles, dim3(kLargeThreads, kLargeThreads),
+             2 * kLargeTile * (kLargeTile + 1) * sizeof(float), in, output_data, tiles);
+    });
+  });
+  return output;
+}
+
+std::tuple<Tensor, Tensor> dot_interaction_backward(const Tensor& grad, const Tensor& dense,
+                                                    const Tensor& embeddings) {
+  const InteractionInputs inputs(dense, embeddings);
+  const InteractionSizes& sizes = inputs.sizes;
+  const Tensor checked_grad = inputs.checked_grad(grad);
+  const Launcher launch("dot_interaction_backward", inputs.dense);
+  Tensor grad_dense = torch::stable::new_empty(inputs.dense, {sizes.batch, sizes.dim});
+  Tensor grad_embeddings =
+      torch::stable::new_empty(inputs.dense, {sizes.batch, sizes.tables, sizes.dim});
+  dispatch_floating(dense.scalar_type(), [&]<typename scalar_t>() {
+    const auto in = interaction_of<scalar_t>(inputs);
+    const auto* grad_data = checked_grad.const_data_ptr<scalar_t>();
+    const Gradients<scalar_t> gradients{grad_dense.mutable_data_ptr<scalar_t>(),
+                                        grad_embeddings.mutable_data_ptr<scalar_t>()};
+    dispatch_engine<scalar_t>(launch.device(), [&]<typename Engine>() {
+      const bool fits = dispatch_owners(
+          launch.device(), sizes.vectors(), places_of<scalar_t, Engine>(sizes, true, 1),
+          places_of<scalar_t, Engine>(sizes, true, kInteractionWarps),
+          [&]<int kWarps>(const Places& places) {
+            constexpr int kSamples = kInteractionWarps / kWarps;
+            launch(backward_samples<scalar_t, Engine, kWarps>, ceil_div(sizes.batch, kSamples),
+                   dim3(kWarp, kInteractionWarps), int64_t{kSamples} * places.bytes, in, grad_data,
+                   is_aligned(grad_data), gradients, places);
+          });
+      if (fits) return;
+      const int64_t rows = ceil_div(sizes.vectors(), kLargeTile);
+      const int64_t columns = ceil_div(sizes.dim, kLargeTile);
+      launch(backward_large<scalar_t>, sizes.batch * rows * columns,
+             dim3(kLargeThreads, kLargeThreads), 2 * kLargeTile * (kLargeTile + 1) * sizeof(float),
+             in, grad_data, gradients, rows, columns);
+    });
+  });
+  return {grad_dense, grad_embeddings};
+}
+
+}  // namespace
+}  // namespace dlrm
+
+DLRM_CUDA_IMPL(m) {
+  m.impl("dot_interaction", TORCH_BOX(&dlrm::dot_interaction));
+  m.impl("dot_interaction_backward", TORCH_BOX(&dlrm::dot_interaction_backward));
+}

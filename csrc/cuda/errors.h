@@ -1,0 +1,77 @@
+// Bad values that kernels find: kept on the device until the host asks, so that nothing waits.
+//
+// Each device has one word in static memory. The first launch that reports something keeps it until
+// it is taken, and of that launch's reports the one of least position; while it holds one, row
+// updates change nothing.
+#pragma once
+
+#include "runtime.h"
+
+namespace dlrm {
+
+// In the order of _OPS and _MESSAGES in dlrm/ops/device_errors.py.
+enum ReportingOp : int64_t {
+  kJointEmbedding,
+  kJointEmbeddingBag,
+  kRowSgd,
+  kRowAdagrad,
+  kRowWiseAdagrad,
+  kRowAdam
+};
+enum Problem : int64_t {
+  kBadId,      // value, table, batch row; limit: rows of the table
+  kBadLength,  // value, table, batch row; limit: the number of ids
+  kBadTotal,   // value; limit: the number of ids
+  kBadRow,     // value, position; limit: rows of the weight
+  kBadOffset,  // value, table; limit: rows of the weight
+  kBadStep     // value
+};
+
+struct Report {
+  int64_t problem, position, table, batch_row, value, limit;
+};
+
+struct ErrorWord {
+  unsigned long long lock;
+  int64_t launch;  // 0: nothing was reported
+  int64_t op;
+  Report report;
+};
+
+// What a kernel reports to; of one launch, so that its reports can be told from another's.
+struct Errors {
+  ErrorWord* word;
+  int64_t launch;
+  int64_t op;
+
+  Errors(const Launcher& launch, ReportingOp op);
+
+  // Any number of threads may report: those that come later in the batch than one that has been
+  // kept leave at once.
+  __device__ void report(const Report& found) const {
+    volatile ErrorWord* kept = word;
+    for (bool done = false; !done;) {
+      if (kept->launch != 0 && (kept->launch != launch || kept->report.position <= found.position))
+        return;
+      if (atomicCAS(&word->lock, 0ull, 1ull) != 0) continue;
+      __threadfence();
+      if (kept->launch == 0 || (kept->launch == launch && kept->report.position > found.position)) {
+        kept->op = op;
+        kept->report.problem = found.problem;
+        kept->report.position = found.position;
+        kept->report.table = found.table;
+        kept->report.batch_row = found.batch_row;
+        kept->report.value = found.value;
+        kept->report.limit = found.limit;
+        kept->launch = launch;
+      }
+      __threadfence();
+      atomicExch(&word->lock, 0ull);
+      done = true;
+    }
+  }
+
+  __device__ bool any() const { return static_cast<volatile const ErrorWord*>(word)->launch != 0; }
+};
+
+}  // namespace dlrm

@@ -1,0 +1,91 @@
+#include <torch/csrc/stable/library.h>
+
+#include "../joint_embedding.h"
+#include "table_rows.h"
+#include "vectors.h"
+
+namespace dlrm {
+namespace {
+
+constexpr int kGatherThreads = 256;
+constexpr int kLookUps = 4;  // of a group of threads: their rows are all on the way at once
+
+// A group of threads owns kLookUps look-ups, which lie a block's groups apart, and each of its
+// threads every blockDim.x-th vector of their rows. Ids are read once, rows read and outputs
+// written once, 16 bytes a thread where rows are aligned.
+template <typename weight_t, typename output_t, int kVector>
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_rows(const weight_t* weight, Integers ids, TableRows table_rows, int64_t look_ups,
+                int64_t tables, int64_t dim, output_t* output, Errors errors) {
+  const int64_t first = int64_t{blockIdx.x} * blockDim.y * kLookUps + threadIdx.y;
+  int64_t rows[kLookUps];
+#pragma unroll
+  for (int k = 0; k < kLookUps; ++k) {
+    const int64_t i = first + k * blockDim.y;
+    if (i >= look_ups) break;
+    rows[k] = table_rows.row(ids[i], i % tables, i / tables, i, errors, threadIdx.x == 0);
+  }
+  for (int64_t column = threadIdx.x * kVector; column < dim; column += blockDim.x * kVector) {
+    Elements<weight_t, kVector> vectors[kLookUps];
+#pragma unroll
+    for (int k = 0; k < kLookUps; ++k) {
+      if (first + k * blockDim.y >= look_ups) break;
+      if (table_rows.total_rows > 0) {
+        vectors[k].load(weight + rows[k] * dim + column);
+      } else {
+        vectors[k].clear();
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kLookUps; ++k) {
+      const int64_t i = first + k * blockDim.y;
+      if (i >= look_ups) break;
+      if constexpr (std::is_same_v<weight_t, output_t>) {
+        vectors[k].store(output + i * dim + column);
+      } else {
+        float values[kVector];
+        vectors[k].get(values);
+        Elements<output_t, kVector> cast;
+        cast.set(values);
+        cast.store(output + i * dim + column);
+      }
+    }
+  }
+}
+
+template <typename weight_t, typename output_t, int kVector>
+void gather(const Launcher& launch, const JointEmbeddingInputs& inputs, output_t* output) {
+  const Groups groups(inputs.dim / kVector, kGatherThreads);
+  const int64_t look_ups = inputs.batch * inputs.tables;
+  const TableRows table_rows{inputs.table_offsets.const_data_ptr<int64_t>(), inputs.total_rows};
+  launch(gather_rows<weight_t, output_t, kVector>,
+         ceil_div(look_ups, int64_t{groups.threads.y} * kLookUps), groups.threads, 0,
+         inputs.weight.const_data_ptr<weight_t>(), Integers(inputs.ids), table_rows, look_ups,
+         inputs.tables, inputs.dim, output, Errors(launch, kJointEmbedding));
+}
+
+Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& table_offsets,
+                       std::optional<ScalarType> dtype) {
+  const JointEmbeddingInputs inputs(weight, ids, table_offsets, dtype);
+  const Launcher launch("joint_embedding", inputs.weight);
+  Tensor output = torch::stable::new_empty(inputs.weight, {inputs.batch, inputs.tables, inputs.dim},
+                                           inputs.output_dtype);
+  dispatch_floating(inputs.weight.scalar_type(), [&]<typename weight_t>() {
+    dispatch_floating(inputs.output_dtype, [&]<typename output_t>() {
+      constexpr int kVector = kElementsOf16Bytes<weight_t>;
+      auto* output_data = output.mutable_data_ptr<output_t>();
+      if (inputs.dim % kVector == 0 && is_aligned(inputs.weight.const_data_ptr<weight_t>()) &&
+          is_aligned(output_data)) {
+        gather<weight_t, output_t, kVector>(launch, inputs, output_data);
+      } else {
+        gather<weight_t, output_t, 1>(launch, inputs, output_data);
+      }
+    });
+  });
+  return output;
+}
+
+}  // namespace
+}  // namespace dlrm
+
+DLRM_CUDA_IMPL(m) { m.impl("joint_embedding", TORCH_BOX(&dlrm::joint_embedding)); }

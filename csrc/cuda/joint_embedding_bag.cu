@@ -1,0 +1,268 @@
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "../joint_embedding_bag.h"
+#include "algorithms.h"
+#include "table_rows.h"
+#include "vectors.h"
+
+namespace dlrm {
+namespace {
+
+constexpr int kBagThreads = 256;
+
+// Of one launch's reports the first is kept: bad lengths come before their sum, and that before
+// ids.
+constexpr int64_t kBeforeSum = std::numeric_limits<int64_t>::min();
+constexpr int64_t kBeforeIds = -1;
+
+// A thread owns a bag: it reads its length once and writes it once, wide, or 0 where it is bad.
+__global__ void __launch_bounds__(kBagThreads)
+    check_lengths(Integers lengths, int64_t bags, int64_t tables, int64_t total, int64_t* checked,
+                  Errors errors) {
+  const int64_t bag = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (bag >= bags) return;
+  const int64_t length = lengths[bag];
+  const bool bad = length < 0 || length > total;
+  if (bad) errors.report({kBadLength, kBeforeSum + bag, bag % tables, bag / tables, length, total});
+  checked[bag] = bad ? 0 : length;
+}
+
+// One thread: compares the sum of the lengths with the number of ids.
+__global__ void check_total(const int64_t* ends, int64_t bags, int64_t total, Errors errors) {
+  const int64_t found = bags > 0 ? ends[bags - 1] : 0;
+  if (found != total) errors.report({kBadTotal, kBeforeIds, 0, 0, found, total});
+}
+
+// Where each bag's ids lie, whatever the lengths were.
+struct BagEnds {
+  const int64_t* ends;
+  int64_t bags, total;
+
+  __device__ int64_t begin(int64_t bag) const { return bag == 0 ? 0 : min(ends[bag - 1], total); }
+  __device__ int64_t end(int64_t bag) const { return min(ends[bag], total); }
+};
+
+Tensor ends_of(const Launcher& launch, const BagLengths& bags, const Errors& errors) {
+  Tensor checked =
+      torch::stable::new_empty(bags.lengths, {bags.bags}, std::optional(ScalarType::Long));
+  launch(check_lengths, ceil_div(bags.bags, kBagThreads), kBagThreads, 0, Integers(bags.lengths),
+         bags.bags, bags.tables, bags.total, checked.mutable_data_ptr<int64_t>(), errors);
+  Tensor ends = inclusive_sums(launch, checked);
+  launch(check_total, 1, 1, 0, ends.const_data_ptr<int64_t>(), bags.bags, bags.total, errors);
+  return ends;
+}
+
+// What an id's row is multiplied by, in a bag of `length`.
+struct Factors {
+  const float* sample_weights;  // or null
+  bool mean;
+
+  Factors(const std::optional<Tensor>& weights, bool mean_)
+      : sample_weights(weights ? weights->const_data_ptr<float>() : nullptr), mean(mean_) {}
+
+  __device__ float of(int64_t i) const {
+    return sample_weights == nullptr ? 1.0f : sample_weights[i];
+  }
+  __device__ float of_bag(int64_t length) const {
+    return mean && length > 1 ? 1.0f / static_cast<float>(length) : 1.0f;
+  }
+};
+
+// A group of threads owns a bag, and each of its threads every blockDim.x-th vector of the rows: it
+// reads each id's row once and adds them up in the bag's order, and writes the output once.
+template <typename weight_t, typename output_t, int kVector>
+__global__ void __launch_bounds__(kBagThreads)
+    pool_bags(const weight_t* weight, Integers ids, Factors factors, BagEnds bags,
+              TableRows table_rows, int64_t tables, int64_t dim, output_t* output, Errors errors) {
+  const int64_t bag = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (bag >= bags.bags) return;
+  const int64_t begin = bags.begin(bag), end = bags.end(bag);
+  for (int64_t column = threadIdx.x * kVector; column - threadIdx.x * kVector < dim;
+       column += blockDim.x * kVector) {
+    float sums[kVector] = {};
+#pragma unroll 2
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row =
+          table_rows.row(ids[i], bag % tables, bag / tables, i, errors, column == 0);
+      if (table_rows.total_rows == 0 || column >= dim) continue;
+      Elements<weight_t, kVector> elements;
+      elements.load(weight + row * dim + column);
+      float values[kVector];
+      elements.get(values);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) sums[k] += factors.of(i) * values[k];
+    }
+    if (column >= dim) continue;
+    if (factors.mean && end - begin > 1) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) sums[k] /= static_cast<float>(end - begin);
+    }
+    Elements<output_t, kVector> elements;
+    elements.set(sums);
+    elements.store(output + bag * dim + column);
+  }
+}
+
+// A group of threads owns a bag: it reads the bag's gradient once and writes it, scaled, once an
+// id.
+template <typename scalar_t, int kVector>
+__global__ void __launch_bounds__(kBagThreads)
+    spread_bags(const scalar_t* grad, Integers ids, Factors factors, BagEnds bags,
+                const int64_t* table_offsets, int64_t tables, int64_t dim, int64_t* rows,
+                scalar_t* values) {
+  const int64_t bag = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (bag >= bags.bags) return;
+  const int64_t begin = bags.begin(bag), end = bags.end(bag);
+  const int64_t first_row = table_offsets[bag % tables];
+  for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) rows[i] = first_row + ids[i];
+  for (int64_t column = threadIdx.x * kVector; column < dim; column += blockDim.x * kVector) {
+    Elements<scalar_t, kVector> elements;
+    elements.load(grad + bag * dim + column);
+    float gradient[kVector];
+    elements.get(gradient);
+    const float of_bag = factors.of_bag(end - begin);
+    for (int64_t i = begin; i < end; ++i) {
+      const float factor = factors.of(i) * of_bag;
+      float scaled[kVector];
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) scaled[k] = factor * gradient[k];
+      elements.set(scaled);
+      elements.store(values + i * dim + column);
+    }
+  }
+}
+
+// A warp owns a bag: it reads its gradient and each id's row once, and writes their product once.
+template <typename weight_t, typename grad_t>
+__global__ void __launch_bounds__(kBagThreads)
+    dot_bags(const weight_t* weight, const grad_t* grad, const int64_t* rows, BagEnds bags,
+             int64_t total_rows, int64_t dim, bool mean, float* output, Errors errors) {
+  const int64_t bag = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (bag >= bags.bags) return;
+  const int64_t begin = bags.begin(bag), end = bags.end(bag);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t row = rows[i];
+    const bool bad = row < 0 || row >= total_rows;
+    if (bad && threadIdx.x == 0) errors.report({kBadRow, i, 0, 0, row, total_rows});
+    float sum = 0;
+    for (int64_t column = threadIdx.x; column < dim && !bad; column += kWarp) {
+      sum += static_cast<float>(weight[row * dim + column]) *
+             static_cast<float>(grad[bag * dim + column]);
+    }
+    for (int bit = kWarp / 2; bit > 0; bit /= 2) sum += __shfl_xor_sync(kWholeWarp, sum, bit);
+    if (threadIdx.x == 0) output[i] = mean ? sum / static_cast<float>(end - begin) : sum;
+  }
+}
+
+Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tensor& lengths,
+                           const Tensor& table_offsets, std::optional<Tensor> sample_weights,
+                           bool mean, std::optional<ScalarType> dtype) {
+  const BagInputs inputs(ids, lengths, table_offsets, sample_weights);
+  const Tensor weight = checked_bag_weight(weight_, inputs.lengths);
+  const ScalarType output_dtype = dtype.value_or(weight.scalar_type());
+  check(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
+        torch::headeronly::toString(output_dtype));
+  const int64_t tables = inputs.tables, dim = weight.size(1);
+  const Launcher launch(kBagName, weight);
+  const Errors errors(launch, kJointEmbeddingBag);
+  const Tensor ends = ends_of(launch, inputs, errors);
+  const BagEnds bags{ends.const_data_ptr<int64_t>(), inputs.bags, inputs.total};
+  const TableRows rows{inputs.table_offsets.const_data_ptr<int64_t>(), weight.size(0)};
+  Tensor output = torch::stable::new_empty(weight, {inputs.batch, tables, dim}, output_dtype);
+  dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {
+    dispatch_floating(output_dtype, [&]<typename output_t>() {
+      const auto* weight_data = weight.const_data_ptr<weight_t>();
+      auto* output_data = output.mutable_data_ptr<output_t>();
+      const auto pool = [&]<int kVector>() {
+        const Groups groups(dim / kVector, kBagThreads);
+        launch(pool_bags<weight_t, output_t, kVector>, ceil_div(inputs.bags, groups.threads.y),
+               groups.threads, 0, weight_data, Integers(inputs.ids),
+               Factors(inputs.sample_weights, mean), bags, rows, tables, dim, output_data, errors);
+      };
+      constexpr int kVector = kElementsOf16Bytes<weight_t>;
+      if (dim % kVector == 0 && is_aligned(weight_data) && is_aligned(output_data)) {
+        pool.template operator()<kVector>();
+      } else {
+        pool.template operator()<1>();
+      }
+    });
+  });
+  return output;
+}
+
+std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, const Tensor& ids,
+                                                        const Tensor& lengths,
+                                                        const Tensor& table_offsets,
+                                                        std::optional<Tensor> sample_weights,
+                                                        bool mean) {
+  const BagInputs inputs(ids, lengths, table_offsets, sample_weights);
+  const Tensor grad = checked_bag_grad(grad_, inputs);
+  const int64_t dim = grad.size(2);
+  const Launcher launch(kBagName, grad);
+  const Tensor ends = ends_of(launch, inputs, Errors(launch, kJointEmbeddingBag));
+  const BagEnds bags{ends.const_data_ptr<int64_t>(), inputs.bags, inputs.total};
+  Tensor rows =
+      torch::stable::new_empty(inputs.ids, {inputs.total}, std::optional(ScalarType::Long));
+  Tensor values = torch::stable::new_empty(grad, {inputs.total, dim});
+  dispatch_floating(grad.scalar_type(), [&]<typename scalar_t>() {
+    const auto* grad_data = grad.const_data_ptr<scalar_t>();
+    auto* values_data = values.mutable_data_ptr<scalar_t>();
+    const auto spread = [&]<int kVector>() {
+      const Groups groups(dim / kVector, kBagThreads);
+      launch(spread_bags<scalar_t, kVector>, ceil_div(inputs.bags, groups.threads.y),
+             groups.threads, 0, grad_data, Integers(inputs.ids),
+             Factors(inputs.sample_weights, mean), bags,
+             inputs.table_offsets.const_data_ptr<int64_t>(), inputs.tables, dim,
+             rows.mutable_data_ptr<int64_t>(), values_data);
+    };
+    constexpr int kVector = kElementsOf16Bytes<scalar_t>;
+    if (dim % kVector == 0 && is_aligned(grad_data) && is_aligned(values_data)) {
+      spread.template operator()<kVector>();
+    } else {
+      spread.template operator()<1>();
+    }
+  });
+  return {rows, values};
+}
+
+Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Tensor& weight_,
+                                                   const Tensor& rows_, const Tensor& lengths,
+                                                   bool mean) {
+  check(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
+        ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
+  const BagLengths bags(lengths, rows_.size(0));
+  const Tensor weight = checked_bag_weight(weight_, bags.lengths);
+  const Tensor grad = checked_bag_grad(grad_, bags);
+  const int64_t dim = weight.size(1);
+  check(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables, ", ",
+        dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
+  const Tensor rows = torch::stable::contiguous(rows_);
+  const Launcher launch(kBagName, weight);
+  const Errors errors(launch, kJointEmbeddingBag);
+  const Tensor ends = ends_of(launch, bags, errors);
+  Tensor output = torch::stable::new_empty(weight, {bags.total}, std::optional(ScalarType::Float));
+  constexpr int kWarps = kBagThreads / kWarp;
+  dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {
+    dispatch_floating(grad.scalar_type(), [&]<typename grad_t>() {
+      launch(dot_bags<weight_t, grad_t>, ceil_div(bags.bags, kWarps), dim3(kWarp, kWarps), 0,
+             weight.const_data_ptr<weight_t>(), grad.const_data_ptr<grad_t>(),
+             rows.const_data_ptr<int64_t>(),
+             BagEnds{ends.const_data_ptr<int64_t>(), bags.bags, bags.total}, weight.size(0), dim,
+             mean, output.mutable_data_ptr<float>(), errors);
+    });
+  });
+  return output;
+}
+
+}  // namespace
+}  // namespace dlrm
+
+DLRM_CUDA_IMPL(m) {
+  m.impl("joint_embedding_bag", TORCH_BOX(&dlrm::joint_embedding_bag));
+  m.impl("joint_embedding_bag_backward", TORCH_BOX(&dlrm::joint_embedding_bag_backward));
+  m.impl("joint_embedding_bag_sample_weights_backward",
+         TORCH_BOX(&dlrm::joint_embedding_bag_sample_weights_backward));
+}

@@ -1,0 +1,103 @@
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+
+#include "../relu_bias_backward.h"
+#include "vectors.h"
+
+namespace dlrm {
+namespace {
+
+constexpr int kReluColumns = 32;      // threads of a row of a block
+constexpr int kReluRows = 8;          // rows of threads of a block
+constexpr int64_t kRowsOfASum = 256;  // of one partial sum of the bias's gradient: a constant, so
+                                      // that sums are the same on every device
+
+// A block owns kRowsOfASum rows of some columns, and a thread every kReluRows-th of the rows: each
+// element of grad and output is read once and each of grad_input written once, 16 bytes a thread
+// where rows are aligned, and the block's column sums are written once.
+template <typename scalar_t, int kVector>
+__global__ void __launch_bounds__(kReluColumns* kReluRows)
+    mask_rows(const scalar_t* grad, const scalar_t* output, int64_t batch, int64_t width,
+              int64_t strips, scalar_t* grad_input, float* sums) {
+  const int64_t strip = blockIdx.x % strips, sum = blockIdx.x / strips;
+  const int64_t column = (strip * kReluColumns + threadIdx.x) * kVector;
+  const int64_t end = min((sum + 1) * kRowsOfASum, batch);
+  float own[kVector] = {};
+  for (int64_t row = sum * kRowsOfASum + threadIdx.y; row < end && column < width;
+       row += kReluRows) {
+    Elements<scalar_t, kVector> gradients, outputs;
+    gradients.load(grad + row * width + column);
+    outputs.load(output + row * width + column);
+    float values[kVector], activations[kVector];
+    gradients.get(values);
+    outputs.get(activations);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      if (activations[k] <= 0) values[k] = 0;  // a NaN lets the gradient pass
+      own[k] += values[k];
+    }
+    gradients.set(values);
+    gradients.store(grad_input + row * width + column);
+  }
+  auto* parts = reinterpret_cast<float*>(shared_memory());  // [rows, columns of the block]
+  constexpr int kStride = kReluColumns * kVector;
+  for (int k = 0; k < kVector; ++k) {
+    parts[threadIdx.y * kStride + threadIdx.x * kVector + k] = own[k];
+  }
+  __syncthreads();
+  for (int i = threadIdx.y * kReluColumns + threadIdx.x; i < kStride;
+       i += kReluColumns * kReluRows) {
+    if (strip * kStride + i >= width) continue;
+    float total = 0;
+    for (int row = 0; row < kReluRows; ++row) total += parts[row * kStride + i];
+    sums[sum * width + strip * kStride + i] = total;
+  }
+}
+
+// A thread owns a column and adds up its partial sums, each read once, in order.
+__global__ void add_sums(const float* sums, int64_t num_sums, int64_t width, float* grad_bias) {
+  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (column >= width) return;
+  float total = 0;
+#pragma unroll 4
+  for (int64_t sum = 0; sum < num_sums; ++sum) total += sums[sum * width + column];
+  grad_bias[column] = total;
+}
+
+std::tuple<Tensor, Tensor> relu_bias_backward(const Tensor& grad, const Tensor& output) {
+  const ReluBiasBackwardInputs inputs(grad, output);
+  const int64_t batch = inputs.batch, width = inputs.width;
+  const Launcher launch("relu_bias_backward", inputs.grad);
+  Tensor grad_input = torch::stable::new_empty(inputs.grad, {batch, width});
+  Tensor grad_bias = torch::stable::new_empty(inputs.grad, {width}, ScalarType::Float);
+  const int64_t num_sums = ceil_div(batch, kRowsOfASum);
+  Tensor sums = torch::stable::new_empty(inputs.grad, {num_sums, width}, ScalarType::Float);
+  float* sums_data = sums.mutable_data_ptr<float>();
+  dispatch_floating(grad.scalar_type(), [&]<typename scalar_t>() {
+    const auto* grad_data = inputs.grad.const_data_ptr<scalar_t>();
+    const auto* output_data = inputs.output.const_data_ptr<scalar_t>();
+    auto* input_data = grad_input.mutable_data_ptr<scalar_t>();
+    const auto mask = [&]<int kVector>() {
+      const int64_t strips = ceil_div(width, kReluColumns * kVector);
+      launch(mask_rows<scalar_t, kVector>, num_sums * strips, dim3(kReluColumns, kReluRows),
+             kReluColumns * kReluRows * kVector * sizeof(float), grad_data, output_data, batch,
+             width, strips, input_data, sums_data);
+    };
+    constexpr int kVector = kElementsOf16Bytes<scalar_t>;
+    if (width % kVector == 0 && is_aligned(grad_data) && is_aligned(output_data) &&
+        is_aligned(input_data)) {
+      mask.template operator()<kVector>();
+    } else {
+      mask.template operator()<1>();
+    }
+  });
+  launch(add_sums, ceil_div(width, 128), 128, 0, sums_data, num_sums, width,
+         grad_bias.mutable_data_ptr<float>());
+  return {grad_input, grad_bias};
+}
+
+}  // namespace
+}  // namespace dlrm
+
+DLRM_CUDA_IMPL(m) { m.impl("relu_bias_backward", TORCH_BOX(&dlrm::relu_bias_backward)); }

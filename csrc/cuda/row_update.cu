@@ -1,0 +1,524 @@
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+
+#include "../row_update.h"
+#include "algorithms.h"
+#include "errors.h"
+#include "row_rules.h"
+#include "switches.h"
+
+namespace dlrm {
+namespace {
+
+constexpr int kUpdateThreads = 256;
+constexpr int kChunk = 32;     // pairs that a group of threads walks along
+constexpr int kStarts = 64;    // chunks whose last runs a block finishes
+constexpr int kShortRun = 16;  // chunks of a run that a warp finishes alone
+constexpr int kFinishWarps = 8;
+constexpr int kFewestThreads = 4;  // of a group: fewer would need more shared memory than there is
+
+// One value on the device, of a dtype that is asked for there; or none.
+struct DeviceScalar {
+  const void* data = nullptr;
+  ScalarType dtype = ScalarType::Float;
+
+  DeviceScalar() = default;
+  DeviceScalar(const char* name, const char* what, const Tensor& tensor, const Tensor& weight)
+      : dtype(tensor.scalar_type()) {
+    check(tensor.numel() == 1 && tensor.device() == weight.device(), name, ": expected ", what,
+          " to be one value on the weight's device, got ", shape_of(tensor));
+    switch (dtype) {
+      case ScalarType::Float:
+        data = tensor.const_data_ptr<float>();
+        break;
+      case ScalarType::Double:
+        data = tensor.const_data_ptr<double>();
+        break;
+      case ScalarType::Long:
+        data = tensor.const_data_ptr<int64_t>();
+        break;
+      case ScalarType::Bool:
+        data = tensor.const_data_ptr<bool>();
+        break;
+      default:
+        check(false, name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
+              dtype_of(tensor));
+    }
+  }
+  DeviceScalar(const char* name, const char* what, const std::optional<Tensor>& tensor,
+               const Tensor& weight)
+      : DeviceScalar(tensor ? DeviceScalar(name, what, *tensor, weight) : DeviceScalar()) {}
+
+  __device__ double value(double otherwise) const {
+    if (data == nullptr) return otherwise;
+    switch (dtype) {
+      case ScalarType::Double:
+        return *static_cast<const double*>(data);
+      case ScalarType::Long:
+        return static_cast<double>(*static_cast<const int64_t*>(data));
+      case ScalarType::Bool:
+        return *static_cast<const bool*>(data);
+      default:
+        return *static_cast<const float*>(data);
+    }
+  }
+};
+
+struct Scalars {
+  DeviceScalar lr, grad_scale, found_inf, step;
+  double beta1 = 0, beta2 = 0;  // of Adam, which has a step
+};
+
+// What all threads of an update need to know; in device memory.
+struct StepNumbers {
+  float rate;
+  float inverse_scale;
+  bool skip;  // nothing is changed
+};
+
+// One thread: reads the scalars once and writes the numbers once.
+__global__ void prepare_step(Scalars scalars, Errors errors, StepNumbers* numbers) {
+  double rate = scalars.lr.value(0);
+  if (scalars.step.data != nullptr) {
+    const double step = scalars.step.value(1);
+    if (step < 1) errors.report({kBadStep, 0, 0, 0, static_cast<int64_t>(step), 0});
+    rate *= sqrt(1 - pow(scalars.beta2, step)) / (1 - pow(scalars.beta1, step));
+  }
+  numbers->rate = static_cast<float>(rate);
+  numbers->inverse_scale = static_cast<float>(1 / scalars.grad_scale.value(1));
+  numbers->skip = scalars.found_inf.value(0) != 0 || errors.any();
+}
+
+// A thread owns one gradient's row: it reads it once, and writes key and position of the pair to be
+// sorted once, where `keys` is not null.
+template <typename key_t>
+__global__ void __launch_bounds__(kUpdateThreads)
+    check_rows(const int64_t* rows, int64_t count, int64_t total_rows, key_t* keys,
+               int32_t* positions, Errors errors) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const int64_t row = rows[i];
+  const bool bad = row < 0 || row >= total_rows;
+  if (bad) errors.report({kBadRow, i, 0, 0, row, total_rows});
+  if (keys == nullptr) return;
+  keys[i] = bad ? 0 : static_cast<key_t>(row);
+  positions[i] = static_cast<int32_t>(i);
+}
+
+// Pairs of a row and the position of a gradient, sorted by row and then by position.
+struct Sorted {
+  Integers rows;  // unsigned
+  const int32_t* positions;
+  int64_t count;
+
+  __device__ int64_t row(int64_t i) const {
+    return rows.bytes == 4 ? static_cast<const uint32_t*>(rows.data)[i]
+                           : static_cast<const int64_t*>(rows.data)[i];
+  }
+  // Where the run of a row ends that reaches `begin`.
+  __device__ int64_t end_of_run(int64_t begin) const {
+    const int64_t own = row(begin);
+    int64_t inside = begin, end = count;
+    while (end - inside > 1) {
+      const int64_t middle = inside + (end - inside) / 2;
+      if (row(middle) == own) {
+        inside = middle;
+      } else {
+        end = middle;
+      }
+    }
+    return end;
+  }
+};
+
+// Of each chunk of pairs, the sum of its part of a run that began before it (`head`), and of one
+// that began in it and goes on behind it (`tail`), where there are such: `dim` floats each.
+struct Partials {
+  float* data;
+  int64_t dim;
+
+  __device__ float* head(int64_t chunk) const { return data + 2 * chunk * dim; }
+  __device__ float* tail(int64_t chunk) const { return data + (2 * chunk + 1) * dim; }
+};
+
+template <int kVector, typename grad_t>
+__device__ void add_to(float* sum, const grad_t* from) {
+  Elements<grad_t, kVector> elements;
+  float values[kVector];
+  elements.load(from);
+  elements.get(values);
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) sum[k] += values[k];
+}
+
+// The threads of a group, blockDim.x of one warp, update one row. gradient(column, values) gives
+// kVector elements of its scaled gradient.
+template <int kVector, typename Rule, typename Gradient>
+__device__ void update_row(const Rule& rule, int64_t row, int64_t dim, float rate, int width,
+                           int thread, const Gradient& gradient) {
+  const int64_t stride = int64_t{width} * kVector;
+  float values[kVector];
+  bool known = false;
+  if constexpr (Rule::kRowWise) {
+    const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
+    const unsigned group =
+        width == kWarp ? kWholeWarp : ((1u << width) - 1) << (lane / width * width);
+    float squares = 0;
+    for (int64_t column = thread * kVector; column < dim; column += stride) {
+      gradient(column, values);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) squares += values[k] * values[k];
+    }
+    for (int bit = width / 2; bit > 0; bit /= 2) {
+      squares += __shfl_xor_sync(group, squares, bit);
+    }
+    known = dim <= stride;
+    rate = rule.row_rate(row, squares / static_cast<float>(dim), rate, thread == 0,
+                         [&] { __syncwarp(group); });
+  }
+  for (int64_t column = thread * kVector; column < dim; column += stride) {
+    if (!known) gradient(column, values);
+    rule.template update<kVector>(row * dim + column, values, rate);
+  }
+}
+
+// A group of threads owns a chunk of pairs, and each of its threads every blockDim.x-th vector of
+// the rows. It reads each gradient once and reads and writes each row once that has all of its
+// pairs in the chunk; of others it writes their sum, for finish_runs.
+template <typename grad_t, typename Rule, int kVector>
+__global__ void __launch_bounds__(kUpdateThreads)
+    update_chunks(Rule rule, Sorted sorted, const grad_t* grad, int64_t dim,
+                  const StepNumbers* numbers, Partials partials) {
+  const StepNumbers step = *numbers;
+  if (step.skip) return;
+  const int most = blockDim.y * kChunk;
+  const int64_t block_begin = int64_t{blockIdx.x} * most;
+  const int pairs = static_cast<int>(min(int64_t{most}, sorted.count - block_begin));
+  auto* rows = reinterpret_cast<int64_t*>(shared_memory()) + 1;  // and one on either side
+  auto* positions = reinterpret_cast<int32_t*>(rows + most + 1);
+  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < pairs; i += blockDim.x * blockDim.y) {
+    rows[i] = sorted.row(block_begin + i);
+    positions[i] = sorted.positions[block_begin + i];
+  }
+  if (threadIdx.x == 0 && threadIdx.y == 0) {
+    rows[-1] = block_begin > 0 ? sorted.row(block_begin - 1) : -1;
+    rows[pairs] = block_begin + pairs < sorted.count ? sorted.row(block_begin + pairs) : -1;
+  }
+  __syncthreads();
+  const int begin = threadIdx.y * kChunk, end = min(begin + kChunk, pairs);
+  const int64_t chunk = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  for (int i = begin, next; i < end; i = next) {
+    const int64_t row = rows[i];
+    for (next = i + 1; next < end && rows[next] == row;) ++next;
+    const auto sum = [&](int64_t column, float* values) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) values[k] = 0;
+      for (int k = i; k < next; ++k) add_to<kVector>(values, grad + positions[k] * dim + column);
+    };
+    const bool began_before = i == begin && rows[i - 1] == row;
+    const bool goes_on = next == end && rows[next] == row;
+    if (began_before || goes_on) {
+      float* partial = began_before ? partials.head(chunk) : partials.tail(chunk);
+      for (int64_t column = threadIdx.x * kVector; column < dim; column += blockDim.x * kVector) {
+        float values[kVector];
+        sum(column, values);
+        Elements<float, kVector> elements;
+        elements.set(values);
+        elements.store(partial + column);
+      }
+    } else {
+      update_row<kVector>(rule, row, dim, step.rate, blockDim.x, threadIdx.x,
+                          [&](int64_t column, float* values) {
+                            sum(column, values);
+#pragma unroll
+                            for (int k = 0; k < kVector; ++k) values[k] *= step.inverse_scale;
+                          });
+    }
+  }
+}
+
+// A block owns the runs that begin in kStarts chunks and go on behind them: a warp one of up to
+// kShortRun chunks, all warps together a longer one, each a part of it. Sums of chunks are read
+// once, rows read and written once; the order of all sums is that of the pairs.
+template <typename Rule, int kVector>
+__global__ void __launch_bounds__(kFinishWarps* kWarp)
+    finish_runs(Rule rule, Sorted sorted, const StepNumbers* numbers, Partials partials) {
+  const StepNumbers step = *numbers;
+  if (step.skip) return;
+  const int64_t dim = partials.dim;
+  const int warp = threadIdx.y, lane = threadIdx.x;
+  auto* sums = reinterpret_cast<float*>(shared_memory());  // [warps, warp's vectors]
+  auto* is_long = reinterpret_cast<int*>(sums + kFinishWarps * kWarp * kVector);  // [kStarts]
+  const int64_t first = int64_t{blockIdx.x} * kStarts;
+  const auto update = [&](int64_t row, const auto& total) {
+    update_row<kVector>(rule, row, dim, step.rate, kWarp, lane, [&](int64_t column, float* values) {
+      total(column, values);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) values[k] *= step.inverse_scale;
+    });
+  };
+  for (int start = warp; start < kStarts; start += kFinishWarps) {
+    if (lane == 0) is_long[start] = 0;
+    const int64_t chunk = first + start, behind = (chunk + 1) * kChunk;
+    if (behind >= sorted.count) continue;
+    const int64_t row = sorted.row(behind - 1);
+    const bool began_before = chunk > 0 && sorted.row(chunk * kChunk - 1) == row;
+    if (sorted.row(behind) != row || began_before) continue;
+    const int64_t last_chunk = (sorted.end_of_run(behind) - 1) / kChunk;
+    if (last_chunk - chunk >= kShortRun) {
+      if (lane == 0) is_long[start] = 1;
+      continue;
+    }
+    update(row, [&](int64_t column, float* values) {
+      Elements<float, kVector> elements;
+      elements.load(partials.tail(chunk) + column);
+      elements.get(values);
+      for (int64_t c = chunk + 1; c <= last_chunk; ++c) {
+        add_to<kVector>(values, partials.head(c) + column);
+      }
+    });
+  }
+  __syncthreads();
+  for (int start = 0; start < kStarts; ++start) {
+    if (is_long[start] == 0) continue;
+    const int64_t chunk = first + start, behind = (chunk + 1) * kChunk;
+    const int64_t heads = (sorted.end_of_run(behind) - 1) / kChunk - chunk;
+    const int64_t part = (heads + kFinishWarps - 1) / kFinishWarps;
+    const int64_t begin = chunk + 1 + warp * part, end = min(begin + part, chunk + 1 + heads);
+    for (int64_t column = lane * kVector; column - lane * kVector < dim;
+         column += kWarp * kVector) {
+      float values[kVector] = {};
+      if (column < dim) {
+#pragma unroll 4
+        for (int64_t c = begin; c < end; ++c) {
+          add_to<kVector>(values, partials.head(c) + column);
+        }
+      }
+      for (int k = 0; k < kVector; ++k) sums[(warp * kWarp + lane) * kVector + k] = values[k];
+      __syncthreads();
+      if (warp == 0 && column < dim) {
+        float* total = partials.tail(chunk) + column;
+        for (int w = 0; w < kFinishWarps; ++w) {
+          for (int k = 0; k < kVector; ++k) total[k] += sums[(w * kWarp + lane) * kVector + k];
+        }
+      }
+      __syncthreads();
+    }
+    if (warp == 0) {
+      update(sorted.row(behind), [&](int64_t column, float* values) {
+        for (int k = 0; k < kVector; ++k) values[k] = partials.tail(chunk)[column + k];
+      });
+    }
+  }
+}
+
+// A group of threads owns a gradient and reads it once; each element is added to its weight by an
+// atomic operation, so that the order of a row's sum is whatever it happens to be.
+template <typename grad_t, int kVector>
+__global__ void __launch_bounds__(kUpdateThreads)
+    add_gradients(float* weight, const int64_t* rows, int64_t count, const grad_t* grad,
+                  int64_t dim, const StepNumbers* numbers) {
+  const StepNumbers step = *numbers;
+  const int64_t i = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (step.skip || i >= count) return;
+  for (int64_t column = threadIdx.x * kVector; column < dim; column += blockDim.x * kVector) {
+    float values[kVector] = {};
+    add_to<kVector>(values, grad + i * dim + column);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      atomicAdd(weight + rows[i] * dim + column + k, -step.rate * (values[k] * step.inverse_scale));
+    }
+  }
+}
+
+// What every row update begins with.
+struct Update {
+  const RowUpdateInputs& inputs;
+  Launcher launch;
+  Errors errors;
+  Tensor numbers;
+
+  Update(const RowUpdateInputs& inputs_, ReportingOp op)
+      : inputs(inputs_),
+        launch(inputs.name, inputs.rows),
+        errors(launch, op),
+        numbers(torch::stable::new_empty(inputs.rows, {sizeof(StepNumbers)}, ScalarType::Byte)) {}
+
+  StepNumbers* step() {
+    return reinterpret_cast<StepNumbers*>(numbers.mutable_data_ptr<uint8_t>());
+  }
+
+  // Reports bad rows, writes pairs to be sorted where there are `keys`, and then the step's
+  // numbers.
+  template <typename key_t>
+  void prepare(const Scalars& scalars, key_t* keys, int32_t* positions) {
+    launch(check_rows<key_t>, ceil_div(inputs.count, kUpdateThreads), kUpdateThreads, 0,
+           inputs.rows.const_data_ptr<int64_t>(), inputs.count, inputs.total_rows, keys, positions,
+           errors);
+    launch(prepare_step, 1, 1, 0, scalars, errors, step());
+  }
+
+  template <typename grad_t, int kVector, typename Rule>
+  void update_sorted(const Rule& rule, const Sorted& sorted) {
+    const int64_t dim = inputs.dim;
+    Groups groups(dim / kVector, kUpdateThreads);
+    if (groups.threads.x < kFewestThreads) {
+      groups.threads = dim3(kFewestThreads, kUpdateThreads / kFewestThreads);
+    }
+    const int64_t chunks = ceil_div(inputs.count, kChunk);
+    Tensor sums = torch::stable::new_empty(inputs.rows, {2 * chunks * dim}, ScalarType::Float);
+    const Partials partials{sums.mutable_data_ptr<float>(), dim};
+    const int64_t pairs = int64_t{groups.threads.y} * kChunk;
+    launch(update_chunks<grad_t, Rule, kVector>, ceil_div(chunks, groups.threads.y), groups.threads,
+           (pairs + 2) * sizeof(int64_t) + pairs * sizeof(int32_t), rule, sorted,
+           inputs.grad.const_data_ptr<grad_t>(), dim, step(), partials);
+    launch(finish_runs<Rule, kVector>, ceil_div(chunks, kStarts), dim3(kWarp, kFinishWarps),
+           kFinishWarps * kWarp * kVector * sizeof(float) + kStarts * sizeof(int), rule, sorted,
+           step(), partials);
+  }
+
+  // Sorts the pairs and applies the rule: the same bits from run to run.
+  template <typename Rule>
+  void in_order(const Rule& rule, const Scalars& scalars) {
+    check(inputs.count <= std::numeric_limits<int32_t>::max(), inputs.name, ": ", inputs.count,
+          " gradients are more than 2147483647: split the batch");
+    const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(inputs.total_rows)));
+    Tensor keys = torch::stable::new_empty(inputs.rows, {inputs.count},
+                                           bits <= 32 ? ScalarType::Int : ScalarType::Long);
+    Tensor positions = torch::stable::new_empty(inputs.rows, {inputs.count}, ScalarType::Int);
+    int32_t* positions_data = positions.mutable_data_ptr<int32_t>();
+    if (bits <= 32) {
+      prepare(scalars, reinterpret_cast<uint32_t*>(keys.mutable_data_ptr<int32_t>()),
+              positions_data);
+    } else {
+      prepare(scalars, reinterpret_cast<uint64_t*>(keys.mutable_data_ptr<int64_t>()),
+              positions_data);
+    }
+    if (inputs.count == 0) return;
+    const SortedPairs pairs = sort_pairs(launch, keys, positions, bits);
+    const Sorted sorted{Integers(pairs.keys), pairs.values.const_data_ptr<int32_t>(), inputs.count};
+    dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
+      if (inputs.dim % 4 == 0 && rule.aligned() &&
+          is_aligned(inputs.grad.const_data_ptr<grad_t>(), 4 * sizeof(grad_t))) {
+        update_sorted<grad_t, 4>(rule, sorted);
+      } else {
+        update_sorted<grad_t, 1>(rule, sorted);
+      }
+    });
+  }
+
+  // Subtracts the gradients by atomic operations, in no order.
+  void by_atomics(float* weight, const Scalars& scalars) {
+    prepare<uint32_t>(scalars, nullptr, nullptr);
+    dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
+      const auto* grad = inputs.grad.const_data_ptr<grad_t>();
+      const auto scatter = [&]<int kVector>() {
+        const Groups groups(inputs.dim / kVector, kUpdateThreads);
+        launch(add_gradients<grad_t, kVector>, ceil_div(inputs.count, groups.threads.y),
+               groups.threads, 0, weight, inputs.rows.const_data_ptr<int64_t>(), inputs.count, grad,
+               inputs.dim, step());
+      };
+      if (inputs.dim % 4 == 0 && is_aligned(grad, 4 * sizeof(grad_t))) {
+        scatter.template operator()<4>();
+      } else {
+        scatter.template operator()<1>();
+      }
+    });
+  }
+};
+
+// Calls f with the weight as its rule takes it.
+template <typename Function>
+void dispatch_rows(const Tensor& weight, const std::optional<Tensor>& low, const Function& f) {
+  if (low) {
+    f(SplitFloats{reinterpret_cast<uint16_t*>(weight.mutable_data_ptr<BFloat16>()),
+                  low->mutable_data_ptr<int16_t>()});
+  } else {
+    f(Floats{weight.mutable_data_ptr<float>()});
+  }
+}
+
+Scalars scalars_of(const char* name, const Tensor& weight, const Tensor& lr,
+                   const std::optional<Tensor>& grad_scale,
+                   const std::optional<Tensor>& found_inf) {
+  Scalars scalars;
+  scalars.lr = DeviceScalar(name, "lr", lr, weight);
+  scalars.grad_scale = DeviceScalar(name, "grad_scale", grad_scale, weight);
+  scalars.found_inf = DeviceScalar(name, "found_inf", found_inf, weight);
+  return scalars;
+}
+
+void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr,
+             std::optional<Tensor> low, std::optional<Tensor> grad_scale,
+             std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad);
+  const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
+  Update update(inputs, kRowSgd);
+  if (!low && !is_on(kDeterministic)) {
+    return update.by_atomics(weight.mutable_data_ptr<float>(), scalars);
+  }
+  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
+    update.in_order(SgdRule<Weight>{data}, scalars);
+  });
+}
+
+void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
+                 const Tensor& lr, double eps, std::optional<Tensor> low,
+                 std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad);
+  inputs.check_state("state_sum", state_sum, weight, inputs.dim);
+  const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
+  const Floats sums{state_sum.mutable_data_ptr<float>()};
+  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
+    Update(inputs, kRowAdagrad)
+        .in_order(AdagradRule<Weight>{data, sums, static_cast<float>(eps)}, scalars);
+  });
+}
+
+void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
+                      const Tensor& lr, double eps, std::optional<Tensor> low,
+                      std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad);
+  inputs.check_state("state_sum", state_sum, weight, 0);
+  const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
+  float* sums = state_sum.mutable_data_ptr<float>();
+  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
+    Update(inputs, kRowWiseAdagrad)
+        .in_order(RowWiseAdagradRule<Weight>{{data}, sums, static_cast<float>(eps)}, scalars);
+  });
+}
+
+void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& rows,
+              const Tensor& grad, const Tensor& lr, const Tensor& step, double beta1, double beta2,
+              double eps, std::optional<Tensor> low, std::optional<Tensor> grad_scale,
+              std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad);
+  inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
+  inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
+  Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
+  scalars.step = DeviceScalar(inputs.name, "step", step, weight);
+  scalars.beta1 = beta1;
+  scalars.beta2 = beta2;
+  const Floats averages{exp_avg.mutable_data_ptr<float>()};
+  const Floats squares{exp_avg_sq.mutable_data_ptr<float>()};
+  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
+    const AdamRule<Weight> rule{data,
+                                averages,
+                                squares,
+                                static_cast<float>(beta1),
+                                static_cast<float>(beta2),
+                                static_cast<float>(eps)};
+    Update(inputs, kRowAdam).in_order(rule, scalars);
+  });
+}
+
+}  // namespace
+}  // namespace dlrm
+
+DLRM_CUDA_IMPL(m) {
+  m.impl("row_sgd_", TORCH_BOX(&dlrm::row_sgd));
+  m.impl("row_adagrad_", TORCH_BOX(&dlrm::row_adagrad));
+  m.impl("row_wise_adagrad_", TORCH_BOX(&dlrm::row_wise_adagrad));
+  m.impl("row_adam_", TORCH_BOX(&dlrm::row_adam));
+}

@@ -1,0 +1,105 @@
+// The one place where kernels are launched, and where CUDA and its emulator (tests/ops) differ.
+//
+// With DLRM_EMULATE_CUDA the same kernels are compiled by a C++ compiler and run on CPU tensors.
+#pragma once
+
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "../tensors.h"
+
+#ifdef DLRM_EMULATE_CUDA
+#include "cuda_emulator.h"
+#define DLRM_CUDA_IMPL(m) STABLE_TORCH_LIBRARY_IMPL(dlrm_emulated, CPU, m)
+#else
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#define DLRM_CUDA_IMPL(m) STABLE_TORCH_LIBRARY_IMPL(dlrm, CUDA, m)
+#endif
+
+namespace dlrm {
+
+constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr int kWarp = 32;
+
+template <typename Integer>
+constexpr Integer ceil_div(Integer a, std::type_identity_t<Integer> b) {
+  return (a + b - 1) / b;
+}
+
+#ifdef DLRM_EMULATE_CUDA
+
+inline unsigned char* shared_memory() { return emulator::shared_memory(); }
+
+#else
+
+// The block's dynamic shared memory.
+__device__ __forceinline__ unsigned char* shared_memory() {
+  extern __shared__ __align__(128) unsigned char memory[];
+  return memory;
+}
+
+// Throws what a failed call of the runtime means for the user.
+void check_cuda(const char* name, cudaError_t error);
+
+#endif
+
+// What the kernels are chosen by.
+struct Device {
+  int capability;       // 80 is 8.0
+  int64_t most_shared;  // bytes that a block may ask for
+};
+
+// Launches the kernels of one op on the device of a tensor and on the stream that is current there;
+// until it goes, that device is the current one.
+class Launcher {
+ public:
+  Launcher(const char* name, const Tensor& at);
+
+  const char* name() const { return name_; }
+  const Device& device() const { return device_; }
+
+#ifdef DLRM_EMULATE_CUDA
+  void* stream() const { return nullptr; }
+#else
+  cudaStream_t stream() const { return stream_; }
+#endif
+
+  // Does nothing where there are no blocks.
+  template <typename... Parameters, typename... Arguments>
+  void operator()(void (*kernel)(Parameters...), int64_t blocks, dim3 threads, int64_t shared_bytes,
+                  Arguments&&... arguments) const {
+    if (blocks == 0) return;
+    check(blocks > 0 && blocks <= std::numeric_limits<int32_t>::max(), name_, ": ", blocks,
+          " blocks of threads are more than a GPU takes at once: split the batch");
+    const dim3 grid(static_cast<unsigned>(blocks));
+#ifdef DLRM_EMULATE_CUDA
+    emulator::run(grid, threads, shared_bytes,
+                  [&] { kernel(static_cast<Parameters>(arguments)...); });
+#else
+    if (shared_bytes > 48 * 1024) {
+      check_cuda(name_, cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(shared_bytes)));
+    }
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream_;
+    check_cuda(name_, cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+#endif
+  }
+
+ private:
+  const char* name_;
+  Device device_;
+#ifndef DLRM_EMULATE_CUDA
+  torch::stable::accelerator::DeviceGuard guard_;
+  cudaStream_t stream_;
+#endif
+};
+
+}  // namespace dlrm

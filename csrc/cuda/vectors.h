@@ -1,0 +1,116 @@
+// Several elements at once: loads and stores of up to 16 bytes, and ids of any width.
+#pragma once
+
+#include <cstring>
+
+#include "runtime.h"
+
+namespace dlrm {
+
+template <int bytes>
+struct WordOf;
+template <>
+struct WordOf<2> {
+  using type = unsigned short;
+};
+template <>
+struct WordOf<4> {
+  using type = unsigned;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+
+// `kCount` elements in registers. Memory that they come from or go to is aligned to the smaller of
+// their size and 16 bytes.
+template <typename scalar_t, int kCount>
+struct Elements {
+  static constexpr int kBytes = kCount * static_cast<int>(sizeof(scalar_t));
+  using Word = typename WordOf<(kBytes < 16 ? kBytes : 16)>::type;
+  static constexpr int kWords = kBytes / static_cast<int>(sizeof(Word));
+
+  Word words[kWords];
+
+  __device__ void load(const scalar_t* from) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const Word*>(from)[i];
+  }
+  __device__ void store(scalar_t* to) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) reinterpret_cast<Word*>(to)[i] = words[i];
+  }
+  __device__ void clear() { memset(words, 0, sizeof words); }
+  __device__ void get(float* values) const {
+    scalar_t parts[kCount];
+    memcpy(parts, words, sizeof parts);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = static_cast<float>(parts[i]);
+  }
+  __device__ void set(const float* values) {
+    scalar_t parts[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) parts[i] = static_cast<scalar_t>(values[i]);
+    memcpy(words, parts, sizeof parts);
+  }
+};
+
+template <typename scalar_t>
+constexpr int kElementsOf16Bytes = 16 / static_cast<int>(sizeof(scalar_t));
+
+inline bool is_aligned(const void* pointer, int64_t bytes = 16) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
+// Integers of 1, 2, 4 or 8 bytes: which, is asked at every load, so that kernels need not be
+// compiled four times.
+struct Integers {
+  const void* data;
+  int bytes;
+
+  explicit Integers(const Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+      case ScalarType::Char:
+        data = tensor.const_data_ptr<int8_t>(), bytes = 1;
+        break;
+      case ScalarType::Short:
+        data = tensor.const_data_ptr<int16_t>(), bytes = 2;
+        break;
+      case ScalarType::Int:
+        data = tensor.const_data_ptr<int32_t>(), bytes = 4;
+        break;
+      default:
+        data = tensor.const_data_ptr<int64_t>(), bytes = 8;
+    }
+  }
+
+  __device__ int64_t operator[](int64_t i) const {
+    switch (bytes) {
+      case 1:
+        return static_cast<const int8_t*>(data)[i];
+      case 2:
+        return static_cast<const int16_t*>(data)[i];
+      case 4:
+        return static_cast<const int32_t*>(data)[i];
+      default:
+        return static_cast<const int64_t*>(data)[i];
+    }
+  }
+};
+
+// A block whose threads stand in groups, each of which goes along a row of `vectors` vectors.
+struct Groups {
+  dim3 threads;  // x: of a group, a power of 2 up to a warp; y: groups
+
+  Groups(int64_t vectors, unsigned threads_of_block) {
+    unsigned width = 1;
+    while (width < kWarp && width < vectors) width *= 2;
+    threads = dim3(width, threads_of_block / width);
+  }
+};
+
+}  // namespace dlrm

@@ -1,0 +1,51 @@
+// The schema of every op.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+namespace dlrm {
+
+inline void define_ops(torch::stable::detail::StableLibrary& m) {
+  m.def("dot_interaction(Tensor dense, Tensor embeddings) -> Tensor");
+  m.def(
+      "dot_interaction_backward(Tensor grad, Tensor dense, Tensor embeddings)"
+      " -> (Tensor, Tensor)");
+  m.def(
+      "joint_embedding(Tensor weight, Tensor ids, Tensor table_offsets, *, ScalarType? dtype=None)"
+      " -> Tensor");
+  m.def(
+      "joint_embedding_bag(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
+      " Tensor? sample_weights, bool mean, ScalarType? dtype) -> Tensor");
+  m.def(
+      "joint_embedding_bag_backward(Tensor grad, Tensor ids, Tensor lengths, Tensor table_offsets,"
+      " Tensor? sample_weights, bool mean) -> (Tensor rows, Tensor values)");
+  m.def(
+      "joint_embedding_bag_sample_weights_backward(Tensor grad, Tensor weight, Tensor rows,"
+      " Tensor lengths, bool mean) -> Tensor");
+  // Row updates: `low` has the lower halves of a BFloat16 weight's values, and there is none beside
+  // a Float one.
+  m.def(
+      "row_sgd_(Tensor(a!) weight, Tensor rows, Tensor grad, Tensor lr, *,"
+      " Tensor(b!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+  m.def(
+      "row_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad, Tensor lr,"
+      " *, float eps=1e-10, Tensor(c!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None)"
+      " -> ()");
+  m.def(
+      "row_wise_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad,"
+      " Tensor lr, *, float eps=1e-10, Tensor(c!)? low=None, Tensor? grad_scale=None,"
+      " Tensor? found_inf=None) -> ()");
+  m.def(
+      "row_adam_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor rows,"
+      " Tensor grad, Tensor lr, Tensor step, *, float beta1=0.9, float beta2=0.999,"
+      " float eps=1e-8, Tensor(d!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None)"
+      " -> ()");
+  m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
+  // Of the CUDA kernels: what the first bad value was on the device of `at`, which is forgotten
+  // then (see cuda/errors.h), and the process's switches (see cuda/switches.h).
+  m.def("take_cuda_error(Tensor at) -> Tensor");
+  m.def("cuda_switches(int switches=-1) -> int");
+  m.def("cpu_isa(int limit=-1) -> int");
+}
+
+}  // namespace dlrm

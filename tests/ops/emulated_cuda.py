@@ -1,0 +1,116 @@
+"""The CUDA kernels compiled for the CPU (cuda_emulator/): their logic runs without a GPU."""
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent / "cuda_emulator"
+FLAGS = [
+    "-std=c++20",
+    "-O0",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",  # kernels load floats as words
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",  # which takes fibers' jumps for errors
+    "-DDLRM_EMULATE_CUDA",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",
+    f"-I{FOLDER}",
+    "-Wall",
+    "-Wno-unknown-pragmas",
+]
+SHARED = 227 * 1024  # bytes of shared memory that a block may have on the emulated device
+
+
+def library() -> Path:
+    """Builds the library unless these sources have been built before.
+
+    They are compiled as one file, since most of the time goes into torch's headers.
+    """
+    compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))))
+    sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), *sorted(FOLDER.glob("*.cpp"))]
+    headers = [*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "cuda").glob("*.h")]
+    digest = hashlib.sha256("\n".join([torch.__version__, *FLAGS]).encode())
+    for path in sorted([*sources, *headers, *FOLDER.glob("*.h")]):
+        digest.update(path.read_bytes())
+    built = Path(tempfile.gettempdir(), f"dlrm-emulated-{digest.hexdigest()[:16]}.so")
+    with open(built.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of the tests wait
+        if not built.exists():
+            torch_folder = Path(torch.__file__).parent
+            all_sources = built.with_suffix(".cpp")
+            all_sources.write_text("".join(f'#include "{source}"\n' for source in sources))
+            include = ["-isystem", str(torch_folder / "include")]
+            link = ["-shared", f"-L{torch_folder / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
+            unfinished = built.with_suffix(".unfinished")
+            run([compiler, *FLAGS, *include, str(all_sources), *link, "-o", str(unfinished)])
+            unfinished.replace(built)
+    return built
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr  # no warnings either
+
+
+class Emulator:
+    """The loaded library; `configure` says what device it is."""
+
+    def __init__(self, path: Path):
+        torch.ops.load_library(path)
+        for name in OPS:  # each is there: an override by none would be no test
+            getattr(torch.ops.dlrm_emulated, name)
+        library = ctypes.CDLL(str(path))
+        self._configure, self._fault = library.configure_emulator, library.emulate_fault
+        self._configure.argtypes = [ctypes.c_uint, ctypes.c_int, ctypes.c_int64]
+        self._fault.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int64]
+
+    def configure(self, seed: int = 0, capability: int = 90, shared: int = SHARED) -> None:
+        """Draws the order of threads and blocks from `seed`, unless it is 0."""
+        self._configure(seed, capability, shared)
+
+    def fault(self, which: int) -> tuple[int, str]:
+        """Runs a kernel of faults.cpp; returns its sum or -1, and what was wrong."""
+        message = ctypes.create_string_buffer(1000)
+        return self._fault(which, message, len(message)), message.value.decode()
+
+    @contextlib.contextmanager
+    def in_place_of_cpu(self):
+        """Meanwhile the ops run emulated CUDA kernels on CPU tensors."""
+        overrides = torch.library.Library("dlrm", "IMPL", "CPU")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the kernels for the CPU are overridden, it says
+                for name in OPS:
+                    overrides.impl(name, getattr(torch.ops.dlrm_emulated, name).default)
+            yield
+        finally:
+            overrides._destroy()
+            self.configure()
+            torch.ops.dlrm_emulated.take_cuda_error(torch.empty(0))
+
+
+OPS = [
+    "dot_interaction",
+    "dot_interaction_backward",
+    "joint_embedding",
+    "joint_embedding_bag",
+    "joint_embedding_bag_backward",
+    "joint_embedding_bag_sample_weights_backward",
+    "relu_bias_backward",
+    "row_sgd_",
+    "row_adagrad_",
+    "row_wise_adagrad_",
+    "row_adam_",
+    "take_cuda_error",
+]

@@ -1,0 +1,515 @@
+"""What only the CUDA kernels have; what they share with the CPU's is in the tests of each op.
+
+They run on a GPU where there is one, and on an emulated one (emulated_cuda.py), of which each test
+may choose the kind.
+"""
+
+import pytest
+import torch
+from ops_testing import assert_as_close_as_reference
+
+from dlrm import ops
+from dlrm.data.loader import Batch
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.ops.library import why_not_cuda_kernels
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.optim import OptimizerConfig
+from dlrm.train.trainer import TrainConfig, Trainer
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+INTERACTIONS = [  # batch, tables, dim
+    (1, 1, 1),
+    (6, 26, 128),
+    (5, 5, 19),
+    (3, 12, 16),
+    (3, 0, 5),
+    (0, 26, 128),
+    (2, 60, 40),  # a block a sample
+    (2, 40, 100),
+]
+
+
+class Gpu:
+    """A GPU, or an emulated one, whose tensors are on the CPU."""
+
+    def __init__(self, device, emulator=None):
+        self.device, self._emulator = device, emulator
+
+    def kind(self, **kind):
+        """Makes the emulated GPU one of another kind; there is no such test of a real one."""
+        if self._emulator is None:
+            pytest.skip("a GPU is of the kind that it is")
+        self._emulator.configure(**kind)
+
+    def switch(self, tf32=False, deterministic=False):
+        if self._emulator is None:
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.use_deterministic_algorithms(deterministic)
+        else:
+            torch.ops.dlrm_emulated.cuda_switches(tf32 + 2 * deterministic)
+
+    def raised(self):
+        """The message of the error that the kernels have kept, once."""
+        with pytest.raises(RuntimeError) as error:
+            ops.raise_device_errors(self.device)
+        ops.raise_device_errors(self.device)
+        return str(error.value)
+
+
+@pytest.fixture(params=["emulated", "cuda"])
+def gpu(request):
+    """A GPU where new tensors are, whose switches are off before the test and after it."""
+    if request.param == "emulated":
+        emulator = request.getfixturevalue("emulator")
+        with emulator.in_place_of_cpu():
+            found = Gpu("cpu", emulator)
+            yield found
+            found.switch()
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    problem = why_not_cuda_kernels()
+    if problem is not None:
+        pytest.skip(f"no CUDA kernels: {problem}")
+    found = Gpu("cuda")
+    found.switch()
+    with torch.device("cuda"):
+        yield found
+    found.switch()
+
+
+class Random:
+    """Draws the same on every device."""
+
+    def __init__(self, seed):
+        self._generator = torch.Generator("cpu").manual_seed(seed)
+
+    def normal(self, *shape):
+        return self._moved(torch.randn(shape, generator=self._generator, device="cpu"))
+
+    def uniform(self, *shape):
+        return self._moved(torch.rand(shape, generator=self._generator, device="cpu"))
+
+    def integers(self, end, *shape):
+        return self._moved(torch.randint(end, shape, generator=self._generator, device="cpu"))
+
+    def _moved(self, values):
+        return values.to(torch.get_default_device())
+
+
+def gradients(function, args):
+    args = [arg.detach().requires_grad_() for arg in args]
+    output = function(*args)
+    grad = Random(0).normal(*output.shape).to(output.dtype)
+    return [output, *torch.autograd.grad(output, args, grad)]
+
+
+def interaction_inputs(shape, dtype):
+    batch, tables, dim = shape
+    random = Random(batch + tables + dim)
+    return random.normal(batch, dim).to(dtype), random.normal(batch, tables, dim).to(dtype)
+
+
+def compare_interaction(shape, dtype):
+    args = interaction_inputs(shape, dtype)
+    actual = gradients(ops.dot_interaction, args)
+    reference = gradients(ops.dot_interaction_reference, args)
+    grad = Random(0).normal(*actual[0].shape).to(dtype)
+    exact_args = [arg.double().requires_grad_() for arg in args]
+    output = ops.dot_interaction_reference(*exact_args)
+    exact = [output, *torch.autograd.grad(output, exact_args, grad.double())]
+    for one, other, truth in zip(actual, reference, exact, strict=True):
+        if dtype == torch.float32:
+            torch.testing.assert_close(one, truth.float(), atol=1e-4, rtol=1e-5)
+        else:
+            assert_as_close_as_reference(one, other, truth)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", INTERACTIONS)
+def test_interaction_is_as_exact_as_the_reference(shape, dtype, gpu):
+    compare_interaction(shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", INTERACTIONS)
+def test_interaction_without_room_in_shared_memory(shape, dtype, gpu):
+    gpu.kind(shared=9000)  # the tiles of the kernel for large samples take 8448
+    compare_interaction(shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", INTERACTIONS)
+def test_interaction_of_a_gpu_without_these_tensor_cores(shape, dtype, gpu):
+    gpu.kind(capability=60)
+    compare_interaction(shape, dtype)
+
+
+@pytest.mark.parametrize("shape", INTERACTIONS)
+def test_tf32_multiplies_rounded_values_and_passes_the_dense_vector_whole(shape, gpu):
+    dense, embeddings = interaction_inputs(shape, torch.float32)
+
+    def rounded(x):  # to 10 bits of fraction, halfway cases away from zero
+        return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    gpu.switch(tf32=True)
+    output, *grads = gradients(ops.dot_interaction, (dense, embeddings))
+    inputs = rounded(dense), rounded(embeddings)
+    expected, *_ = gradients(ops.dot_interaction_reference, inputs)
+    dim = shape[2]
+    torch.testing.assert_close(output[:, dim:], expected[:, dim:], atol=1e-4, rtol=1e-5)
+    assert torch.equal(output[:, :dim], dense)
+    grad = Random(0).normal(*output.shape)
+    own = grad[:, :dim].clone()
+    leaves = [x.requires_grad_() for x in inputs]
+    grad = torch.cat([torch.zeros_like(own), rounded(grad[:, dim:].contiguous())], dim=1)
+    wanted = torch.autograd.grad(ops.dot_interaction_reference(*leaves), leaves, grad)
+    torch.testing.assert_close(grads[0], wanted[0] + own, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(grads[1], wanted[1], atol=1e-4, rtol=1e-5)
+
+
+def test_tf32_passes_infinities_and_nans(gpu):
+    gpu.switch(tf32=True)
+    dense = torch.tensor([[1.0], [1.0], [1.0]])
+    embeddings = torch.tensor([[[float("inf")]], [[float("nan")]], [[float("-inf")]]])
+    output = ops.dot_interaction(dense, embeddings)
+    torch.testing.assert_close(output[:, 1:2], embeddings[:, 0], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_misaligned_inputs_are_read_one_by_one(dtype, gpu):
+    flat = torch.randn(1 + 7 * 16).to(dtype)
+    embeddings = torch.randn(7, 3, 16).to(dtype)
+    dense = flat[1:].view(7, 16)
+    aligned = ops.dot_interaction(dense.clone(), embeddings)
+    assert torch.equal(ops.dot_interaction(dense, embeddings), aligned)
+    ids, offsets = torch.randint(7, (9, 1)), torch.tensor([0, 7])
+    assert torch.equal(ops.joint_embedding(dense, ids, offsets)[:, 0], dense[ids[:, 0]])
+    ones = torch.ones(9, 1, dtype=torch.int64)
+    pooled = ops.joint_embedding_bag(dense, ids[:, 0], ones, offsets)
+    assert torch.equal(pooled[:, 0], dense[ids[:, 0]])
+    grad, mask = flat[1:].view(7, 16), torch.randn(7, 16).to(dtype)
+    for one, other in zip(
+        ops.relu_bias_backward(grad, mask), ops.relu_bias_backward(grad.clone(), mask), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("output_dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 24, 130])
+def test_look_ups_are_cast_as_torch_does(dim, weight_dtype, output_dtype, gpu):
+    weight = torch.randn(20, dim).to(weight_dtype)
+    weight[3, 0] = float("nan")
+    ids, offsets = torch.randint(10, (37, 2), dtype=torch.int16), torch.tensor([0, 10, 20])
+    torch.testing.assert_close(
+        ops.joint_embedding(weight, ids, offsets, dtype=output_dtype),
+        ops.joint_embedding_reference(weight, ids, offsets, dtype=output_dtype),
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bags_in_half_precision(dtype, weighted, gpu):
+    lengths = torch.randint(7, (30, 3))
+    ids = torch.randint(9, (int(lengths.sum()),))
+    offsets = torch.tensor([0, 9, 20, 40])
+    weight = torch.randn(40, 24).to(dtype)
+    factors = torch.rand(len(ids)) if weighted else None
+
+    def run(function, weight):
+        leaves = [weight.detach().requires_grad_()]
+        if factors is not None:
+            leaves.append(factors.clone().requires_grad_())
+        more = {"sample_weights": leaves[1]} if weighted else {}
+        output = function(leaves[0], ids, lengths, offsets, pooling="mean", **more)
+        grads = torch.autograd.grad(output.square().sum(), leaves)
+        return [output, *(grad.to_dense() for grad in grads)]
+
+    exact = run(ops.joint_embedding_bag_reference, weight.double())
+    for actual, truth in zip(run(ops.joint_embedding_bag, weight), exact, strict=True):
+        scale = float(truth.detach().abs().max())
+        torch.testing.assert_close(
+            actual.double(), truth.double(), atol=8 * torch.finfo(dtype).eps * scale, rtol=0
+        )
+
+
+def updated(function, seed=3, total_rows=40, count=9000, dim=12, dtype=torch.float32, **more):
+    random = Random(seed)
+    weight = random.normal(total_rows, dim)
+    # A row that most gradients are of, some that come often, and some that do not come.
+    rows = random.integers(total_rows, count) // 2
+    rows[random.uniform(count) < 0.6] = 7 % total_rows
+    grad = random.normal(count, dim).to(dtype)
+    state = torch.full_like(weight, 0.1)
+    function(weight, state, rows, grad, torch.tensor(0.1), **more)
+    return weight, state
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 12, 130])
+@pytest.mark.parametrize(("total_rows", "count"), [(1, 3000), (40, 33), (40, 5000), (3000, 2000)])
+def test_long_and_short_runs_of_a_row_match_the_reference(total_rows, count, dim, dtype, gpu):
+    sizes = {"total_rows": total_rows, "count": count, "dim": dim, "dtype": dtype}
+    torch.testing.assert_close(
+        updated(ops.row_adagrad_, **sizes),
+        updated(ops.row_adagrad_reference, **sizes),
+        rtol=1e-3,  # thousands of gradients, in another order
+        atol=1e-4,
+    )
+
+
+def test_runs_of_every_length_around_the_borders_of_chunks(gpu):
+    for before in (0, 1, 31, 32, 33):
+        for length in (1, 31, 32, 33, 64, 65, 500, 600):
+            rows = torch.cat([torch.zeros(before), torch.ones(length), torch.full((5,), 2)]).long()
+            grad = torch.randn(len(rows), 3)
+            weight = torch.zeros(4, 3)
+            state = torch.zeros(4)
+            ops.row_wise_adagrad_(weight, state, rows, grad, torch.tensor(1.0))
+            sums = torch.zeros(4, 3).index_add_(0, rows, grad)
+            torch.testing.assert_close(state, sums.square().mean(1), rtol=1e-4, atol=1e-5)
+
+
+def sgd(weight, state, *args):
+    ops.row_sgd_(weight, *args)
+
+
+def row_wise(weight, state, *args):
+    ops.row_wise_adagrad_(weight, state[:, 0].contiguous(), *args)
+
+
+def test_sgd_repeats_its_bits_if_it_is_to(gpu):
+    fast = updated(sgd)[0]
+    gpu.switch(deterministic=True)
+    results = [updated(sgd)[0] for _ in range(3)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    torch.testing.assert_close(fast, results[0], rtol=1e-4, atol=1e-4)
+
+
+def test_only_the_atomic_sgd_depends_on_the_order_of_threads(gpu):
+    results = []
+    for deterministic in (False, True):
+        gpu.switch(deterministic=deterministic)
+        for seed in (0, 1, 2):
+            gpu.kind(seed=seed)
+            results.append(updated(sgd)[0])
+    assert not torch.equal(results[0], results[1])
+    assert torch.equal(results[3], results[4])
+    assert torch.equal(results[3], results[5])
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_runs_and_the_order_of_threads_change_no_bit(seed, gpu):
+    def everything():
+        random = Random(5)
+        weight, offsets = random.normal(40, 12), torch.tensor([0, 20, 40])
+        lengths = random.integers(5, 50, 2)
+        ids = random.integers(20, int(lengths.sum()))
+        return [
+            *gradients(ops.dot_interaction, interaction_inputs((9, 20, 40), torch.float16)),
+            *gradients(ops.dot_interaction, interaction_inputs((1, 70, 60), torch.float32)),
+            *updated(ops.row_adagrad_),
+            *updated(row_wise),
+            ops.joint_embedding_bag(weight, ids, lengths, offsets),
+            *ops.relu_bias_backward(random.normal(300, 70), random.normal(300, 70)),
+        ]
+
+    before = everything()
+    if seed is not None:
+        gpu.kind(seed=seed)
+    assert all(map(torch.equal, before, everything()))
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("bad", [-1, 7, 2**40])
+def test_a_bad_id_is_kept_row_0_is_read_and_nothing_is_updated(bad, seed, gpu):
+    weight, offsets = torch.randn(117, 8), torch.tensor([0, 10, 17, 117])
+    ids = torch.zeros(500, 3, dtype=torch.int64)
+    ids[42, 1] = bad
+    ids[43:, 2] = 100  # later ones are not what is reported
+    if seed is not None:
+        gpu.kind(seed=seed)
+    output = ops.joint_embedding(weight, ids, offsets)
+    assert torch.equal(output[42, 1], weight[0])
+    assert torch.equal(output[42, 2], weight[17])
+    ops.joint_embedding(weight, ids.flip(0), offsets)  # nor those of a later launch
+    before = weight.clone()
+    rows, grad, lr = torch.tensor([1]), torch.ones(1, 8), torch.tensor(1.0)
+    ops.row_sgd_(weight, rows, grad, lr)
+    ops.row_wise_adagrad_(weight, torch.zeros(117), rows, grad, lr)
+    assert torch.equal(weight, before)
+    message = f"id {bad} of table 1 in batch row 42: expected 0 <= id < 7"
+    assert gpu.raised() == f"joint_embedding: {message}"
+    ops.row_sgd_(weight, rows, grad, lr)
+    assert not torch.equal(weight, before)
+
+
+def test_a_look_up_in_no_rows_gives_zeros(gpu):
+    output = ops.joint_embedding(torch.empty(0, 4), torch.tensor([[0]]), torch.tensor([0, 0]))
+    assert output.tolist() == [[[0.0] * 4]]
+    assert gpu.raised().endswith("id 0 of table 0 in batch row 0: expected 0 <= id < 0")
+
+
+def test_offsets_beyond_the_weight_are_kept(gpu):
+    weight, ids = torch.randn(13, 8), torch.ones(5, 2, dtype=torch.int64)
+    for offsets, shown in (([0, 4, 14], (2, 14)), ([0, 5, 4], (2, 4)), ([-1, 4, 13], (0, -1))):
+        ops.joint_embedding(weight, ids, torch.tensor(offsets))
+        assert gpu.raised() == (
+            f"joint_embedding: table_offsets[{shown[0]}] = {shown[1]}: expected offsets that do "
+            "not fall, within the weight's 13 rows"
+        )
+
+
+def test_bad_bags_are_kept(gpu):
+    weight, offsets = torch.randn(17, 8), torch.tensor([0, 10, 17])
+    lengths, ids = torch.full((5, 2), 2), torch.zeros(20, dtype=torch.int32)
+
+    def pool(ids, lengths):
+        ops.joint_embedding_bag(weight, ids, lengths, offsets)
+        return gpu.raised()
+
+    wrong = ids.clone()
+    wrong[14] = 7
+    assert pool(wrong, lengths) == (
+        "joint_embedding_bag: id 7 of table 1 in batch row 3: expected 0 <= id < 7"
+    )
+    assert pool(wrong[1:], lengths) == (
+        "joint_embedding_bag: lengths add up to 20: expected the number of ids, 19"
+    )
+    for bad in (-1, 21):
+        wrong_lengths = lengths.clone()
+        wrong_lengths[4, 1] = 50
+        wrong_lengths[3, 1] = bad
+        assert pool(wrong, wrong_lengths) == (
+            f"joint_embedding_bag: length {bad} of table 1 in batch row 3: "
+            "expected 0 <= length <= 20, the number of ids"
+        )
+
+
+@pytest.mark.parametrize("bad", [-1, 50, 2**40, -(2**63)])
+@pytest.mark.parametrize("name", ["row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_"])
+def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
+    weight, rows, grad = torch.randn(50, 8), torch.randint(50, (400,)), torch.randn(400, 8)
+    rows[300:] = 77
+    rows[21] = bad
+    states = {
+        "row_sgd_": [],
+        "row_adagrad_": [torch.ones(50, 8)],
+        "row_wise_adagrad_": [torch.ones(50)],
+        "row_adam_": [torch.ones(50, 8), torch.ones(50, 8)],
+    }[name]
+    step = [torch.tensor(1)] if name == "row_adam_" else []
+    before = [tensor.clone() for tensor in (weight, *states)]
+    getattr(ops, name)(weight, *states, rows, grad, torch.tensor(0.1), *step)
+    assert gpu.raised() == f"{name}: row {bad} at position 21: expected 0 <= row < 50"
+    assert all(map(torch.equal, before, (weight, *states)))
+
+
+def test_a_step_below_1_is_kept(gpu):
+    tensors = [torch.ones(5, 2) for _ in range(3)]
+    args = torch.tensor([1]), torch.ones(1, 2), torch.tensor(0.1), torch.tensor(0.0)
+    ops.row_adam_(*tensors, *args)
+    assert gpu.raised() == "row_adam_: expected step >= 1, the number of this update, got 0"
+    assert all(torch.equal(tensor, torch.ones(5, 2)) for tensor in tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool])
+def test_scalars_of_other_dtypes(dtype, gpu):
+    weight, rows, grad = torch.zeros(3, 2), torch.tensor([1]), torch.ones(1, 2)
+    one = torch.tensor(1).to(dtype)
+    ops.row_sgd_(weight, rows, grad, one, grad_scale=one, found_inf=torch.tensor(0).to(dtype))
+    assert weight.tolist() == [[0, 0], [-1, -1], [0, 0]]
+    ops.row_sgd_(weight, rows, grad, one, found_inf=one)
+    assert weight.tolist() == [[0, 0], [-1, -1], [0, 0]]
+
+
+def test_scalars_that_do_not_fit_are_named(gpu):
+    weight, rows, grad = torch.zeros(3, 2), torch.tensor([1]), torch.ones(1, 2)
+    with pytest.raises(RuntimeError, match=r"row_sgd_: expected lr to be one value .* got \[2\]"):
+        ops.row_sgd_(weight, rows, grad, torch.ones(2))
+    with pytest.raises(RuntimeError, match="expected found_inf to be Float, .* got Half"):
+        ops.row_sgd_(weight, rows, grad, torch.ones(()), found_inf=torch.ones(()).half())
+
+
+def test_nothing_is_raised_where_nothing_was_found():
+    ops.raise_device_errors("cpu")
+    ops.raise_device_errors("meta")
+
+
+def test_training_ends_at_the_next_line_and_names_the_id(gpu):
+    config = DLRMConfig((5, 7), 3, 4, (8, 4), (8, 1))
+    world = World(device=gpu.device)
+    task = Recommendation(config, world)
+    ids = torch.tensor([[1, 6], [4, 0], [0, 7], [2, 2]])
+
+    class Batches:
+        num_samples, steps = 40, 0
+
+        def __len__(self):
+            return 10
+
+        def batches(self, epoch=0, start=0):
+            for step in range(start, 10):
+                self.steps = step + 1
+                rows = ids if step == 2 else ids % 5
+                yield Batch(torch.ones(4, 3), rows, torch.ones(4))
+
+    data = Batches()
+    trainer = Trainer(
+        task,
+        task.optimizers(OptimizerConfig()),
+        lambda step: 0.1,
+        TrainConfig(print_freq=4),
+        world,
+    )
+    with pytest.raises(RuntimeError, match="id 7 of table 1 in batch row 2: expected 0 <= id < 7"):
+        trainer.fit(data, data)
+    assert data.steps == 5
+
+
+def test_a_graph_replays_look_ups_products_and_updates(gpu):
+    if gpu.device != "cuda":
+        pytest.skip("an emulated GPU captures no graphs")
+    random = Random(3)
+    start, dense = random.normal(60, 16), random.normal(9, 16)
+    ids, offsets = random.integers(20, 9, 3), torch.tensor([0, 20, 40, 60])
+    weight, state, lr = start.clone(), torch.ones(60, 16), torch.tensor(0.1)
+
+    def step():
+        vectors = ops.joint_embedding(weight, ids, offsets)
+        output = ops.dot_interaction(dense, vectors)
+        rows = (ids + offsets[:-1]).flatten()
+        ops.row_adagrad_(weight, state, rows, vectors.reshape(-1, 16), lr)
+        return output
+
+    expected = [step() for _ in range(3)]
+    after = weight.clone()
+    weight.copy_(start)
+    state.fill_(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step()
+    for wanted in expected:
+        graph.replay()
+        assert torch.equal(output, wanted)
+    assert torch.equal(weight, after)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (300, 37), (513, 256), (0, 8), (6, 0)])
+def test_gradients_are_masked_and_summed(shape, dtype, gpu):
+    random = Random(2)
+    grad, output = random.normal(*shape).to(dtype), random.normal(*shape).to(dtype).relu()
+    output[:1] *= -1  # a ReLU gives no -0, and where one comes it is shut
+    output[:, 5:9] = float("nan")  # which lets the gradient pass
+    masked, bias = ops.relu_bias_backward(grad, output)
+    expected, _ = ops.relu_bias_backward_reference(grad, output)
+    assert torch.equal(masked, expected)
+    assert (masked.dtype, bias.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(bias.double(), masked.double().sum(0), atol=1e-4, rtol=1e-5)
