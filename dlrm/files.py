@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+_PREPARED_BY = {
+    "image dataset": "preproc/prepare_images.py",
+    "pre-training dataset": "preproc/prepare_text.py",
+}
 _BLOCK = 1 << 22
 
 
@@ -198,7 +202,10 @@ def read_manifest(
     """
     path = directory / MANIFEST
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file, so {directory} is not a complete {kind}")
+        made_by = f"; {_PREPARED_BY[kind]} makes one" if kind in _PREPARED_BY else ""
+        raise FileNotFoundError(
+            f"{path}: no such file, so {directory} is not a complete {kind}{made_by}"
+        )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found, version = manifest["kind"], manifest["version"]

@@ -163,6 +163,8 @@ def load_tokenizer(
     """
     path = Path(vocab_file)
     _library()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file (--vocab_file)")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -179,8 +181,8 @@ def load_tokenizer(
         lines[token] = number
     if missing := [token for token in SPECIAL_TOKENS if token not in lines]:
         raise ValueError(
-            f"{path}: expected {', '.join(SPECIAL_TOKENS)}; {', '.join(missing)} not among its "
-            f"{len(tokens)} tokens"
+            f"{path}: expected a vocabulary with {', '.join(SPECIAL_TOKENS)}, got {len(tokens)} "
+            f"lines without {', '.join(missing) if len(missing) < 5 else 'any of them'}"
         )
     if vocab_size is not None and len(tokens) > vocab_size:
         raise ValueError(f"{path}: {len(tokens)} tokens, more than --vocab_size {vocab_size}")

@@ -435,9 +435,9 @@ class Trainer:
             summary["average_train_throughput"] = rate
         if not progress.best:
             reason = "the run ended before the first one was due (see --test_freq)"
-            self.log.line(
-                f"no test: {reason if test.num_samples else 'there is nothing to test on'}"
-            )
+            if not test.num_samples:
+                reason = "no test set was given, or it is empty"
+            self.log.line(f"no test: {reason}")
             return summary
         if self._test_seconds:
             summary["average_test_throughput"] = self._test_samples / self._test_seconds
