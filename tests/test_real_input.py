@@ -227,7 +227,7 @@ def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsy
             continue
         arguments = shlex.split(line)[3:]
         if "finetune" in arguments:
-            arguments += ["--epochs=2", "--test_after=2", "--max_steps=4"]
+            arguments += ["--epochs=1", "--test_after=1"]
         bert.run(bert_flags.parse(arguments))
         results = summary(tmp_path / "log.json")
         assert any(name.endswith("f1") and 0 <= value <= 100 for name, value in results.items())
