@@ -15,8 +15,8 @@ import argparse
 import importlib
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -83,14 +83,19 @@ def plain(dtype: str, batch_size: int, channels_last: bool) -> Callable[[int], f
 
 
 def torchvision():
-    """torchvision, with the operators declared that torch's CPU wheel lacks."""
-    try:
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except RuntimeError:  # they are there
-        pass
-    return importlib.import_module("torchvision")
+    """torchvision, without the operators that torch's CPU wheel lacks."""
+    with declared_operators():
+        return importlib.import_module("torchvision")
+
+
+@contextmanager
+def declared_operators() -> Iterator[None]:
+    """What torchvision extends when it is imported, and torch's CPU wheel lacks, is declared."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    yield
 
 
 def compare(dtype: str, batch_size: int, rounds: int, steps: int) -> None:
