@@ -296,6 +296,7 @@ class _SelfAttention(nn.Module):
         self.dropout = config.attention_dropout
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        hidden = _narrowed(hidden)  # once, where each of three layers would
         query, key, value = (
             layer(hidden).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -303,6 +304,14 @@ class _SelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout)
         return mixed.transpose(1, 2).flatten(2)
+
+
+def _narrowed(hidden: Tensor) -> Tensor:
+    """In the dtype that autocast computes in, if it does."""
+    device = hidden.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return hidden
+    return hidden.to(torch.get_autocast_dtype(device))
 
 
 class _Residual(nn.Module):

@@ -1,7 +1,8 @@
 """A linear layer whose products are oneDNN's, where torch would take slower ones.
 
-In float32 on the CPU torch multiplies with MKL. oneDNN's products are 1.07 to 1.2 times as fast
-(batch 1024 x 768 x 3072, Zen 4), and torch has them as an operator of inductor.
+In float32 on the CPU torch multiplies with MKL. With oneDNN's products, which torch has as an
+operator of inductor, BERT-base's layers take a tenth less time forward and backward (8 x 128
+tokens, Zen 4, 1 and 2 threads). Gradients of weights are MKL's, which is faster at them.
 """
 
 import torch
@@ -65,7 +66,7 @@ class _Linear(torch.autograd.Function):
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             matrix_product(grad, weight.T) if needs_inputs else None,
-            matrix_product(rows.T, inputs.flatten(0, -2).T) if needs_weight else None,
+            torch.mm(rows.T, inputs.flatten(0, -2)) if needs_weight else None,
             rows.sum(0) if needs_bias else None,
         )
 
