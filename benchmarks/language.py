@@ -36,7 +36,7 @@ from dlrm.train.precision import LossScaler, PrecisionConfig
 from dlrm.train.trainer import TrainConfig, Trainer
 
 LR, CLIP = 2e-5, 1.0
-WINDOW = 16  # batches whose rows are sorted by length; a round of the second line
+WINDOW = 8  # batches whose rows are sorted by length; a round of the second line
 
 
 class _Quiet(RunLog):
