@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.text_layout import FACT_DTYPE, MAX_LENGTH, Rows, Shard
+from dlrm.data.text_layout import FACT_DTYPE, LENGTH, MAX_LENGTH, Rows, Shard
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 HDF5_FIELDS = (
@@ -142,9 +142,12 @@ class PopartShard(NamedTuple):
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows as they are in our shards."""
         fields = _popart_fields(self.records[rows], self.length, self.predictions)
-        unscrambled = np.zeros((len(rows), self.length), _WORD)
+        unscrambled = np.full((len(rows), self.length), -1, _WORD)
         row, slot = np.nonzero(fields.used)
         unscrambled[row, fields.positions[row, slot]] = fields.ids[row, slot]
+        filled = np.count_nonzero(unscrambled >= 0, axis=1)  # fewer where positions are alike
+        _check_popart(fields, filled != self.facts[rows, LENGTH], self.path, rows)
+        np.maximum(unscrambled, 0, out=unscrambled)
         unused = np.arange(self.predictions) >= fields.num_masked[:, None]
         positions, masked = fields.positions[:, : self.predictions].copy(), fields.masked.copy()
         positions[unused], masked[unused] = 0, 0
@@ -195,31 +198,43 @@ def open_popart(path: Path, length: int, predictions: int) -> PopartShard:
     facts = np.zeros((shape[0], 4), FACT_DTYPE)
     for start in range(0, shape[0], _BLOCK):
         block = _popart_fields(records[start : start + _BLOCK], length, predictions)
-        facts[start : start + _BLOCK] = _popart_facts(block, path, start, length, predictions)
+        facts[start : start + _BLOCK] = _popart_facts(block, path, start, length)
     return PopartShard(path, facts, records, length, predictions)
 
 
-def _popart_facts(
-    block: _Popart, path: Path, start: int, length: int, predictions: int
-) -> np.ndarray:
+def _popart_facts(block: _Popart, path: Path, start: int, length: int) -> np.ndarray:
+    predictions, used = block.masked.shape[1], block.used
     inside = (block.positions >= 0) & (block.positions < length)
     wrong = (block.num_masked < 0) | (block.num_masked > predictions)
     wrong |= (block.end < predictions) | (block.end > length)
-    wrong |= (block.used & ~inside).any(axis=1) | (block.ids < 0).any(axis=1)
+    wrong |= (used & ~inside).any(axis=1) | (block.ids < 0).any(axis=1)
     wrong |= (block.labels < 0) | (block.labels > 1)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise ValueError(
-            f"{path}: row {start + row}: not a record of sequence length {length} and "
-            f"{predictions} masked tokens: {block.num_masked[row]} are masked, slots end at "
-            f"{block.end[row]}, label {block.labels[row]}, positions up to "
-            f"{block.positions[row][block.used[row]].max(initial=0)}"
-        )
-    positions = np.where(block.used, block.positions, -1)
-    lengths = positions.max(axis=1) + 1
-    in_b = block.used & (block.segments == 1)
+    is_masked = np.arange(predictions) < block.num_masked[:, None]
+    wrong |= (is_masked & (block.masked < 0)).any(axis=1)
+    lengths = np.where(used, block.positions, -1).max(axis=1) + 1
+    in_b = used & (block.segments == 1)
     second = np.minimum(np.where(in_b, block.positions, length).min(axis=1), lengths)
+    wrong |= lengths != used.sum(axis=1)  # that none is there twice is seen when they are read
+    segments = block.positions >= second[:, None]
+    wrong |= (used & (block.segments != segments)).any(axis=1)
+    _check_popart(block, wrong, path, np.arange(start, start + len(wrong)))
     return np.stack([lengths, second, block.num_masked, block.labels], axis=1)
+
+
+def _check_popart(block: _Popart, wrong: np.ndarray, path: Path, rows: np.ndarray) -> None:
+    if not wrong.any():
+        return
+    row = int(wrong.argmax())
+    used, length, predictions = block.used[row], block.ids.shape[1], block.masked.shape[1]
+    num_masked = block.num_masked[row]
+    raise ValueError(
+        f"{path}: row {rows[row]}: not a record of sequence length {length} and "
+        f"{predictions} masked tokens, each position from 0 on once, first in segment 0 and then "
+        f"in 1: {num_masked} are masked, slots end at {block.end[row]}, label "
+        f"{block.labels[row]}, masked tokens {block.masked[row][: max(num_masked, 0)].tolist()}, "
+        f"positions {block.positions[row][used].tolist()}, segments "
+        f"{block.segments[row][used].tolist()}"
+    )
 
 
 def write_hdf5(path: Path, blocks: Iterable[Rows]) -> None:

@@ -295,6 +295,56 @@ def test_popart_files_of_other_sizes_are_named(tmp_path):
         open_pretraining(path, "popart", LENGTH, PREDICTIONS)
 
 
+# A record of 8 slots and 2 masked tokens: [CLS] 10 [SEP] [MASK] [SEP], of which 12 was masked.
+RECORD = {
+    "ids": [MASK, 0, CLS, 10, SEP, SEP, 0, 0],
+    "positions": [3, 8, 0, 1, 2, 4, 8, 8],
+    "segments": [1, 0, 0, 0, 0, 1, 0, 0],
+    "num_masked": [1],
+    "end": [6],
+    "masked": [12, 0],
+    "label": [1],
+}
+
+
+def read_record(path, **changed):
+    words = [word for values in (RECORD | changed).values() for word in values]
+    good = [word for values in RECORD.values() for word in values]
+    path.write_bytes(struct.pack("<58i", *good, *words))
+    return open_pretraining(path, "popart", 8, 2, vocab_size=20).read(np.arange(2))
+
+
+def test_a_known_popart_record(tmp_path):
+    batch = read_record(tmp_path / "wiki")
+    assert batch.ids.tolist() == [[CLS, 10, SEP, MASK, SEP, 0, 0, 0]] * 2
+    assert batch.segments.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0]] * 2
+    assert batch.masked_positions.tolist() == [[3, 0]] * 2
+    assert batch.masked_ids.tolist() == [[12, NO_TOKEN]] * 2
+    nothing_masked = {"num_masked": [0], "positions": [8, 8, 0, 1, 2, 3, 8, 8]}
+    assert read_record(tmp_path / "wiki", **nothing_masked).lengths.tolist() == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("changed", "got"),
+    [
+        ({"masked": [-5, 0]}, r"masked tokens \[-5\]"),
+        ({"masked": [-1, 0]}, r"masked tokens \[-1\]"),
+        ({"positions": [2, 8, 0, 1, 2, 4, 8, 8]}, r"positions \[2, 0, 1, 2, 4\]"),
+        ({"positions": [4, 8, 0, 0, 4, 4, 8, 8]}, r"positions \[4, 0, 0, 4, 4\]"),
+        ({"positions": [3, 8, 0, 1, 2, 5, 8, 8]}, r"positions \[3, 0, 1, 2, 5\]"),
+        ({"segments": [1, 0, 0, 0, 0, 7, 0, 0]}, r"segments \[1, 0, 0, 0, 7\]"),
+        ({"segments": [1, 0, 0, 1, 0, 1, 0, 0]}, r"segments \[1, 0, 1, 0, 1\]"),
+        ({"label": [2]}, "label 2"),
+        ({"num_masked": [-1]}, "-1 are masked"),
+        ({"num_masked": [3]}, "3 are masked"),
+        ({"end": [9]}, "slots end at 9"),
+    ],
+)
+def test_what_is_no_popart_record_is_named(tmp_path, changed, got):
+    with pytest.raises(ValueError, match=f"wiki: row 1: not a record of .*{got}"):
+        read_record(tmp_path / "wiki", **changed)
+
+
 def write_nvidia(path, rows: Rows, **changed) -> None:
     """Writes the fields of NVIDIA's files; `changed` replaces some, None leaves one out."""
     h5py = pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
