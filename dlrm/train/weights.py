@@ -60,7 +60,13 @@ def load_bert_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) 
             that of words.
     """
     read = {name: value for name, value in _read(path).items() if not _NO_WEIGHTS.search(name)}
-    weights = dict(_renamed(name, value) for name, value in read.items())
+    weights: dict[str, Tensor] = {}
+    given: dict[str, str] = {}
+    for theirs, value in read.items():
+        name, value = _renamed(theirs, value)
+        if name in weights:
+            raise ValueError(f"{path}: {name}: expected once, got it as {given[name]} and {theirs}")
+        weights[name], given[name] = value, theirs
     decoder = {n: weights.pop(n) for n in list(weights) if n.startswith(_DECODER)}
     words = weights.get(_WORDS)
     untied = decoder.get(f"{_DECODER}weight")
@@ -110,11 +116,14 @@ def _what_else(value: Any) -> str | None:
     """What a value is that is no dense tensor of real numbers."""
     if not isinstance(value, Tensor):
         return type(value).__name__
+    if value.is_nested:
+        return "a nested tensor"
     if value.layout != torch.strided:
         return f"a {value.layout} tensor"
     if value.is_meta:
         return "a meta tensor, which has no values"
-    return f"a {value.dtype} tensor" if value.is_complex() else None
+    is_other = value.is_complex() or value.is_quantized or value.dtype == torch.bool
+    return f"a {value.dtype} tensor" if is_other else None
 
 
 def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
@@ -127,6 +136,8 @@ def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
 
 def _fitted(path: str, words: Tensor, own: Tensor) -> Tensor:
     """What a file has of each word, for the words that the model has."""
+    if words.ndim != own.ndim or words.shape[1:] != own.shape[1:]:
+        return words  # which `_copy` names
     rows, wanted = len(words), len(own)
     fewer, more = sorted((rows, wanted))
     if rows != wanted and more != -(-fewer // _PADDED_TO) * _PADDED_TO:

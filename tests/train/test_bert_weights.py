@@ -179,3 +179,31 @@ def test_other_architectures_are_named(tmp_path, weights):
     model = BertForPreTraining(BertConfig(**{**vars(CONFIG), "num_layers": 1}))
     with pytest.raises(ValueError, match="another architecture; differing: bert.encoder.layer.1"):
         load_bert_weights(model, saved(tmp_path, weights), HEADS)
+
+
+def test_another_width_is_named(tmp_path, weights):
+    wider = {"hidden_size": 2 * CONFIG.hidden_size, "num_heads": CONFIG.num_heads}
+    model = BertForPreTraining(BertConfig(**{**vars(CONFIG), **wider}))
+    with pytest.raises(ValueError, match="another architecture; differing: bert.embeddings.word"):
+        load_bert_weights(model, saved(tmp_path, weights), HEADS)
+
+
+@pytest.mark.parametrize("shape", [(), (11,), (11, 2, 2)])
+def test_words_of_another_shape_are_named(shape, tmp_path, model, weights):
+    file = saved(tmp_path, weights | {WORDS: torch.ones(shape)})
+    with pytest.raises(ValueError, match=f"another architecture; differing: {WORDS}$"):
+        load_bert_weights(model, file, HEADS)
+
+
+def test_a_scalar_bias_of_the_words_is_named(tmp_path, model, weights):
+    file = saved(tmp_path, weights | {"cls.predictions.bias": torch.tensor(1.0)})
+    with pytest.raises(ValueError, match="another architecture; differing: cls.predictions.bias"):
+        load_bert_weights(model, file)
+
+
+def test_two_names_of_one_weight_are_named(tmp_path, model, weights):
+    name = "bert.embeddings.LayerNorm"
+    file = saved(tmp_path, weights | {f"{name}.gamma": weights[f"{name}.weight"] + 1})
+    both = f"{name}.weight: expected once, got it as {name}.(gamma and {name}.weight|weight and .*)"
+    with pytest.raises(ValueError, match=both):
+        load_bert_weights(model, file)

@@ -8,6 +8,7 @@ from torch import nn
 from dlrm.train.weights import load_weights
 
 BIAS = {"bias": torch.zeros(2)}
+QUANTIZED = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
 NAN = torch.tensor([[1.0, 2.0], [float("nan"), 4.0]])
 
 
@@ -39,6 +40,8 @@ def test_a_cut_file_is_named(kept, tmp_path):
         ({"weight": torch.ones(2, 2).to_sparse(), **BIAS}, "weight: .*, got a torch.sparse_coo"),
         ({"weight": torch.ones(2, 2, device="meta"), **BIAS}, "weight: .*, got a meta tensor"),
         ({"weight": torch.ones(2, 2) * 1j, **BIAS}, "weight: .*, got a torch.complex64"),
+        ({"weight": torch.ones(2, 2) > 0, **BIAS}, "weight: .*, got a torch.bool tensor"),
+        ({"weight": QUANTIZED, **BIAS}, "weight: .*, got a torch.qint8 tensor"),
         ({"weight": NAN, **BIAS}, "weight: expected finite numbers, got nan"),
         ({"weight": NAN.double().nan_to_num(1e300), **BIAS}, "weight: .* finite numbers, got inf"),
         (
@@ -63,3 +66,12 @@ def test_a_head_that_stays_as_it_is_may_be_anything_finite_or_not(tmp_path):
     torch.save(content | {"head.weight": NAN}, tmp_path / "a.pt")
     kept = load_weights(model, str(tmp_path / "a.pt"), ("head.",))
     assert kept == ["head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_named(layout, tmp_path, monkeypatch):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(2)], layout=layout)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: {"weight": nested, **BIAS})
+    (tmp_path / "a.pt").touch()
+    with pytest.raises(ValueError, match=r"a.pt: weight: .*, got a (nested|torch.jagged) tensor"):
+        load_weights(nn.Linear(2, 2), str(tmp_path / "a.pt"))
