@@ -65,6 +65,11 @@ def _fields(file: Any, path: Path) -> dict[str, Any]:
             f"{path}: expected the fields {', '.join(HDF5_FIELDS)}, got no {', '.join(missing)}"
         )
     fields = {name: file[name] for name in HDF5_FIELDS}
+    for name, field in fields.items():
+        kind = getattr(field, "dtype", None)  # groups have none
+        if kind is None or kind.kind not in "iub":
+            got = "a group" if kind is None else kind
+            raise ValueError(f"{path}: {name}: expected integers, got {got}")
     shapes = {name: tuple(field.shape) for name, field in fields.items()}
     ids, positions = shapes["input_ids"], shapes["masked_lm_positions"]
     alike = {"input_mask": ids, "segment_ids": ids, "masked_lm_ids": positions}
@@ -84,7 +89,7 @@ def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> Rows:
         np.asarray(fields[name][part], np.int64) for name in HDF5_FIELDS
     )
     used = mask != 0
-    wrong = (used[:, 1:] & ~used[:, :-1]).any(axis=1) | (ids < 0).any(axis=1)
+    wrong = (used[:, 1:] & ~used[:, :-1]).any(axis=1) | ~_are_words(ids)
     if wrong.any():
         row = int(wrong.argmax())
         raise ValueError(
@@ -94,12 +99,51 @@ def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> Rows:
     # Positions end with zeros: there is [CLS], which is never masked.
     num_masked = np.cumprod(positions != 0, axis=1).sum(axis=1)
     unused = np.arange(positions.shape[1]) >= num_masked[:, None]
-    positions[unused], masked[unused], ids[~used] = 0, 0, 0
+    masked[unused] = 0
     lengths = used.sum(axis=1)
+    _check_masked(positions, masked, num_masked, lengths, path, part.start)
+    _check_segments(segments, used, path, part.start)
+    ids[~used] = 0
     second = _second(segments == 1, lengths)
     facts = np.stack([lengths, second, num_masked, labels.reshape(-1)], axis=1)
     _check_range(facts, path, part.start)
     return Rows(ids, facts, positions, masked)
+
+
+def _are_words(ids: np.ndarray) -> np.ndarray:
+    return ((ids >= 0) & (ids <= np.iinfo(_WORD).max)).all(axis=1)
+
+
+def _check_masked(
+    positions: np.ndarray,
+    masked: np.ndarray,
+    num_masked: np.ndarray,
+    lengths: np.ndarray,
+    path: Path,
+    start: int,
+) -> None:
+    ascending = np.sort(positions, axis=1)
+    wrong = ((ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] != 0)).any(axis=1)
+    wrong |= np.count_nonzero(positions, axis=1) != num_masked
+    wrong |= ((positions < 0) | (positions >= lengths[:, None])).any(axis=1) | ~_are_words(masked)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {start + row}: expected masked_lm_positions in [1, {lengths[row]}), each "
+            f"once, and then zeros, of masked_lm_ids of at least 0, got {positions[row].tolist()} "
+            f"of {masked[row].tolist()}"
+        )
+
+
+def _check_segments(segments: np.ndarray, used: np.ndarray, path: Path, start: int) -> None:
+    wrong = (used & (segments != 0) & (segments != 1)).any(axis=1)
+    wrong |= (used[:, 1:] & (segments[:, 1:] < segments[:, :-1])).any(axis=1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {start + row}: expected segment_ids of 0 and then of 1, got "
+            f"{segments[row][used[row]].tolist()}"
+        )
 
 
 def _second(in_b: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -407,6 +407,66 @@ def test_what_is_wrong_with_an_hdf5_file_is_named(tmp_path, rows):
         open_pretraining(tmp_path, "hdf5")
 
 
+def edited(values, row, places, changed):
+    values = values.copy()
+    values[row, places] = changed
+    return values
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("masked_lm_positions", [3, 0, 5, 0], r"positions .* zeros, .*got \[3, 0, 5, 0\]"),
+        ("masked_lm_positions", [5, 3, 5, 0], r"positions .* once, .*got \[5, 3, 5, 0\]"),
+        ("masked_lm_positions", [-1, 0, 0, 0], r"positions .*got \[-1, 0, 0, 0\]"),
+        ("masked_lm_positions", [16, 0, 0, 0], r"positions .*got \[16, 0, 0, 0\]"),
+        ("masked_lm_positions", [1 << 32, 0, 0, 0], r"positions .*got \[4294967296, 0, 0, 0\]"),
+        ("masked_lm_ids", [-1] * 4, r"masked_lm_ids .*got .* of \[-1, 0, 0, 0\]"),
+        ("masked_lm_ids", [1 << 32] * 4, r"masked_lm_ids .*got .* of \[4294967296, "),
+        ("input_ids", [1 << 32], r"expected tokens .*got .* \[4294967296, "),
+        ("segment_ids", [0, 1, 0, 1], r"segment_ids .*got \[0, 1, 0, 1"),
+        ("segment_ids", [0, 2], r"segment_ids .*got \[0, 2"),
+        ("segment_ids", [-1], r"segment_ids .*got \[-1"),
+    ],
+)
+def test_what_would_be_lost_of_an_hdf5_row_is_named(tmp_path, rows, name, changed, message):
+    length, begin, _, _ = rows.facts.T
+    column = np.arange(LENGTH)
+    rows.masked_positions[7, 0], rows.facts[7, 2] = 3, 1
+    rows.masked_positions[7, 1:] = rows.masked_ids[7, 1:] = 0
+    fields = {
+        "input_ids": rows.ids,
+        "segment_ids": ((column >= begin[:, None]) & (column < length[:, None])).astype(int),
+        "masked_lm_positions": rows.masked_positions,
+        "masked_lm_ids": rows.masked_ids,
+    }
+    path = tmp_path / "part.hdf5"
+    write_nvidia(path, rows, **fields)
+    open_pretraining(path)
+    write_nvidia(path, rows, **{name: edited(fields[name], 7, slice(len(changed)), changed)})
+    with pytest.raises(ValueError, match=f"part.hdf5: row 7: .*{message}"):
+        open_pretraining(path)
+
+
+@pytest.mark.parametrize("values", [b"text", 1.5])
+def test_an_hdf5_field_of_no_integers_is_named(tmp_path, rows, values):
+    path = tmp_path / "part.hdf5"
+    write_nvidia(path, rows, input_ids=np.full(rows.ids.shape, values))
+    with pytest.raises(
+        ValueError, match="part.hdf5: input_ids: expected integers, got (.S4|float64)"
+    ):
+        open_pretraining(path)
+
+
+def test_an_hdf5_group_is_no_field(tmp_path, rows):
+    path = tmp_path / "part.hdf5"
+    write_nvidia(path, rows, segment_ids=None)
+    with sys.modules["h5py"].File(path, "a") as file:
+        file.create_group("segment_ids")
+    with pytest.raises(ValueError, match="part.hdf5: segment_ids: expected integers, got a group"):
+        open_pretraining(path)
+
+
 def test_hdf5_without_h5py_says_what_to_install(tmp_path, rows, monkeypatch):
     write_nvidia(tmp_path / "part.hdf5", rows)
     monkeypatch.setitem(sys.modules, "h5py", None)
