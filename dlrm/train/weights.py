@@ -33,7 +33,8 @@ def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> li
     Args:
         model: what to load into.
         path: `.safetensors`, or a file of torch, maybe with all in "state_dict" or "model".
-        heads: beginnings of names that may be missing or of another shape; such stay as they are.
+        heads: beginnings of names that may be missing or of other numbers of outputs; such stay as
+            they are.
 
     Returns:
         Names of those that stayed as they were.
@@ -153,9 +154,16 @@ def _copy(
 ) -> list[str]:
     own = model.state_dict()
     counters = {name for name in own if name.endswith("num_batches_tracked")}
-    wrong = sorted((own.keys() - counters) ^ (weights.keys() - counters))
-    wrong += [n for n, v in own.items() if n in weights and v.shape != weights[n].shape]
-    wrong = [name for name in wrong if not (heads and name.startswith(heads))]
+    wrong = [
+        f"{name} ({'missing' if name in own else 'not known'})"
+        for name in sorted((own.keys() - counters) ^ (weights.keys() - counters))
+        if not (heads and name.startswith(heads))
+    ]
+    for name, value in own.items():
+        if name in weights and (found := weights[name].shape) != value.shape:
+            other_outputs = found[1:] == value.shape[1:] and len(found) == value.ndim
+            if not (heads and name.startswith(heads) and other_outputs):
+                wrong.append(f"{name} ({list(found)}, expected {list(value.shape)})")
     if wrong:
         raise ValueError(f"{path}: of another architecture; differing: {', '.join(wrong[:8])}")
     fitting = [n for n, v in own.items() if n in weights and weights[n].shape == v.shape]

@@ -191,7 +191,9 @@ def test_another_width_is_named(tmp_path, weights):
 @pytest.mark.parametrize("shape", [(), (11,), (11, 2, 2)])
 def test_words_of_another_shape_are_named(shape, tmp_path, model, weights):
     file = saved(tmp_path, weights | {WORDS: torch.ones(shape)})
-    with pytest.raises(ValueError, match=f"another architecture; differing: {WORDS}$"):
+    with pytest.raises(
+        ValueError, match=f"another architecture; differing: {WORDS} ..[0-9, ]*., expected .11, 24"
+    ):
         load_bert_weights(model, file, HEADS)
 
 
@@ -207,3 +209,11 @@ def test_two_names_of_one_weight_are_named(tmp_path, model, weights):
     both = f"{name}.weight: expected once, got it as {name}.(gamma and {name}.weight|weight and .*)"
     with pytest.raises(ValueError, match=both):
         load_bert_weights(model, file)
+
+
+def test_a_head_of_another_width_is_named_and_not_passed_over(tmp_path):
+    model = BertForSequenceClassification(BertConfig(num_layers=1, hidden_size=24, num_heads=2))
+    weights = model.state_dict() | {"classifier.weight": torch.ones(3, 12)}
+    expected = r"classifier.weight \(\[3, 12\], expected \[2, 24\]\)"
+    with pytest.raises(ValueError, match=expected):
+        load_bert_weights(model, saved(tmp_path, weights), ("classifier.",))
