@@ -11,6 +11,7 @@ What a row does not use is 0. Where the manifest has `output_format` "hdf5", row
 instead, which `dlrm.data.text_formats` reads.
 """
 
+import reprlib
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.files import read_manifest, write_manifest
+from dlrm.files import MANIFEST, read_manifest, write_manifest
 
 KIND = "pre-training dataset"
 FACT_DTYPE = np.dtype("<u2")
@@ -101,6 +102,33 @@ def write_text_manifest(
     )
 
 
+def read_text_manifest(directory: Path, check_crc: bool = False) -> dict[str, Any]:
+    """Returns the manifest of a dataset.
+
+    Args:
+        directory: the dataset.
+        check_crc: also read every file and compare its CRC-32.
+
+    Raises:
+        FileNotFoundError: there is no manifest, or a file is missing.
+        ValueError: an entry is missing or wrong, or a file has another size.
+    """
+    manifest = read_manifest(directory, KIND, check_crc)
+    rows, path = manifest.get("rows"), directory / MANIFEST
+    if not (isinstance(rows, list) and rows and all(type(n) is int and n >= 0 for n in rows)):
+        raise ValueError(f"{path}: rows: expected the rows of each shard, got {reprlib.repr(rows)}")
+    for name, most in (
+        ("max_seq_length", MAX_LENGTH),
+        ("max_predictions", MAX_LENGTH),
+        ("vocab_size", np.iinfo(np.int32).max),
+    ):
+        value = manifest.get(name)
+        if type(value) is not int or not 1 <= value <= most:
+            got = reprlib.repr(value)
+            raise ValueError(f"{path}: {name}: expected a number in [1, {most}], got {got}")
+    return manifest
+
+
 class Shard(NamedTuple):
     """A shard of a dataset, mapped.
 
@@ -128,9 +156,20 @@ def open_shards(directory: Path, check_crc: bool = False) -> tuple[dict[str, Any
 
     Raises:
         FileNotFoundError: there is no manifest, or a file is missing.
-        ValueError: a file has another size than the manifest says.
+        ValueError: an entry of the manifest is missing or wrong, its shards are not those it has
+            files of, or a file has another size than the manifest says.
     """
-    manifest = read_manifest(directory, KIND, check_crc)
+    manifest = read_text_manifest(directory, check_crc)
+    own = {
+        path.name
+        for shard in range(len(manifest["rows"]))
+        for path in shard_files(directory, shard)
+    }
+    if wrong := sorted(own ^ {name for name in manifest["files"] if name.endswith(".bin")}):
+        raise ValueError(
+            f"{directory / MANIFEST}: rows: expected the shards that have files, differing: "
+            f"{', '.join(wrong[:4])}"
+        )
     dtype = token_dtype(manifest["vocab_size"])
     width = manifest["max_seq_length"] + 2 * manifest["max_predictions"]
     shards = []

@@ -12,7 +12,7 @@ from dlrm.data.sentence_pairs import SentencePairs
 from dlrm.data.squad import SquadFeatures, read_squad
 from dlrm.data.text import TextBatch, TextLoader, TextSource
 from dlrm.data.wordpiece import Tokenizer, load_tokenizer
-from dlrm.files import MANIFEST, read_manifest
+from dlrm.files import MANIFEST
 from dlrm.scripts import bert_flags
 from dlrm.scripts.config_flags import Values
 
@@ -87,7 +87,7 @@ def _opener(
     """How rows of the task are opened, and the values with the size of the vocabulary."""
     if values["task"] == "pretrain":
         if not vocab_is_fixed and Path(path, MANIFEST).is_file():
-            size = read_manifest(Path(path), text_layout.KIND)["vocab_size"]
+            size = text_layout.read_text_manifest(Path(path))["vocab_size"]
             values = values.filled({"vocab_size": size})
         return lambda path: _pretraining(values, path), values
     if not values["vocab_file"]:

@@ -161,14 +161,12 @@ def _of_images(directory: Path) -> Iterator[str]:
 
 def _of_texts(directory: Path) -> Iterator[str]:
     try:
-        manifest = read_manifest(directory, text_layout.KIND)
+        manifest = text_layout.read_text_manifest(directory)
         if manifest.get("output_format") != "hdf5":  # whose files have no size to compare
             text_layout.open_shards(directory)
         rows = sum(manifest["rows"])
     except (OSError, ValueError) as error:
         yield str(error)
-    except (KeyError, TypeError) as error:
-        yield f"{directory / MANIFEST}: not of a {text_layout.KIND} ({error!r})"
     else:
         print(f"{rows:,} rows", flush=True)
 

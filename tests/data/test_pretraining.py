@@ -176,6 +176,45 @@ def test_a_manifest_that_disagrees_with_the_files_is_refused(shards):
         open_pretraining(shards)
 
 
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rows", MISSING, "rows: expected the rows of each shard, got None"),
+        ("rows", 4591, "rows: expected the rows of each shard, got 4591"),
+        ("rows", [4591.0], r"rows: .*, got \[4591.0\]"),
+        ("rows", ["4591"], r"rows: .*, got \['4591'\]"),
+        ("rows", [4, -1, 7], r"rows: .*, got \[4, -1, 7\]"),
+        ("rows", [], r"rows: .*, got \[\]"),
+        (
+            "rows",
+            [4, 0, 7, 0],
+            "rows: expected the shards .* files, differing: rows_00003.bin, tok",
+        ),
+        ("rows", [4, 0], "rows: expected the shards .* files, differing: rows_00002.bin, tok"),
+        ("max_seq_length", MISSING, r"max_seq_length: expected a number in \[1, 65535\], got None"),
+        ("max_seq_length", "64", "max_seq_length: .*, got '64'"),
+        ("max_seq_length", 0, "max_seq_length: .*, got 0"),
+        ("max_seq_length", 65536, "max_seq_length: .*, got 65536"),
+        ("max_predictions", 4.0, "max_predictions: .*, got 4.0"),
+        ("vocab_size", None, r"vocab_size: expected a number in \[1, 2147483647\], got None"),
+        ("vocab_size", "30522", "vocab_size: .*, got '30522'"),
+        ("vocab_size", True, "vocab_size: .*, got True"),
+    ],
+)
+def test_a_wrong_entry_of_a_manifest_is_named(shards, name, value, message):
+    path = shards / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest.pop(name)
+    if value is not MISSING:
+        manifest[name] = value
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=f"manifest.json: {message}"):
+        open_pretraining(shards)
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [

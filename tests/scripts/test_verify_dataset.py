@@ -201,7 +201,7 @@ def test_texts_are_checked(tmp_path, capsys):
     del manifest["vocab_size"]
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     (problem,) = verify(tmp_path)
-    assert "manifest.json: not of a pre-training dataset (KeyError('vocab_size'))" in problem
+    assert "manifest.json: vocab_size: expected a number in [1, 2147483647], got None" in problem
 
 
 def test_texts_in_hdf5_are_checked_by_their_checksums(tmp_path):
