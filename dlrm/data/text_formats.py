@@ -111,7 +111,7 @@ def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> Rows:
 
 
 def _are_words(ids: np.ndarray) -> np.ndarray:
-    return ((ids >= 0) & (ids <= np.iinfo(_WORD).max)).all(axis=1)
+    return np.all((ids >= 0) & (ids <= np.iinfo(_WORD).max), axis=1)
 
 
 def _check_masked(
