@@ -13,6 +13,8 @@ LABEL, FIRST, SECOND = "Quality", "#1 String", "#2 String"
 COLUMNS = (LABEL, "#1 ID", "#2 ID", FIRST, SECOND)
 _COLUMNS_WITHOUT_LABELS = ("index", *COLUMNS[1:])  # of GLUE's test set
 
+_SHOWN = 120  # characters of a wrong first line
+
 
 class Pairs(NamedTuple):
     """Sentences of a file, and whether the two of a pair mean the same.
@@ -47,9 +49,9 @@ def read_pairs(path: str | Path) -> Pairs:
         raise ValueError(f"{path}: line {line}: not UTF-8") from error
     header, *rows = [line.removesuffix("\r").split("\t") for line in text.split("\n")]
     if tuple(header) not in (COLUMNS, _COLUMNS_WITHOUT_LABELS):
-        raise ValueError(
-            f"{path}: line 1: expected the columns {', '.join(COLUMNS)}, got {', '.join(header)}"
-        )
+        got = ", ".join(header)
+        got = got if len(got) <= _SHOWN else f"{got[:_SHOWN]}..."
+        raise ValueError(f"{path}: line 1: expected the columns {', '.join(COLUMNS)}, got {got}")
     while rows and rows[-1] == [""]:
         rows.pop()
     if not rows:

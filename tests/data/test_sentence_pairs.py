@@ -98,6 +98,9 @@ def test_wrong_files_are_named(tmp_path, tokenizer):
     write(path, header="label\ttext")
     with pytest.raises(ValueError, match="line 1: expected the columns .*, got label, text"):
         read_pairs(path)
+    path.write_bytes(HEADER.encode() + b"\r1\t1\t2\ta\tb" * 1000)
+    with pytest.raises(ValueError, match=r"line 1: .*, got Quality, .{,200}\.\.\.$"):
+        read_pairs(path)
     path.write_bytes(HEADER.encode() + b"\n1\t1\t2\ta\tb\xff\n")
     with pytest.raises(ValueError, match=r"d\.tsv: line 2: not UTF-8"):
         read_pairs(path)
