@@ -66,6 +66,12 @@ def open_sources(values: Values, vocab_is_fixed: bool) -> Sources:
     known = train if train is not None else test
     if known is not None:
         values = values.filled({"max_seq_length": known.length})
+    longest = max((source.length for source in (train, test) if source is not None), default=0)
+    if longest > values["max_position_embeddings"]:
+        raise ValueError(
+            f"--max_position_embeddings {values['max_position_embeddings']}: expected at least the "
+            f"length of the rows, {longest} tokens"
+        )
     return Sources(train, test, values)
 
 

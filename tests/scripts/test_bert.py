@@ -397,6 +397,16 @@ def test_mistakes_are_named(flags, message):
         act(["--base_device=cpu", *made_up, *flags])
 
 
+@pytest.mark.parametrize("mode", ["pretrain", "inference_benchmark"])
+def test_rows_that_the_network_cannot_read_are_named_before_the_first(mode, monkeypatch):
+    monkeypatch.setattr(bert, "make_task", lambda *_: pytest.fail("a network was made"))
+    few = ("--max_position_embeddings=15", *SMALL, *GENERATED, "--task=pretrain", "--batch_size=4")
+    with pytest.raises(
+        ValueError, match="--max_position_embeddings 15: expected at least .* rows, 16 tokens"
+    ):
+        command(f"--mode={mode}", *few)
+
+
 def act(arguments):
     values = bert_flags.parse(arguments)
     if values["mode"] == "prepare_data":
