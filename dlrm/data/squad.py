@@ -73,6 +73,8 @@ def read_squad(path: str | Path, with_answers: bool = True) -> list[Question]:
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start}: not UTF-8") from error
+    except (ValueError, RecursionError) as error:  # too many digits, or levels
+        raise ValueError(f"{path}: no JSON that can be read: {error}") from error
     questions = list(_questions(content, path, with_answers))
     places: dict[str, str] = {}
     for question in questions:
@@ -394,6 +396,11 @@ def _text(features: SquadFeatures, question: int, first: int, last: int) -> str:
     begin, end = int(spans[first, 0]), int(spans[last, 1])
     while end < len(context) and unicodedata.category(context[end]) == "Mn":
         end += 1
+    before = begin
+    while before and unicodedata.category(context[before - 1]) in ("Mn", "Cf"):
+        before -= 1
+    if not before or context[before - 1] in _BREAKS:  # else they belong to what precedes them
+        begin = before
     return context[begin:end]
 
 

@@ -229,6 +229,26 @@ def test_answers_stand_as_in_the_context(tokenizer):
     assert predict_answers(features, *across) == {"id": "a  (Cafe\u0301) B"}
 
 
+@pytest.mark.parametrize(
+    ("context", "place", "answer"),
+    [
+        ("\u0301abc d", 3, "\u0301abc"),
+        ("\ufeffabc d", 3, "\ufeffabc"),
+        ("d \u0301\u0302abc", 4, "\u0301\u0302abc"),
+        ("a\u0301-b", 5, "b"),
+        ("(\u0301b", 4, "b"),  # a mark of the parenthesis
+    ],
+)
+def test_an_answer_keeps_the_marks_before_its_first_letter(tokenizer, context, place, answer):
+    features = SquadFeatures([question(context, "d", start=0)], tokenizer, training=False)
+    tokens = [tokenizer.tokens[id] for id in features.read(np.array([0])).ids[0].tolist()]
+    last = place
+    while tokens[last + 1] in answer:
+        last += 1
+    logits = one_hot(features, np.array([[place, last]]))
+    assert predict_answers(features, *logits) == {"id": answer}
+
+
 def test_a_question_without_a_pair_has_an_empty_answer(tokenizer):
     features = SquadFeatures([question("a b", "b")], tokenizer)
     start, end = np.full((2, 1, 384), -np.inf, np.float32)
@@ -333,6 +353,8 @@ def test_wrong_fields_are_named(tmp_path, changes, message):
         (b'{"data": [\n1,, 2]}', r"d\.json: line 2, column 3: no JSON: Expecting value"),
         (b"", r"d\.json: line 1, column 1: no JSON"),
         (b'{"data": "\xff"}', r"d\.json: byte 10: not UTF-8"),
+        (b"[" * 100_000, r"d\.json: no JSON that can be read: maximum recursion"),
+        (b"9" * 5000, r"d\.json: no JSON that can be read: Exceeds the limit"),
         (b"[]", r"d\.json: expected an object, got \[\]"),
     ],
 )
