@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 import trained_model
+from hypothesis import HealthCheck, settings
 from ranks import Ranks
 
 ROOT = Path(__file__).parent.parent
+
+# No test fails for being slow: other programs may take the processor.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ def plausible(draw, log_format):
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_text_is_read_as_by_the_reference(name, data):
     log_format = data.draw(formats)

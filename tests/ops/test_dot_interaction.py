@@ -91,7 +91,7 @@ def test_transposed_inputs_are_read_by_their_strides(device):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     batch=st.integers(0, 70),
     tables=st.integers(0, 35),

@@ -75,7 +75,7 @@ def test_transposed_ids_are_read_by_their_strides(device):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batch=st.integers(0, 50),
     table_sizes=st.lists(st.integers(1, 120), max_size=8),

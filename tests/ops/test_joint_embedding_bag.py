@@ -185,7 +185,7 @@ def test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, length_dtype):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     batch=st.integers(0, 40),
     table_sizes=st.lists(st.integers(1, 120), max_size=6),
@@ -208,7 +208,7 @@ def test_any_shape_matches_reference(batch, table_sizes, most, dim, id_dtype, we
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), length_dtype=st.sampled_from(ID_DTYPES), id_dtype=st.sampled_from(ID_DTYPES))
 def test_any_values_are_taken_or_refused_alike(data, length_dtype, id_dtype):
     def integers(dtype, count):

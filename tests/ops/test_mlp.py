@@ -69,7 +69,7 @@ def test_known_answer(device):
     assert biases[0].grad.tolist() == [1.0, 1.0]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     batch=st.integers(0, 600),
     sizes=st.lists(st.integers(1, 70), min_size=2, max_size=4),

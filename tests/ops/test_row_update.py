@@ -170,7 +170,7 @@ def test_repeats_are_summed_in_batch_order(native):
     assert torch.equal(updated, -total)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     index=st.integers(0, len(UPDATES) - 1),
     total_rows=st.integers(1, 3000),
@@ -289,7 +289,7 @@ def test_a_weight_and_low_that_do_not_fit_are_named(update, device):
     refused(high, low.T.contiguous().T, "expected contiguous Short low")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     index=st.integers(0, len(UPDATES) - 1),
     total_rows=st.integers(1, 3000),

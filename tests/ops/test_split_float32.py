@@ -68,7 +68,7 @@ def test_nan_stays_nan_in_both_parts(bits, instruction_set):
     assert ops.join_float32(high, low).isnan().all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40))
 def test_any_float_is_joined_exactly_and_rounded_to_nearest(values):
     values = torch.tensor(values)

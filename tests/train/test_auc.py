@@ -67,7 +67,7 @@ def check(ranks, scores, labels, parts=None):
         assert abs(found - expected) < EXACT
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(
         st.tuples(

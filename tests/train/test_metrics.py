@@ -22,7 +22,7 @@ def test_known_answer():
     assert roc_auc(-scores, torch.tensor([0, 0, 1, 1])) == 0.25
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=60))
 def test_ties_count_as_in_scikit_learn(rows):
     scores = torch.tensor([float(score) for score, _ in rows])
