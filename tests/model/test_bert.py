@@ -224,6 +224,7 @@ def test_weights_depend_on_seed_and_name_alone():
             assert torch.equal(value, one[name])
     name = "bert.encoder.layer.0.attention.self.key.weight"
     assert not torch.equal(BertForPreTraining(CONFIG, seed=4).state_dict()[name], one[name])
+    assert not torch.equal(one[name.replace("key", "query")], one[name])
     wide = BertForSequenceClassification(BertConfig(**{**vars(CONFIG), "vocab_size": 3000}))
     for key, value in wide.state_dict().items():
         if "LayerNorm.weight" in key:
