@@ -169,15 +169,13 @@ def test_why_there_are_no_cuda_kernels_is_known():
         assert "_ops_cuda.so" in why_not_cuda_kernels()
 
 
-def test_the_kernels_switches_are_torchs_settings():
+def test_the_kernels_switches_are_torchs_settings(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     assert cuda_switches() == 0
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    assert cuda_switches() == 1
+    torch.use_deterministic_algorithms(True)
     try:
-        torch.backends.cuda.matmul.allow_tf32 = True
-        assert cuda_switches() == 1
-        torch.use_deterministic_algorithms(True)
         assert cuda_switches() == 3
-        torch.backends.cuda.matmul.allow_tf32 = False
-        assert cuda_switches() == 2
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
         torch.use_deterministic_algorithms(False)
