@@ -169,13 +169,16 @@ def test_why_there_are_no_cuda_kernels_is_known():
         assert "_ops_cuda.so" in why_not_cuda_kernels()
 
 
-def test_the_kernels_switches_are_torchs_settings(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    assert cuda_switches() == 0
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    assert cuda_switches() == 1
-    torch.use_deterministic_algorithms(True)
+def test_the_kernels_switches_are_torchs_settings():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
     try:
+        matmul.allow_tf32 = False
+        assert cuda_switches() == 0
+        matmul.allow_tf32 = True
+        assert cuda_switches() == 1
+        torch.use_deterministic_algorithms(True)
         assert cuda_switches() == 3
     finally:
+        matmul.allow_tf32 = before
         torch.use_deterministic_algorithms(False)
