@@ -153,11 +153,13 @@ class DLRM(nn.Module):
         own = {table: rows[table] for table in self.tables_by_rank[world.rank]}
         self.embeddings: JointEmbedding | MultiTableEmbedding
         if config.embedding_type == "multi_table":
-            self.embeddings = MultiTableEmbedding(own, dim, seed, scale)
+            self.embeddings = MultiTableEmbedding(own, dim, seed, scale, world.device)
         else:
             native = config.embedding_type != "joint"
             table_dtype = EMBEDDING_DTYPES[config.embedding_dtype]
-            self.embeddings = JointEmbedding(own, dim, seed, scale, native, table_dtype)
+            self.embeddings = JointEmbedding(
+                own, dim, seed, scale, native, table_dtype, world.device
+            )
         self.table_rows: torch.Tensor
         own_rows = torch.tensor(list(own.values()), dtype=torch.int64)
         self.register_buffer("table_rows", own_rows, persistent=False)

@@ -5,12 +5,15 @@ Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbeddi
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.model.initialize import generator
+
+_VALUES_AT_ONCE = 1 << 20  # drawn on the host, 4 MB of them, whatever the size of a table
 
 
 class JointEmbedding(nn.Module):
@@ -26,6 +29,7 @@ class JointEmbedding(nn.Module):
         dtype: of the weight, float32 or bfloat16. Beside a bfloat16 weight the buffer `weight_low`
             has the lower halves of float32 values (`ops.split_float32`), which the row optimizers
             update and which are never looked up.
+        device: where the tables are made; no more than a part of one is ever elsewhere.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class JointEmbedding(nn.Module):
         init_scale: float = 1.0,
         native: bool = True,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ):
         super().__init__()
         offsets = [0]
@@ -43,21 +48,16 @@ class JointEmbedding(nn.Module):
             offsets.append(offsets[-1] + size)
         self._numbered, self.native = dict(tables), native
         self.table_sizes = list(tables.values())
-        self.weight = nn.Parameter(torch.empty(offsets[-1], dim, dtype=dtype))
+        weight = torch.empty(offsets[-1], dim, dtype=dtype, device=device)
+        self.weight = nn.Parameter(weight)
         self.weight_low: Tensor | None
-        low = torch.empty(offsets[-1], dim, dtype=torch.int16) if dtype == torch.bfloat16 else None
+        low = torch.empty_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
-        self.register_buffer("table_offsets", torch.tensor(offsets), persistent=False)
-        parts = self.weight.detach().split(self.table_sizes)
-        for table, rows, begin in zip(tables, parts, offsets, strict=False):
-            if low is None:
-                _initialize(rows, table, seed, init_scale)
-            else:
-                values = torch.empty(rows.shape)
-                _initialize(values, table, seed, init_scale)
-                high, rest = ops.split_float32(values)
-                rows.copy_(high)
-                low[begin : begin + len(rows)] = rest
+        offsets_here = torch.tensor(offsets, device=device)
+        self.register_buffer("table_offsets", offsets_here, persistent=False)
+        for table, (begin, end) in zip(tables, pairwise(offsets), strict=True):
+            own_low = None if low is None else low[begin:end]
+            _initialize(weight[begin:end], own_low, table, seed, init_scale)
 
     def tables(self) -> list[Tensor]:
         """The tables, `[rows, dim]` float32: views of the weight, or joined from its halves."""
@@ -95,17 +95,24 @@ class JointEmbedding(nn.Module):
 class MultiTableEmbedding(nn.Module):
     """One `nn.Embedding` a feature; arguments as those of `JointEmbedding`."""
 
-    def __init__(self, tables: Mapping[int, int], dim: int, seed: int = 0, init_scale: float = 1.0):
+    def __init__(
+        self,
+        tables: Mapping[int, int],
+        dim: int,
+        seed: int = 0,
+        init_scale: float = 1.0,
+        device: torch.device | str = "cpu",
+    ):
         super().__init__()
         self.dim, self._numbers, self.table_sizes = dim, list(tables), list(tables.values())
         self.embeddings = nn.ModuleList(
-            nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim))
+            nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
             for size in self.table_sizes
         )
-        offsets = torch.tensor([0, *self.table_sizes]).cumsum(0)
+        offsets = torch.tensor([0, *accumulate(self.table_sizes)], device=device)
         self.register_buffer("table_offsets", offsets, persistent=False)
         for table, rows in zip(self._numbers, self.tables(), strict=True):
-            _initialize(rows, table, seed, init_scale)
+            _initialize(rows, None, table, seed, init_scale)
 
     def tables(self) -> list[Tensor]:
         """The weights, one a table, `[rows, dim]`."""
@@ -169,6 +176,17 @@ def check_ids(ids: Tensor, table_sizes: Sequence[int]) -> None:
         )
 
 
-def _initialize(table: Tensor, index: int, seed: int, scale: float) -> None:
-    bound = scale / max(len(table), 1) ** 0.5
-    table.uniform_(-bound, bound, generator=generator(seed, f"table.{index}"))
+def _initialize(rows: Tensor, low: Tensor | None, table: int, seed: int, scale: float) -> None:
+    """Fills a table from a generator of the host's, some rows at a time, wherever it lies."""
+    bound = scale / max(len(rows), 1) ** 0.5
+    random = generator(seed, f"table.{table}")
+    at_once = max(1, _VALUES_AT_ONCE // rows.shape[1])
+    for begin in range(0, len(rows), at_once):
+        part = slice(begin, begin + at_once)
+        values = torch.empty(rows[part].shape).uniform_(-bound, bound, generator=random)
+        if low is None:
+            rows[part].copy_(values)
+        else:
+            high, rest = ops.split_float32(values)
+            rows[part].copy_(high)
+            low[part].copy_(rest)

@@ -1,0 +1,58 @@
+"""Tables are made where they will be, with values that are drawn on the host a part at a time."""
+
+import dataclasses
+import hashlib
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRM, DLRMConfig
+
+LARGE = DLRMConfig(  # the first table has four million values and the last has no row
+    table_sizes=(130_001, 5, 0),
+    embedding_dim=33,
+    bottom_mlp_sizes=(8, 33),
+    top_mlp_sizes=(8, 1),
+)
+LAYOUTS = [
+    {"embedding_type": "joint_fused"},
+    {"embedding_type": "joint_fused", "embedding_dtype": "bf16"},
+    {"embedding_type": "multi_table"},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_table_has_the_values_of_one_draw(layout):
+    model = DLRM(dataclasses.replace(LARGE, **layout), seed=3)
+    tables = model.embeddings.tables()
+    assert [len(table) for table in tables] == [130_001, 5, 0]
+    for number, table in enumerate(tables):
+        digest = hashlib.blake2b(f"3/table.{number}".encode(), digest_size=8).digest()
+        random = torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
+        bound = max(len(table), 1) ** -0.5
+        expected = torch.empty(len(table), 33).uniform_(-bound, bound, generator=random)
+        assert torch.equal(table, expected)
+
+
+class _HostTensors(TorchDispatchMode):
+    """Notes the bytes of the largest tensor of the host that an operator returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                self.largest = max(self.largest, tensor.numel() * tensor.element_size())
+        return result
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_more_than_a_part_of_a_table_is_on_the_host(layout):
+    with _HostTensors() as host:
+        model = DLRM(dataclasses.replace(LARGE, **layout), World(device="meta"))
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+    assert 2 << 20 < host.largest <= 4 << 20  # and 17 MB has the first table
