@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import trained_model
 from hypothesis import HealthCheck, settings
 from ranks import Ranks
@@ -23,6 +24,14 @@ settings.load_profile("untimed")
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the test computes; those of the operators have devices of their own."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Click-through prediction: a DLRM, binary cross-entropy, ROC AUC."""
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from dlrm.data.loader import Batch, Dataset, batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.train.agreement import raise_device_errors
+from dlrm.train.cuda_graph import Graphed, Recorder
 from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics
 from dlrm.train.optim import OptimizerConfig, dense_optimizer, table_optimizer
@@ -53,7 +54,8 @@ class Recommendation:
         dtype: in which the MLPs and the interaction compute.
         seed: of the initial weights.
         auc_on_cpu: collect scores in host memory and not on the device.
-        optimized_mlp: run `ops.mlp` where it is faster.
+        optimized_mlp: run `ops.mlp`, and not the MLPs' layers one by one.
+        recorder: records what `infer` does, which is replayed from then on; None does not.
     """
 
     metric = "auc"
@@ -67,9 +69,11 @@ class Recommendation:
         seed: int = 0,
         auc_on_cpu: bool = False,
         optimized_mlp: bool = True,
+        recorder: Recorder | None = None,
     ):
         self.world, self.auc_on_cpu = world, auc_on_cpu
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
+        self._infer = Graphed(self.predict, recorder) if recorder else self.predict
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns this process's share of the mean binary cross-entropy of a batch."""
@@ -84,6 +88,16 @@ class Recommendation:
         """Returns the logits of this process's samples of a batch, float32 `[samples]`."""
         return self.model(batch.numerical, batch.categorical, batch.lengths, batch.samples_by_rank)
 
+    @torch.no_grad()
+    def infer(self, batch: Batch) -> Tensor:
+        """As `predict`, without gradients."""
+        return self._infer(batch)
+
+    def weights_unchanged(self) -> AbstractContextManager:
+        """Returns a context in which what depends on weights alone is done once; see `DLRM`."""
+        recorded = isinstance(self._infer, Graphed)  # and reads what it was recorded with
+        return nullcontext() if recorded else self.model.weights_unchanged()
+
     def num_samples(self, batch: Batch) -> int:
         """Returns the samples of a batch in all processes."""
         return len(batch.categorical if batch.lengths is None else batch.lengths)
@@ -93,9 +107,9 @@ class Recommendation:
         """Returns AUC, log loss, normalised entropy and calibration over a data set."""
         device = "cpu" if self.auc_on_cpu else self.world.device
         logits, labels = [], []
-        with self.model.weights_unchanged(), closing(loader.batches()) as batches:
+        with self.weights_unchanged(), closing(loader.batches()) as batches:
             for batch in batches:
-                logits.append(self.predict(batch).to(device))
+                logits.append(self.infer(batch).to(device))
                 labels.append(batch.labels.to(device))
         raise_device_errors(self.world)
         return click_metrics(torch.cat(logits), torch.cat(labels), self.world)

@@ -170,9 +170,18 @@ def _norm(optimizers: list[Optimizer], world: World) -> Tensor:
         if weight.grad is not None
     ]
     dense = torch.nn.utils.get_total_norm([grad.float() for grad in grads if not grad.is_sparse])
-    rows = [grad.coalesce().values().float() for grad in grads if grad.is_sparse]
+    rows = [_summed_rows(grad) for grad in grads if grad.is_sparse]
     tables = all_sum(torch.nn.utils.get_total_norm(rows).square().to(dense.device), world)
     return (dense.square() + tables).sqrt()
+
+
+def _summed_rows(grad: Tensor) -> Tensor:
+    """The sum of each row's gradients, and zeros: torch's `coalesce` waits for the device."""
+    rows, order = grad._indices()[0].sort()
+    place = torch.zeros_like(rows)
+    place[1:] = (rows[1:] != rows[:-1]).cumsum(0)
+    of_row, values = torch.empty_like(place).index_copy_(0, order, place), grad._values().float()
+    return torch.zeros_like(values).index_add_(0, of_row, values)
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:

@@ -17,6 +17,7 @@ from dlrm.train.agreement import Agreement, raise_device_errors
 from dlrm.train.averaging import NoAverage
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
+from dlrm.train.cuda_graph import Graphed, Recorder
 from dlrm.train.gradient_sum import GradientSum, average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim import set_learning_rate
@@ -149,6 +150,8 @@ class Trainer:
         average: of the weights over the steps, which is then what is tested; none by default.
         run: how the run was configured, stored in checkpoints.
         beat: called with the step whenever the training has got on.
+        recorder: records the step, which is replayed from then on; None runs it op by op. Then
+            optimizers have their learning rates on the device, and there is one process.
 
     Attributes:
         stop_requested: set it, on any rank, to end all after a step, with a checkpoint.
@@ -167,6 +170,7 @@ class Trainer:
         run: dict[str, Any] | None = None,
         average: NoAverage | None = None,
         beat: Callable[[int], object] = lambda step: None,
+        recorder: Recorder | None = None,
     ):
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
@@ -179,6 +183,7 @@ class Trainer:
         updated = (weight for weight, _ in self.parameters.optimizer_of())
         self._gradients = GradientSum((w for w in updated if id(w) not in tables), world)
         self._agreement = Agreement(world)
+        self._update = Graphed(self._updated, recorder) if recorder else self._updated
         self.beat, self.stop_requested = beat, False
         self.progress = Progress()
         self._window_loss = torch.zeros((), device=world.device)
@@ -249,12 +254,17 @@ class Trainer:
 
     def _train_step(self, batch: Any) -> Tensor:
         set_learning_rate(self.optimizers, self.schedule(self.progress.step + 1))
+        loss = self._update(batch)
+        self.progress.step += 1
+        return loss
+
+    def _updated(self, batch: Any) -> Tensor:
+        """What a step does on the device; returns the loss that it began with."""
         loss = self._compute_gradients(batch)
         self._gradients.wait()
         self.scaler.step(self.optimizers, self.world)
         self.task.model.zero_grad(set_to_none=True)  # also of what no optimizer updates
         self.average.update()
-        self.progress.step += 1
         return loss
 
     def _compute_gradients(self, batch: Any) -> Tensor:

@@ -1,0 +1,148 @@
+"""A recorded step does what the step does; on the CPU operators are recorded, not CUDA's launches.
+
+See tests/op_recorder.py; with a GPU the same tests record CUDA graphs.
+"""
+
+import pytest
+import torch
+from op_recorder import OpRecorder
+
+from dlrm.data.batch import Batch
+from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.averaging import MovingAverage
+from dlrm.train.cuda_graph import CudaRecorder, Graphed
+from dlrm.train.optim import OptimizerConfig
+from dlrm.train.precision import LossScaler
+from dlrm.train.trainer import TrainConfig, Trainer
+
+SIZES = (3, 40, 1, 7)
+BATCH = 16
+
+
+@pytest.fixture
+def recorder(device):
+    return OpRecorder() if device == "cpu" else CudaRecorder(device)
+
+
+def train(
+    device,
+    recorder=None,
+    tables="sgd",
+    mlps="sgd",
+    dtype=torch.float32,
+    embedding_dtype="fp32",
+    scale=None,
+    max_grad_norm=None,
+    averaged=False,
+    **config,
+):
+    """Two epochs of 12 batches and a short one; what was printed, the weights, skipped steps."""
+    data = DataConfig(
+        dataset_type="synthetic_gpu",
+        batch_size=BATCH,
+        test_batch_size=BATCH,
+        num_numerical_features=4,
+        synthetic_dataset_table_sizes=SIZES,
+        synthetic_dataset_num_entries=BATCH * 12 + 5,
+        device=device,
+    )
+    train_set, test_set, _ = open_datasets(data)
+    model = DLRMConfig(
+        SIZES, 4, 8, (16, 8), (16, 8, 1), embedding_dtype=embedding_dtype, embedding_init_scale=9
+    )
+    torch.manual_seed(0)
+    world = World(device=device)
+    task = Recommendation(model, world, dtype, seed=3, recorder=recorder)
+    trainer = Trainer(
+        task,
+        task.optimizers(OptimizerConfig(tables, mlps)),
+        lambda step: 0.2 / step,
+        TrainConfig(epochs=2, print_freq=1, test_freq=9, **config),
+        world,
+        scaler=LossScaler(None if scale is None else torch.tensor(scale).to(device), max_grad_norm),
+        average=MovingAverage(task.model, 0.9) if averaged else None,
+        recorder=recorder,
+    )
+    trainer.fit(Batches(train_set, device), Batches(test_set, device))
+    weights = {**task.model.state_dict(), **trainer.average.state}
+    return trainer.progress.history, weights, trainer.scaler.num_skipped()
+
+
+CASES = [
+    {"tables": "sgd", "mlps": "sgd"},
+    {"tables": "adagrad", "mlps": "adagrad"},
+    {"tables": "row_wise_adagrad", "mlps": "adam", "averaged": True},
+    {"tables": "adam", "mlps": "adam", "embedding_dtype": "bf16", "dtype": torch.bfloat16},
+    {"tables": "adagrad", "max_grad_norm": 0.01},
+    {"tables": "adagrad", "gradient_accumulation_steps": 2},
+    {"scale": 1024.0, "dtype": torch.float16, "tables": "adam", "mlps": "adam"},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_a_recorded_run_is_the_run(device, recorder, case):
+    if device == "cpu" and "gradient_accumulation_steps" in case:
+        pytest.skip(
+            "on the CPU torch's sum of sparse tensors has as many rows as its values ask for"
+        )
+    history, weights, _ = train(device, **case)
+    recorded_history, recorded_weights, _ = train(device, recorder, **case)
+    same = 0 if device == "cpu" else 1e-5  # a GPU adds gradients in no order
+    assert len(history) == len(recorded_history) > 24
+    for entry, recorded in zip(history, recorded_history, strict=True):
+        assert entry.keys() == recorded.keys()
+        assert recorded == pytest.approx(entry, rel=same, abs=same)
+    torch.testing.assert_close(recorded_weights, weights, rtol=same, atol=same)
+    if device == "cpu":
+        assert recorder.recordings == 2, "of steps and of predictions"
+        assert recorder.replays > 2 * (12 - 3)
+
+
+def test_steps_that_overflow_change_nothing(device, recorder):
+    """Gradients times the scale are near the greatest number of float16."""
+    half = {"dtype": torch.float16, "scale": 22000.0, "max_grad_norm": 1.0}
+    history, weights, skipped = train(device, **half)
+    recorded_history, recorded_weights, recorded_skipped = train(device, recorder, **half)
+    assert 3 < skipped < 23
+    if device == "cpu":
+        assert (recorded_history, recorded_skipped) == (history, skipped)
+        torch.testing.assert_close(recorded_weights, weights, rtol=0, atol=0)
+
+
+def numbers(count, device="cpu", value=1.0):
+    ids = torch.arange(count, dtype=torch.int32, device=device)[:, None]
+    return Batch(
+        torch.full((count, 2), value, device=device), ids, torch.zeros(count, device=device)
+    )
+
+
+def test_each_shape_that_keeps_coming_is_recorded(device, recorder):
+    calls = []
+
+    def function(batch):
+        calls.append(len(batch.numerical))
+        return batch.numerical.sum(dim=1) + batch.categorical[:, 0]
+
+    graphed = Graphed(function, recorder)
+    for size in [4, 4, 4, 3, 4, 4, 4, 4, 4, 3, 5, 5, 5, 5, 4, 3, 5]:
+        batch = numbers(size, device, value=float(len(calls)))
+        expected = batch.numerical.sum(dim=1) + batch.categorical[:, 0]
+        assert torch.equal(graphed(batch), expected)
+    assert calls == [4, 4, 4, 3, 4, 4, 4, 4, 3, 5, 5, 5, 5, 3]
+
+
+def test_results_are_the_callers_own(device, recorder):
+    graphed = Graphed(lambda batch: batch.numerical.sum(dim=1), recorder)
+    results = [graphed(numbers(2, device, value=float(i))) for i in range(6)]
+    assert [result.tolist() for result in results] == [[2.0 * i] * 2 for i in range(6)]
+
+
+def test_recording_what_waits_for_the_device_fails(device, recorder):
+    graphed = Graphed(lambda batch: batch.numerical * batch.numerical.sum().item(), recorder)
+    for _ in range(3):
+        graphed(numbers(2, device))
+    with pytest.raises(RuntimeError, match="waits for the device|captur"):
+        graphed(numbers(2, device))
