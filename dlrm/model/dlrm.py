@@ -133,8 +133,7 @@ class DLRM(nn.Module):
         dtype: in which the MLPs and the interaction compute. Their parameters are float32; the last
             layer and the logits are float32 whatever this is.
         seed: of the initial values; they depend on it and on the parameter's name alone.
-        optimized_mlp: run `ops.mlp` where it is faster (see `dlrm.model.mlp.MLP`); the parameters
-            are the same.
+        optimized_mlp: run `ops.mlp`, see `dlrm.model.mlp.MLP`; the parameters are the same.
     """
 
     def __init__(

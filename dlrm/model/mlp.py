@@ -44,10 +44,10 @@ class MLP(nn.Sequential):
     Args:
         layers: the modules.
         dtype: to compute in.
-        optimized: run `ops.mlp` on the CPU, not the modules one by one. The values are the same up
-            to the order of summation. The modules run all the same where they are others, or have
-            hooks, and in compiled or traced models and under torch.func. `ops.mlp` has no second
-            derivatives; the modules have.
+        optimized: run `ops.mlp`, not the modules one by one: the same values up to the order of
+            summation. The modules run all the same where they are others, or have hooks, and in
+            compiled or traced models and under torch.func. `ops.mlp` has no second derivatives; the
+            modules have.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MLP(nn.Sequential):
         """Returns `[batch, outputs]` of the last layer, in `dtype`, from `[batch, inputs]`."""
         device = inputs.device.type
         half = self.dtype != torch.float32
-        if not self._can_be_optimized(device):
+        if not self._can_be_optimized():
             with torch.autocast(device, self.dtype, enabled=half):
                 return super().forward(inputs)
         parameters = self._parameters_by_kind()
@@ -75,16 +75,15 @@ class MLP(nn.Sequential):
     @contextmanager
     def keep_rounded(self) -> Iterator[None]:
         """Rounds the parameters once for all passes of the block, in which they must not change."""
-        first = next(self.parameters(), torch.empty(0))
-        if self.dtype != torch.float32 and self._can_be_optimized(first.device.type):
+        if self.dtype != torch.float32 and self._can_be_optimized():
             self._kept = self._rounded(self._parameters_by_kind())
         try:
             yield
         finally:
             self._kept = ()
 
-    def _can_be_optimized(self, device: str) -> bool:
-        if not self.optimized or device != "cpu" or not len(self) or len(self) % 2:
+    def _can_be_optimized(self) -> bool:
+        if not self.optimized or not len(self) or len(self) % 2:
             return False
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return False

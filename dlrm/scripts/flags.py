@@ -100,7 +100,8 @@ def _define_run() -> None:
     flags.DEFINE_boolean(
         "cuda_graphs",
         False,
-        "Accepted; this version runs eagerly and says so, with the same results",
+        "Replay a step, and a prediction, as one CUDA graph: one process on one GPU, with the same "
+        "results",
     )
     flags.DEFINE_list(
         "inference_benchmark_batch_sizes",
@@ -253,7 +254,7 @@ def _define_model() -> None:
     flags.DEFINE_boolean(
         "optimized_mlp",
         True,
-        "MLPs in one autograd node over oneDNN's linear layers (CPU); else torch's own one by one",
+        "MLPs in one autograd node over fused linear layers; else torch's modules one by one",
     )
 
 

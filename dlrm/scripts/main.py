@@ -24,7 +24,8 @@ from dlrm.data import layout
 from dlrm.data.batch import Batch, Shard
 from dlrm.data.loader import DATASET_TYPES, DataConfig, Datasets, open_datasets
 from dlrm.distributed import World, agreed, check_same
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
+from dlrm.ops.library import cuda_kernels_available
 from dlrm.scripts import flags, session
 from dlrm.serving.runtimes import RUNTIMES, open_runtimes
 from dlrm.tasks.recommendation import Batches, Recommendation
@@ -37,6 +38,7 @@ from dlrm.train.checkpoint import (
     load_checkpoint,
     read_config,
 )
+from dlrm.train.cuda_graph import CudaRecorder
 from dlrm.train.log import RunLog, Watched
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
@@ -93,7 +95,7 @@ def run() -> dict[str, float]:
         if checkpoints:
             at_the_end.callback(checkpoints.release)
         log.parameters(values | adopted)
-        for line in _notices(world.device, precision):
+        for line in _notices(world, precision):
             log.line(line)
         if adopted:
             shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
@@ -124,7 +126,10 @@ def _make_task(
         **adopted,
     )
     dtype, on_cpu = precision.dtype(world.device), FLAGS.auc_device == "CPU"
-    return Recommendation(config, world, dtype, FLAGS.seed, on_cpu, FLAGS.optimized_mlp)
+    recorded = FLAGS.cuda_graphs and _why_not_recorded(world) is None
+    recorder = CudaRecorder(world.device) if recorded else None
+    options = (FLAGS.seed, on_cpu, FLAGS.optimized_mlp, recorder)
+    return Recommendation(config, world, dtype, *options)
 
 
 def _open_datasets(world: World) -> Datasets:
@@ -168,6 +173,7 @@ def _train(
         checkpoints,
         {"dlrm_version": __version__, **run},
         beat=watchdog.beat,
+        recorder=task.recorder,
     )
     if not (FLAGS.resume and session.resume(trainer, log, _frozen)) and checkpoint:
         load_checkpoint(checkpoint, trainer.parameters, world=task.world)
@@ -223,9 +229,9 @@ def _inference_benchmark(task: Recommendation, datasets: Datasets, log: RunLog) 
             )
     summary = {}
     others = open_runtimes(task.model, _other_runtimes(task, datasets, log), log.line)
-    with task.model.weights_unchanged(), others as runtimes:
+    with task.weights_unchanged(), others as runtimes:
         for size in sizes:
-            for name, predict in {"native": task.predict, **runtimes}.items():
+            for name, predict in {"native": task.infer, **runtimes}.items():
                 latency = _latency(predict, size, task.world.device)
                 end = f"batch_{size}" if name == "native" else f"batch_{size}_{name}"
                 for which in ("mean", "p50", "p95", "p99"):
@@ -266,16 +272,23 @@ def _latency(predict: Callable[[Batch], Any], size: int, device: str) -> Latency
     return measure_inference(predict, islice(cycle(held), steps), size, warmup, device)
 
 
-def _notices(device: str, precision: PrecisionConfig) -> list[str]:
+def _why_not_recorded(world: World) -> str | None:
+    """Why --cuda_graphs cannot be heeded; None where it is."""
+    if world.device == "cpu":
+        return "it is for GPUs"
+    if world.size > 1:
+        return "it is for one process"
+    return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"
+
+
+def _notices(world: World, precision: PrecisionConfig) -> list[str]:
     """Lines about flags that are accepted and do nothing here."""
     lines = []
     if flags.given("output_dir"):
         lines.append("--output_dir is not used; checkpoints go to --save_checkpoint_path")
-    if FLAGS.cuda_graphs:
-        lines.append("--cuda_graphs is not used; steps run eagerly, with the same results")
-    if flags.given("optimized_mlp") and device != "cpu":
-        lines.append("--optimized_mlp is not used; it is for CPUs, elsewhere torch's layers run")
-    if flags.given("loss_scale") and precision.dtype(device) != torch.float16:
+    if FLAGS.cuda_graphs and (why := _why_not_recorded(world)):
+        lines.append(f"--cuda_graphs is not used; {why}. Steps run eagerly, with the same results")
+    if flags.given("loss_scale") and precision.dtype(world.device) != torch.float16:
         lines.append("--loss_scale is not used; it is for fp16 only")
     return lines
 
@@ -301,6 +314,12 @@ def _check_mode(world: World) -> None:
         )
     if FLAGS.max_grad_norm is not None and not FLAGS.max_grad_norm > 0:
         raise ValueError(f"--max_grad_norm {FLAGS.max_grad_norm}: expected a number above 0")
+    recorded = FLAGS.cuda_graphs and _why_not_recorded(world) is None
+    if recorded and FLAGS.mode == "train" and FLAGS.embedding_type not in FUSED_TYPES:
+        raise ValueError(
+            f"--cuda_graphs needs --embedding_type joint_fused, got {FLAGS.embedding_type}: "
+            "torch's optimizers of sparse gradients wait for the GPU at every step"
+        )
     if FLAGS.mode == "inference_benchmark" and world.size > 1:
         raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
     if FLAGS.mode != "train" and FLAGS.resume:

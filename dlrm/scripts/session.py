@@ -92,6 +92,8 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
     chosen = device(asked)
     if chosen == "cpu" and backend_given and backend != "gloo" and launch().size > 1:
         raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
+    if chosen.startswith("cuda:"):
+        torch.cuda.set_device(chosen)  # what names no device, as a stream, is of this one
     return join_world(chosen, backend, timeout)
 
 

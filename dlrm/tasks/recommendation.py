@@ -71,7 +71,7 @@ class Recommendation:
         optimized_mlp: bool = True,
         recorder: Recorder | None = None,
     ):
-        self.world, self.auc_on_cpu = world, auc_on_cpu
+        self.world, self.auc_on_cpu, self.recorder = world, auc_on_cpu, recorder
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
         self._infer = Graphed(self.predict, recorder) if recorder else self.predict
 
@@ -95,8 +95,8 @@ class Recommendation:
 
     def weights_unchanged(self) -> AbstractContextManager:
         """Returns a context in which what depends on weights alone is done once; see `DLRM`."""
-        recorded = isinstance(self._infer, Graphed)  # and reads what it was recorded with
-        return nullcontext() if recorded else self.model.weights_unchanged()
+        # What was recorded would read what was done in an earlier block.
+        return nullcontext() if self.recorder else self.model.weights_unchanged()
 
     def num_samples(self, batch: Batch) -> int:
         """Returns the samples of a batch in all processes."""

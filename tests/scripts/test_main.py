@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from op_recorder import OpRecorder
 from sklearn.metrics import roc_auc_score
 from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 
@@ -311,7 +312,44 @@ def test_flags_that_do_nothing_say_so(command, capsys):
     command("--max_steps=1", "--output_dir=/tmp/x", "--cuda_graphs")
     out = capsys.readouterr().out
     assert "--output_dir is not used" in out
-    assert "--cuda_graphs is not used" in out
+    assert "--cuda_graphs is not used; it is for GPUs. Steps run eagerly" in out
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Lets the command record operators on the CPU as it records CUDA graphs on a GPU."""
+    recorder = OpRecorder()
+    monkeypatch.setattr(main, "CudaRecorder", lambda device: recorder)
+    monkeypatch.setattr(main, "_why_not_recorded", lambda world: None)
+    return recorder
+
+
+def test_recorded_steps_are_the_same_steps(command, recording):
+    amp = ["--epochs=2", "--test_freq=5", "--amp", "--print_freq=1", "--test_batch_size=32"]
+    expected = command(*amp, "--log_path=eager.json")
+    assert not recording.recordings
+    summary = command(*amp, "--cuda_graphs", "--save_checkpoint_path=run")
+    assert recording.recordings >= 2  # of steps and of test batches
+    steps = [
+        [e["data"] for e in log_entries(path) if e["step"]] for path in ("eager.json", "log.json")
+    ]
+    losses = [[data["loss"] for data in entries if "loss" in data] for entries in steps]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) > 20
+    assert summary["test_auc"] == expected["test_auc"]
+    test = ["--mode=test", "--load_checkpoint_path=run", "--amp", "--test_batch_size=32"]
+    tested = command(*test, "--cuda_graphs")
+    assert tested["auc"] == summary["test_auc"]
+    benchmark = ["--mode=inference_benchmark", "--inference_benchmark_runtimes=native"]
+    before = recording.recordings
+    command(*benchmark, "--cuda_graphs", "--inference_benchmark_batch_sizes=1,32")
+    assert recording.recordings == before + 2
+
+
+def test_recorded_steps_need_our_row_updates(command, recording):
+    for kind in ("joint", "joint_sparse", "multi_table"):
+        with pytest.raises(ValueError, match=f"--cuda_graphs needs .* joint_fused, got {kind}"):
+            command("--cuda_graphs", f"--embedding_type={kind}")
 
 
 @pytest.mark.parametrize(
