@@ -331,7 +331,8 @@ def test_recorded_steps_are_the_same_steps(command, recording):
     summary = command(*amp, "--cuda_graphs", "--save_checkpoint_path=run")
     assert recording.recordings >= 2  # of steps and of test batches
     steps = [
-        [e["data"] for e in log_entries(path) if e["step"]] for path in ("eager.json", "log.json")
+        [e["data"] for e in log_entries(path) if e.get("step")]
+        for path in ("eager.json", "log.json")
     ]
     losses = [[data["loss"] for data in entries if "loss" in data] for entries in steps]
     assert losses[0] == losses[1]
