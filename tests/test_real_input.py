@@ -25,7 +25,8 @@ from dlrm.data.sentence_pairs import (
 from dlrm.data.squad import exact_match_and_f1, read_squad
 from dlrm.scripts import bert, bert_flags
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("README.md", "docs/images.md", "docs/language.md")
 
 
 def run(arguments, cwd, env=None) -> str:
@@ -38,11 +39,16 @@ def summary(log: Path) -> dict:
     return json.loads(log.read_text().splitlines()[-1].removeprefix("DLLL "))["data"]
 
 
-def readme_commands(heading: str) -> list[list[str]]:
-    """The commands of the first shell block under a heading of the README, split into words."""
-    section = README.read_text().split(f"\n### {heading}\n")[1]
-    block = section.split("```bash\n")[1].split("```")[0]
-    lines = block.replace("\\\n", " ").splitlines()
+def shell_block(heading: str) -> list[str]:
+    """The lines of the first shell block under a heading of the documents, each a whole command."""
+    text = "".join((ROOT / name).read_text() for name in DOCUMENTS)
+    (_, section) = re.split(rf"^##+ {re.escape(heading)}$", text, flags=re.MULTILINE)
+    return section.split("```bash\n")[1].split("```")[0].replace("\\\n", " ").splitlines()
+
+
+def documented_commands(heading: str) -> list[list[str]]:
+    """The same, split into words."""
+    lines = shell_block(heading)
     return [shlex.split(line, comments=True) for line in lines if line and line[0] != "#"]
 
 
@@ -68,7 +74,7 @@ def adult_auc(shared_data, directory: Path, seed: int, *flags: str) -> float:
     """Runs the README's commands for Adult with another seed; returns the held-out AUC."""
     directory.mkdir()
     shutil.copy(shared_data / "adult" / "adult.data", directory / "adult.data")
-    for words in readme_commands("Your own CSV"):
+    for words in documented_commands("Your own CSV"):
         assert words[:2] == ["python", "-m"]
         words = [sys.executable, *words[1:], f"--seed={seed}"]
         if "dlrm.scripts.main" in words:
@@ -125,12 +131,10 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     assert summary(tmp_path / "test.json")["auc"] == trained["test_auc"]
 
 
-def bash_block(heading: str) -> list[str]:
-    """The lines of the first shell block under a heading of the README, each a whole command."""
-    section = README.read_text().split(f"\n### {heading}\n")[1]
-    block = section.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
+def bert_commands(heading: str) -> list[str]:
+    """The lines of a shell block, with this Python's command."""
     python = f"{shlex.quote(sys.executable)} -m dlrm.scripts.bert --base_device=cpu"
-    return [line.replace("python -m dlrm.scripts.bert", python) for line in block.splitlines()]
+    return [line.replace("python -m dlrm.scripts.bert", python) for line in shell_block(heading)]
 
 
 def link_texts(shared_data: Path, directory: Path) -> None:
@@ -169,7 +173,7 @@ def test_a_small_network_learns_pairs_by_heart(shared_data, tmp_path):
     pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
     link_texts(shared_data, tmp_path)
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    head, training, evaluation, *_ = bash_block("Questions and pairs, learnt from scratch")
+    head, training, evaluation, *_ = bert_commands("Questions and pairs, learnt from scratch")
     for command in (head, training):
         run(["bash", "-c", command], tmp_path, one_thread)
     assert summary(tmp_path / "log.json")["test_accuracy"] >= 0.99
@@ -194,7 +198,7 @@ def test_a_small_network_learns_answers_by_heart(shared_data, tmp_path):
     pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
     link_texts(shared_data, tmp_path)
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    *_, training, evaluation = bash_block("Questions and pairs, learnt from scratch")
+    *_, training, evaluation = bert_commands("Questions and pairs, learnt from scratch")
     run(["bash", "-c", training], tmp_path, one_thread)
     assert summary(tmp_path / "log.json")["test_f1"] >= 90
     run(["bash", "-c", evaluation], tmp_path, one_thread)
@@ -221,7 +225,7 @@ def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsy
     content = {"data": [{"paragraphs": [{"context": "The cat sat.", "qas": asked}]}]}
     (tmp_path / "train-v1.1.slice.json").write_text(json.dumps(content))
     monkeypatch.chdir(tmp_path)
-    for line in bash_block("Questions and pairs, learnt from scratch"):
+    for line in bert_commands("Questions and pairs, learnt from scratch"):
         if line.startswith("head"):
             run(["bash", "-c", line], tmp_path)
             continue
@@ -238,9 +242,9 @@ def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsy
 def sign_commands(tar: Path, model: str) -> tuple[list[str], list[str]]:
     """The README's commands that prepare the photographs and train a network on them."""
     pytest.importorskip("PIL", reason="no Pillow, which decodes images")
-    prepare, *trainings = readme_commands("Photographs of signs")
+    prepare, *trainings = documented_commands("Photographs of signs")
     (training,) = (words for words in trainings if model in words)
-    script = README.parent / prepare[1]
+    script = ROOT / prepare[1]
     given = [str(tar) if word == "signdigits_shared.tar" else word for word in prepare[2:]]
     assert str(tar) in given, prepare
     return [sys.executable, str(script), *given], [sys.executable, *training[1:]]
@@ -280,8 +284,8 @@ def test_the_commands_for_photographs_of_signs_start(tmp_path, model):
 def wikitext_commands(vocabulary: Path) -> tuple[list[list[str]], list[str]]:
     """The README's commands that prepare articles and pre-train on them."""
     pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
-    *prepare, training = readme_commands("Articles of WikiText-2")
-    script = README.parent / prepare[0][1]
+    *prepare, training = documented_commands("Articles of WikiText-2")
+    script = ROOT / prepare[0][1]
     given = [
         [sys.executable, str(script)]
         + [str(vocabulary) if word == "vocab.txt" else word for word in words[2:]]
