@@ -1,13 +1,12 @@
 """Who runs the tasks: processes of this machine, or Spark (`preproc.spark_engine`)."""
 
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from dlrm.data.workers import process_pool
 
 _ATTEMPTS = 3
 
@@ -62,7 +61,7 @@ class LocalEngine:
                         f"{stage}: a process was killed {_ATTEMPTS} times, as by a kernel that ran "
                         "out of memory; fewer --cores or smaller --split_bytes need less"
                     ) from error
-                self._pool = _new_pool(self.cores)
+                self._pool = process_pool(self.cores)
 
     def _run_once(self, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         futures = [self._pool.submit(task, item) for item in items]
@@ -87,25 +86,8 @@ class LocalEngine:
 @contextmanager
 def local_engine(cores: int) -> Iterator[LocalEngine]:
     """Starts processes, one a core, and ends them with the block, or with this process."""
-    engine = LocalEngine(cores, _new_pool(cores))
+    engine = LocalEngine(cores, process_pool(cores))
     try:
         yield engine
     finally:
         engine.stop()
-
-
-def _new_pool(cores: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(cores, context, _end_with_parent)
-
-
-def _end_with_parent() -> None:
-    """Lets a process end when the one that started it is gone, even by `kill -9`."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

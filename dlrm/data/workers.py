@@ -25,7 +25,7 @@ def workers(processes: int) -> Iterator[InOrder]:
     if processes == 1:
         yield map
         return
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _end_with_parent)
+    pool = process_pool(processes)
     try:
         yield lambda task, items: _in_order(pool, task, items, 2 * processes)
     except BrokenProcessPool as error:
@@ -44,6 +44,11 @@ def _in_order(pool: ProcessPoolExecutor, task: Callable, items: Iterable, ahead:
         result = pending.popleft().result()
         pending.extend(pool.submit(task, item) for item in islice(remaining, 1))
         yield result
+
+
+def process_pool(processes: int) -> ProcessPoolExecutor:
+    """Starts processes, as they are needed, that end with this one at the latest."""
+    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _end_with_parent)
 
 
 def _end_with_parent() -> None:
