@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlrm.data import image_layout
 from dlrm.data.batch import BatchedRows
-from dlrm.data.loader import batch_order, prefetch
+from dlrm.data.row_loader import RowLoader
 from dlrm.distributed import World
 
 NUM_DRAWS = 32  # random numbers of a sample, enough for what `dlrm.data.augment` does with it
@@ -152,7 +152,7 @@ class GeneratedImages:
         return self._image.repeat(len(rows), 1, 1, 1), self._labels[torch.from_numpy(rows)]
 
 
-class ImageLoader:
+class ImageLoader(RowLoader[ImageBatch]):
     """Batches of a source, in a new order each epoch, read ahead by background threads.
 
     Of a global batch of n rows, rank r of W takes the rows [n * r // W, n * (r + 1) // W) and reads
@@ -176,6 +176,8 @@ class ImageLoader:
         ValueError: there is not one batch; the sizes are named.
     """
 
+    row = "image"
+
     def __init__(
         self,
         source: ImageSource,
@@ -188,33 +190,12 @@ class ImageLoader:
         world: World = World(),
         depth: int = 4,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"--batch_size: expected 1 or more, got {batch_size}")
-        num_rows = source.num_samples
-        if drop_last:
-            num_rows -= num_rows % batch_size
-        if not num_rows:
-            raise ValueError(
-                f"--batch_size {batch_size}: expected at least one "
-                f"{'whole batch' if drop_last else 'image'}, got {source.num_samples} images "
-                "(a batch is --batch_size times accumulation and replicas)"
-            )
-        self.source, self.num_samples = source, num_rows
-        self._batches = BatchedRows(num_rows, batch_size)
-        self._shuffle, self._seed, self._num_partners = shuffle, seed, num_partners
-        self._world, self._depth = world, depth
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def batches(self, epoch: int = 0, start: int = 0) -> Generator[ImageBatch, None, None]:
-        """Yields the batches of an epoch from the one with index `start` on."""
-        return prefetch(self.epoch(epoch), range(start, len(self)), self._world.device, self._depth)
+        super().__init__(source.num_samples, batch_size, shuffle, drop_last, seed, world, depth)
+        self.source, self._num_partners = source, num_partners
 
     def epoch(self, epoch: int) -> "Epoch":
         """Returns the batches of an epoch, to be read in any order."""
-        order = batch_order(self.source.num_samples, epoch, self._seed, self._shuffle)
-        keys = (self._seed, epoch)
+        order, keys = self._order(epoch), (self._seed, epoch)
         return Epoch(self.source, self._batches, order, keys, self._world, self._num_partners)
 
 

@@ -1,13 +1,13 @@
 """Token sequences for language models: batches, and the loader that cuts their padding off."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from dlrm.data.batch import BatchedRows
-from dlrm.data.loader import batch_order, prefetch
+from dlrm.data.row_loader import RowLoader
 from dlrm.distributed import World
 
 _MULTIPLE = 8  # batches are cut to a multiple of it, as tensor cores like
@@ -94,7 +94,7 @@ class TextSource(Protocol):
         ...
 
 
-class TextLoader:
+class TextLoader(RowLoader[TextBatch]):
     """Batches of a source, in a new order each epoch, read ahead by background threads.
 
     Rank r of W takes `World.part` of each batch and reads no others. What a batch holds depends on
@@ -136,38 +136,17 @@ class TextLoader:
         world: World = World(),
         depth: int = 4,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"--batch_size: expected 1 or more, got {batch_size}")
-        num_rows = source.num_samples
-        if drop_last:
-            num_rows -= num_rows % batch_size
-        if not num_rows:
-            raise ValueError(
-                f"--batch_size {batch_size}: expected at least one "
-                f"{'whole batch' if drop_last else 'row'}, got {source.num_samples} rows "
-                "(a batch is --batch_size times accumulation and replicas)"
-            )
+        super().__init__(source.num_samples, batch_size, shuffle, drop_last, seed, world, depth)
         if window < 0:
             raise ValueError(f"window: expected 0 or more batches, got {window}")
         if parts < 1:
             raise ValueError(f"parts: expected 1 or more, got {parts}")
-        self.source, self.num_samples = source, num_rows
-        self._batches = BatchedRows(num_rows, batch_size)
-        self._shuffle, self._window, self._seed = shuffle, window, seed
+        self.source, self._window = source, window
         self._parts = parts if cut else 0
-        self._world, self._depth = world, depth
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def batches(self, epoch: int = 0, start: int = 0) -> Generator[TextBatch, None, None]:
-        """Yields the batches of an epoch from the one with index `start` on."""
-        return prefetch(self.epoch(epoch), range(start, len(self)), self._world.device, self._depth)
 
     def epoch(self, epoch: int) -> "Epoch":
         """Returns the batches of an epoch, to be read in any order."""
-        order = batch_order(self.source.num_samples, epoch, self._seed, self._shuffle)
-        order, keys = order[: self.num_samples], None
+        order, keys = self._order(epoch), None
         if self._window:
             order, keys = self._of_like_length(order, epoch), (self._seed, epoch)
         return Epoch(self.source, self._batches, order, keys, self._parts, self._world)
