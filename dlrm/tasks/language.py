@@ -1,6 +1,7 @@
 """Language: BERT's pre-training, question answering over a passage, and pairs of sentences."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,26 +26,8 @@ from dlrm.train.precision import PrecisionConfig
 Judge = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 
-class _Language(NetworkTask):
-    """A network of sequences. Batches without padding run without a mask, unless in a graph."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        precision: PrecisionConfig = PrecisionConfig(),
-        execution: ExecutionConfig = ExecutionConfig(),
-        world: World = World(),
-    ):
-        super().__init__(model, precision, execution, world)
-        self._is_graph = execution.execution == "graph"
-
-    def _sequences(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        lengths = batch.lengths if batch.padded or self._is_graph else None
-        return batch.ids, batch.segments, lengths
-
-
-class PreTraining(_Language):
-    """Prediction of masked tokens, and of whether B is what follows A (Devlin et al., 2018).
+class LanguageTask(NetworkTask):
+    """A network of sequences. Batches without padding run without a mask, unless in a graph.
 
     Args:
         config: the architecture.
@@ -52,9 +35,10 @@ class PreTraining(_Language):
         execution: how the network is run.
         world: the processes that train together.
         seed: of the initial weights.
+        head: what else the network takes.
     """
 
-    metric = "masked_accuracy"
+    network: type[nn.Module]
 
     def __init__(
         self,
@@ -63,8 +47,21 @@ class PreTraining(_Language):
         execution: ExecutionConfig = ExecutionConfig(),
         world: World = World(),
         seed: int = 0,
+        **head: Any,
     ):
-        super().__init__(BertForPreTraining(config, seed), precision, execution, world)
+        super().__init__(self.network(config, seed=seed, **head), precision, execution, world)
+        self._is_graph = execution.execution == "graph"
+
+    def _sequences(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        lengths = batch.lengths if batch.padded or self._is_graph else None
+        return batch.ids, batch.segments, lengths
+
+
+class PreTraining(LanguageTask):
+    """Prediction of masked tokens, and of whether B is what follows A (Devlin et al., 2018)."""
+
+    network = BertForPreTraining
+    metric = "masked_accuracy"
 
     def loss(self, batch: TextBatch) -> Tensor:
         """Returns these rows' share of both mean cross-entropies of the global batch, summed.
@@ -119,31 +116,21 @@ def _targets(batch: TextBatch) -> tuple[Tensor, Tensor]:
     return batch.masked_ids.long(), batch.labels
 
 
-class QuestionAnswering(_Language):
+class QuestionAnswering(LanguageTask):
     """First and last token of the answer to a question in a passage (SQuAD v1.1).
 
     Args:
         config: the architecture.
         judge: what the logits of all rows of a test set, in its order, come to: metrics with "f1"
             and "exact_match", in percent. None compares the likeliest tokens with the true ones.
-        precision: of weights and layers.
-        execution: how the network is run.
-        world: the processes that train together.
-        seed: of the initial weights.
+        others: see `LanguageTask`.
     """
 
+    network = BertForQuestionAnswering
     metric = "f1"
 
-    def __init__(
-        self,
-        config: BertConfig,
-        judge: Judge | None = None,
-        precision: PrecisionConfig = PrecisionConfig(),
-        execution: ExecutionConfig = ExecutionConfig(),
-        world: World = World(),
-        seed: int = 0,
-    ):
-        super().__init__(BertForQuestionAnswering(config, seed), precision, execution, world)
+    def __init__(self, config: BertConfig, judge: Judge | None = None, **others: Any):
+        super().__init__(config, **others)
         self.judge = judge
 
     def loss(self, batch: TextBatch) -> Tensor:
@@ -226,31 +213,14 @@ def _overlap(starts: np.ndarray, ends: np.ndarray, spans: np.ndarray) -> dict[st
     }
 
 
-class SequenceClassification(_Language):
+class SequenceClassification(LanguageTask):
     """The class of a sequence, or of a pair, as whether two sentences say the same (MRPC).
 
-    Args:
-        config: the architecture.
-        num_labels: classes.
-        precision: of weights and layers.
-        execution: how the network is run.
-        world: the processes that train together.
-        seed: of the initial weights.
+    `num_labels` is the number of classes, 2 if it is not given.
     """
 
+    network = BertForSequenceClassification
     metric = "accuracy_and_f1"
-
-    def __init__(
-        self,
-        config: BertConfig,
-        num_labels: int = 2,
-        precision: PrecisionConfig = PrecisionConfig(),
-        execution: ExecutionConfig = ExecutionConfig(),
-        world: World = World(),
-        seed: int = 0,
-    ):
-        model = BertForSequenceClassification(config, num_labels, seed)
-        super().__init__(model, precision, execution, world)
 
     def loss(self, batch: TextBatch) -> Tensor:
         """Returns these rows' share of the mean cross-entropy of the global batch."""
