@@ -8,7 +8,7 @@ import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it i
 # isort: split
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from dlrm.data.text import TextLoader, TextSource
 from dlrm.distributed import World, gather
 from dlrm.files import MANIFEST
 from dlrm.model.bert import SIZES, BertConfig
-from dlrm.scripts import bert_data, bert_flags, network_flags, network_run, session
+from dlrm.scripts import bert_data, bert_flags, network_flags, network_run
 from dlrm.scripts.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
 from dlrm.scripts.config_flags import Values
 from dlrm.scripts.largest_batch import largest_batch
@@ -49,19 +49,16 @@ AnyTask = PreTraining | QuestionAnswering | SequenceClassification
 
 
 def main(arguments: list[str]) -> None:
-    try:
-        values = bert_flags.parse(arguments)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    if values["help"]:
-        print(__doc__, bert_flags.help_text(), sep="\n")
-        return
-    act: Callable[[Values], object] = _prepare_data if values["mode"] == "prepare_data" else run
-    session.exit_with(lambda: act(values), values["save_checkpoint_path"])
+    network_run.main(
+        arguments, bert_flags.parse, lambda: f"{__doc__}\n{bert_flags.help_text()}", _act_on
+    )
 
 
-def _prepare_data(values: Values) -> None:
-    bert_data.prepare(bert_flags.resolved(values)[0])
+def _act_on(values: Values) -> None:
+    if values["mode"] == "prepare_data":
+        bert_data.prepare(bert_flags.resolved(values)[0])
+    else:
+        run(values)
 
 
 def run(values: Values) -> dict[str, float]:

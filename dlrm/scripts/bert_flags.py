@@ -5,7 +5,7 @@ from dlrm.data.pretraining_writer import INPUT_FORMATS, OUTPUT_FORMATS, Pretrain
 from dlrm.model.bert import SIZES, BertConfig
 from dlrm.scripts import network_flags, session
 from dlrm.scripts.config_flags import ConfigFlags, Values
-from dlrm.scripts.network_flags import CONFIGS, OWN, SCHEDULES, check_choices
+from dlrm.scripts.network_flags import CONFIGS, SCHEDULES, Definitions, check_choices
 from dlrm.systems.bert_recipes import BERT_RECIPES
 
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark", "prepare_data")
@@ -15,8 +15,8 @@ DATA = ("dataset", "generated", "synthetic")
 LATENCIES = ("low", "minimum")
 CPU_BATCH = 8  # what --batch_size max is on the CPU, where nothing says what fits
 
-_CONFIGS = {
-    BertConfig: {
+_CONFIGS: dict[tuple[str, type], dict[str, str]] = {
+    ("Network", BertConfig): {
         "size": f"{', '.join(SIZES)}: layers, widths and heads",
         "num_layers": "Instead of the size's: layers",
         "hidden_size": "Instead of the size's: numbers of a token",
@@ -30,7 +30,7 @@ _CONFIGS = {
         "attention_bias": "Biases in the attention and before masked tokens; PopART has none",
     },
     **CONFIGS,
-    PretrainingTextConfig: {
+    ("Text", PretrainingTextConfig): {
         "vocab_file": "WordPiece vocabulary, a token a line",
         "lower_case": "Make letters lower case and take their accents away",
         "dupe_factor": "--mode prepare_data: how often each document is cut and masked",
@@ -42,8 +42,7 @@ _CONFIGS = {
         "processes": "--mode prepare_data: that work at a time; default: one a core",
     },
 }
-_OWN = {
-    **OWN,
+_RUN: Definitions = {
     "mode": (str | None, None, ", ".join(MODES)),
     "task": (str | None, None, "squad or mrpc; to evaluate and benchmark also pretrain"),
     "phase": (int, 1, "Of pre-training: 2 goes on from --load_checkpoint_path with longer rows"),
@@ -53,6 +52,8 @@ _OWN = {
         f"Optimizer, rates and lengths of all flags not given, as published: "
         f"{', '.join(BERT_RECIPES)}",
     ),
+}
+_DATA: Definitions = {
     "dataset": (
         str | None,
         None,
@@ -70,8 +71,6 @@ _OWN = {
     "pad_to_seq_length": (bool, False, "Pad pre-training rows that are shorter than asked for"),
     "unknown_id": (int | None, None, "Takes the place of tokens outside of --vocab_size"),
     "synthetic_dataset_num_entries": (int, 10000, "Rows of an epoch of data that are made up"),
-    "source": (tuple[str, ...], (), "--mode prepare_data: text files, or folders of them"),
-    "output": (str | None, None, "--mode prepare_data: the dataset to write"),
     "max_seq_length": (
         int | None,
         None,
@@ -80,29 +79,29 @@ _OWN = {
     "max_predictions_per_seq": (int | None, None, "Masked tokens of a row; default: as above"),
     "doc_stride": (int, 128, "Tokens between two windows of a passage"),
     "max_query_length": (int, 64, "Tokens that are kept of a question"),
-    "batch_size": (
-        str,
-        "32",
-        f"Sequences of a micro-batch; max: the most that fit on cuda, {CPU_BATCH} on cpu",
-    ),
-    "test_batch_size": (int, 32, "Sequences of a test batch, all processes together"),
     "length_window": (
         int | None,
         None,
         "Batches whose rows are sorted by length, for less padding; default: 50 in fine-tuning, 0 "
         "in pre-training and graphs",
     ),
+}
+_TEXT: Definitions = {
+    "source": (tuple[str, ...], (), "--mode prepare_data: text files, or folders of them"),
+    "output": (str | None, None, "--mode prepare_data: the dataset to write"),
+}
+_TRAINING: Definitions = {
+    "batch_size": (
+        str,
+        "32",
+        f"Sequences of a micro-batch; max: the most that fit on cuda, {CPU_BATCH} on cpu",
+    ),
+    "test_batch_size": (int, 32, "Sequences of a test batch, all processes together"),
     "total_steps": (
         int | None,
         None,
         "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps end it "
         "before",
-    ),
-    "init_checkpoint": (
-        str | None,
-        None,
-        "Weights of Hugging Face, Google or NVIDIA (.safetensors, a file of torch), or of a "
-        "checkpoint of ours for another task",
     ),
     "layers_per_stage": (
         tuple[int, ...],
@@ -110,6 +109,8 @@ _OWN = {
         "Instead of --pipeline_splits: layers of each part of the pipeline",
     ),
     "encoder_start_stage": (int, 0, "Part that the layers begin in: 1 has embeddings in their own"),
+}
+_BENCHMARK: Definitions = {
     "latency": (
         str,
         "low",
@@ -118,6 +119,14 @@ _OWN = {
     ),
     "batches_per_step": (int | None, None, "Batches of a pass of the benchmark over made-up data"),
     "repeat": (int, 10, "Passes of the benchmark, of which the first does not count"),
+}
+_FILES: Definitions = {
+    "init_checkpoint": (
+        str | None,
+        None,
+        "Weights of Hugging Face, Google or NVIDIA (.safetensors, a file of torch), or of a "
+        "checkpoint of ours for another task",
+    ),
     "results": (
         str | None,
         None,
@@ -130,7 +139,17 @@ _OWN = {
         "predictions.json beside --log_path",
     ),
 }
-FLAGS = ConfigFlags(_CONFIGS, _OWN)  # type: ignore[arg-type]
+FLAGS = ConfigFlags(
+    {
+        "Run": network_flags.RUN | _RUN,
+        "Data": _DATA,
+        "Text": _TEXT,
+        "Training": network_flags.TRAINING | _TRAINING,
+        "Checkpoints and files": network_flags.FILES | _FILES,
+        "Inference benchmark": _BENCHMARK,
+    },
+    _CONFIGS,
+)
 
 RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {
     *("test_dataset", "latency", "batches_per_step", "predictions"),

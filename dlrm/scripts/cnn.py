@@ -22,7 +22,7 @@ from dlrm.data.images import (
 )
 from dlrm.distributed import World
 from dlrm.files import MANIFEST, crc32
-from dlrm.scripts import cnn_flags, network_flags, network_run, session
+from dlrm.scripts import cnn_flags, network_flags, network_run
 from dlrm.scripts.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.scripts.config_flags import Values
 from dlrm.scripts.network_run import Nothing, Setup, Watch
@@ -38,14 +38,9 @@ _LOADED_BYTES = 1 << 30  # of batches that are read ahead
 
 
 def main(arguments: list[str]) -> None:
-    try:
-        values = cnn_flags.parse(arguments)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    if values["help"]:
-        print(__doc__, cnn_flags.FLAGS.help(), sep="\n")
-        return
-    session.exit_with(lambda: run(values), values["save_checkpoint_path"])
+    network_run.main(
+        arguments, cnn_flags.parse, lambda: f"{__doc__}\n{cnn_flags.FLAGS.help()}", run
+    )
 
 
 def run(values: Values) -> dict[str, float]:

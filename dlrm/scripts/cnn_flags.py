@@ -3,15 +3,15 @@
 from dlrm.data.augment import Augmentation
 from dlrm.scripts import network_flags
 from dlrm.scripts.config_flags import ConfigFlags, Values
-from dlrm.scripts.network_flags import CONFIGS, OWN, SCHEDULES, check_choices
+from dlrm.scripts.network_flags import CONFIGS, SCHEDULES, Definitions, check_choices
 from dlrm.systems.recipes import RECIPES
 from dlrm.tasks.images import ImageLossConfig, NetworkConfig
 
 MODES = ("train", "validate", "benchmark_training", "benchmark_inference")
 DATA = ("dataset", "synthetic", "generated")
 
-_CONFIGS = {
-    NetworkConfig: {
+_CONFIGS: dict[tuple[str, type], dict[str, str]] = {
+    ("Network", NetworkConfig): {
         "model": "resnet50, resnext101_32x4d, efficientnet_b0 or efficientnet_b4",
         "num_classes": "Classes of data that are made up; a dataset knows its own",
         "norm": "batch or group",
@@ -24,7 +24,7 @@ _CONFIGS = {
         "dropout": "Before EfficientNet's last layer; default: 0.2 for B0, 0.4 for B4",
         "drop_path": "Of EfficientNet's last block; default: 0.2",
     },
-    Augmentation: {
+    ("Augmentation", Augmentation): {
         "image_size": "Height and width of the network's input",
         "random_crop": "Train on random crops, resized",
         "min_area": "Least share of an image that a random crop has",
@@ -35,17 +35,17 @@ _CONFIGS = {
         "mixup_alpha": "Of mixup's Beta distribution; 0: no mixup",
         "cutmix_lambda": "Graphcore's strength of cutmix; 1: no cutmix",
     },
-    ImageLossConfig: {
+    ("Loss", ImageLossConfig): {
         "label_smoothing": "Share of the target that other classes get",
         "label_smoothing_style": "torch: all K classes share it; tf: the K - 1 others",
     },
     **CONFIGS,
 }
-_OWN = {
-    **OWN,
+_RUN: Definitions = {
     "mode": (str, "train", ", ".join(MODES)),
     "recipe": (str | None, None, f"Other defaults, as published: {', '.join(RECIPES)}"),
-    "channels_last": (bool, True, "Keep a pixel's channels together in memory"),
+}
+_DATA: Definitions = {
     "dataset": (str | None, None, "Directory of a dataset that preproc/prepare_images.py wrote"),
     "data": (
         str | None,
@@ -55,16 +55,35 @@ _OWN = {
     ),
     "synthetic_dataset_num_entries": (int, 50000, "Images of an epoch of data that are made up"),
     "io": (str, "uint8", "How images travel to the device: uint8 or float32"),
+}
+_TRAINING: Definitions = {
     "batch_size": (int, 128, "Images of a micro-batch"),
     "test_batch_size": (int, 128, "Images of a test batch, all processes together"),
     "base_lr_exp": (float | None, None, "lr is 2 to this power times the global batch"),
     "start_epoch": (int, 0, "Epochs that --load_checkpoint_path has behind it"),
+}
+_BENCHMARK: Definitions = {
+    "repeat": (int, 10, "--mode benchmark_inference: passes, of which the first does not count"),
+}
+_FILES: Definitions = {
     "init_checkpoint": (str | None, None, "Weights of torchvision or timm: .safetensors, .pt"),
     "restore_path": (str | None, None, "--mode validate: directory of checkpoints"),
     "results": (str | None, None, "--mode validate: CSV; default: in --restore_path"),
-    "repeat": (int, 10, "--mode benchmark_inference: passes, of which the first does not count"),
 }
-FLAGS = ConfigFlags(_CONFIGS, _OWN)  # type: ignore[arg-type]
+_EXECUTION: Definitions = {
+    "channels_last": (bool, True, "Keep a pixel's channels together in memory"),
+}
+FLAGS = ConfigFlags(
+    {
+        "Run": network_flags.RUN | _RUN,
+        "Data": _DATA,
+        "Training": network_flags.TRAINING | _TRAINING,
+        "Checkpoints and files": network_flags.FILES | _FILES,
+        "Inference benchmark": _BENCHMARK,
+        "Execution": _EXECUTION,
+    },
+    _CONFIGS,
+)
 
 RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {"restore_path"}
 

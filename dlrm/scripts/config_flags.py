@@ -1,6 +1,7 @@
 """Flags that are the fields of configurations: name, default and type are written once, there."""
 
 import re
+import signal
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -17,41 +18,42 @@ class ConfigFlags:
     The flags are not absl's global ones, so that several commands can live in one process.
 
     Args:
-        configs: configuration -> the name and help of each field that is a flag.
-        own: flags that are no field: name -> (type, default, help), the type as in a field.
+        own: topic -> flags that are no field: name -> (type, default, help), the type as in a
+            field. The help shows topic after topic.
+        configs: (topic, configuration) -> the name and help of each field that is a flag.
     """
 
     def __init__(
         self,
-        configs: Mapping[type, Mapping[str, str]],
-        own: Mapping[str, tuple[Any, Any, str]],
+        own: Mapping[str, Mapping[str, tuple[Any, Any, str]]],
+        configs: Mapping[tuple[str, type], Mapping[str, str]],
     ):
         self._flags = flags.FlagValues()
         self._types: dict[str, Any] = {}
-        for config, helps in configs.items():
+        for topic, definitions in own.items():
+            for name, definition in definitions.items():
+                self._define(topic, name, *definition)
+        for (topic, config), helps in configs.items():
             defaults = {field.name: _default(field) for field in fields(config)}
             kinds = get_type_hints(config)
             for name, text in helps.items():
-                self._define(name, kinds[name], defaults[name], text)
-        for name, (kind, default, text) in own.items():
-            self._define(name, kind, default, text)
+                self._define(topic, name, kinds[name], defaults[name], text)
 
-    def _define(self, name: str, kind: Any, default: Any, text: str) -> None:
-        if name in self._types:
-            return
+    def _define(self, topic: str, name: str, kind: Any, default: Any, text: str) -> None:
         kind = _without_none(kind)
         self._types[name] = kind
         if get_origin(kind) is tuple:
             listed = None if default is None else [str(value) for value in default]
             flags.DEFINE_list(name, listed, text, flag_values=self._flags)
-            return
-        define: Any = {
-            bool: flags.DEFINE_boolean,
-            int: flags.DEFINE_integer,
-            float: flags.DEFINE_float,
-            str: flags.DEFINE_string,
-        }[kind]
-        define(name, default, text, flag_values=self._flags)
+        else:
+            define: Any = {
+                bool: flags.DEFINE_boolean,
+                int: flags.DEFINE_integer,
+                float: flags.DEFINE_float,
+                str: flags.DEFINE_string,
+            }[kind]
+            define(name, default, text, flag_values=self._flags)
+        self._flags.register_key_flag_for_module(topic, self._flags[name])
 
     def parse(self, arguments: Sequence[str]) -> "Values":
         """Returns the values of a command line, without the command's name.
@@ -87,11 +89,18 @@ class ConfigFlags:
         Args:
             defaults: what is said instead of the default that is defined.
         """
-        text = self._flags.get_help()
+        topics = self._flags.key_flags_by_module_dict()
+        text = "\n".join(self._flags.module_help(topic) for topic in topics)
         for name, default in (defaults or {}).items():
             told = rf"(\n +--(?:\[no\])?{name}:(?:(?!\n +--)[\s\S])*?)\(default: '[^']*'\)"
             text = re.sub(told, rf"\1(default: {default})", text)
         return text
+
+
+def show(text: str) -> None:
+    """Prints a help; where its reader has seen enough, as `head`, the process ends."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(text)
 
 
 class Values(dict[str, Any]):

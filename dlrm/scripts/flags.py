@@ -4,10 +4,11 @@ Names, defaults and meanings are those of NVIDIA's PyTorch DLRM of June 2020, wi
 and ours beside them. Configurations own the checks; nothing below `dlrm.scripts` reads a flag.
 """
 
+import sys
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from absl import flags
+from absl import app, flags
 
 from dlrm.data.loader import DATASET_TYPES
 from dlrm.data.synthetic import IDS
@@ -15,6 +16,7 @@ from dlrm.model.dlrm import EMBEDDING_DTYPES, EMBEDDING_TYPES
 from dlrm.model.interaction import INTERACTIONS
 from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
+from dlrm.scripts.config_flags import show
 from dlrm.serving.runtimes import RUNTIMES
 from dlrm.train.execution import EXECUTIONS
 from dlrm.train.optim import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, OptimizerConfig
@@ -56,14 +58,40 @@ _ALL_TABLES_100K = ["100000"] * 26
 
 
 def define_flags() -> None:
-    """Defines every flag of `dlrm.scripts.main`."""
-    _define_run()
-    _define_data()
-    _define_model()
-    _define_training()
-    _define_schedule()
-    _define_optimizers()
-    _define_files()
+    """Defines every flag of `dlrm.scripts.main`, and a --help that shows topic after topic."""
+    topics = {
+        "Run": _define_run,
+        "Precision": _define_precision,
+        "Data": _define_data,
+        "Synthetic data": _define_synthetic_data,
+        "Model": _define_model,
+        "Training": _define_training,
+        "Learning rate": _define_schedule,
+        "Optimizers": _define_optimizers,
+        "Checkpoints and files": _define_files,
+        "Inference benchmark": _define_inference_benchmark,
+    }
+    for topic, define in topics.items():
+        earlier = set(FLAGS)
+        define()
+        for name in set(FLAGS) - earlier:
+            FLAGS.register_key_flag_for_module(topic, FLAGS[name])
+    app.define_help_flags()
+    flags.DEFINE_flag(_Help(list(topics)), module_name=app.__name__)
+
+
+class _Help(app.HelpFlag):
+    """Instead of absl's, which is one long list."""
+
+    def __init__(self, topics: list[str]):
+        super().__init__()
+        self.allow_override, self._topics = True, topics
+
+    def parse(self, arg: Any) -> None:
+        if self._parse(arg):
+            shown = [sys.modules["__main__"].__doc__ or "", *map(FLAGS.module_help, self._topics)]
+            show("\n".join([*shown, "\nTry --helpfull to get a list of all flags."]))
+            sys.exit(1)
 
 
 def _define_run() -> None:
@@ -76,6 +104,30 @@ def _define_run() -> None:
         None,
         'Device to run the model on, "cuda" or "cpu"; by default cuda where there is one',
     )
+    flags.DEFINE_enum(
+        "execution", "eager", list(EXECUTIONS), "Only eager; see the message of graph"
+    )
+    flags.DEFINE_boolean(
+        "cuda_graphs",
+        False,
+        "Replay a step, and a prediction, as one CUDA graph: one process on one GPU, with the same "
+        "results",
+    )
+    flags.DEFINE_string(
+        "backend", "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"
+    )
+    flags.DEFINE_float(
+        "rank_timeout",
+        1800.0,
+        "Seconds without a step after which a rank that hangs is named and the run ends",
+        lower_bound=1,
+    )
+    flags.DEFINE_boolean(
+        "bottom_features_ordered", False, "Accepted; features always keep the dataset's order"
+    )
+
+
+def _define_precision() -> None:
     flags.DEFINE_boolean("amp", False, "Compute in half precision (Automatic Mixed Precision)")
     flags.DEFINE_enum(
         "amp_dtype",
@@ -92,46 +144,8 @@ def _define_run() -> None:
     flags.DEFINE_enum(
         "half_dtype", None, ["fp16", "bf16"], "The 16 bits of --precision 16.32; default: as --amp"
     )
-    flags.DEFINE_enum(
-        "execution", "eager", list(EXECUTIONS), "Only eager; see the message of graph"
-    )
     flags.DEFINE_float("loss_scale", 1024.0, "Static loss scale of --amp in fp16", lower_bound=0)
     flags.DEFINE_boolean("tf32", True, "Allow TensorFloat-32 in float32 matrix products on cuda")
-    flags.DEFINE_boolean(
-        "cuda_graphs",
-        False,
-        "Replay a step, and a prediction, as one CUDA graph: one process on one GPU, with the same "
-        "results",
-    )
-    flags.DEFINE_list(
-        "inference_benchmark_batch_sizes",
-        ["1", "64", "4096"],
-        "Batch sizes for inference throughput and latency measurements",
-    )
-    flags.DEFINE_integer(
-        "inference_benchmark_steps",
-        200,
-        "Number of steps for measuring inference latency and throughput",
-        lower_bound=1,
-    )
-    flags.DEFINE_list(
-        "inference_benchmark_runtimes",
-        ["native", *RUNTIMES],
-        "What is measured: native (the model as trained), eager (plain torch), torchscript, onnx "
-        "(ONNX Runtime), aot (AOTInductor)",
-    )
-    flags.DEFINE_string(
-        "backend", "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"
-    )
-    flags.DEFINE_float(
-        "rank_timeout",
-        1800.0,
-        "Seconds without a step after which a rank that hangs is named and the run ends",
-        lower_bound=1,
-    )
-    flags.DEFINE_boolean(
-        "bottom_features_ordered", False, "Accepted; features always keep the dataset's order"
-    )
 
 
 def _define_data() -> None:
@@ -164,6 +178,9 @@ def _define_data() -> None:
         "Numerical features of a binary or synthetic dataset; others know theirs",
         lower_bound=0,
     )
+
+
+def _define_synthetic_data() -> None:
     flags.DEFINE_string(
         "synthetic_dataset_dir",
         "/tmp/dlrm_sythetic_dataset",
@@ -351,6 +368,26 @@ def _define_files() -> None:
         "log_path", "./log.json", "Destination for the log file with results and statistics"
     )
     flags.DEFINE_string("output_dir", "/tmp", "Accepted, and unused; see --save_checkpoint_path")
+
+
+def _define_inference_benchmark() -> None:
+    flags.DEFINE_list(
+        "inference_benchmark_batch_sizes",
+        ["1", "64", "4096"],
+        "Batch sizes for inference throughput and latency measurements",
+    )
+    flags.DEFINE_integer(
+        "inference_benchmark_steps",
+        200,
+        "Number of steps for measuring inference latency and throughput",
+        lower_bound=1,
+    )
+    flags.DEFINE_list(
+        "inference_benchmark_runtimes",
+        ["native", *RUNTIMES],
+        "What is measured: native (the model as trained), eager (plain torch), torchscript, onnx "
+        "(ONNX Runtime), aot (AOTInductor)",
+    )
 
 
 class _IntegerOrNone(flags.IntegerParser):

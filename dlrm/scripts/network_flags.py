@@ -13,19 +13,19 @@ from dlrm.train.trainer import TrainConfig
 
 SCHEDULES = ("gpipe", "1f1b", "sequential")
 
-CONFIGS: dict[type, dict[str, str]] = {
-    PrecisionConfig: {
+CONFIGS: dict[tuple[str, type], dict[str, str]] = {
+    ("Precision", PrecisionConfig): {
         "precision": "fp32, bf16, fp16, 16.16, 16.32 or 32.32 (bits of products and of weights)",
         "half_dtype": "fp16 or bf16: the 16 bits of --precision; default: fp16 on cuda, else bf16",
         "loss_scale": "Static loss scale in fp16",
         "tf32": "Allow TensorFloat-32 in float32 matrix products on cuda",
     },
-    ExecutionConfig: {
+    ("Execution", ExecutionConfig): {
         "execution": "eager, op by op, or graph",
         "graph_backend": "Of --execution graph: compile (torch.compile) or trace (torch.jit.trace)",
         "recompute": "Keep only the inputs of stages for the backward pass",
     },
-    NetworkOptimizerConfig: {
+    ("Optimizer", NetworkOptimizerConfig): {
         "optimizer": "sgd, momentum, nesterov, rmsprop_tf, adam, adamw or lamb",
         "momentum": "Of momentum, nesterov and rmsprop_tf",
         "rmsprop_decay": "Weight of the past in rmsprop_tf's mean squares",
@@ -36,7 +36,7 @@ CONFIGS: dict[type, dict[str, str]] = {
         "weight_decay": "Weight decay",
         "decay_norm_and_bias": "Decay weights of norms and biases, too",
     },
-    CurveConfig: {
+    ("Learning rate", CurveConfig): {
         "lr_schedule": "constant, cosine, exponential, stepped, poly or linear",
         "lr": "Learning rate that the schedule multiplies",
         "lr_warmup": "Length of the linear warm-up",
@@ -50,7 +50,7 @@ CONFIGS: dict[type, dict[str, str]] = {
         "lr_end": "Rate that linear starts and ends at",
         "lr_update_every": "Steps for which linear keeps a rate",
     },
-    TrainConfig: {
+    ("Training", TrainConfig): {
         "epochs": "Number of epochs to train for",
         "max_steps": "Stop after exactly this many optimization steps",
         "print_freq": "Optimization steps between printed lines",
@@ -62,12 +62,16 @@ CONFIGS: dict[type, dict[str, str]] = {
     },
 }
 
-OWN: dict[str, tuple[Any, Any, str]] = {
+Definitions = dict[str, tuple[Any, Any, str]]
+
+RUN: Definitions = {
     "help": (bool, False, "Show the flags"),
     "seed": (int, 12345, "Random seed"),
     "base_device": (str | None, None, "cuda or cpu; default: cuda where there is one"),
     "backend": (str, "nccl", "Of several processes on cuda"),
     "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
+}
+TRAINING: Definitions = {
     "replicas": (
         int | None,
         None,
@@ -76,18 +80,20 @@ OWN: dict[str, tuple[Any, Any, str]] = {
     ),
     "max_grad_norm": (float | None, None, "Gradients of a greater norm are scaled down to it"),
     "ema_decay": (float | None, None, "Test a moving average of the weights, of this decay"),
+    "pipeline_splits": (tuple[str, ...], (), "Stages that begin a part of the pipeline"),
+    "pipeline_schedule": (str, "gpipe", f"{', '.join(SCHEDULES)}; one process runs all parts"),
+    "no_validation": (bool, False, "Do not test while training"),
+}
+FILES: Definitions = {
+    "load_checkpoint_path": (str | None, None, "Checkpoint, or directory of them, to load"),
+    "save_checkpoint_path": (str | None, None, "Directory in which to save checkpoints"),
+    "ckpts_per_epoch": (float | None, None, "Instead of --checkpoint_freq: so many an epoch"),
+    "keep_checkpoints": (int, 1000, "How many of the last checkpoints to keep besides the best"),
     "weight_avg_exp": (
         float | None,
         None,
         "After the training save an average of the checkpoints, V = this * V + (1 - this) * W",
     ),
-    "pipeline_splits": (tuple[str, ...], (), "Stages that begin a part of the pipeline"),
-    "pipeline_schedule": (str, "gpipe", f"{', '.join(SCHEDULES)}; one process runs all parts"),
-    "no_validation": (bool, False, "Do not test while training"),
-    "ckpts_per_epoch": (float | None, None, "Instead of --checkpoint_freq: so many an epoch"),
-    "load_checkpoint_path": (str | None, None, "Checkpoint, or directory of them, to load"),
-    "save_checkpoint_path": (str | None, None, "Directory in which to save checkpoints"),
-    "keep_checkpoints": (int, 1000, "How many of the last checkpoints to keep besides the best"),
     "resume": (bool, False, "Go on from the last checkpoint in --save_checkpoint_path"),
     "log_path": (str, "./log.json", "Destination for the log file with results and statistics"),
 }

@@ -1,6 +1,7 @@
 """A run of an image or language network, from its flags to its summary: what all of them share."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -15,7 +16,7 @@ from dlrm import __version__
 from dlrm.distributed import World, agreed, all_sum, check_same
 from dlrm.scripts import session
 from dlrm.scripts.all_checkpoints import average_checkpoints
-from dlrm.scripts.config_flags import Values
+from dlrm.scripts.config_flags import Values, show
 from dlrm.scripts.network_flags import BatchPlan
 from dlrm.train.averaging import MovingAverage, NoAverage
 from dlrm.train.checkpoint import (
@@ -72,6 +73,23 @@ class Watch:
     log: RunLog
     dog: Watchdog
     at_the_end: ExitStack
+
+
+def main(
+    arguments: list[str],
+    parse: Callable[[list[str]], Values],
+    help_text: Callable[[], str],
+    act: Callable[[Values], object],
+) -> None:
+    """Acts on a command line and ends the process, or shows the help."""
+    try:
+        values = parse(arguments)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    if values["help"]:
+        show(help_text())
+    else:
+        session.exit_with(lambda: act(values), values["save_checkpoint_path"])
 
 
 def run(

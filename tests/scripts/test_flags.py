@@ -164,3 +164,24 @@ def test_help_lists_every_flag():
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     listed = set(re.findall(r"^  (?:-\w+,)?--(?:\[no\])?(\w+):", shown, re.MULTILINE))
     assert listed >= set(JUNE_2020 | LATER | OURS)
+
+
+@pytest.mark.parametrize(
+    ("command", "under"),
+    [
+        ("main", {"Precision": "amp", "Synthetic data": "synthetic_ids", "Learning rate": "lr"}),
+        ("cnn", {"Network": "norm", "Training": "epochs", "Checkpoints and files": "resume"}),
+        ("bert", {"Text": "vocab_file", "Run": "task", "Optimizer": "lamb_flavour"}),
+    ],
+)
+def test_help_shows_each_flag_once_under_its_topic(command, under):
+    run = [sys.executable, "-m", f"dlrm.scripts.{command}", "--help"]
+    shown = subprocess.run(run, capture_output=True, text=True, check=False).stdout
+    topics = re.split(r"^(\w[\w ]+):\n", shown, flags=re.MULTILINE)[1:]
+    flag = re.compile(r"^  (?:-\w+,)?--(?:\[no\])?(\w+):", re.MULTILINE)
+    listed = {t: flag.findall(s) for t, s in zip(topics[::2], topics[1::2], strict=True)}
+    for topic, name in under.items():
+        assert name in listed[topic]
+    everything = [name for names in listed.values() for name in names]
+    assert len(everything) == len(set(everything)) > 60
+    assert everything == flag.findall(shown)
