@@ -86,9 +86,12 @@ def prepare(source: Path, output: Path, options: Options) -> Summary:
 
     Raises:
         FileNotFoundError: there are no images.
-        ValueError: an image cannot be used, or the source is no source; file and reason are named.
+        ValueError: an image cannot be used, the source is no source, or the output lies in it; file
+            and reason are named.
         FileExistsError: something stands at `output` that may not be replaced.
     """
+    if output.resolve().is_relative_to(source.resolve()):  # the next run would read it
+        raise ValueError(f"--output {output}: expected a folder outside of --source {source}")
     found = find_images(source)
     splits = _split(found, source, options)
     with staged_directory(output, replace=True) as staging:

@@ -88,6 +88,16 @@ def test_the_bytes_do_not_depend_on_the_cores(folder, tmp_path):
     assert len(content(tmp_path / "1")) == 1 + 2 * (6 + 2)
 
 
+def test_an_output_within_the_source_is_refused(folder, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(folder)
+    for output in (folder / "prepared", tmp_path / "link" / "cat" / "prepared"):
+        error = fails(capsys, folder, output, "--test_fraction", "0.2")
+        assert (
+            error == f"error: --output {output}: expected a folder outside of --source {folder}\n"
+        )
+    prepare(folder, tmp_path / "images2", "--test_fraction", "0.2")
+
+
 def test_a_tar_file_gives_what_its_folder_gives(folder, tmp_path):
     with tarfile.open(tmp_path / "images.tar", "w") as archive:
         archive.add(folder, ".")
