@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+import dlrm
 from dlrm import ops
-from dlrm.scripts import doctor
+from dlrm.scripts import machine_findings, package_findings
 
 # Run before the doctor, in its process.
 NO_LIBRARY = """
@@ -75,7 +76,7 @@ def test_what_is_here_is_reported():
     assert found["training"]["state"] == "ok"
     assert found["native operators"]["state"] == "ok"
     assert ops.instruction_set() in found["native operators"]["value"]
-    assert found["dlrm"]["value"].startswith(doctor.dlrm.__version__)
+    assert found["dlrm"]["value"].startswith(dlrm.__version__)
     assert set(found) >= {
         *("python", "torch", "linear layers", "CUDA devices", "CUDA operators", "threads"),
         "huge pages",
@@ -154,21 +155,21 @@ def test_java_is_asked_for_its_version(tmp_path, monkeypatch, says, expected):
     java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    found = doctor.java_version()
+    found = package_findings.java_version()
     assert found == expected or (found[0] is None and expected in found[1])
 
 
 def test_a_package_of_another_version_is_not_taken_for_the_needed_one(monkeypatch):
     pytest.importorskip("pyspark")
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "5.0.1")
-    (pyspark,) = (f for f in doctor.preprocessing() if f.name == "pyspark")
+    monkeypatch.setattr(package_findings.importlib.metadata, "version", lambda name: "5.0.1")
+    (pyspark,) = (f for f in package_findings.preprocessing() if f.name == "pyspark")
     assert pyspark.state == "absent"
     assert pyspark.value == "5.0.1 is installed, pyspark>=4,<5 is needed"
 
 
 def test_more_threads_than_cores_are_slow(monkeypatch):
-    monkeypatch.setattr(doctor, "_cgroup_cpus", lambda: 0.5)
-    found = next(iter(doctor.threads()))
+    monkeypatch.setattr(machine_findings, "_cgroup_cpus", lambda: 0.5)
+    found = next(iter(machine_findings.threads()))
     assert "control group's limit" in found.value
     if "uses 1;" not in found.value:
         assert (found.state, found.mend) == ("slow", "export OMP_NUM_THREADS=1")
@@ -183,5 +184,5 @@ def test_untuned_memory_is_reported_as_slow():
 
 def test_requirements_are_those_of_the_package(root):
     text = (root / "pyproject.toml").read_text()
-    for package in (*doctor.REQUIRED, *doctor.OPTIONAL):
+    for package in (*package_findings.REQUIRED, *package_findings.OPTIONAL):
         assert f'"{package.requirement}"' in text or package.module == "fbgemm_gpu"
