@@ -59,7 +59,7 @@ def dense_optimizer(kind: str, parameters: Iterable[Tensor]) -> Optimizer:
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=lr, fused=True)
     if kind == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=lr, fused=True)
+        return FusedAdagrad(parameters, lr=lr, fused=True)
     return torch.optim.Adam(parameters, lr=lr, fused=True)
 
 
@@ -201,6 +201,41 @@ def handles_loss_scale(optimizer: Optimizer) -> bool:
     """Whether `optimizer.grad_scale` and `optimizer.found_inf` are heeded on the device."""
     ours = isinstance(optimizer, RowOptimizer | RMSpropTF | Lamb)
     return ours or bool(optimizer.defaults.get("fused"))
+
+
+class FusedAdagrad(torch.optim.Adagrad):
+    """torch's fused Adagrad of dense gradients, without a wait for the device.
+
+    torch 2.11 has its kernel for CUDA, and its class refuses to use it there.
+    """
+
+    grad_scale: Tensor | None = None  # gradients are divided by it
+    found_inf: Tensor | None = None  # where it is not 0, nothing is updated
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:  # type: ignore[override]
+        assert closure is None, "no closure"
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            steps = [self.state[weight]["step"] for weight in weights]
+            torch._foreach_add_(steps, 1)
+            torch._fused_adagrad_(
+                weights,
+                [weight.grad for weight in weights],
+                [self.state[weight]["sum"] for weight in weights],
+                steps,
+                lr=group["lr"],
+                lr_decay=group["lr_decay"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+                grad_scale=self.grad_scale,
+                found_inf=self.found_inf,
+            )
+            if self.found_inf is not None:
+                torch._foreach_sub_(steps, [self.found_inf] * len(steps))
 
 
 class RMSpropTF(Optimizer):

@@ -1,5 +1,7 @@
 """Row optimizers against torch's own, and the static loss scale."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -97,6 +99,31 @@ def test_a_bfloat16_weight_without_its_lower_halves_is_refused():
     module(torch.tensor([[1, 2]]), torch.float32).sum().backward()
     with pytest.raises(RuntimeError, match="a BFloat16 one with low, got .* without low"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_fused_adagrad_is_torchs_where_torch_refuses_it(scale, monkeypatch):
+    def trained(make):
+        weights = [torch.linspace(-1, 1, 12).reshape(3, 4), torch.ones(4), torch.ones(2)]
+        weights = [weight.requires_grad_() for weight in weights]  # the last has no gradient
+        optimizer = make(weights)
+        for step in range(3):
+            set_learning_rate([optimizer], 0.1 * (step + 1))
+            for weight in weights[:2]:
+                weight.grad = (scale or 1) * (weight.detach() * 3 + step)
+            if scale:
+                optimizer.grad_scale = torch.tensor(scale)
+                optimizer.found_inf = torch.tensor(float(step == 1))
+            optimizer.step()
+        return [*weights, *(optimizer.state[weight]["step"] for weight in weights)]
+
+    expected = trained(lambda weights: torch.optim.Adagrad(weights, torch.zeros(()), fused=True))
+    with monkeypatch.context() as patch:  # as torch 2.11 does on CUDA
+        module = importlib.import_module("torch.optim.adagrad")
+        patch.delattr(module, "_device_dtype_check_for_fused")
+        actual = trained(lambda weights: dense_optimizer("adagrad", weights))
+    assert all(map(torch.equal, actual, expected))
+    assert [int(steps) for steps in actual[3:]] == [2 if scale else 3] * 2 + [0]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
