@@ -34,7 +34,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("print_freq", "test_freq", "test_after", "test_batch_size"),
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
         *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
-        *("optimized_mlp", "cuda_graphs"),
+        *("optimized_mlp", "cuda_graphs", "deterministic"),
         *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint"),
     ]
 )
@@ -146,6 +146,11 @@ def _define_precision() -> None:
     )
     flags.DEFINE_float("loss_scale", 1024.0, "Static loss scale of --amp in fp16", lower_bound=0)
     flags.DEFINE_boolean("tf32", True, "Allow TensorFloat-32 in float32 matrix products on cuda")
+    flags.DEFINE_boolean(
+        "deterministic",
+        False,
+        "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
+    )
 
 
 def _define_data() -> None:

@@ -65,6 +65,7 @@ def run() -> dict[str, float]:
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
+    session.set_deterministic(FLAGS.deterministic)
     world = session.join(
         FLAGS.base_device, FLAGS.backend, flags.given("backend"), FLAGS.rank_timeout
     )
@@ -97,6 +98,9 @@ def run() -> dict[str, float]:
         log.parameters(values | adopted)
         for line in _notices(world, precision):
             log.line(line)
+        varies = FLAGS.mode == "train" and task.updates_vary(flags.optimizer_config())
+        if varies and not FLAGS.deterministic:
+            log.line(session.VARIES)
         if adopted:
             shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
             log.line(f"architecture from {resumed or checkpoint}: {shown}")

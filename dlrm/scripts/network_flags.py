@@ -68,6 +68,11 @@ RUN: Definitions = {
     "help": (bool, False, "Show the flags"),
     "seed": (int, 12345, "Random seed"),
     "base_device": (str | None, None, "cuda or cpu; default: cuda where there is one"),
+    "deterministic": (
+        bool,
+        False,
+        "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
+    ),
     "backend": (str, "nccl", "Of several processes on cuda"),
     "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
 }
@@ -105,7 +110,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("log_path", "load_checkpoint_path", "init_checkpoint", "save_checkpoint_path"),
         *("checkpoint_freq", "ckpts_per_epoch", "keep_checkpoints", "no_validation"),
         *("print_freq", "test_freq", "test_after", "test_batch_size", "benchmark_warmup_steps"),
-        *("results", "repeat", "help", "weight_avg_exp"),
+        *("results", "repeat", "help", "weight_avg_exp", "deterministic"),
     ]
 )
 

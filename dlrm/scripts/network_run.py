@@ -111,6 +111,7 @@ def run(
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
+    session.set_deterministic(values["deterministic"])
     world = session.join(
         values["base_device"], values["backend"], "backend" in values.given, values["rank_timeout"]
     )
@@ -254,6 +255,8 @@ def train(
         f"{values['optimizer']}, lr {values['lr']:.4g} {values['lr_schedule']}, weight decay "
         f"{values['weight_decay']:.3g}"
     )
+    if world.device.startswith("cuda") and not values["deterministic"]:
+        log.line(session.VARIES)
     with session.stopped_by_sigterm(trainer):
         summary = trainer.fit(batches, test)
     watch.dog.rest()

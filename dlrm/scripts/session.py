@@ -1,5 +1,6 @@
 """What the training commands share: joining the world, ending with an exit code, going on."""
 
+import os
 import re
 import signal
 import sys
@@ -30,6 +31,7 @@ from dlrm.train.log import RunLog, draw_curves
 from dlrm.train.trainer import StoppedError, Trainer
 
 STOPPED = 75  # EX_TEMPFAIL: stopped by a signal, and saved; the same command with --resume goes on
+VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
 _LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
 
@@ -75,6 +77,18 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Lets all operators repeat their bits from run to run, or take what is fastest.
+
+    To be called before CUDA starts: cuBLAS reads its variable then. cuDNN does as torch is set.
+    """
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Memory that is written anyway need not be filled before.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(wanted)
 
 
 def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:

@@ -169,7 +169,7 @@ class ImageClassification(NetworkTask):
 def _judge(logits: Tensor, labels: Tensor) -> Tensor:
     """Sums over samples: of cross-entropy, of hits among the best 1 and 5, of 1."""
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    hits = (best == labels[:, None]).double().cumsum(dim=1)
+    hits = (best == labels[:, None]).cumsum(dim=1).double()  # CUDA's order of floats varies
     loss = F.cross_entropy(logits, labels, reduction="sum").double()
     count = loss.new_tensor(len(labels))
     return torch.stack([loss, hits[:, 0].sum(), hits[:, -1].sum(), count])

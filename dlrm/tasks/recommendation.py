@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dlrm.data.loader import Batch, Dataset, batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
+from dlrm.ops.library import cuda_kernels_available
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import Graphed, Recorder
 from dlrm.train.log import Loader
@@ -125,6 +126,18 @@ class Recommendation:
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
         return self.model.embeddings.table_parameters()
+
+    def updates_vary(self, config: OptimizerConfig) -> bool:
+        """Whether rows' gradients are added as they come, so that runs differ in their last bits.
+
+        It is so on a GPU unless `torch.use_deterministic_algorithms` is on; see `ops.row_sgd_`.
+        """
+        if config.freeze_embeddings or not self.world.device.startswith("cuda"):
+            return False
+        architecture = self.model.config
+        plain = architecture.embedding_type in FUSED_TYPES and not cuda_kernels_available()
+        sgd = config.embedding_optimizer == "sgd" and architecture.embedding_dtype == "fp32"
+        return plain or sgd
 
     def optimizers(self, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
         """Returns the optimizers of the tables and of the rest, but of what is frozen none."""

@@ -82,6 +82,7 @@ OURS = {
     "amp_dtype": None,
     "async_checkpoint": False,
     "checkpoint_freq": None,
+    "deterministic": False,
     "embedding_dtype": "fp32",
     "embedding_init_scale": 1.0,
     "embedding_optimizer": "sgd",

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from dlrm.data.batch import Batch
+from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks import recommendation
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim import OptimizerConfig, set_learning_rate
 
@@ -25,8 +27,9 @@ def batch(hotness: int = 1, size: int = BATCH) -> Batch:
     return Batch(numerical, ids, labels, lengths)
 
 
-def task() -> Recommendation:
-    return Recommendation(DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1)))
+def task(**changes) -> Recommendation:
+    config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1), **changes)
+    return Recommendation(config)
 
 
 @pytest.mark.parametrize("hotness", [1, 5])
@@ -59,3 +62,31 @@ def test_every_sample_is_in_one_micro_batch():
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(given, name))
     assert {part.global_size for part in parts} == {BATCH}
     assert [p.global_size for part in parts for p in part.split(2)] == [BATCH] * 8
+
+
+@pytest.mark.parametrize(
+    ("tables", "updates", "vary"),
+    [
+        ({}, {}, True),
+        ({"embedding_type": "joint_sparse"}, {}, True),
+        ({}, {"embedding_optimizer": "adagrad"}, False),
+        ({"embedding_dtype": "bf16"}, {}, False),
+        ({}, {"freeze_embeddings": True}, False),
+    ],
+)
+def test_rows_gradients_are_added_as_they_come_by_sgd_of_float32_on_cuda(
+    tables, updates, vary, monkeypatch
+):
+    monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: True)
+    trained, config = task(**tables), OptimizerConfig(**updates)
+    assert not trained.updates_vary(config)
+    trained.world = World(device="cuda")
+    assert trained.updates_vary(config) == vary
+
+
+def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatch):
+    monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: False)
+    for layout, vary in (("joint_fused", True), ("joint_sparse", False)):
+        trained = task(embedding_type=layout)
+        trained.world = World(device="cuda")
+        assert trained.updates_vary(OptimizerConfig("adagrad")) == vary
