@@ -28,9 +28,6 @@ def _gaudi_fine_tuning() -> list[System]:
     exact = "the accuracy is not named; its size is that of exact match"
     whole_word = "--init_checkpoint: the weights trained with whole-word masking"
 
-    def joined(*notes: str) -> str:
-        return "; ".join(note for note in notes if note)
-
     rows = [
         (12, "base/mrpc-eager-fp32", (*mrpc, "--lr=2e-5"), 64, "supported", upstream),
         (13, "base/squad-eager-fp32", squad, 12, "supported", upstream),
@@ -146,84 +143,82 @@ def _dlperf() -> list[System]:
 
 
 def _ipu_training() -> list[System]:
-    rows: list[System] = []
-
-    def row(
-        number: str,
-        name: str,
-        config: tuple[str, int, int],  # size, length, micro-batch
-        replicas: int,
-        *flags: str,
-        data: int | None = None,
-        notes: str = "",
-    ) -> None:
-        size, length, micro = config
-        accumulation = (65536 if length == 128 else 16384) // (micro * replicas)
-        is_large = size == "large"
-        rows.append(
-            System(
-                f"ipu/bert-{name}",
-                f"004 D{number}",
-                "bert",
-                (
-                    *(*_POPART, f"--size={size}", f"--phase={1 if length == 128 else 2}"),
-                    f"--max_seq_length={length}",
-                    f"--max_predictions_per_seq={20 if length == 128 else 56}",
-                    f"--batch_size={micro}",
-                    f"--gradient_accumulation_steps={accumulation}",
-                    f"--replicas={replicas}",
-                    f"--layers_per_stage={'3,7,7,7' if is_large else '4,4,4'}",
-                    f"--encoder_start_stage={0 if is_large else 1}",
-                    *(flags or ("--epochs=1",)),
-                ),
-                processes=replicas,
-                data=f"wikipedia/AA/sequence_{data or length}/wiki_00_tokenised",
-                notes=notes,
-                ignored=_IPU_IGNORED,
-            )
-        )
-
     large_128, large_384 = ("large", 128, 8), ("large", 384, 2)
     base_128, base_384 = ("base", 128, 32), ("base", 384, 8)
-    row("1", "large/pretrain-128-pod16", large_128, 4)
-    row("2", "large/pretrain-128-pod64", large_128, 16)
-    row("3", "large/pretrain-384-pod16", large_384, 4)
-    row(
-        "4",
-        "large/pretrain-384-pod64-a",
-        large_384,
-        16,
-        "--epochs=10",
-        notes="--epochs is printed twice, 1 and 10; the last is taken",
-    )
-    row(
-        "5",
-        "large/pretrain-384-pod64-b",
-        large_384,
-        16,
-        data=128,
-        notes="reads rows of 128 tokens with the configuration of 384: that is an error",
-    )
-    row("5'", "large/pretrain-384-pod64-b-as-titled", large_384, 16)
-    row("6", "base/pretrain-128-pod16", base_128, 4)
     scale = ("--epochs=1", "--loss_scale=128")
-    row(
-        "7",
-        "base/pretrain-128-pod64",
-        large_128,
-        16,
-        *scale,
-        notes="the heading says base, the command names the large configuration",
+    return [
+        _ipu_row("1", "large/pretrain-128-pod16", large_128, 4),
+        _ipu_row("2", "large/pretrain-128-pod64", large_128, 16),
+        _ipu_row("3", "large/pretrain-384-pod16", large_384, 4),
+        _ipu_row(
+            "4",
+            "large/pretrain-384-pod64-a",
+            large_384,
+            16,
+            "--epochs=10",
+            notes="--epochs is printed twice, 1 and 10; the last is taken",
+        ),
+        _ipu_row(
+            "5",
+            "large/pretrain-384-pod64-b",
+            large_384,
+            16,
+            data=128,
+            notes="reads rows of 128 tokens with the configuration of 384: that is an error",
+        ),
+        _ipu_row("5'", "large/pretrain-384-pod64-b-as-titled", large_384, 16),
+        _ipu_row("6", "base/pretrain-128-pod16", base_128, 4),
+        _ipu_row(
+            "7",
+            "base/pretrain-128-pod64",
+            large_128,
+            16,
+            *scale,
+            notes="the heading says base, the command names the large configuration",
+        ),
+        _ipu_row("7'", "base/pretrain-128-pod64-as-titled", base_128, 16, *scale),
+        _ipu_row(
+            "8",
+            "base/pretrain-384-pod16",
+            base_384,
+            4,
+            notes='the heading\'s "Phase 3" is the second of two',
+        ),
+    ]
+
+
+def _ipu_row(
+    number: str,
+    name: str,
+    config: tuple[str, int, int],  # size, length, micro-batch
+    replicas: int,
+    *flags: str,
+    data: int | None = None,
+    notes: str = "",
+) -> System:
+    size, length, micro = config
+    accumulation = (65536 if length == 128 else 16384) // (micro * replicas)
+    is_large = size == "large"
+    return System(
+        f"ipu/bert-{name}",
+        f"004 D{number}",
+        "bert",
+        (
+            *(*_POPART, f"--size={size}", f"--phase={1 if length == 128 else 2}"),
+            f"--max_seq_length={length}",
+            f"--max_predictions_per_seq={20 if length == 128 else 56}",
+            f"--batch_size={micro}",
+            f"--gradient_accumulation_steps={accumulation}",
+            f"--replicas={replicas}",
+            f"--layers_per_stage={'3,7,7,7' if is_large else '4,4,4'}",
+            f"--encoder_start_stage={0 if is_large else 1}",
+            *(flags or ("--epochs=1",)),
+        ),
+        processes=replicas,
+        data=f"wikipedia/AA/sequence_{data or length}/wiki_00_tokenised",
+        notes=notes,
+        ignored=_IPU_IGNORED,
     )
-    row("7'", "base/pretrain-128-pod64-as-titled", base_128, 16, *scale)
-    row(
-        "8",
-        "base/pretrain-384-pod16",
-        base_384,
-        4,
-        notes='the heading\'s "Phase 3" is the second of two',
-    )
-    return rows
 
 
 def _ipu_inference() -> list[System]:
