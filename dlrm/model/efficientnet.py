@@ -4,6 +4,7 @@ Parameters have the names of timm's models, so that their checkpoints load as th
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -87,32 +88,15 @@ class EfficientNet(nn.Module):
         def new_norm(channels: int) -> nn.Module:
             return norm_layer(norm, channels, groups, norm_eps, norm_momentum)
 
-        depths = [math.ceil(repeats * variant.depth) for _, repeats, _, _ in _STAGES]
-        device, channels = torch.get_default_device(), _round_channels(32 * variant.width)
+        stem, last, head = (
+            _round_channels(width * variant.width) for width in (32, _STAGES[-1][2], 1280)
+        )
+        device = torch.get_default_device()
         with torch.device("meta"):
-            self.conv_stem = nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False)
-            self.bn1 = new_norm(channels)
-            self.blocks = nn.ModuleList()
-            for number, (kernel, _, width, stride) in enumerate(_STAGES):
-                stage = nn.ModuleList()
-                for index in range(depths[number]):
-                    outputs = _round_channels(width * variant.width)
-                    stage.append(
-                        _MBConv(
-                            channels,
-                            outputs,
-                            kernel,
-                            stride if index == 0 else 1,
-                            expand_ratio if number else 1,
-                            group_dim,
-                            drop_path * (sum(depths[:number]) + index) / (sum(depths) - 1),
-                            new_norm,
-                        )
-                    )
-                    channels = outputs
-                self.blocks.append(stage)
-            head = _round_channels(1280 * variant.width)
-            self.conv_head = nn.Conv2d(channels, head, 1, bias=False)
+            self.conv_stem = nn.Conv2d(3, stem, 3, stride=2, padding=1, bias=False)
+            self.bn1 = new_norm(stem)
+            self.blocks = _blocks(variant, stem, expand_ratio, group_dim, drop_path, new_norm)
+            self.conv_head = nn.Conv2d(last, head, 1, bias=False)
             self.bn2 = new_norm(head)
             self.dropout = nn.Dropout(dropout)
             self.classifier = nn.Linear(head, num_classes)
@@ -147,6 +131,38 @@ class EfficientNet(nn.Module):
         return images
 
 
+def _blocks(
+    variant: _Variant,
+    channels: int,
+    expand_ratio: int,
+    group_dim: int,
+    drop_path: float,
+    new_norm: Callable[[int], nn.Module],
+) -> nn.ModuleList:
+    """The blocks of all stages, whose first takes `channels`."""
+    depths = [math.ceil(repeats * variant.depth) for _, repeats, _, _ in _STAGES]
+    blocks = nn.ModuleList()
+    for number, (kernel, _, width, stride) in enumerate(_STAGES):
+        outputs = _round_channels(width * variant.width)
+        stage = nn.ModuleList()
+        for index in range(depths[number]):
+            stage.append(
+                _MBConv(
+                    channels,
+                    outputs,
+                    kernel,
+                    stride if index == 0 else 1,
+                    expand_ratio if number else 1,
+                    group_dim,
+                    drop_path * (sum(depths[:number]) + index) / (sum(depths) - 1),
+                    new_norm,
+                )
+            )
+            channels = outputs
+        blocks.append(stage)
+    return blocks
+
+
 class _MBConv(nn.Module):
     """Expansion, spatial convolution with squeeze and excitation, projection; perhaps residual."""
 
@@ -159,7 +175,7 @@ class _MBConv(nn.Module):
         expand_ratio: int,
         group_dim: int,
         drop_path: float,
-        new_norm,
+        new_norm: Callable[[int], nn.Module],
     ) -> None:
         super().__init__()
         inner = inputs * expand_ratio

@@ -217,37 +217,9 @@ def train(
         num_steps: of the learning rate's curve.
         begin: what is done before the first step of a run that is new.
     """
-    values, world, task, log = setup.values, setup.world, setup.task, watch.log
-    checkpoints = None
-    if values["save_checkpoint_path"]:
-        checkpoints = CheckpointDirectory(
-            values["save_checkpoint_path"],
-            values["keep_checkpoints"],
-            world=world,
-            beat=watch.dog.beat,
-        )
-        session.new_or_resumed(checkpoints, values["resume"])
-        watch.at_the_end.callback(checkpoints.release)
-    run = {
-        "dlrm_version": __version__,
-        "flags": dict(values),
-        "dataset": setup.dataset,
-        "global_batch": setup.plan.global_batch,
-    }
-    ema = values["ema_decay"]
-    trainer = Trainer(
-        task,
-        task.optimizers(values.config(NetworkOptimizerConfig)),
-        learning_rate_curve(values.config(CurveConfig), num_steps, len(batches)),
-        config,
-        world,
-        log,
-        task.precision.scaler(world.device, values["max_grad_norm"]),
-        checkpoints,
-        run,
-        NoAverage() if ema is None else MovingAverage(task.model, ema),
-        watch.dog.beat,
-    )
+    values, log = setup.values, watch.log
+    checkpoints = _checkpoints(setup, watch)
+    trainer = _trainer(setup, watch, len(batches), config, num_steps, checkpoints)
     if not values["resume"] or not session.resume(trainer, log, lambda run: _frozen(setup, run)):
         begin(trainer)
     log.line(
@@ -255,7 +227,7 @@ def train(
         f"{values['optimizer']}, lr {values['lr']:.4g} {values['lr_schedule']}, weight decay "
         f"{values['weight_decay']:.3g}"
     )
-    if world.device.startswith("cuda") and not values["deterministic"]:
+    if setup.world.device.startswith("cuda") and not values["deterministic"]:
         log.line(session.VARIES)
     with session.stopped_by_sigterm(trainer):
         summary = trainer.fit(batches, test)
@@ -265,6 +237,49 @@ def train(
     if checkpoints and values["weight_avg_exp"] is not None:
         summary |= average_checkpoints(trainer, test, values["weight_avg_exp"])
     return summary
+
+
+def _checkpoints(setup: Setup, watch: Watch) -> CheckpointDirectory | None:
+    """The directory of `--save_checkpoint_path`, if one is named, until the run ends."""
+    values = setup.values
+    path, keep = values["save_checkpoint_path"], values["keep_checkpoints"]
+    if not path:
+        return None
+    checkpoints = CheckpointDirectory(path, keep, world=setup.world, beat=watch.dog.beat)
+    session.new_or_resumed(checkpoints, values["resume"])
+    watch.at_the_end.callback(checkpoints.release)
+    return checkpoints
+
+
+def _trainer(
+    setup: Setup,
+    watch: Watch,
+    steps_per_epoch: int,
+    config: TrainConfig,
+    num_steps: int,
+    checkpoints: CheckpointDirectory | None,
+) -> Trainer:
+    values, task = setup.values, setup.task
+    run = {
+        "dlrm_version": __version__,
+        "flags": dict(values),
+        "dataset": setup.dataset,
+        "global_batch": setup.plan.global_batch,
+    }
+    ema = values["ema_decay"]
+    return Trainer(
+        task,
+        task.optimizers(values.config(NetworkOptimizerConfig)),
+        learning_rate_curve(values.config(CurveConfig), num_steps, steps_per_epoch),
+        config,
+        setup.world,
+        watch.log,
+        task.precision.scaler(setup.world.device, values["max_grad_norm"]),
+        checkpoints,
+        run,
+        NoAverage() if ema is None else MovingAverage(task.model, ema),
+        watch.dog.beat,
+    )
 
 
 def _frozen(setup: Setup, run: dict[str, Any]) -> dict[str, Any]:
