@@ -76,21 +76,9 @@ def open_pretraining(
     vocab_sizes = []
     for path in map(Path, given):
         kind = _format_of(path) if data_format == "auto" else data_format
-        if kind == "shards":
-            manifest, shards = open_shards(path, check_crc)
-            sizes = manifest["max_seq_length"], manifest["max_predictions"]
-            parts += [_Part(shard, *sizes) for shard in shards]
-            vocab_sizes.append(manifest["vocab_size"])
-        elif kind == "hdf5":
-            parts += [_Part(*open_hdf5(file)) for file in _files(path, _HDF5_SUFFIXES)]
-        else:
-            if max_seq_length is None or max_predictions is None:
-                raise ValueError(
-                    f"{path}: PopART's records do not say their sizes: expected --max_seq_length "
-                    f"and --max_predictions_per_seq, got {max_seq_length} and {max_predictions}"
-                )
-            sizes = max_seq_length, max_predictions
-            parts += [_Part(open_popart(file, *sizes), *sizes) for file in _files(path)]
+        found, known = _open(path, kind, max_seq_length, max_predictions, check_crc)
+        parts += found
+        vocab_sizes += known
     if vocab_size is None and vocab_sizes and len(vocab_sizes) == len(given):
         vocab_size = max(vocab_sizes)
     return PretrainingDataset(
@@ -101,6 +89,25 @@ def open_pretraining(
         vocab_size=vocab_size,
         unknown_id=unknown_id,
     )
+
+
+def _open(
+    path: Path, kind: str, max_seq_length: int | None, max_predictions: int | None, check_crc: bool
+) -> tuple[list[_Part], list[int]]:
+    """The parts of a path, and its vocabulary's size if that is known."""
+    if kind == "shards":
+        manifest, shards = open_shards(path, check_crc)
+        sizes = manifest["max_seq_length"], manifest["max_predictions"]
+        return [_Part(shard, *sizes) for shard in shards], [manifest["vocab_size"]]
+    if kind == "hdf5":
+        return [_Part(*open_hdf5(file)) for file in _files(path, _HDF5_SUFFIXES)], []
+    if max_seq_length is None or max_predictions is None:
+        raise ValueError(
+            f"{path}: PopART's records do not say their sizes: expected --max_seq_length "
+            f"and --max_predictions_per_seq, got {max_seq_length} and {max_predictions}"
+        )
+    sizes = max_seq_length, max_predictions
+    return [_Part(open_popart(file, *sizes), *sizes) for file in _files(path)], []
 
 
 def _format_of(path: Path) -> str:

@@ -63,10 +63,7 @@ def read_nvidia(
     path = Path(path)
     metadata = _metadata(path, feature_order, any_order)
     theirs, data, own = (_dict_in(metadata, key) for key in ("config", "data", _OURS))
-    bottom, top = _layers(path / "bottom_model.mlp.pt"), _layers(path / "top_model.mlp.pt")
-    top.append(_last_layer(path / "top_model.out.pt"))
-    for file, layers in (("bottom_model.mlp.pt", bottom), ("top_model.out.pt", top)):
-        _check_chain(path / file, layers)
+    bottom, top = _mlps(path)
     dim = len(bottom[-1][1])
     tables = _tables(path, dim)
     rows = [table.rows for table in tables]
@@ -78,11 +75,6 @@ def read_nvidia(
     interaction = _interaction(path, theirs, len(tables), dim, first.shape[1])
     padding = first.shape[1] - len(_columns(interaction, order, dim))
     top[0] = (_to_ours(first, interaction, order, dim), bias)
-    dense: dict[str, Tensor] = {}
-    for name, layers in (("bottom_mlp", bottom), ("top_mlp", top[:-1])):
-        for index, layer in enumerate(layers):
-            dense |= _named(f"{name}.{2 * index}", layer)  # ReLUs are between
-    dense |= _named("output", top[-1])
     step = data.get("step")
     config = {
         "flags": _plain(theirs),
@@ -104,7 +96,7 @@ def read_nvidia(
         "nvidia",
         config,
         {"step": _plain(step), "best": {}, "history": [], **_dict_in(own, "progress")},
-        dense,
+        _dense(bottom, top),
         tables,
         attached=attached_to(path),
         notes=notes,
@@ -212,6 +204,15 @@ def _load(path: Path) -> Any:
         ) from error
     except (RuntimeError, EOFError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: damaged ({str(error).splitlines()[0]})") from error
+
+
+def _mlps(path: Path) -> tuple[list[Layer], list[Layer]]:
+    """The layers of the bottom and the top MLP; each takes what the one before gives."""
+    bottom, top = _layers(path / "bottom_model.mlp.pt"), _layers(path / "top_model.mlp.pt")
+    top.append(_last_layer(path / "top_model.out.pt"))
+    for file, layers in (("bottom_model.mlp.pt", bottom), ("top_model.out.pt", top)):
+        _check_chain(path / file, layers)
+    return bottom, top
 
 
 def _layers(path: Path) -> list[Layer]:
@@ -373,6 +374,15 @@ def _with_padding(target: Tensor, source: Tensor, begin: int) -> Tensor:
     end = min(target.shape[1], source.shape[1])
     target[:, begin:end] = source[:, begin:end]
     return target
+
+
+def _dense(bottom: list[Layer], top: list[Layer]) -> dict[str, Tensor]:
+    """Layers by our names."""
+    dense: dict[str, Tensor] = {}
+    for name, layers in (("bottom_mlp", bottom), ("top_mlp", top[:-1])):
+        for index, layer in enumerate(layers):
+            dense |= _named(f"{name}.{2 * index}", layer)  # ReLUs are between
+    return dense | _named("output", top[-1])
 
 
 def _named(name: str, layer: Layer) -> dict[str, Tensor]:
