@@ -33,7 +33,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dlrm.data import layout, transform
+from dlrm.data import layout, native
 from dlrm.data.log_lines import LogFormat, parse_lines
 from preproc.simulate_logs import Simulation, simulate
 
@@ -169,13 +169,13 @@ def compare_parsers(options: argparse.Namespace) -> None:
         end = text.find(b"\n", min(place + (4 << 20), len(text) - 1)) + 1
         blocks.append(text[place:end])
         place = end
-    native = transform.host
+    built = native.host
 
     def ours(host) -> None:
-        transform.host = host
+        native.host = host
         for block in blocks:
             assert parse_lines(block, LogFormat())[1] is None
-        transform.host = native
+        native.host = built
 
     # Lines whose last fields are cut off are none for pyarrow: it gets them whole, and hashes as
     # text, of which numbers have yet to be made.
@@ -191,8 +191,8 @@ def compare_parsers(options: argparse.Namespace) -> None:
         )
 
     sides = {"numpy": lambda: ours(None), "pyarrow.csv": arrow}
-    if native is not None:
-        sides = {"native": lambda: ours(native), **sides}
+    if built is not None:
+        sides = {"native": lambda: ours(built), **sides}
     print(f"one thread, {lines:,} lines of {len(text) / lines:.0f} bytes")
     for name, parse in sides.items():
         seconds = []

@@ -13,21 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data import layout
-from dlrm.data.log_lines import LogFormat
-from dlrm.data.transform import (
+from dlrm.data.dictionaries import (
     Counts,
     FrequencyLimit,
-    IdLookup,
-    Transform,
     count_values,
     dictionary_path,
     frequent,
-    lookup_directory,
     merge_counts,
     open_dictionary,
     reserve,
-    spread,
 )
+from dlrm.data.id_lookup import IdLookup, lookup_directory, spread
+from dlrm.data.log_lines import LogFormat
+from dlrm.data.transform import Transform
 from preproc.raw_log import Rejected, Split, read_blocks
 from preproc.shuffle_files import read_bucket, replacing, write_buckets
 

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.data import layout
+from dlrm.data.dictionaries import FrequencyLimit
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.log_lines import LogFormat
-from dlrm.data.transform import NUMERIC_TRANSFORMS, FrequencyLimit, Transform, save_facts
+from dlrm.data.transform import NUMERIC_TRANSFORMS, Transform, save_facts
 from dlrm.files import crc32, write_manifest
 from preproc import report
 from preproc.dictionaries import (

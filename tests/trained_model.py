@@ -8,16 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data import layout
+from dlrm.data.dictionaries import FrequencyLimit, count_values, fit_dictionary, frequent
 from dlrm.data.feature_spec import FeatureSpec
-from dlrm.data.transform import (
-    FrequencyLimit,
-    TextColumn,
-    Transform,
-    count_values,
-    fit_dictionary,
-    frequent,
-    parse_hexadecimal,
-)
+from dlrm.data.text_columns import TextColumn, parse_hexadecimal
+from dlrm.data.transform import Transform
 from dlrm.data.writer import SplitWriter
 
 NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)

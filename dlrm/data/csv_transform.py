@@ -11,7 +11,8 @@ import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.csv_cells import BadCellError, number_parser
-from dlrm.data.transform import Parsed, log_numerical
+from dlrm.data.text_columns import Parsed
+from dlrm.data.transform import log_numerical
 from dlrm.files import write_atomically
 
 NUMERIC_TRANSFORMS = ("log", "standardise", "none")

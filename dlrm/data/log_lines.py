@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data import transform
-from dlrm.data.transform import (
+from dlrm.data import native
+from dlrm.data.text_columns import (
     EXPECTED_HEXADECIMAL,
     EXPECTED_INTEGER,
     Parsed,
@@ -88,10 +88,10 @@ def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
     Returns:
         The lines before that one, and where in `text` it starts: None if all could be read.
     """
-    if transform.host is None:
+    if native.host is None:
         return _parse_with_numpy(text, log_format)
     num_numerical, num_categorical = log_format.num_numerical, log_format.num_categorical
-    labels, integers, hashes, missing, rows, bad_at = transform.host.parse_lines(
+    labels, integers, hashes, missing, rows, bad_at = native.host.parse_lines(
         text, num_numerical, num_categorical, log_format.labelled
     )
     lines = Lines(

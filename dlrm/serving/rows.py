@@ -13,7 +13,8 @@ import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.csv_transform import BadRowError, CsvTransform
-from dlrm.data.transform import BadValueError, TextColumn, Transform
+from dlrm.data.text_columns import BadValueError, TextColumn
+from dlrm.data.transform import Transform
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
 _BLOCK_BYTES = 4 << 20

@@ -7,18 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm.data import transform
+from dlrm.data import native
+from dlrm.data.dictionaries import count_values, fit_dictionary
+from dlrm.data.id_lookup import IdLookup
 from dlrm.data.log_lines import LogFormat, explain, parse_lines
-from dlrm.data.transform import IdLookup, Parsed, fit_dictionary, parse_hexadecimal
+from dlrm.data.text_columns import Parsed, TextColumn, parse_hexadecimal
 
-needs_native = pytest.mark.skipif(transform.host is None, reason="the parser is not built")
+needs_native = pytest.mark.skipif(native.host is None, reason="the parser is not built")
 PARSERS = [pytest.param("native", marks=needs_native), "numpy"]
 
 
 @pytest.fixture(params=PARSERS)
 def parser(request, monkeypatch):
     if request.param == "numpy":
-        monkeypatch.setattr(transform, "host", None)
+        monkeypatch.setattr(native, "host", None)
 
 
 def reference(text, log_format):
@@ -88,7 +90,7 @@ def test_any_text_is_read_as_by_the_reference(name, data):
     )
     with pytest.MonkeyPatch.context() as patch:
         if name == "numpy":
-            patch.setattr(transform, "host", None)
+            patch.setattr(native, "host", None)
         check(text.encode(), log_format)
 
 
@@ -141,9 +143,7 @@ def test_lookups_know_exactly_the_numbers_of_their_dictionary(parser, size, tmp_
 
 @needs_native
 def test_a_lookup_of_wrong_sizes_is_refused():
-    lookup = IdLookup.of(
-        fit_dictionary(transform.count_values(Parsed(np.arange(9), np.zeros(9, bool))))
-    )
-    numbers = parse_hexadecimal(transform.TextColumn.from_strings(["1", "2"]))
+    lookup = IdLookup.of(fit_dictionary(count_values(Parsed(np.arange(9), np.zeros(9, bool)))))
+    numbers = parse_hexadecimal(TextColumn.from_strings(["1", "2"]))
     with pytest.raises(ValueError, match="sizes do not fit"):
-        transform.host.look_up(*numbers, *lookup[::2], lookup.ids, np.empty(3, lookup.ids.dtype))
+        native.host.look_up(*numbers, *lookup[::2], lookup.ids, np.empty(3, lookup.ids.dtype))

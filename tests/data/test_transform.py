@@ -6,21 +6,22 @@ import numpy as np
 import pytest
 
 from dlrm.data import layout
-from dlrm.data.transform import (
-    BadValueError,
+from dlrm.data.dictionaries import (
     Counts,
     FrequencyLimit,
-    Parsed,
-    TextColumn,
-    Transform,
     count_values,
     fit_dictionary,
     frequent,
-    log_numerical,
     merge_counts,
+)
+from dlrm.data.text_columns import (
+    BadValueError,
+    Parsed,
+    TextColumn,
     parse_hexadecimal,
     parse_integer,
 )
+from dlrm.data.transform import Transform, log_numerical
 
 
 def column(*fields):

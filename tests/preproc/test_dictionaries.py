@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm.data.transform import FrequencyLimit, IdLookup, Parsed, count_values
+from dlrm.data.dictionaries import FrequencyLimit, count_values
+from dlrm.data.id_lookup import IdLookup
+from dlrm.data.text_columns import Parsed
 from preproc import dictionaries
 from preproc.dictionaries import FitJob, fit_columns, merge_bucket
 from preproc.shuffle_files import write_buckets

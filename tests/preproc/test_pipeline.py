@@ -7,7 +7,8 @@ from preproc_testing import GOOD, binary_files, day_files, reference_dataset, wr
 from dlrm.data import layout
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.log_lines import LogFormat
-from dlrm.data.transform import TextColumn, Transform
+from dlrm.data.text_columns import TextColumn
+from dlrm.data.transform import Transform
 from preproc import pipeline
 from preproc.engines import TaskError, local_engine
 from preproc.raw_log import find_days

@@ -1,6 +1,6 @@
 import pytest
 
-from dlrm.data import transform
+from dlrm.data import native
 from dlrm.data.log_lines import LogFormat
 from preproc import raw_log
 from preproc.raw_log import (
@@ -28,8 +28,8 @@ def log(tmp_path):
 def parser(request, monkeypatch):
     """Both parsers."""
     if request.param == "numpy":
-        monkeypatch.setattr(transform, "host", None)
-    elif transform.host is None:
+        monkeypatch.setattr(native, "host", None)
+    elif native.host is None:
         pytest.skip("the native parser is not built")
 
 
