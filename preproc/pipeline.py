@@ -12,169 +12,29 @@ Every task leaves a file when it is done, and every stage a marker, in a `WorkFo
 """
 
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from dlrm.data import layout
-from dlrm.data.dictionaries import FrequencyLimit
 from dlrm.data.feature_spec import FeatureSpec
-from dlrm.data.log_lines import LogFormat
-from dlrm.data.transform import NUMERIC_TRANSFORMS, Transform, save_facts
+from dlrm.data.transform import Transform, save_facts
 from dlrm.files import crc32, write_manifest
 from preproc import report
-from preproc.dictionaries import (
-    CountJob,
-    FitJob,
-    count_split,
-    fit_columns,
-    merge_bucket,
-    write_lookups,
-)
-from preproc.engines import Engine, TaskError
-from preproc.raw_log import (
-    SUFFIXES,
-    Day,
-    Split,
-    count_lines,
-    number_rows,
-    split_days,
-    start_of_line,
-    unpack,
-)
+from preproc.counted_splits import count_buckets, counted_splits, num_rows, numbered_splits
+from preproc.dictionaries import FitJob, fit_columns, merge_bucket, write_lookups
+from preproc.engines import TaskError
+from preproc.raw_log import Split
 from preproc.shuffle_files import remove_unfinished, total_counts
-from preproc.tasks import (
-    OUTPUT_FORMATS,
-    Job,
-    Target,
-    create_files,
-    transform_split,
-    write_bucket,
-)
-from preproc.work_folder import Progress, WorkFolder
+from preproc.stage import Run
+from preproc.tasks import Job, Target, create_files, transform_split, write_bucket
 
-ORDERINGS = ("total_random", "input")
-HALVES = ("all", "first", "second")
-BAD_LINES = ("fail", "quarantine")
-QUARANTINE = "quarantine"  # directory of the lines that were left out
 UNLABELLED = "unlabelled"
-_SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless it is given
-_SPLITS_PER_CORE = 4
 _BUCKET_BYTES = 64 << 20  # of text whose rows one task sorts: a packed row is half of it
 _GROUPS = 12
-_COUNT_BUCKET_BYTES = 256 << 20  # of text whose counts one task merges, whatever repeats
-
-
-@dataclass(frozen=True)
-class Options:
-    """How logs are turned into numbers. Only `split_bytes` and `max_bad_lines` change no output.
-
-    Attributes:
-        dictionary_days: first and last day whose values get ids; None: all.
-        bad_lines: "fail", or "quarantine": leave them out and write them beside.
-        max_bad_lines: the share of all lines that may be left out.
-        report: whether `report.html` and `report.json` are written.
-    """
-
-    log_format: LogFormat = LogFormat()
-    frequency_limit: str = "15"
-    numeric_transform: str = "readme"
-    output_ordering: str = "total_random"
-    dictionary_days: tuple[int, int] | None = None
-    seed: int = 0
-    split_bytes: int | None = None
-    output_format: str = "split_binary"
-    bad_lines: str = "fail"
-    max_bad_lines: float = 0.001
-    report: bool = True
-
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("numeric_transform", NUMERIC_TRANSFORMS),
-            ("output_ordering", ORDERINGS),
-            ("output_format", OUTPUT_FORMATS),
-            ("bad_lines", BAD_LINES),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"--{name} {getattr(self, name)}: expected one of {allowed}")
-        if self.split_bytes is not None and self.split_bytes < 1:
-            raise ValueError(f"--split_bytes {self.split_bytes}: expected 1 or more")
-        if not 0 <= self.max_bad_lines <= 1:
-            raise ValueError(f"--max_bad_lines {self.max_bad_lines}: expected a share, 0 to 1")
-        self.parse_limit()
-
-    def parse_limit(self) -> FrequencyLimit:
-        """Returns what `frequency_limit` says of each column.
-
-        Raises:
-            ValueError: it is no limit, or has one for a column that is not categorical.
-        """
-        shape = self.log_format
-        return FrequencyLimit.parse(
-            self.frequency_limit, shape.num_numerical, shape.num_categorical
-        )
-
-    @property
-    def quarantine(self) -> bool:
-        """Whether lines that cannot be read are left out."""
-        return self.bad_lines == "quarantine"
-
-    def facts(self) -> dict[str, Any]:
-        """What decides the bytes that are written, by flag."""
-        values = asdict(self)
-        shape = values.pop("log_format")
-        del values["split_bytes"], values["max_bad_lines"]
-        return {f"--{name}": value for name, value in (shape | values).items()}
-
-
-@dataclass
-class Run:
-    """What all stages need: who runs tasks, where they leave what is done, and what to say."""
-
-    engine: Engine
-    work: WorkFolder
-    options: Options
-    say: Callable[[str], None] = print
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator["Stage"]:
-        """Says, at the end of a stage, how long it took."""
-        stage, start = Stage(self, name), time.perf_counter()
-        yield stage
-        seconds = max(time.perf_counter() - start, 1e-9)
-        rate = f"{stage.rows:>14,} rows" if stage.rows is not None else " " * 19
-        speed = f" {stage.size / seconds / 1e6:>10,.1f} MB/s" if stage.size else ""
-        self.say(f"{name + ':':<12}{rate} {seconds:8.1f} s{speed}")
-
-
-@dataclass
-class Stage:
-    """A stage that goes on, and what it has to say at its end."""
-
-    run: Run
-    name: str
-    rows: int | None = None
-    size: int = 0
-
-    def tasks(
-        self,
-        name: str,
-        task: Callable[[Any], dict[str, Any]],
-        items: Sequence[Any],
-        sizes: Sequence[int] | None = None,
-        rows: Sequence[int] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Runs a task on items, of `sizes` in bytes and of `rows`, and shows how it goes."""
-        progress = Progress(self.name, len(items), sizes, rows)
-        try:
-            return self.run.work.run(self.run.engine, name, task, items, progress)
-        finally:
-            progress.clear()
 
 
 def input_facts(files: Sequence[Path]) -> dict[str, str]:
@@ -207,9 +67,9 @@ def prepare(
     """
     if (facts := run.work.result("described")) is not None:
         return facts
-    splits = _counted_splits(run, files, num_days)
+    splits = counted_splits(run, files, num_days)
     last_day = splits[-1].day
-    train_rows, all_rows = _rows(splits, 0, last_day - 1), _rows(splits)
+    train_rows, all_rows = num_rows(splits, 0, last_day - 1), num_rows(splits)
     if not all_rows:
         raise ValueError("the input has no line that can be read; expected one or more")
     half = train_rows + (all_rows - train_rows) // 2
@@ -226,175 +86,15 @@ def prepare(
     return _describe(run, splits, totals)
 
 
-def _counted_splits(run: Run, files: Sequence[Path], num_days: int | None) -> list[Split]:
-    """Unpacks and cuts the input, and reads every line once; the splits then know their rows."""
-    days = _unpacked(run, files, "input")
-    if num_days is not None:
-        (day,) = days
-        days = _cut(run, day, num_days)
-    splits = _splits(run, "count", days, 0)
-    first, last = run.options.dictionary_days or (0, len(days) - 1)
-    if not 0 <= first <= last < len(days):
-        raise ValueError(
-            f"--dictionary_days {first}-{last}: expected days within 0-{len(days) - 1}"
-        )
-    with run.stage("count") as stage:
-        job = CountJob(
-            run.options.log_format,
-            str(run.work.folder("counts")),
-            _count_buckets(run, splits),
-            (first, last),
-            run.options.quarantine,
-        )
-        sizes = [split.size for split in splits]
-        task = partial(count_split, job=job)
-        counted = stage.tasks("count", task, list(enumerate(splits)), sizes)
-        splits = number_rows(splits, [result["rows"] for result in counted])
-        stage.rows, stage.size = _rows(splits), sum(sizes)
-    _quarantine(run, splits, [result["rejected"] for result in counted])
-    return splits
-
-
-def _numbered_splits(
-    run: Run, name: str, files: Sequence[Path], first_day: int, log_format: LogFormat
-) -> list[Split]:
-    """Unpacks the input and reads every line once, to know the rows alone."""
-    splits = _splits(run, name, _unpacked(run, files, name), first_day)
-    with run.stage(f"{name} count") as stage:
-        sizes = [split.size for split in splits]
-        job = CountJob(log_format, "", 1, (-1, -1), run.options.quarantine)
-        task = partial(count_split, job=job)
-        counted = stage.tasks(f"{name}.count", task, list(enumerate(splits)), sizes)
-        splits = number_rows(splits, [result["rows"] for result in counted])
-        stage.rows, stage.size = _rows(splits), sum(sizes)
-    _quarantine(run, splits, [result["rejected"] for result in counted])
-    return splits
-
-
-def _unpacked(run: Run, files: Sequence[Path], name: str) -> list[Day]:
-    """Returns the days of the files, of which compressed ones are unpacked into the work folder."""
-    packed = [path for path in files if path.suffix in SUFFIXES]
-    paths = {path: path for path in files}
-    if packed:
-        folder = run.work.folder(f"{name}.unpacked")
-        paths |= {path: folder / path.stem for path in packed}
-        with run.stage("unpack") as stage:
-            sizes = [path.stat().st_size for path in packed]
-            items = [(str(path), str(paths[path])) for path in packed]
-            unpacked = stage.tasks(f"{name}.unpack", _unpack, items, sizes)
-            stage.size = sum(result["bytes"] for result in unpacked)
-    return [
-        Day(str(paths[path].resolve()), 0, paths[path].stat().st_size, str(path)) for path in files
-    ]
-
-
-def _unpack(item: tuple[str, str]) -> dict[str, Any]:
-    return unpack(*item)
-
-
-def _cut(run: Run, day: Day, num_days: int) -> list[Day]:
-    """Cuts a file into days of equally many lines; the first ones have the remaining lines."""
-    with run.stage("cut") as stage:
-        chunks = _splits(run, "cut", [day], 0)
-        sizes = [chunk.size for chunk in chunks]
-        lines = [r["lines"] for r in stage.tasks("cut", _count_lines, chunks, sizes)]
-        total, stage.size = sum(lines), sum(sizes)
-        if total < num_days:
-            raise ValueError(
-                f"{day.source}: expected {num_days} lines or more, one a day (--num_days), got "
-                f"{total}"
-            )
-        edges = [0]
-        for number in range(1, num_days):
-            line = number * (total // num_days) + min(number, total % num_days)
-            chunk = 0
-            while line >= lines[chunk]:
-                line -= lines[chunk]
-                chunk += 1
-            edges.append(start_of_line(chunks[chunk], line))
-        edges.append(day.end)
-    return [day._replace(begin=a, end=b) for a, b in zip(edges, edges[1:], strict=False)]
-
-
-def _count_lines(split: Split) -> dict[str, Any]:
-    return {"lines": count_lines(split)}
-
-
-def _splits(run: Run, name: str, days: Sequence[Day], first_day: int) -> list[Split]:
-    """Cuts days into splits: those of the run that goes on, or new ones."""
-    stored = run.work.result(f"{name}.splits")
-    if stored is None:
-        smallest, largest = _SPLIT_BYTES
-        even = sum(day.end - day.begin for day in days) // (_SPLITS_PER_CORE * run.engine.cores)
-        split_bytes = run.options.split_bytes or min(max(even, smallest), largest)
-        stored = [asdict(split) for split in split_days(days, split_bytes, first_day)]
-        run.work.finish(f"{name}.splits", stored)
-    return [Split(**split) for split in stored]
-
-
-def _count_buckets(run: Run, splits: Sequence[Split]) -> int:
-    buckets = run.work.result("count.buckets")
-    if buckets is None:
-        text = sum(split.size for split in splits)
-        buckets = max(run.engine.cores, -(-text // _COUNT_BUCKET_BYTES))
-        run.work.finish("count.buckets", buckets)
-    return buckets
-
-
-def _rows(splits: Sequence[Split], first_day: int = 0, last_day: int | None = None) -> int:
-    return sum(
-        split.rows
-        for split in splits
-        if split.day >= first_day and (last_day is None or split.day <= last_day)
-    )
-
-
-def _quarantine(run: Run, splits: Sequence[Split], rejected: Sequence[list]) -> None:
-    """Writes the lines that were left out, a file a day, and refuses when they are too many.
-
-    A line there: its number, why it was left out, and its text.
-    """
-    bad = sum(len(lines) for lines in rejected)
-    if not run.options.quarantine:
-        return
-    total = bad + _rows(splits)
-    if bad > run.options.max_bad_lines * total:
-        raise TaskError(
-            f"{bad} of {total} lines cannot be read, a share above --max_bad_lines "
-            f"{run.options.max_bad_lines}; the first: {_first_rejected(splits, rejected)}"
-        )
-    folder = run.work.output / QUARANTINE
-    folder.mkdir(parents=True, exist_ok=True)
-    for source in dict.fromkeys(split.source for split in splits):
-        lines_before, texts = 0, []
-        for split, lines in zip(splits, rejected, strict=True):
-            if split.source == source:
-                texts += [f"{lines_before + n + 1}\t{why}\t{text}\n" for n, why, text in lines]
-                lines_before += split.rows + len(lines)
-        name = Path(source).name
-        (folder / f"{name}.tsv").write_text("".join(texts), encoding="utf-8")
-    run.say(f"{'quarantined:':<12}{bad:>14,} lines")
-
-
-def _first_rejected(splits: Sequence[Split], rejected: Sequence[list]) -> str:
-    before: dict[str, int] = {}
-    for split, lines in zip(splits, rejected, strict=True):
-        if lines:
-            number, why, _ = lines[0]
-            return f"{split.source}: line {before.get(split.source, 0) + number + 1}, {why}"
-        before[split.source] = before.get(split.source, 0) + split.rows
-    raise AssertionError("no line was rejected")
-
-
 def fit(run: Run, splits: Sequence[Split], directory: Path) -> None:
     """Makes dictionaries of the counts, and writes a transform."""
     shape, limit = run.options.log_format, run.options.parse_limit()
-    buckets = _count_buckets(run, splits)
+    buckets = count_buckets(run, splits)
     first, last = run.options.dictionary_days or (0, splits[-1].day)
     work = run.work
     directory.mkdir(parents=True, exist_ok=True)
     with run.stage("dictionary") as stage:
-        stage.rows = _rows(splits, first, last)
+        stage.rows = num_rows(splits, first, last)
         counts = work.folder("counts")
         sources = [str(counts / str(i)) for i, s in enumerate(splits) if first <= s.day <= last]
         merge = partial(
@@ -521,8 +221,8 @@ def _remove(folder: Path) -> None:
 def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:
     """Transforms a log without labels, in the order of its lines."""
     log_format = replace(run.options.log_format, labelled=False)
-    splits = _numbered_splits(run, UNLABELLED, [path], 0, log_format)
-    target = Target(UNLABELLED, 0, _rows(splits), labelled=False)
+    splits = numbered_splits(run, UNLABELLED, [path], log_format)
+    target = Target(UNLABELLED, 0, num_rows(splits), labelled=False)
     return transform(run, splits, [target], UNLABELLED)
 
 
@@ -550,24 +250,11 @@ def _describe(
             report.write(run, splits, fitted, totals)
         remove_unfinished(output)
         layout.write_dataset_manifest(
-            output, rows, fitted.cardinalities, transform_facts(options), _checksums(run)
+            output, rows, fitted.cardinalities, options.manifest_facts(), _checksums(run)
         )
     facts = {"totals": totals, "cardinalities": fitted.cardinalities}
     run.work.finish_output(facts)
     return facts
-
-
-def transform_facts(options: Options) -> dict[str, Any]:
-    """What the manifest says of how the numbers were made."""
-    return {
-        "numeric_transform": options.numeric_transform,
-        "frequency_limit": options.frequency_limit,
-        "dictionary_days": options.dictionary_days and "{}-{}".format(*options.dictionary_days),
-        "output_ordering": options.output_ordering,
-        "seed": options.seed,
-        "output_format": options.output_format,
-        "bad_lines": options.bad_lines,
-    }
 
 
 def _checksums(run: Run) -> dict[str, str]:
@@ -591,10 +278,10 @@ def _groups(items: Sequence[Any]) -> list[list[Any]]:
 def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> None:
     """Fits a transform alone, as `--mode generate_models` does."""
     if run.work.result("described") is None:
-        splits = _counted_splits(run, files, num_days)
+        splits = counted_splits(run, files, num_days)
         fit(run, splits, run.work.output)
         remove_unfinished(run.work.output)
-        write_manifest(run.work.output, "transform", rows=_rows(splits))
+        write_manifest(run.work.output, "transform", rows=num_rows(splits))
         run.work.finish_output(True)
 
 
@@ -620,8 +307,8 @@ def transform_days(
     if (totals := run.work.result("described")) is not None:
         return totals
     run.work.output.mkdir(exist_ok=True)
-    splits = _numbered_splits(run, "input", files, 0, replace(shape, labelled=labelled))
-    rows = _rows(splits)
+    splits = numbered_splits(run, "input", files, replace(shape, labelled=labelled))
+    rows = num_rows(splits)
     first = rows // 2 if half == "second" else 0
     last = rows // 2 if half == "first" else rows
     with run.stage("dictionary") as stage:

@@ -138,10 +138,10 @@ def _one_form(forms: list[Path]) -> Path:
     return path
 
 
-def split_days(days: Sequence[Day], split_bytes: int, first_day: int = 0) -> list[Split]:
+def split_days(days: Sequence[Day], split_bytes: int) -> list[Split]:
     """Cuts days into splits of about equal size, in the order of their lines."""
     splits = []
-    for number, day in enumerate(days, first_day):
+    for number, day in enumerate(days):
         size = day.end - day.begin
         parts = -(-size // split_bytes)
         edges = [day.begin + size * i // parts for i in range(parts + 1)]

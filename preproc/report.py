@@ -6,17 +6,16 @@ Both depend on the logs and the options alone, so that the same logs have the sa
 import html
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.transform import Transform
+from preproc.counted_splits import QUARANTINE
 from preproc.raw_log import Split
+from preproc.stage import Run
 from preproc.statistics import Statistics, logarithm_of_bin
-
-if TYPE_CHECKING:
-    from preproc.pipeline import Run
 
 JSON, HTML = "report.json", "report.html"
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -25,7 +24,7 @@ _DRIFT_LEVELS = ((0.25, "large"), (0.1, "some"))  # customary for the population
 
 
 def write(
-    run: "Run", splits: Sequence[Split], fitted: Transform, totals: dict[str, dict[str, int]]
+    run: Run, splits: Sequence[Split], fitted: Transform, totals: dict[str, dict[str, int]]
 ) -> None:
     """Writes the report of a run whose rows are all transformed."""
     counts = _by_name_and_day(run, splits)
@@ -41,7 +40,7 @@ def write(
     (run.work.output / HTML).write_text(_page(facts), encoding="utf-8")
 
 
-def _by_name_and_day(run: "Run", splits: Sequence[Split]) -> dict[tuple[str, int], Statistics]:
+def _by_name_and_day(run: Run, splits: Sequence[Split]) -> dict[tuple[str, int], Statistics]:
     folder = run.work.folder("transform.statistics")
     counts: dict[tuple[str, int], Statistics] = {}
     for number, split in enumerate(splits):
@@ -175,9 +174,7 @@ def _shares(histogram: np.ndarray) -> np.ndarray:
     return np.maximum(histogram / max(histogram.sum(), 1), _SHARE_FLOOR)
 
 
-def _rejected(run: "Run") -> dict[str, int]:
-    from preproc.pipeline import QUARANTINE
-
+def _rejected(run: Run) -> dict[str, int]:
     folder = run.work.output / QUARANTINE
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return {path.name: path.read_text(encoding="utf-8").count("\n") for path in files}

@@ -24,10 +24,15 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dlrm.data.log_lines import LogFormat
+from dlrm.data.transform import NUMERIC_TRANSFORMS
 from preproc import pipeline
+from preproc.counted_splits import QUARANTINE
 from preproc.engines import Engine, EngineError, TaskError, local_engine
+from preproc.options import BAD_LINES, HALVES, ORDERINGS, Options
 from preproc.raw_log import find_days, find_file
 from preproc.spark_engine import spark_engine
+from preproc.stage import Run
+from preproc.tasks import OUTPUT_FORMATS
 from preproc.work_folder import open_work_folder
 
 DATASET = "binary_dataset"
@@ -148,7 +153,7 @@ def _transform(flags: argparse.Namespace) -> None:
 @contextmanager
 def _run(
     flags: argparse.Namespace, output: Path, files: list[Path], facts: dict[str, Any]
-) -> Iterator[pipeline.Run]:
+) -> Iterator[Run]:
     """Opens the work folder of an output, and starts the engine."""
     options = _options(flags)
     replace = flags.write_mode == "overwrite"
@@ -160,7 +165,7 @@ def _run(
             with _engine(flags, output.parent / "spark.log") as engine:
                 if engine.address:
                     _say(f"Spark UI: {engine.address}")
-                yield pipeline.Run(engine, work, options, _say)
+                yield Run(engine, work, options, _say)
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.path.parent}: the same command goes on with it"
             raise type(error)(f"{error} ({hint})") from error
@@ -191,8 +196,8 @@ def _engine(flags: argparse.Namespace, log: Path) -> Iterator[Engine]:
             yield engine
 
 
-def _options(flags: argparse.Namespace) -> pipeline.Options:
-    return pipeline.Options(
+def _options(flags: argparse.Namespace) -> Options:
+    return Options(
         log_format=LogFormat(flags.num_numerical, flags.num_categorical),
         frequency_limit=flags.frequency_limit,
         numeric_transform=flags.numeric_transform,
@@ -253,7 +258,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    default = pipeline.Options()
+    default = Options()
     add("--mode", choices=_MODES, default="prepare")
     add("--input_folder", type=Path, help="where day_0, day_1, ... are, or train.txt")
     add("--input_file", type=Path, help="generate_models, transform: one file instead of days")
@@ -262,7 +267,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--num_days", type=int, help="how many day files there must be (default: what is there); "
         f"into how many days train.txt is cut (default {_KAGGLE_DAYS})")  # fmt: skip
     add("--days", type=_range, help="generate_models, transform: A-B inclusive; default: all")
-    add("--half", choices=pipeline.HALVES, default="all", help="transform: which half of the rows")
+    add("--half", choices=HALVES, default="all", help="transform: which half of the rows")
     add("--unlabelled", action="store_true", help="transform: the lines have no label")
     add("--write_mode", choices=("overwrite", "errorifexists"), default="overwrite",
         help="may an earlier output be replaced, once the new one is whole")  # fmt: skip
@@ -273,16 +278,16 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="how often a value must occur to get an id: N, or COLUMN:N, comma-separated; the "
         "first categorical column is 1 + num_numerical (default 15)")  # fmt: skip
     add("--dictionary_days", type=_range, help="A-B: days to fit on; default: all, the last too")
-    add("--numeric_transform", choices=pipeline.NUMERIC_TRANSFORMS, default="readme",
+    add("--numeric_transform", choices=NUMERIC_TRANSFORMS, default="readme",
         help="readme: ln(x + 2), missing x as 0; nvidia: ln(x + 3), 0 if missing")  # fmt: skip
-    add("--output_ordering", choices=pipeline.ORDERINGS, default="total_random",
+    add("--output_ordering", choices=ORDERINGS, default="total_random",
         help="order of training rows (of all rows for --mode transform)")  # fmt: skip
-    add("--output_format", choices=pipeline.OUTPUT_FORMATS, default="split_binary",
+    add("--output_format", choices=OUTPUT_FORMATS, default="split_binary",
         help="split_binary: a file a feature; binary: NVIDIA's rows of 4-byte words")  # fmt: skip
     add("--seed", type=int, default=0, help="of total_random")
-    add("--bad_lines", choices=pipeline.BAD_LINES, default="fail",
+    add("--bad_lines", choices=BAD_LINES, default="fail",
         help="a line that cannot be read ends the run, or is left out and written to "
-        f"{pipeline.QUARANTINE}/ with the reason")  # fmt: skip
+        f"{QUARANTINE}/ with the reason")  # fmt: skip
     add("--max_bad_lines", type=float, default=default.max_bad_lines,
         help="share of lines that may be left out (default 0.001)")  # fmt: skip
     add("--report", action=argparse.BooleanOptionalAction, default=True,

@@ -11,8 +11,10 @@ from dlrm.data.text_columns import TextColumn
 from dlrm.data.transform import Transform
 from preproc import pipeline
 from preproc.engines import TaskError, local_engine
+from preproc.options import Options
 from preproc.raw_log import find_days
 from preproc.simulate_logs import Simulation, simulate
+from preproc.stage import Run
 from preproc.work_folder import open_work_folder
 
 SMALL = LogFormat(2, 3)
@@ -20,11 +22,11 @@ SMALL = LogFormat(2, 3)
 
 def prepare(engine, folder, output, restart=False, **options):
     """Runs the whole pipeline, and returns the path of the dataset."""
-    options = pipeline.Options(**options)
+    options = Options(**options)
     days = find_days(folder)
     facts = options.facts() | pipeline.input_facts(days)
     with open_work_folder(output / "binary_dataset", facts, True, restart) as work:
-        pipeline.prepare(pipeline.Run(engine, work, options, lambda text: None), days)
+        pipeline.prepare(Run(engine, work, options, lambda text: None), days)
         work.publish()
     return output / "binary_dataset"
 
@@ -154,9 +156,9 @@ def test_stored_transform_gives_the_bytes_of_the_dataset(good, logs):
 
 def test_separate_stages_give_the_same_files(engine, good, logs, tmp_path):
     def run(output, **options):
-        options = pipeline.Options(**options, report=False)
+        options = Options(**options, report=False)
         with open_work_folder(tmp_path / output, {}, True, False) as work:
-            yield pipeline.Run(engine, work, options, lambda text: None)
+            yield Run(engine, work, options, lambda text: None)
             work.publish()
 
     days, models = day_files(logs), tmp_path / "models"
@@ -235,5 +237,5 @@ def test_wrong_options_are_named(local, tmp_path):
     with pytest.raises(ValueError, match="--dictionary_days 0-2"):
         prepare(local, days, tmp_path, log_format=SMALL, dictionary_days=(0, 2))
     with pytest.raises(ValueError, match="--output_ordering day_random"):
-        pipeline.Options(output_ordering="day_random")
+        Options(output_ordering="day_random")
     assert not (tmp_path / "binary_dataset").exists()

@@ -15,8 +15,10 @@ from dlrm.data.log_lines import LogFormat
 from dlrm.files import read_manifest
 from preproc import pipeline
 from preproc.engines import EngineError, TaskError, local_engine
+from preproc.options import Options
 from preproc.raw_log import find_days
 from preproc.simulate_logs import Simulation, simulate
+from preproc.stage import Run
 from preproc.work_folder import open_work_folder
 
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
@@ -33,11 +35,11 @@ class Inline:
 
 
 def prepare(engine, raw, output, restart=False, **options):
-    options = pipeline.Options(frequency_limit="1", **options)
+    options = Options(frequency_limit="1", **options)
     days = find_days(raw)
     facts = options.facts() | pipeline.input_facts(days)
     with open_work_folder(output / "dataset", facts, True, restart) as work:
-        pipeline.prepare(pipeline.Run(engine, work, options, lambda text: None), days)
+        pipeline.prepare(Run(engine, work, options, lambda text: None), days)
         work.publish()
 
 
