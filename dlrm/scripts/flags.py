@@ -113,6 +113,11 @@ def _define_run() -> None:
         "Replay a step, and a prediction, as one CUDA graph: one process on one GPU, with the same "
         "results",
     )
+    flags.DEFINE_boolean(
+        "deterministic",
+        False,
+        "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
+    )
     flags.DEFINE_string(
         "backend", "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"
     )
@@ -146,11 +151,6 @@ def _define_precision() -> None:
     )
     flags.DEFINE_float("loss_scale", 1024.0, "Static loss scale of --amp in fp16", lower_bound=0)
     flags.DEFINE_boolean("tf32", True, "Allow TensorFloat-32 in float32 matrix products on cuda")
-    flags.DEFINE_boolean(
-        "deterministic",
-        False,
-        "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
-    )
 
 
 def _define_data() -> None:
