@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dlrm.scripts import environment
 from dlrm.scripts.findings import NOTE, OK, SLOW, Finding
+from dlrm.scripts.host_memory import control_groups, host_memory, read
 
 GIB = 2**30
 
@@ -67,7 +68,7 @@ def memory_set_up() -> Iterator[Finding]:
     """Huge pages, and whether freed memory is kept."""
     import torch
 
-    kernel = _read("/sys/kernel/mm/transparent_hugepage/enabled")
+    kernel = read("/sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", kernel)
     mode = chosen.group(1) if chosen else "unknown"
     setting = os.environ.get("THP_MEM_ALLOC_ENABLE", "not set")
@@ -102,14 +103,9 @@ def memory_set_up() -> Iterator[Finding]:
 
 def room() -> Iterator[Finding]:
     """Memory and disk."""
-    fields = dict(re.findall(r"(\w+):\s+(\d+) kB", _read("/proc/meminfo")))
-    if fields:
-        total, free = (int(fields[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
-        value = f"{free / GIB:.1f} GiB free of {total / GIB:.1f}"
-        limit = _cgroup_memory()
-        if limit is not None and limit < total:
-            value += f"; the control group allows {limit / GIB:.1f}"
-            free = min(free, limit)
+    if (memory := host_memory()) is not None:
+        free, total = memory
+        value = f"{free / GIB:.1f} GiB free of {total / GIB:.1f} that this process may take"
         cost = "models above that do not fit: 26 tables of 100,000 rows of 128 floats take 1.3 GiB"
         low = free < 4 * GIB
         yield Finding("memory", NOTE if low else OK, value, cost if low else "")
@@ -125,7 +121,7 @@ def room() -> Iterator[Finding]:
 
 def offered_instructions() -> list[str]:
     """Those of the processor's instruction sets that matter here."""
-    flags = set(_read("/proc/cpuinfo").partition("flags")[2].partition("\n")[0].split())
+    flags = set(read("/proc/cpuinfo").partition("flags")[2].partition("\n")[0].split())
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
     return [name for name in wanted if name in flags]
 
@@ -140,38 +136,12 @@ def _faults_of_touching(torch, size: int) -> int:
 
 def _cgroup_cpus() -> float | None:
     """Cores that the control group allows, version 2 or 1; None where it sets no limit."""
-    for path in _cgroup_files("cpu.max"):
-        quota, _, period = _read(path).partition(" ")
+    for directory in control_groups():
+        quota, _, period = read(str(directory / "cpu.max")).partition(" ")
         if quota.isdecimal() and period.strip().isdecimal():
             return int(quota) / int(period)
-    quota = _read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
-    period = _read("/sys/fs/cgroup/cpu/cpu.cfs_period_us").strip()
+    quota = read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
+    period = read("/sys/fs/cgroup/cpu/cpu.cfs_period_us").strip()
     if quota.isdecimal() and period.isdecimal():
         return int(quota) / int(period)
     return None
-
-
-def _cgroup_memory() -> int | None:
-    """Bytes that the control group allows; None where it sets no limit."""
-    v1 = "/sys/fs/cgroup/memory/memory.limit_in_bytes"
-    for path in (*_cgroup_files("memory.max"), v1):
-        if (limit := _read(path).strip()).isdecimal():
-            return int(limit)
-    return None
-
-
-def _cgroup_files(name: str) -> Iterator[str]:
-    """A file of this process's control group (version 2) and of those above it."""
-    own = re.search(r"^0::/(.*)$", _read("/proc/self/cgroup"), re.MULTILINE)
-    directory = Path("/sys/fs/cgroup", own.group(1) if own else "")
-    for candidate in (directory, *directory.parents):
-        if candidate.is_relative_to("/sys/fs/cgroup"):
-            yield str(candidate / name)
-
-
-def _read(path: str) -> str:
-    """A file of the kernel's, or nothing where there is none."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

@@ -27,7 +27,9 @@ from dlrm.distributed import World, agreed, check_same
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.scripts import flags, session
+from dlrm.scripts.host_memory import host_memory, machine
 from dlrm.serving.runtimes import RUNTIMES, open_runtimes
+from dlrm.tasks.footprint import Room, agree_that_tables_fit
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.benchmark import Latency, measure_inference
 from dlrm.train.checkpoint import (
@@ -87,7 +89,10 @@ def run() -> dict[str, float]:
         checkpoint = FLAGS.load_checkpoint_path and find_checkpoint(FLAGS.load_checkpoint_path)
         resumed = last_checkpoint(FLAGS.save_checkpoint_path) if FLAGS.resume else None
         adopted = _adopted(resumed or checkpoint)
-        task = _make_task(whole, world, precision, adopted)
+        architecture = _architecture(whole, adopted)
+    _agree_that_tables_fit(architecture, world, checkpoint, resumed)
+    with agreed(world, *session.USER_ERRORS):
+        task = _make_task(architecture, world, precision)
         fingerprint = _fingerprint(whole)
         log = RunLog(FLAGS.log_path, quiet=world.rank > 0)
     check_same({f"the dataset's {name}": value for name, value in fingerprint.items()}, world)
@@ -120,15 +125,33 @@ def run() -> dict[str, float]:
     return summary
 
 
-def _make_task(
-    datasets: Datasets, world: World, precision: PrecisionConfig, adopted: dict[str, Any]
-) -> Recommendation:
-    config = flags.config(
+def _architecture(datasets: Datasets, adopted: dict[str, Any]) -> DLRMConfig:
+    return flags.config(
         DLRMConfig,
         table_sizes=tuple(datasets.train.table_sizes),
         num_numerical_features=datasets.train.num_numerical,
         **adopted,
     )
+
+
+def _agree_that_tables_fit(
+    config: DLRMConfig, world: World, checkpoint: Path | None, resumed: Path | None
+) -> None:
+    chosen, memory = flags.optimizer_config(), host_memory()
+    trained = FLAGS.mode == "train" and not chosen.freeze_embeddings
+    fixed = ["embedding_dim", "max_table_size"] if checkpoint or resumed else []
+    fixed += ["embedding_optimizer", "base_device"] if resumed else []
+    fixed += ["processes"] if FLAGS.mode == "inference_benchmark" else []
+    agree_that_tables_fit(
+        config,
+        chosen.embedding_optimizer if trained else None,
+        world,
+        Room("the host", machine(), *memory) if memory else None,
+        fixed,
+    )
+
+
+def _make_task(config: DLRMConfig, world: World, precision: PrecisionConfig) -> Recommendation:
     dtype, on_cpu = precision.dtype(world.device), FLAGS.auc_device == "CPU"
     recorded = FLAGS.cuda_graphs and _why_not_recorded(world) is None
     recorder = CudaRecorder(world.device) if recorded else None

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from op_recorder import OpRecorder
 from sklearn.metrics import roc_auc_score
 from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
@@ -473,3 +474,49 @@ def test_micro_batches_and_clipping_train_as_well(command):
 def test_what_makes_no_sense_for_a_dlrm_is_refused(command, flag, message):
     with pytest.raises(ValueError, match=message):
         command(flag)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed", "free", "proposed"),
+    [  # 383 rows of 4 floats, and Adam's two of each
+        ([], 383 * 48, 383 * 32, "--embedding_optimizer adagrad"),
+        (["--freeze_embeddings"], 383 * 16, 207 * 16, "--max_table_size 77"),  # 53 + 2 n rows
+        (["--mode=test"], 383 * 16, 207 * 16, "--max_table_size 77"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused_before_they_are_made(
+    command, monkeypatch, arguments, needed, free, proposed
+):
+    monkeypatch.setattr(main, "Recommendation", None)
+    monkeypatch.setattr(main, "host_memory", lambda: (needed, 2**30))
+    with pytest.raises(TypeError):  # it fits, and is made
+        command(*arguments)
+    monkeypatch.setattr(main, "host_memory", lambda: (free, 2**30))
+    with pytest.raises(ValueError, match="the embedding tables need .* on the host") as raised:
+        command(*arguments)
+    assert proposed in str(raised.value)
+    assert "base_device" not in str(raised.value)
+    assert "processes" not in str(raised.value)
+
+
+def test_a_checkpoints_architecture_is_not_proposed_to_change(command, monkeypatch):
+    command("--max_steps=1", "--save_checkpoint_path=run")
+    monkeypatch.setattr(main, "host_memory", lambda: (383 * 16, 2**30))
+    with pytest.raises(ValueError, match="What fits: --embedding_optimizer sgd$"):
+        command("--load_checkpoint_path=run")
+    with pytest.raises(ValueError, match="No other value of one flag"):
+        command("--save_checkpoint_path=run", "--resume")
+
+
+def test_tables_that_do_not_fit_on_the_gpu_are_refused_before_they_are_made(command, monkeypatch):
+    asked = []
+
+    def mem_get_info(device):
+        asked.append(device)
+        return 383 * 48 - 1, 80 << 30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    with pytest.raises(ValueError, match=r"on cuda, .*2 processes with a GPU.*--base_device cpu$"):
+        command("--base_device=cuda")
+    assert asked == ["cuda"]

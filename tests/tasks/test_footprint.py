@@ -1,0 +1,158 @@
+"""Bytes of tables against numbers by hand and against what training really holds."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from dlrm.data.batch import Batch
+from dlrm.distributed import OtherRankError, World
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.footprint import (
+    GIB,
+    Room,
+    agree_that_tables_fit,
+    alternatives,
+    check_tables_fit,
+    table_bytes,
+)
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.optim import OptimizerConfig
+
+# Rows of 1 KiB: 3, 1 and 1 GiB, and as much again for each float of an optimizer's.
+LARGE = DLRMConfig((3 << 20, 1 << 20, 1 << 20), embedding_dim=256, bottom_mlp_sizes=(512, 256))
+KINDS = [
+    *(("joint_fused", "fp32", kind) for kind in ("sgd", "adagrad", "row_wise_adagrad", "adam")),
+    *(("joint_fused", "bf16", kind) for kind in ("sgd", "adagrad", "row_wise_adagrad", "adam")),
+    *(("joint", "fp32", kind) for kind in ("sgd", "adagrad", "adam")),
+    *(("multi_table", "fp32", kind) for kind in ("sgd", "adagrad", "adam")),
+]
+
+
+def rooms(*free, place="rank {}"):
+    return [Room("cuda", place.format(i), int(f * GIB), 80 * GIB) for i, f in enumerate(free)]
+
+
+def found(config, optimizer, rooms, host=100, fixed=()):
+    hosts = [Room("the host", "m", int(host * GIB), 100 * GIB)] * len(rooms)
+    return list(alternatives(config, optimizer, rooms, hosts, fixed))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "gibibytes"),
+    [(None, 5), ("sgd", 5), ("adagrad", 10), ("adam", 15), ("row_wise_adagrad", 5 + 20 / 1024)],
+)
+def test_a_table_needs_its_values_and_its_optimizers_state(optimizer, gibibytes):
+    assert table_bytes(LARGE, optimizer, 1) == [gibibytes * GIB]
+    narrow = dataclasses.replace(LARGE, embedding_dtype="bf16")
+    assert table_bytes(narrow, optimizer, 1) == [gibibytes * GIB]
+    assert [3 * b for b in table_bytes(LARGE, optimizer, 2)] == [9 / 5 * gibibytes * GIB] + [
+        6 / 5 * gibibytes * GIB
+    ]
+
+
+@pytest.mark.parametrize(("layout", "dtype", "optimizer"), KINDS)
+def test_training_holds_what_is_counted(layout, dtype, optimizer):
+    config = DLRMConfig((300, 70), 4, 8, (8,), (1,), embedding_type=layout, embedding_dtype=dtype)
+    task = Recommendation(config)
+    tables, _ = task.optimizers(OptimizerConfig(optimizer))
+    task.loss(
+        Batch(torch.ones(6, 4), torch.ones(6, 2, dtype=torch.int64), torch.ones(6))
+    ).backward()
+    tables.step()
+    held = [weight for weight, _ in task.table_parameters()]
+    held += task.model.embeddings.lower_halves().values()
+    states = [s for state in tables.state.values() for s in state.values()]
+    held += [state for state in states if isinstance(state, torch.Tensor) and state.ndim]
+    assert table_bytes(config, optimizer, 1) == [sum(t.numel() * t.element_size() for t in held)]
+
+
+def test_what_just_fits_is_taken():
+    (room,) = rooms(5)
+    check_tables_fit(LARGE, "sgd", [room], [room])
+    with pytest.raises(ValueError, match=re.escape("need 5.00 GiB on cuda")):
+        check_tables_fit(LARGE, "sgd", [dataclasses.replace(room, free=room.free - 1)], [room])
+
+
+def test_the_message_says_what_is_needed_what_is_free_and_what_fits():
+    (room,), (host,) = rooms(12), rooms(15)
+    with pytest.raises(ValueError) as raised:
+        check_tables_fit(LARGE, "adam", [room], [host])
+    assert str(raised.value) == (
+        "the embedding tables need 15.00 GiB on cuda, where 12.00 GiB of 80.00 GiB are free: "
+        "5.00 GiB of 5,242,880 rows of 256 values and 10.00 GiB of adam's state. What fits: "
+        "--embedding_dim 128 --bottom_mlp_sizes 512,128; --embedding_optimizer adagrad; "
+        # n + 2 * 2**20 rows of 3 KiB in 12 GiB: n is at most 2,097,152
+        "--hash_indices --max_table_size 2000000; "
+        "2 processes with a GPU like this each (torchrun); --base_device cpu"
+    )
+
+
+def test_only_what_fits_is_proposed():
+    (tight,) = rooms(5)
+    assert found(LARGE, "adam", [tight], host=14) == [
+        "--embedding_dim 64 --bottom_mlp_sizes 512,64",  # 3.75 GiB; 128 needs 7.5
+        "--embedding_optimizer sgd",  # row_wise_adagrad needs 20 MiB more
+        "--hash_indices --max_table_size 580000",  # 3 n rows of 3 KiB: n is at most 582,542
+    ]
+    even = dataclasses.replace(LARGE, table_sizes=(1 << 20,) * 4)
+    assert found(even, "sgd", rooms(1.5), host=1)[2:] == [  # of three, one would have 2 GiB
+        "4 processes with a GPU like this each (torchrun)"
+    ]
+    (little,) = rooms(0.001)
+    assert found(LARGE, None, [little], host=1, fixed=["max_table_size"]) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"), [("joint_fused", "row_wise_adagrad"), ("joint_sparse", "sgd")]
+)
+def test_row_wise_adagrad_is_for_joint_fused(layout, expected):
+    config = dataclasses.replace(LARGE, embedding_type=layout)
+    assert f"--embedding_optimizer {expected}" in found(config, "adagrad", rooms(6))
+
+
+def test_nothing_is_proposed_that_must_stay():
+    everything = ("embedding_dim", "embedding_optimizer", "max_table_size", "processes")
+    assert found(LARGE, "adam", rooms(12), fixed=everything) == ["--base_device cpu"]
+    (room,) = rooms(12)
+    with pytest.raises(ValueError, match="No other value of one flag makes them fit"):
+        check_tables_fit(LARGE, "adam", [room], [room], (*everything, "base_device"))
+
+
+def test_a_process_of_several_is_named():
+    with pytest.raises(ValueError, match=re.escape("need 2.00 GiB on cuda (rank 1)")):
+        check_tables_fit(LARGE, "sgd", rooms(4, 1.5), rooms(1, 1))
+
+
+def test_processes_of_one_machine_share_its_memory():
+    shared = rooms(4, 4, place="here")
+    with pytest.raises(ValueError, match=re.escape("need 5.00 GiB on cuda (ranks 0, 1)")):
+        check_tables_fit(LARGE, "sgd", shared, shared)
+    check_tables_fit(LARGE, "sgd", rooms(4, 4), shared)
+
+
+def test_a_gpu_is_asked_for_its_free_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * GIB, 80 * GIB))
+    with pytest.raises(ValueError, match=r"need 5.00 GiB on cuda:1, where 4.00 GiB of 80.00"):
+        agree_that_tables_fit(LARGE, "sgd", World(device="cuda:1"), None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * GIB, 80 * GIB))
+    agree_that_tables_fit(LARGE, "sgd", World(device="cuda:1"), None)
+
+
+def test_a_host_of_unknown_memory_is_not_judged():
+    agree_that_tables_fit(LARGE, "sgd", World(), None)
+
+
+def agree(world, free):
+    room = Room("the host", f"machine {world.rank}", free, 80 * GIB)
+    agree_that_tables_fit(LARGE, "sgd", world, room)
+
+
+def test_all_ranks_end_where_one_has_too_little(ranks):
+    assert ranks(2).call(agree, [(3 * GIB,), (2 * GIB,)]) == [None, None]
+    first, second = ranks(2).call(agree, [(3 * GIB,), (GIB,)])
+    assert isinstance(first, ValueError)
+    assert "the host (rank 1)" in str(first)
+    assert "processes" not in str(first)
+    assert isinstance(second, OtherRankError)
