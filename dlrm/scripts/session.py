@@ -119,10 +119,19 @@ def device(asked: str | None) -> str:
     """
     if asked is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.split(":")[0] not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", asked):
         raise ValueError(f"--base_device {asked}: expected cpu, cuda or cuda:<index>")
-    if asked.startswith("cuda") and not torch.cuda.is_available():
+    if asked == "cpu":
+        return asked
+    if torch.version.cuda is None:
+        raise ValueError(f"--base_device {asked}: torch {torch.__version__} is built without CUDA")
+    if not torch.cuda.is_available():
         raise ValueError(f"--base_device {asked}: torch finds no CUDA device here; use cpu")
+    index, count = int(asked.partition(":")[2] or 0), torch.cuda.device_count()
+    if index >= count:
+        raise ValueError(
+            f"--base_device {asked}: expected an index below {count}, the devices here"
+        )
     return asked
 
 

@@ -508,6 +508,30 @@ def test_a_checkpoints_architecture_is_not_proposed_to_change(command, monkeypat
         command("--save_checkpoint_path=run", "--resume")
 
 
+def has_gpus(monkeypatch, count):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "message"),
+    [
+        ("cuda", None, "is built without CUDA"),
+        ("cuda", 0, "torch finds no CUDA device here; use cpu"),
+        ("cuda:2", 2, "expected an index below 2, the devices here"),
+        ("cuda:-1", 2, "expected cpu, cuda or cuda:<index>"),
+        ("cpu:0", 2, "expected cpu, cuda or cuda:<index>"),
+    ],
+)
+def test_a_device_that_is_not_here_is_named(command, monkeypatch, asked, count, message):
+    has_gpus(monkeypatch, count or 0)
+    if count is None:
+        monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ValueError, match=f"--base_device {asked}: .*{message}"):
+        command(f"--base_device={asked}")
+
+
 def test_tables_that_do_not_fit_on_the_gpu_are_refused_before_they_are_made(command, monkeypatch):
     asked = []
 
@@ -515,7 +539,7 @@ def test_tables_that_do_not_fit_on_the_gpu_are_refused_before_they_are_made(comm
         asked.append(device)
         return 383 * 48 - 1, 80 << 30
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    has_gpus(monkeypatch, 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
     with pytest.raises(ValueError, match=r"on cuda, .*2 processes with a GPU.*--base_device cpu$"):
         command("--base_device=cuda")
