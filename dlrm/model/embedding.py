@@ -154,7 +154,8 @@ class MultiTableEmbedding(nn.Module):
     def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
         if vectors:
             return torch.stack(vectors, dim=1).to(dtype)
-        return torch.zeros(batch, 0, self.dim, dtype=dtype, requires_grad=True)
+        device = self.table_offsets.device
+        return torch.zeros(batch, 0, self.dim, dtype=dtype, device=device, requires_grad=True)
 
 
 def check_ids(ids: Tensor, table_sizes: Sequence[int]) -> None:

@@ -1,0 +1,76 @@
+"""A device on which tensors have a place and no values: what a step would mix up on a GPU shows here.
+
+torch's fake tensors are of any device, and an operator that is given those of two raises as on a
+GPU. Tensors of "cuda" have no backward pass where torch has no CUDA; those of "lazy", a device that
+nothing else uses, have one, and take the GPU's part.
+"""
+
+import contextlib
+import sys
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from dlrm.distributed import World
+from dlrm.ops import library
+
+NAME = "lazy:0"
+_ATEN = torch.ops.aten
+
+
+class FakeDevice(FakeTensorMode):
+    """Within the block tensors are fake ones, and numbers that are waited for are 1."""
+
+    def __init__(self):
+        super().__init__(allow_non_fake_inputs=True)
+
+    def place(self, task):
+        """Moves a task, which was made on the CPU, with whatever its network has registered."""
+        with self:
+            task.model.to(NAME)
+        task.world = World(device=NAME)
+        if hasattr(task.model, "world"):
+            task.model.world = task.world
+        self.allow_non_fake_inputs = False  # nothing real from now on: it was not moved
+
+    def batch(self, batch):
+        with self:
+            return batch.map(lambda tensor: self.from_tensor(tensor).to(NAME))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is _ATEN._local_scalar_dense.default and args[0].device.type != "cpu":
+            if args[0].dtype != torch.bool:
+                return 1.0 if args[0].is_floating_point() else 1
+            return getattr(args[0], "is_not_below", False)  # `0 <= rate`, but not `rate < 0`
+        # These torch does not look at: they read scalars, too, on their device.
+        fused = func.name().startswith("aten::_fused_")
+        if fused or func.namespace == "dlrm":
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            places = {str(tensor.device) for tensor in tensors}
+            assert len(places) == 1, f"{func} of tensors on {', '.join(sorted(places))}"
+        if fused:  # in place; few have a fake
+            return None
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _ATEN.ge.Scalar:
+            result.is_not_below = True
+        return result
+
+
+@contextlib.contextmanager
+def fake_device():
+    """Gives a device that the package and torch's optimizers take for a GPU with our kernels."""
+    foreach = torch.utils._foreach_utils
+    supported = [*foreach._get_fused_kernels_supported_devices(), "lazy"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_native_devices", library._native_devices | {"lazy"})
+        patch.setattr(FakeTensor, "is_cuda", property(lambda t: t.device.type == "lazy"), False)
+        patch.setattr(torch, "is_autocast_enabled", lambda *device: False)  # it knows no "lazy"
+        for module in (foreach, sys.modules["torch.optim.optimizer"]):
+            for kind in ("fused", "foreach"):
+                name = f"_get_{kind}_kernels_supported_devices"
+                patch.setattr(module, name, lambda: supported, raising=False)
+        yield FakeDevice()

@@ -1,0 +1,153 @@
+"""Steps on a device whose tensors have no values: all that a step needs is where it computes."""
+
+import itertools
+
+import pytest
+import torch
+from fake_device import NAME, fake_device
+from small_texts import Rows, small
+
+from dlrm import ops
+from dlrm.data import augment
+from dlrm.data.batch import Batch
+from dlrm.data.images import GeneratedImages, ImageLoader
+from dlrm.data.text import TextLoader
+from dlrm.model import efficientnet, resnet
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.images import ImageClassification, NetworkConfig
+from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.averaging import MovingAverage
+from dlrm.train.optim import (
+    DENSE_OPTIMIZERS,
+    NETWORK_OPTIMIZERS,
+    TABLE_OPTIMIZERS,
+    NetworkOptimizerConfig,
+    OptimizerConfig,
+    set_learning_rate,
+)
+from dlrm.train.precision import LossScaler
+
+SIZES = (10, 300, 5)
+BATCH = 6
+
+
+@pytest.fixture
+def fake():
+    with fake_device() as device:
+        yield device
+
+
+def clicks(bags):
+    shape = (BATCH, len(SIZES))
+    ids, lengths = torch.zeros(shape, dtype=torch.int16), None
+    if bags:
+        ids, lengths = torch.zeros(2 * ids.numel(), dtype=torch.int16), torch.full(shape, 2)
+    return Batch(torch.rand(BATCH, 4).half(), ids, torch.zeros(BATCH), lengths)
+
+
+def scaler(scaled=True, max_grad_norm=1.0):
+    return LossScaler(torch.full((), 64.0, device=NAME) if scaled else None, max_grad_norm)
+
+
+def train(task, optimizers, batch, scaler, average=None):
+    """Two steps: the second has the first one's state."""
+    for step in range(2):
+        set_learning_rate(optimizers, 0.1 * step)
+        for part in task.split(batch, 2):
+            scaler.backward(task.loss(part))
+        scaler.step(optimizers)
+        task.model.zero_grad()
+        if average:
+            average.update()
+
+
+def test_two_devices_are_not_mixed(fake):
+    here, there = torch.ones(2, 2), fake.batch(clicks(bags=False)).numerical
+    with fake, pytest.raises(RuntimeError, match="cpu"):
+        torch.mm(fake.from_tensor(here), there[:2, :2].float())
+
+
+needs_native = pytest.mark.skipif(not ops.native_available(), reason="the ops are not built")
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("tables", "mlps"), list(zip(TABLE_OPTIMIZERS, itertools.cycle(DENSE_OPTIMIZERS), strict=False))
+)
+@pytest.mark.parametrize(
+    ("dtype", "embedding_dtype"),
+    [(torch.float32, "fp32"), (torch.float16, "fp32"), (torch.bfloat16, "bf16")],
+)
+def test_a_step_of_a_dlrm_is_all_on_its_device(tables, mlps, dtype, embedding_dtype, fake):
+    for bags, hashed in itertools.product([False, True], repeat=2):
+        config = DLRMConfig(
+            SIZES, 4, 8, (16, 8), (16, 1), embedding_dtype=embedding_dtype, hash_indices=hashed
+        )
+        task, batch = Recommendation(config, dtype=dtype), clicks(bags)
+        fake.allow_non_fake_inputs = True
+        fake.place(task)
+        batch = fake.batch(batch)
+        with fake:
+            optimizers = task.optimizers(OptimizerConfig(tables, mlps))
+            average = MovingAverage(task.model, 0.9)
+            train(task, optimizers, batch, scaler(dtype == torch.float16), average)
+            with average.applied(), task.model.weights_unchanged():
+                assert str(task.predict(batch).device) == NAME
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["joint", "joint_sparse", "multi_table"])
+@pytest.mark.parametrize("interaction", ["dot", "cat"])
+@pytest.mark.parametrize("sizes", [SIZES, ()])
+def test_a_pass_of_other_layouts_is_all_on_its_device(kind, interaction, sizes, fake):
+    config = DLRMConfig(
+        sizes, 4, 8, (16, 8), (16, 1), embedding_type=kind, interaction_op=interaction
+    )
+    task, batch = Recommendation(config), clicks(bags=False)
+    batch = batch._replace(categorical=batch.categorical[:, : len(sizes)])
+    fake.place(task)
+    batch = fake.batch(batch)
+    with fake:
+        task.loss(batch).backward()
+        grads = [p.grad for p in task.model.parameters()]
+        assert {str(grad.device) for grad in grads if grad is not None} == {NAME}
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        *((PreTraining, optimizer) for optimizer in NETWORK_OPTIMIZERS),
+        (QuestionAnswering, "sgd"),
+        (SequenceClassification, "sgd"),
+    ],
+)
+def test_a_step_of_a_bert_is_all_on_its_device(kind, optimizer, fake):
+    task, (batch,) = kind(small()), TextLoader(Rows(BATCH), BATCH).batches()
+    fake.place(task)
+    batch = fake.batch(batch)
+    with fake:
+        optimizers = task.optimizers(NetworkOptimizerConfig(optimizer, weight_decay=0.01))
+        train(task, optimizers, batch, scaler(), MovingAverage(task.model, 0.9))
+
+
+@pytest.mark.parametrize("model", ["resnet50", "efficientnet_b0"])
+def test_a_step_of_an_image_network_is_all_on_its_device(model, fake, monkeypatch):
+    for variants, small in (
+        (resnet.VARIANTS, {"depths": (1, 1, 1, 1)}),
+        (efficientnet.VARIANTS, {"width": 0.25, "depth": 0.5}),
+    ):
+        if model in variants:
+            monkeypatch.setitem(variants, model, variants[model]._replace(**small))
+    # Without its memory, which would keep a fake tensor.
+    monkeypatch.setattr(augment, "_of_channels", augment._of_channels.__wrapped__)
+    augmentation = augment.Augmentation(image_size=32, mixup_alpha=0.2, cutmix_lambda=0.85)
+    task = ImageClassification(NetworkConfig(model, num_classes=5), augmentation)
+    loader = ImageLoader(GeneratedImages(4, 40, 5), 4, num_partners=augmentation.num_partners)
+    (batch,) = loader.batches()
+    fake.place(task)
+    batch = fake.batch(batch)
+    with fake:
+        optimizers = task.optimizers(NetworkOptimizerConfig("rmsprop_tf"))
+        train(task, optimizers, batch, scaler(), MovingAverage(task.model, 0.9))
+        assert str(task.predict(batch).device) == NAME
