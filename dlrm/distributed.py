@@ -127,6 +127,8 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
     """
     found = launch()
     if found.size == 1:
+        if device.startswith("cuda:"):  # also for whatever takes the current one
+            torch.cuda.set_device(device)
         return World(device=device)
     if device.startswith("cuda"):
         device = _own_cuda_device(device, found)

@@ -1,4 +1,4 @@
-"""A device on which tensors have a place and no values: what a step would mix up on a GPU shows here.
+"""A device whose tensors have a place and no values: shows what a step would mix up on a GPU.
 
 torch's fake tensors are of any device, and an operator that is given those of two raises as on a
 GPU. Tensors of "cuda" have no backward pass where torch has no CUDA; those of "lazy", a device that

@@ -129,3 +129,17 @@ def test_contradictions_of_a_launcher_are_named(change, message):
     variables = {k: v for k, v in {**TORCHRUN, **change}.items() if v is not None}
     with pytest.raises(ValueError, match=message):
         launch(variables)
+
+
+def test_one_process_makes_the_gpu_it_is_given_the_current_one(monkeypatch):
+    """Generators, streams and waits of torch.cuda are those of the current device."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    assert [distributed.join_world(device) for device in ("cpu", "cuda", "cuda:1")] == [
+        World(device="cpu"),
+        World(device="cuda"),
+        World(device="cuda:1"),
+    ]
+    assert chosen == ["cuda:1"]

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -384,11 +385,14 @@ class _CudaReader:
     """Reads batches and copies them to a device on a side stream."""
 
     def __init__(self, dataset: Readable, device: torch.device) -> None:
-        self._dataset, self._device = dataset, device
-        self._stream = torch.cuda.Stream(device)
+        self._dataset = dataset
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._device, self._stream = torch.device("cuda", index), _copying_stream(index)
 
     def read(self, index: int) -> tuple[Any, torch.cuda.Event]:
         """In a reader's thread: starts the copy and marks its end."""
+        # Else a thread has the first device, and leaving the stream would take memory there.
+        torch.cuda.set_device(self._device)
         with torch.cuda.stream(self._stream):
             batch = self._dataset.batch(index)
             moved = batch.map(self._move)
@@ -400,14 +404,23 @@ class _CudaReader:
         # numpy copies on this thread alone; torch would start a team of threads for each reader.
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         np.copyto(pinned.numpy(), tensor.numpy())
-        return pinned.to(self._device, non_blocking=True)
+        return pinned.to(self._device, non_blocking=True)  # torch keeps it until it is copied
 
     def take(self, read: tuple[Any, torch.cuda.Event]) -> Any:
         """In the caller's thread: makes its stream wait for the copy, without waiting itself."""
         batch, copied = read
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copied)
-        for tensor in batch:
-            if isinstance(tensor, Tensor):
-                tensor.record_stream(stream)
-        return batch
+
+        def used(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        return batch.map(used)
+
+
+@cache
+def _copying_stream(index: int) -> torch.cuda.Stream:
+    """The one of a device for all readers: freed memory serves the same stream only, and of 32
+    streams the 33rd is the first again, on which somebody may record a graph."""
+    return torch.cuda.Stream(index)

@@ -382,35 +382,41 @@ def reader_threads():
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-def test_prefetched_batches_come_in_the_order_that_was_asked_for(depth):
+def test_prefetched_batches_come_in_the_order_that_was_asked_for(depth, device):
     order = [3, 0, 1, 1, 9, 2, 0]
-    batches = prefetch(Slow(0.01), iter(order), depth=depth)
+    batches = prefetch(Slow(0.01), iter(order), device, depth)
     assert [int(batch.categorical) for batch in batches] == order
     assert not reader_threads()
 
 
-def test_no_indices_give_no_batches():
-    assert list(prefetch(Slow(), [])) == []
+def test_no_indices_give_no_batches(device):
+    assert list(prefetch(Slow(), [], device)) == []
 
 
-def test_prefetched_batches_are_those_of_the_dataset(tmp_path):
+def test_prefetched_batches_are_those_of_the_dataset(tmp_path, device):
     written = write_dataset(tmp_path, {"train": 107, "test": 31})
     dataset = open_datasets(DataConfig(dataset=str(tmp_path), batch_size=10)).train
-    for index, batch in zip([10, 2, 5], prefetch(dataset, [10, 2, 5]), strict=True):
+    order = [10, 2, 5, 0, 1, 3]
+    for index, batch in zip(order, prefetch(dataset, order, device), strict=True):
         rows = slice(10 * index, 10 * index + 10)
-        np.testing.assert_array_equal(batch.numerical.numpy(), written["train"]["numerical"][rows])
+        assert {tensor.device.type for tensor in batch[:3]} == {device}
+        assert batch.lengths is None
+        numerical = batch.numerical.cpu().numpy()
+        np.testing.assert_array_equal(numerical, written["train"]["numerical"][rows])
+        ids = np.stack(written["train"]["ids"], 1)[rows]
+        np.testing.assert_array_equal(batch.categorical.cpu().numpy(), ids)
 
 
-def test_a_reader_error_is_raised_at_its_batch_and_leaves_no_thread():
-    batches = prefetch(Slow(fails={2}), range(100))
+def test_a_reader_error_is_raised_at_its_batch_and_leaves_no_thread(device):
+    batches = prefetch(Slow(fails={2}), range(100), device)
     assert [int(next(batches).categorical) for _ in range(2)] == [0, 1]
     with pytest.raises(OSError, match="disk error at 2"):
         next(batches)
     assert not reader_threads()
 
 
-def test_closing_early_leaves_no_thread():
-    batches = prefetch(Slow(0.01), range(100))
+def test_closing_early_leaves_no_thread(device):
+    batches = prefetch(Slow(0.01), range(100), device)
     next(batches)
     assert reader_threads()
     batches.close()
@@ -451,29 +457,33 @@ def test_a_depth_of_0_is_refused():
         prefetch(Slow(), [0], depth=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_batches_arrive_on_the_device(tmp_path):
-    written = write_dataset(tmp_path, {"train": 107, "test": 31})
-    dataset = open_datasets(DataConfig(dataset=str(tmp_path), batch_size=10)).train
-    order = [10, 2, 5, 0, 1, 3]
-    for index, batch in zip(order, prefetch(dataset, order, "cuda"), strict=True):
-        rows = slice(10 * index, 10 * index + 10)
-        assert {tensor.device.type for tensor in batch[:3]} == {"cuda"}
-        assert batch.lengths is None
-        numerical = batch.numerical.cpu().numpy()
-        np.testing.assert_array_equal(numerical, written["train"]["numerical"][rows])
-        ids = np.stack(written["train"]["ids"], 1)[rows]
-        np.testing.assert_array_equal(batch.categorical.cpu().numpy(), ids)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_lengths_arrive_on_the_device():
+def test_lengths_arrive_where_they_are_wanted(device):
     given = Batch(torch.empty(1, 0), torch.zeros(2), torch.zeros(1), torch.tensor([[2]]))
 
     class One(Slow):
         def batch(self, index):
             return given
 
-    (batch,) = prefetch(One(), [0], "cuda")
-    assert {tensor.device.type for tensor in batch} == {"cuda"}
+    (batch,) = prefetch(One(), [0], device)
+    assert {tensor.device.type for tensor in batch[:4]} == {device}
     assert batch.lengths.tolist() == [[2]]
+
+
+@pytest.mark.parametrize("dataset_type", ["split", "synthetic_gpu"])
+def test_what_is_read_ahead_is_not_changed_by_what_is_computed(tmp_path, dataset_type, device):
+    """The memory of a batch is given to another one when nothing uses it any more."""
+    if dataset_type == "split":
+        write_dataset(tmp_path, {"train": 200, "test": 1})
+    config = DataConfig(
+        dataset=str(tmp_path), dataset_type=dataset_type, batch_size=10, device=device
+    )
+    dataset = open_datasets(config).train
+    order = list(range(20)) * 2
+    sums = torch.zeros(len(order), dtype=torch.float64, device=device)
+    busy = torch.full((2048, 2048), 1 / 2048, device=device)
+    for place, batch in enumerate(prefetch(dataset, order, device)):
+        for _ in range(20 if device == "cuda" else 0):
+            busy = busy @ busy  # so that the host drops the batch long before it is used
+        sums[place] = batch.categorical.sum()
+    expected = [dataset.batch(index).categorical.sum().item() for index in order]
+    assert sums.tolist() == expected

@@ -133,12 +133,12 @@ def test_a_step_of_a_bert_is_all_on_its_device(kind, optimizer, fake):
 
 @pytest.mark.parametrize("model", ["resnet50", "efficientnet_b0"])
 def test_a_step_of_an_image_network_is_all_on_its_device(model, fake, monkeypatch):
-    for variants, small in (
+    for variants, few in (
         (resnet.VARIANTS, {"depths": (1, 1, 1, 1)}),
         (efficientnet.VARIANTS, {"width": 0.25, "depth": 0.5}),
     ):
         if model in variants:
-            monkeypatch.setitem(variants, model, variants[model]._replace(**small))
+            monkeypatch.setitem(variants, model, variants[model]._replace(**few))
     # Without its memory, which would keep a fake tensor.
     monkeypatch.setattr(augment, "_of_channels", augment._of_channels.__wrapped__)
     augmentation = augment.Augmentation(image_size=32, mixup_alpha=0.2, cutmix_lambda=0.85)
