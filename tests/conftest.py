@@ -34,6 +34,12 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def _full_float32() -> None:
+    """On a GPU a command lets float32 products round their inputs, also for the tests after its."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real rows, which the repository does not contain."""

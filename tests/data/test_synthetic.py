@@ -11,13 +11,6 @@ from dlrm.data.synthetic import SyntheticDataset, write_synthetic_dataset
 from dlrm.data.writer import SplitWriter
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return request.param
-
-
 def make(
     sizes, device="cpu", *, split="train", seed=1, num_samples=10_000, batch_size=5000, **more
 ):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, EMBEDDING_TYPES, DLRMConfig
 
 SMALL = DLRMConfig(
@@ -37,21 +38,25 @@ def paper_dlrm(model: DLRM, numerical, categorical):
     return (layers(model.top_mlp, features) @ model.output.weight.T + model.output.bias)[:, 0]
 
 
-def batch(config: DLRMConfig, size: int = 33):
+def batch(config: DLRMConfig, device: str = "cpu", size: int = 33):
     random = torch.Generator().manual_seed(1)
     numerical = torch.randn(size, config.num_numerical_features, generator=random)
     ids = [torch.randint(n, (size,), generator=random) for n in config.table_sizes]
-    return numerical, torch.stack(ids, dim=1)
+    return numerical.to(device), torch.stack(ids, dim=1).to(device)
+
+
+def built(device: str, config: DLRMConfig = SMALL, **options) -> DLRM:
+    return DLRM(config, World(device=device), **options)
 
 
 @pytest.mark.parametrize("interaction_op", ["cuda_dot", "dot", "cat"])
 @pytest.mark.parametrize("embedding_type", ["joint", "joint_fused", "joint_sparse"])
-def test_logits_and_gradients_are_those_of_the_paper(embedding_type, interaction_op):
+def test_logits_and_gradients_are_those_of_the_paper(embedding_type, interaction_op, device):
     config = dataclasses.replace(
         SMALL, embedding_type=embedding_type, interaction_op=interaction_op
     )
-    model = DLRM(config, seed=3)
-    numerical, categorical = batch(config)
+    model = built(device, config, seed=3)
+    numerical, categorical = batch(config, device)
     torch.testing.assert_close(
         model(numerical, categorical), paper_dlrm(model, numerical, categorical)
     )
@@ -64,28 +69,30 @@ def test_logits_and_gradients_are_those_of_the_paper(embedding_type, interaction
 
 
 @pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_every_embedding_type_gives_the_same_logits(embedding_type):
-    numerical, categorical = batch(SMALL)
-    expected = DLRM(SMALL, seed=5)(numerical, categorical)
-    model = DLRM(dataclasses.replace(SMALL, embedding_type=embedding_type), seed=5)
+def test_every_embedding_type_gives_the_same_logits(embedding_type, device):
+    numerical, categorical = batch(SMALL, device)
+    expected = built(device, seed=5)(numerical, categorical)
+    model = built(device, dataclasses.replace(SMALL, embedding_type=embedding_type), seed=5)
     torch.testing.assert_close(model(numerical, categorical.to(torch.int32)), expected)
 
 
-def bags(config: DLRMConfig, size: int = 33, most: int = 4):
+def bags(config: DLRMConfig, device: str = "cpu", size: int = 33, most: int = 4):
     random = torch.Generator().manual_seed(2)
     lengths = torch.randint(most + 1, (size, len(config.table_sizes)), generator=random)
     sizes = torch.tensor(config.table_sizes).repeat(size).repeat_interleave(lengths.flatten())
     ids = (torch.rand(len(sizes), generator=random) * sizes).int()
-    return torch.randn(size, config.num_numerical_features, generator=random), ids, lengths
+    numerical = torch.randn(size, config.num_numerical_features, generator=random)
+    return numerical.to(device), ids.to(device), lengths.to(device)
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_bags_are_pooled_in_every_layout(embedding_type, pooling):
+def test_bags_are_pooled_in_every_layout(embedding_type, pooling, device):
     config = dataclasses.replace(SMALL, embedding_type=embedding_type, pooling=pooling)
-    numerical, ids, lengths = bags(config)
-    model = DLRM(config, seed=5)
-    tables, position, pooled = model.embeddings.tables(), 0, torch.zeros(33, 4, 8)
+    numerical, ids, lengths = bags(config, device)
+    model = built(device, config, seed=5)
+    tables, position = model.embeddings.tables(), 0
+    pooled = torch.zeros(33, 4, 8, device=device)
     for sample in range(33):
         for table in range(4):
             length = int(lengths[sample, table])
@@ -96,7 +103,7 @@ def test_bags_are_pooled_in_every_layout(embedding_type, pooling):
                 pooled[sample, table] /= length
     actual = model.embeddings.pool(ids, lengths, pooling, torch.float32)
     torch.testing.assert_close(actual, pooled)
-    reference = DLRM(dataclasses.replace(SMALL, pooling=pooling), seed=5)
+    reference = built(device, dataclasses.replace(SMALL, pooling=pooling), seed=5)
     logits = [m(numerical, ids, lengths) for m in (model, reference)]
     torch.testing.assert_close(*logits)
     gradients = []
@@ -144,13 +151,14 @@ def test_bad_bags_are_named_in_every_layout(embedding_type):
 
 
 @pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_hashed_bags_wrap_around_their_own_tables(embedding_type):
+def test_hashed_bags_wrap_around_their_own_tables(embedding_type, device):
     config = dataclasses.replace(
         SMALL, embedding_type=embedding_type, hash_indices=True, max_table_size=10
     )
-    numerical, ids, lengths = bags(SMALL)
-    rows = torch.tensor([7, 10, 3, 10]).repeat(33).repeat_interleave(lengths.flatten())
-    model = DLRM(config, seed=1)
+    numerical, ids, lengths = bags(SMALL, device)
+    rows = torch.tensor([7, 10, 3, 10], device=device).repeat(33)
+    rows = rows.repeat_interleave(lengths.flatten())
+    model = built(device, config, seed=1)
     torch.testing.assert_close(
         model(numerical, ids, lengths), model(numerical, ids % rows, lengths)
     )
@@ -173,8 +181,10 @@ def test_initial_values_follow_the_published_rules():
     assert not model.top_mlp[0].weight[:, width:].any()
 
 
-def test_initial_values_depend_on_seed_and_table_only():
+def test_initial_values_depend_on_seed_and_table_only(device):
     one, other = DLRM(SMALL, seed=1), DLRM(SMALL, seed=2)
+    for name, value in built(device, seed=1).state_dict().items():
+        assert torch.equal(value.cpu(), one.state_dict()[name])
     assert not torch.equal(one.embeddings.weight, other.embeddings.weight)
     assert not torch.equal(one.bottom_mlp[0].weight, other.bottom_mlp[0].weight)
     fewer = DLRM(dataclasses.replace(SMALL, table_sizes=(7, 100)), seed=1)
@@ -189,17 +199,18 @@ def test_small_initial_tables_on_request():
 
 
 @pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_hashed_ids_wrap_around_tables_of_limited_size(embedding_type):
+def test_hashed_ids_wrap_around_tables_of_limited_size(embedding_type, device):
     config = dataclasses.replace(
         SMALL, embedding_type=embedding_type, hash_indices=True, max_table_size=10
     )
-    model = DLRM(config, seed=1)
+    model = built(device, config, seed=1)
     assert [len(table) for table in model.embeddings.tables()] == [7, 10, 3, 10]
-    numerical, categorical = batch(SMALL)
+    numerical, categorical = batch(SMALL, device)
     before = categorical.clone()
     logits = model(numerical, categorical)
     assert torch.equal(categorical, before)  # the batch is not ours to change
-    torch.testing.assert_close(logits, model(numerical, categorical % torch.tensor([7, 10, 3, 10])))
+    rows = torch.tensor([7, 10, 3, 10], device=device)
+    torch.testing.assert_close(logits, model(numerical, categorical % rows))
 
 
 @pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
@@ -213,27 +224,29 @@ def test_an_id_beyond_its_table_is_named(embedding_type, bad):
 
 
 @pytest.mark.parametrize(("tables", "numericals"), [((), 5), ((7, 3), 0)])
-def test_a_model_of_one_kind_of_feature_works(tables, numericals):
+def test_a_model_of_one_kind_of_feature_works(tables, numericals, device):
     config = dataclasses.replace(SMALL, table_sizes=tables, num_numerical_features=numericals)
-    logits = DLRM(config)(torch.ones(4, numericals), torch.ones(4, len(tables), dtype=torch.int64))
+    ids = torch.ones(4, len(tables), dtype=torch.int64, device=device)
+    logits = built(device, config)(torch.ones(4, numericals, device=device), ids)
     assert logits.shape == (4,)
     logits.sum().backward()
 
 
-def test_half_precision_stays_close_and_answers_in_float32():
-    numerical, categorical = batch(SMALL)
-    full = DLRM(SMALL, seed=1)(numerical, categorical)
-    half = DLRM(SMALL, dtype=torch.bfloat16, seed=1)(numerical, categorical)
+def test_half_precision_stays_close_and_answers_in_float32(device):
+    numerical, categorical = batch(SMALL, device)
+    full = built(device, seed=1)(numerical, categorical)
+    half = built(device, dtype=torch.bfloat16, seed=1)(numerical, categorical)
     assert half.dtype == torch.float32
     assert not torch.equal(half, full)
     torch.testing.assert_close(half, full, atol=0.05, rtol=0.05)  # bfloat16 has 8 bits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bfloat16_tables_are_float32_ones_rounded(dtype):
-    numerical, categorical = batch(SMALL)
-    narrow = DLRM(dataclasses.replace(SMALL, embedding_dtype="bf16"), dtype=dtype, seed=1)
-    full = DLRM(SMALL, dtype=dtype, seed=1)
+def test_bfloat16_tables_are_float32_ones_rounded(dtype, device):
+    numerical, categorical = batch(SMALL, device)
+    config = dataclasses.replace(SMALL, embedding_dtype="bf16")
+    narrow = built(device, config, dtype=dtype, seed=1)
+    full = built(device, dtype=dtype, seed=1)
     assert all(map(torch.equal, narrow.embeddings.tables(), full.embeddings.tables()))
     with torch.no_grad():
         full.embeddings.weight.copy_(narrow.embeddings.weight)
