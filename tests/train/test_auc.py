@@ -195,8 +195,9 @@ def test_counts_are_exact_far_above_the_integers_of_a_float64():
     assert frequent_pairs(negatives, positives, half + 5) == tied + above + 5
 
 
-def test_pairs_are_counted_alike_from_both_sides():
-    negatives, positives = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([1.0, 3.0])
+def test_pairs_are_counted_alike_from_both_sides(device):
+    negatives = torch.tensor([0.0, 1.0, 1.0, 2.0], device=device)
+    positives = torch.tensor([1.0, 3.0], device=device)
     # 1 is above one and ties with two, 3 is above four
     assert ordered_pairs(negatives, positives) == (2 + 2) + 8
     assert ordered_pairs(positives, negatives) == 2 * 8 - 12

@@ -5,30 +5,32 @@ import torch
 from torch import nn
 from toy import Line, Points, trainer
 
+from dlrm.distributed import World
 from dlrm.train.averaging import MovingAverage, average_in_order
 from dlrm.train.checkpoint import CheckpointDirectory, load_checkpoint
 from dlrm.train.trainer import TrainConfig, Trainer
 
 
-def averaged(decay=0.9, checkpoints=None, **config) -> Trainer:
-    task = Line()
+def averaged(decay=0.9, checkpoints=None, device="cpu", **config) -> Trainer:
+    task = Line(device=device)
     base = trainer(task, schedule=lambda step: 0.05)
     return Trainer(
         task,
         base.optimizers,
         base.schedule,
         TrainConfig(**config),
+        World(device=device),
         checkpoints=checkpoints,
         run={"flags": {}},
         average=MovingAverage(task.model, decay),
     )
 
 
-def test_the_moving_average_by_hand():
-    run = averaged(decay=0.75)
+def test_the_moving_average_by_hand(device):
+    run = averaged(decay=0.75, device=device)
     expected = {name: value.clone() for name, value in run.task.model.state_dict().items()}
     for _ in range(3):
-        run._train_step(next(Points().batches()))
+        run._train_step(next(Points(device=device).batches()))
         for name, value in run.task.model.state_dict().items():
             expected[name] = 0.75 * expected[name] + 0.25 * value
     torch.testing.assert_close(run.average.state, expected)
@@ -52,24 +54,25 @@ def test_the_average_is_tested_and_the_weights_go_on():
 
 
 @pytest.mark.parametrize("stop", [4, 10])
-def test_a_resumed_average_is_bit_for_bit_the_same(tmp_path, stop):
-    whole = averaged(epochs=2)
-    whole.fit(Points(), Points(2))
+def test_a_resumed_average_is_bit_for_bit_the_same(tmp_path, stop, device):
+    data, config = (Points(device=device), Points(2, device=device)), {"device": device}
+    whole = averaged(epochs=2, **config)
+    whole.fit(*data)
     checkpoints = CheckpointDirectory(tmp_path / "run", keep=2)
-    averaged(epochs=2, max_steps=stop, checkpoints=checkpoints).fit(Points(), Points(2))
-    second = averaged(epochs=2)
+    averaged(epochs=2, max_steps=stop, checkpoints=checkpoints, **config).fit(*data)
+    second = averaged(epochs=2, **config)
     second.resume(checkpoints.last())
-    second.fit(Points(), Points(2))
+    second.fit(*data)
     for name, value in whole.average.state.items():
         assert torch.equal(second.average.state[name], value)
 
 
-def test_buffers_are_averaged_and_counters_copied():
-    model = nn.BatchNorm1d(2)
+def test_buffers_are_averaged_and_counters_copied(device):
+    model = nn.BatchNorm1d(2, device=device)
     average = MovingAverage(model, 0.5)
-    model(torch.tensor([[2.0, 4.0], [4.0, 8.0]]))  # running mean: 0.1 * (3, 6)
+    model(torch.tensor([[2.0, 4.0], [4.0, 8.0]], device=device))  # running mean: 0.1 * (3, 6)
     average.update()
-    torch.testing.assert_close(average.state["running_mean"], torch.tensor([0.15, 0.3]))
+    torch.testing.assert_close(average.state["running_mean"].cpu(), torch.tensor([0.15, 0.3]))
     assert average.state["num_batches_tracked"] == 1
 
 
@@ -93,8 +96,8 @@ def test_no_checkpoints_make_no_average():
         average_in_order([], 0.9)
 
 
-def test_an_average_of_16_bits_moves_by_less_than_they_have():
-    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+def test_an_average_of_16_bits_moves_by_less_than_they_have(device):
+    model = nn.Linear(1, 1, bias=False, device=device).to(torch.bfloat16)
     nn.init.constant_(model.weight, 1.0)
     average = MovingAverage(model, 0.999)
     nn.init.constant_(model.weight, 2.0)

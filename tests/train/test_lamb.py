@@ -15,11 +15,16 @@ STEPS = 20
 FLAVOURS = ["nvlamb", "popart", "paper"]
 
 
-def network(dtype=torch.float64) -> nn.Module:
+def network(dtype=torch.float64, device="cpu") -> nn.Module:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)).to(dtype)
     nn.init.zeros_(model[2].weight)  # the ratio of a norm that is 0 is 1
-    return model
+    return model.to(device)
+
+
+def loss_scaler(device, scale=None, max_grad_norm=None):
+    scalar = None if scale is None else torch.tensor(scale, device=device)
+    return LossScaler(scalar, max_grad_norm)
 
 
 def gradients():
@@ -43,7 +48,7 @@ def advance(model, optimizer, scaler, step, values):
     set_learning_rate([optimizer], 0.5 / (step + 1))
     for weight, value in zip(model.parameters(), values, strict=True):
         scale = 1 if scaler.scale is None else scaler.scale.item()
-        weight.grad = torch.from_numpy(value).to(weight.dtype) * scale
+        weight.grad = torch.from_numpy(value).to(weight) * scale
     scaler.step([optimizer])
 
 
@@ -74,21 +79,22 @@ def formula(flavour, decay, betas=(0.9, 0.999), eps=1e-6, largest=math.inf, clip
 
 def assert_follows(model, expected):
     for actual, values in zip(model.parameters(), expected, strict=True):
-        np.testing.assert_allclose(actual.detach().numpy(), values, rtol=3e-6, atol=3e-6)
+        actual = actual.detach().cpu().numpy()
+        np.testing.assert_allclose(actual, values, rtol=3e-6, atol=3e-6)
 
 
 @pytest.mark.parametrize("scale", [None, 128.0])
 @pytest.mark.parametrize("decay", [0.0, 0.01, 0.3])
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_twenty_steps_follow_the_formula(flavour, decay, scale):
-    model = network()
+def test_twenty_steps_follow_the_formula(flavour, decay, scale, device):
+    model = network(device=device)
     config = NetworkOptimizerConfig("lamb", lamb_flavour=flavour, weight_decay=decay)
-    train(model, STEPS, config, LossScaler(None if scale is None else torch.tensor(scale)))
+    train(model, STEPS, config, loss_scaler(device, scale))
     assert_follows(model, formula(flavour, decay))  # rates are float32
 
 
-def test_options_reach_the_formula():
-    model = network()
+def test_options_reach_the_formula(device):
+    model = network(device=device)
     options = {"lamb_flavour": "popart", "weight_decay": 0.2, "lamb_max_weight_norm": 0.5}
     config = NetworkOptimizerConfig("lamb", adam_betas=(0.8, 0.95), optimizer_eps=0.01, **options)
     train(model, STEPS, config, LossScaler())
@@ -97,20 +103,20 @@ def test_options_reach_the_formula():
 
 @pytest.mark.parametrize("limit", [0.4, 2.0])
 @pytest.mark.parametrize("flavour", ["nvlamb", "popart"])
-def test_clipping_of_the_trainer_comes_first(flavour, limit):
-    model = network()
+def test_clipping_of_the_trainer_comes_first(flavour, limit, device):
+    model = network(device=device)
     config = NetworkOptimizerConfig("lamb", lamb_flavour=flavour, weight_decay=0.1)
-    train(model, STEPS, config, LossScaler(torch.tensor(64.0), limit))
+    train(model, STEPS, config, loss_scaler(device, 64.0, limit))
     assert_follows(model, formula(flavour, 0.1, clip=limit))
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_overflows_leave_no_trace(flavour):
-    fresh, broken = network(torch.float32), network(torch.float32)
+def test_overflows_leave_no_trace(flavour, device):
+    fresh, broken = (network(torch.float32, device) for _ in range(2))
     for model, overflows in ((fresh, ()), (broken, (0, 2))):
         config = NetworkOptimizerConfig("lamb", lamb_flavour=flavour, weight_decay=0.1)
         optimizer = network_optimizer(config, model)
-        scaler = LossScaler(torch.tensor(64.0))
+        scaler = loss_scaler(device, 64.0)
         for step, values in enumerate(list(gradients())[:3]):
             if step in overflows:
                 bad = [np.full_like(value, np.inf) for value in values]
@@ -122,14 +128,14 @@ def test_overflows_leave_no_trace(flavour):
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_a_resumed_run_goes_on_bit_for_bit(flavour, tmp_path):
+def test_a_resumed_run_goes_on_bit_for_bit(flavour, tmp_path, device):
     config = NetworkOptimizerConfig("lamb", lamb_flavour=flavour, weight_decay=0.1)
-    whole = network(torch.float32)
+    whole = network(torch.float32, device)
     train(whole, STEPS, config, LossScaler())
-    half = network(torch.float32)
+    half = network(torch.float32, device)
     optimizer = train(half, 7, config, LossScaler())
     save_checkpoint(tmp_path / "saved", Parameters(half, optimizers=[optimizer]), {}, {})
-    resumed = network(torch.float32)
+    resumed = network(torch.float32, device)
     optimizer = network_optimizer(config, resumed)
     load_checkpoint(tmp_path / "saved", Parameters(resumed, optimizers=[optimizer]), resume=True)
     for step, values in list(enumerate(gradients()))[7:]:
@@ -139,8 +145,8 @@ def test_a_resumed_run_goes_on_bit_for_bit(flavour, tmp_path):
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_narrow_weights_have_moments_in_float32(flavour):
-    narrow, wide = network(torch.bfloat16), network(torch.float32)
+def test_narrow_weights_have_moments_in_float32(flavour, device):
+    narrow, wide = network(torch.bfloat16, device), network(torch.float32, device)
     for model in (narrow, wide):
         config = NetworkOptimizerConfig("lamb", lamb_flavour=flavour, weight_decay=0.1)
         optimizer = train(model, 3, config, LossScaler())

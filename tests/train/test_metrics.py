@@ -16,10 +16,11 @@ from dlrm.train.metrics import click_metrics
 EXACT = 1e-12
 
 
-def test_known_answer():
-    scores = torch.tensor([0.1, 0.4, 0.35, 0.8])
-    assert roc_auc(scores, torch.tensor([0, 0, 1, 1])) == 0.75
-    assert roc_auc(-scores, torch.tensor([0, 0, 1, 1])) == 0.25
+def test_known_answer(device):
+    scores = torch.tensor([0.1, 0.4, 0.35, 0.8], device=device)
+    labels = torch.tensor([0, 0, 1, 1], device=device)
+    assert roc_auc(scores, labels) == 0.75
+    assert roc_auc(-scores, labels) == 0.25
 
 
 @settings(max_examples=200)
@@ -34,28 +35,38 @@ def test_ties_count_as_in_scikit_learn(rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_many_rows_of_every_dtype(dtype):
+def test_many_rows_of_every_dtype(dtype, device):
     random = torch.Generator().manual_seed(0)
     labels = (torch.rand(200_000, generator=random) < 0.03).float()
     scores = (torch.randn(200_000, generator=random) + labels).to(dtype)
     expected = roc_auc_score(labels.numpy(), scores.double().numpy())
+    assert abs(roc_auc(scores.to(device), labels.to(device)) - expected) < EXACT
+
+
+def test_ties_infinities_and_one_class(device):
+    infinite = [-math.inf, -1.0, -0.0, 0.0, 0.0, 2.0, math.inf, math.inf]
+    labels = torch.tensor([0, 1, 0, 1, 0, 0, 1, 0], device=device)
+    scores = torch.tensor(infinite, device=device)
+    expected = roc_auc_score(labels.cpu(), scores.clamp(-9, 9).cpu())
     assert abs(roc_auc(scores, labels) - expected) < EXACT
+    assert math.isnan(roc_auc(scores, torch.ones_like(labels)))
 
 
-def test_counts_are_exact_where_float32_sums_are_not():
+def test_counts_are_exact_where_float32_sums_are_not(device):
     # 2**25 + 1 negatives: a float32 running count stops at 2**24
     negatives = 2**25 + 1
     scores = torch.cat([torch.zeros(negatives, dtype=torch.float16), torch.tensor([1.0, -1.0])])
     labels = torch.cat([torch.zeros(negatives), torch.ones(2)])
-    assert roc_auc(scores, labels) == 0.5
+    assert roc_auc(scores.to(device), labels.to(device)) == 0.5
 
 
-def test_all_metrics_are_those_of_scikit_learn():
+def test_all_metrics_are_those_of_scikit_learn(device):
     random = np.random.default_rng(0)
     logits = random.normal(-1, 2, 10_000)
     labels = random.random(10_000) < 0.2
     probabilities = 1 / (1 + np.exp(-logits))
-    found = click_metrics(torch.tensor(logits).float(), torch.tensor(labels).float())
+    rows = (torch.tensor(values, device=device).float() for values in (logits, labels))
+    found = click_metrics(*rows)
     base = log_loss(labels, np.full(10_000, labels.mean()))
     assert found == pytest.approx(
         {
@@ -76,6 +87,6 @@ def test_all_metrics_are_those_of_scikit_learn():
         ([0.1, 0.2], [0], r"\[2\] and \[1\]"),
     ],
 )
-def test_impossible_input_is_refused(scores, labels, message):
+def test_impossible_input_is_refused(scores, labels, message, device):
     with pytest.raises(ValueError, match=message):
-        roc_auc(torch.tensor(scores), torch.tensor(labels))
+        roc_auc(torch.tensor(scores, device=device), torch.tensor(labels, device=device))

@@ -11,9 +11,9 @@ from dlrm.train.precision import LossScaler, PrecisionConfig
 STEPS = 20
 
 
-def network(dtype=torch.float64) -> nn.Module:
+def network(dtype=torch.float64, device="cpu") -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 1)).to(dtype)
+    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 1)).to(device, dtype)
 
 
 def gradients():
@@ -22,17 +22,22 @@ def gradients():
         yield [random.normal(size=tuple(p.shape)) for p in network().parameters()]
 
 
-def trajectory(scale=None, **changes):
+def loss_scaler(device, scale=None, max_grad_norm=None):
+    scalar = None if scale is None else torch.tensor(scale, device=device)
+    return LossScaler(scalar, max_grad_norm)
+
+
+def trajectory(device, scale=None, **changes):
     """The weights after `STEPS` steps with given gradients and falling rates."""
-    model = network()
+    model = network(device=device)
     optimizer = network_optimizer(NetworkOptimizerConfig(**changes), model)
-    scaler = LossScaler(None if scale is None else torch.tensor(scale))
+    scaler = loss_scaler(device, scale)
     for step, values in enumerate(gradients()):
         set_learning_rate([optimizer], 0.1 / (step + 1))
         for weight, value in zip(model.parameters(), values, strict=True):
-            weight.grad = torch.from_numpy(value) * (scale or 1)
+            weight.grad = torch.from_numpy(value).to(device) * (scale or 1)
         scaler.step([optimizer])
-    return [p.detach().numpy() for p in model.parameters()]
+    return [p.detach().cpu().numpy() for p in model.parameters()]
 
 
 def formula(kind, decay, decay_all=False, mu=0.9, rho=0.9, eps=None, betas=(0.9, 0.999)):
@@ -66,28 +71,28 @@ def formula(kind, decay, decay_all=False, mu=0.9, rho=0.9, eps=None, betas=(0.9,
 @pytest.mark.parametrize("scale", [None, 128.0])
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw"])
 @pytest.mark.parametrize("decay_all", [False, True])
-def test_twenty_steps_follow_the_formula(kind, scale, decay_all):
+def test_twenty_steps_follow_the_formula(kind, scale, decay_all, device):
     config = {"optimizer": kind, "weight_decay": 0.1, "decay_norm_and_bias": decay_all}
-    actual = trajectory(scale, **config)
+    actual = trajectory(device, scale, **config)
     for a, e in zip(actual, formula(kind, 0.1, decay_all), strict=True):
         np.testing.assert_allclose(a, e, rtol=2e-6, atol=2e-6)  # rates are float32
 
 
-def test_options_reach_the_formula():
+def test_options_reach_the_formula(device):
     config = {"momentum": 0.5, "rmsprop_decay": 0.7, "optimizer_eps": 0.2}
-    actual = trajectory(optimizer="rmsprop_tf", **config)
+    actual = trajectory(device, optimizer="rmsprop_tf", **config)
     for a, e in zip(actual, formula("rmsprop_tf", 0, mu=0.5, rho=0.7, eps=0.2), strict=True):
         np.testing.assert_allclose(a, e, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw"])
-def test_an_overflow_in_the_first_step_leaves_no_trace(kind):
-    fresh = network(torch.float32)
-    broken = network(torch.float32)
+def test_an_overflow_in_the_first_step_leaves_no_trace(kind, device):
+    fresh = network(torch.float32, device)
+    broken = network(torch.float32, device)
     for model, overflows in ((fresh, 0), (broken, 2)):
         optimizer = network_optimizer(NetworkOptimizerConfig(kind, weight_decay=0.1), model)
         set_learning_rate([optimizer], 0.1)
-        scaler = LossScaler(torch.tensor(1024.0))
+        scaler = loss_scaler(device, 1024.0)
         for step in range(overflows + 2):
             for weight in model.parameters():
                 weight.grad = torch.full_like(weight, 2048.0)
@@ -100,17 +105,18 @@ def test_an_overflow_in_the_first_step_leaves_no_trace(kind):
 
 @pytest.mark.parametrize("scale", [None, 64.0])
 @pytest.mark.parametrize("kind", ["momentum", "rmsprop_tf", "adamw"])
-def test_clipping_by_norm_equals_torchs(kind, scale):
-    ours, theirs = network(torch.float32), network(torch.float32)
+def test_clipping_by_norm_equals_torchs(kind, scale, device):
+    ours, theirs = (network(torch.float32, device) for _ in range(2))
     for model, clipped in ((ours, True), (theirs, False)):
         optimizer = network_optimizer(NetworkOptimizerConfig(kind), model)
         set_learning_rate([optimizer], 0.1)
         factor = scale if clipped and scale else 1.0
-        scaler = LossScaler(torch.tensor(factor) if factor > 1 else None, 0.5 if clipped else None)
+        limit = 0.5 if clipped else None
+        scaler = loss_scaler(device, factor if factor > 1 else None, limit)
         for step, values in enumerate(gradients()):
             for weight, value in zip(model.parameters(), values, strict=True):
                 size = 0.01 if step % 2 else 1.0  # every other norm is under the limit
-                weight.grad = torch.from_numpy(value).float() * factor * size
+                weight.grad = torch.from_numpy(value).float().to(device) * factor * size
             if not clipped:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             scaler.step([optimizer])

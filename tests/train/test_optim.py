@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dlrm import ops
+from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.train.optim import (
     ROW_OPTIMIZERS,
@@ -25,9 +26,21 @@ def native():
         pytest.skip("without the native ops torch rounds a bfloat16 weight's gradient")
 
 
-def embedding(seed: int = 0, **changes) -> torch.nn.Module:
+@pytest.fixture
+def deterministic():
+    """Else a GPU adds the gradients of a row in no order."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch's own have no such order
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def embedding(device: str = "cpu", **changes) -> torch.nn.Module:
     config = DLRMConfig(SIZES, 1, 4, bottom_mlp_sizes=(4,), top_mlp_sizes=(1,), **changes)
-    return DLRM(config, seed=seed).embeddings
+    return DLRM(config, World(device=device)).embeddings
+
+
+def loss_scaler(device: str, scale: float | None) -> LossScaler:
+    return LossScaler(None if scale is None else torch.tensor(scale, device=device))
 
 
 def train(module, optimizer, scaler=None, steps=6, dtype=torch.float32):
@@ -37,6 +50,7 @@ def train(module, optimizer, scaler=None, steps=6, dtype=torch.float32):
     for step in range(steps):
         set_learning_rate([optimizer], 0.1 * (step + 1))
         ids = torch.stack([torch.randint(n, (16,), generator=random) for n in SIZES], dim=1)
+        ids = ids.to(module.weight.device)
         scaler.backward((module(ids, dtype).float() ** 2).sum())
         scaler.step([optimizer])
         optimizer.zero_grad()
@@ -44,21 +58,22 @@ def train(module, optimizer, scaler=None, steps=6, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-def test_row_optimizers_follow_torchs_own(kind):
-    native, torchs = embedding(), embedding()
+def test_row_optimizers_follow_torchs_own(kind, device):
+    native, torchs = embedding(device), embedding(device)
     actual = train(native, table_optimizer(kind, [native.weight], native=True))
     expected = train(torchs, table_optimizer(kind, [torchs.weight], native=False))
     # Rates add up to 2.1, and a sum's last bit is amplified where Adam divides by a small moment.
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(actual, embedding().weight, atol=1e-2)
+    assert not torch.allclose(actual, embedding(device).weight, atol=1e-2)
 
 
-def test_row_wise_adagrad_by_hand():
-    module = embedding()
+def test_row_wise_adagrad_by_hand(device):
+    module = embedding(device)
     before = module.weight.detach().clone()
     optimizer = table_optimizer("row_wise_adagrad", [module.weight], native=True)
     set_learning_rate([optimizer], 0.5)
-    (module(torch.tensor([[3, 7], [3, 8]]), torch.float32) ** 2).sum().backward()
+    ids = torch.tensor([[3, 7], [3, 8]], device=device)
+    (module(ids, torch.float32) ** 2).sum().backward()
     optimizer.step()
     grad = torch.zeros_like(before)
     for row, times in ((3, 2), (5 + 7, 1), (5 + 8, 1)):
@@ -69,12 +84,12 @@ def test_row_wise_adagrad_by_hand():
 
 @pytest.mark.parametrize("scale", [None, 1024.0])
 @pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
-def test_bfloat16_tables_are_updated_as_float32_ones(kind, scale, native):
-    narrow, full = embedding(embedding_dtype="bf16"), embedding()
+def test_bfloat16_tables_are_updated_as_float32_ones(kind, scale, native, device, deterministic):
+    narrow, full = embedding(device, embedding_dtype="bf16"), embedding(device)
     assert narrow.weight.dtype == torch.bfloat16
     assert torch.equal(torch.cat(narrow.tables()), full.weight)  # exactly the same initial values
     random = torch.Generator().manual_seed(1)
-    scaler = LossScaler(None if scale is None else torch.tensor(scale))
+    scaler = loss_scaler(device, scale)
     optimizers = [
         table_optimizer(kind, [module.weight], native=True, low=module.lower_halves())
         for module in (narrow, full)
@@ -83,12 +98,13 @@ def test_bfloat16_tables_are_updated_as_float32_ones(kind, scale, native):
     for _ in range(50):
         ids = torch.stack([torch.randint(n, (16,), generator=random) for n in SIZES], dim=1)
         weights = torch.randn(16, 2, 4, generator=random)  # gradients that rounding cannot change
+        ids, weights = ids.to(device), weights.to(device)
         for module, optimizer in zip((narrow, full), optimizers, strict=True):
             scaler.backward((module(ids, torch.float32) * weights).sum())
             scaler.step([optimizer])
             optimizer.zero_grad()
     assert torch.equal(torch.cat(narrow.tables()), full.weight)
-    assert not torch.allclose(full.weight, embedding().weight, atol=1e-2)
+    assert not torch.allclose(full.weight, embedding(device).weight, atol=1e-2)
     for key, state in optimizers[0].state[narrow.weight].items():
         assert torch.equal(state, optimizers[1].state[full.weight][key])
 
@@ -128,26 +144,28 @@ def test_fused_adagrad_is_torchs_where_torch_refuses_it(scale, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("native", [True, False])
-def test_a_loss_scale_changes_nothing(kind, native):
-    plain, scaled = embedding(), embedding()
+def test_a_loss_scale_changes_nothing(kind, native, device):
+    plain, scaled = embedding(device), embedding(device)
     expected = train(plain, table_optimizer(kind, [plain.weight], native))
     optimizer = table_optimizer(kind, [scaled.weight], native)
-    actual = train(scaled, optimizer, LossScaler(torch.tensor(1024.0)))  # a power of two: exact
-    assert torch.equal(actual, expected)
+    actual = train(scaled, optimizer, loss_scaler(device, 1024.0))  # a power of two: exact
+    same = 0 if device == "cpu" else 1e-4  # a GPU adds gradients in no order
+    torch.testing.assert_close(actual, expected, atol=same, rtol=same)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("dense_first", [True, False])
-def test_one_infinite_gradient_skips_every_parameter(kind, dense_first):
-    module, dense = embedding(), torch.nn.Linear(3, 1)
+def test_one_infinite_gradient_skips_every_parameter(kind, dense_first, device):
+    module, dense = embedding(device), torch.nn.Linear(3, 1, device=device)
+    ids, ones = torch.tensor([[1, 2]], device=device), torch.ones(1, 3, device=device)
     before = [p.detach().clone() for p in (module.weight, *dense.parameters())]
     optimizers = [
         table_optimizer(kind, [module.weight], native=True),
         dense_optimizer(kind, dense.parameters()),
     ]
     set_learning_rate(optimizers, 0.1)
-    loss = module(torch.tensor([[1, 2]]), torch.float32).sum() + dense(torch.ones(1, 3)).sum()
-    scaler = LossScaler(torch.tensor(1024.0))
+    loss = module(ids, torch.float32).sum() + dense(ones).sum()
+    scaler = loss_scaler(device, 1024.0)
     scaler.backward(loss)
     broken = dense.weight.grad if dense_first else module.weight.grad._values()
     broken[0, 0] = float("inf")
@@ -157,19 +175,19 @@ def test_one_infinite_gradient_skips_every_parameter(kind, dense_first):
     assert scaler.report() == "  skipped: 1"
     for optimizer in optimizers:
         optimizer.zero_grad()
-    scaler.backward(module(torch.tensor([[1, 2]]), torch.float32).sum() + dense(torch.ones(1, 3)))
+    scaler.backward(module(ids, torch.float32).sum() + dense(ones))
     scaler.step(optimizers)
     assert not torch.equal(module.weight, before[0])
     assert not torch.equal(dense.weight, before[1])
 
 
-def test_many_large_half_precision_gradients_are_no_overflow():
-    module = embedding()
+def test_many_large_half_precision_gradients_are_no_overflow(device):
+    module = embedding(device)
     before = module.weight.detach().clone()
     optimizer = table_optimizer("sgd", [module.weight], native=True)
     set_learning_rate([optimizer], 1.0)
-    scaler = LossScaler(torch.tensor(1.0))
-    ids = torch.zeros(40_000, 2, dtype=torch.long)
+    scaler = loss_scaler(device, 1.0)
+    ids = torch.zeros(40_000, 2, dtype=torch.long, device=device)
     scaler.backward((module(ids, torch.float16) * 300).sum(dtype=torch.float32))
     scaler.step([optimizer])  # the 2-norm of these gradients is beyond float16, none of them is
     assert not torch.equal(module.weight, before)
@@ -177,10 +195,10 @@ def test_many_large_half_precision_gradients_are_no_overflow():
 
 
 @pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
-def test_half_precision_gradients_are_taken_as_they_are(kind):
-    half, full = embedding(), embedding()
+def test_half_precision_gradients_are_taken_as_they_are(kind, device):
+    half, full = embedding(device), embedding(device)
     optimizer = table_optimizer(kind, [half.weight], native=True)
-    half(torch.tensor([[1, 2]]), torch.bfloat16).sum().backward()
+    half(torch.tensor([[1, 2]], device=device), torch.bfloat16).sum().backward()
     assert half.weight.grad._values().dtype == torch.bfloat16
     half.weight.grad = None
     actual = train(half, optimizer, dtype=torch.bfloat16)

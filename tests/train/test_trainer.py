@@ -29,14 +29,14 @@ def test_a_run_takes_exactly_the_steps_asked_for(config, steps):
     assert data.open == 0  # readers are closed, also in the middle of an epoch
 
 
-def test_steps_equal_a_plain_loop():
-    run = trainer(epochs=2)
-    run.fit(Points(), Points(2))
-    task = Line()
+def test_steps_equal_a_plain_loop(device):
+    run = trainer(Line(device=device), epochs=2)
+    run.fit(Points(device=device), Points(2, device=device))
+    task = Line(device=device)
     optimizer = torch.optim.Adam(task.model.parameters())
     step = 0
     for epoch in range(2):
-        for batch in Points().batches(epoch):
+        for batch in Points(device=device).batches(epoch):
             step += 1
             optimizer.param_groups[0]["lr"] = 0.01 * step
             optimizer.zero_grad()
@@ -61,8 +61,8 @@ def test_lines_come_after_every_print_freq_and_last_step(tmp_path, capsys):
     assert set(logged[0]["data"]) == {"loss", "step_time", "lr"}
 
 
-def test_the_printed_loss_is_the_mean_since_the_last_line(tmp_path):
-    task, losses = Line(), []
+def test_the_printed_loss_is_the_mean_since_the_last_line(tmp_path, device):
+    task, losses = Line(device=device), []
     original = task.loss
 
     def recording(batch):
@@ -73,13 +73,13 @@ def test_the_printed_loss_is_the_mean_since_the_last_line(tmp_path):
 
     task.loss = recording
     with RunLog(tmp_path / "log.json") as log:
-        trainer(task, log, print_freq=4).fit(Points(), Points(2))
+        trainer(task, log, print_freq=4).fit(Points(device=device), Points(2, device=device))
     logged = [e["data"]["loss"] for e in entries(tmp_path / "log.json") if "lr" in e["data"]]
     expected = [sum(losses[:5]) / 5, sum(losses[5:9]) / 4, losses[9]]
     assert logged == pytest.approx(expected, rel=1e-6)
 
 
-def test_nothing_waits_for_the_device_between_printed_lines():
+def test_nothing_waits_for_the_device_between_printed_lines(device):
     class Waits(TorchDispatchMode):
         count = 0
 
@@ -89,9 +89,10 @@ def test_nothing_waits_for_the_device_between_printed_lines():
 
     counts = []
     for steps in (10, 50):
-        run = trainer(print_freq=1000, test_after=2, kind="sgd", schedule=lambda step: 0.01)
+        config = {"print_freq": 1000, "test_after": 2, "kind": "sgd"}
+        run = trainer(Line(device=device), schedule=lambda step: 0.01, **config)
         with Waits() as waits:
-            run.fit(Points(steps), Points(2))
+            run.fit(Points(steps, device=device), Points(2, device=device))
         counts.append(waits.count)
     assert counts[0] == counts[1]
 
@@ -209,8 +210,8 @@ def test_the_threshold_stops_the_run_and_still_saves(tmp_path, capsys):
     assert "score 0.810000 has reached --auc_threshold 0.8" in capsys.readouterr().out
 
 
-def test_a_nan_loss_stops_the_run_and_is_not_saved(tmp_path):
-    task = Line()
+def test_a_nan_loss_stops_the_run_and_is_not_saved(tmp_path, device):
+    task = Line(device=device)
     original, calls = task.loss, []
 
     def breaking(batch):
@@ -223,27 +224,30 @@ def test_a_nan_loss_stops_the_run_and_is_not_saved(tmp_path):
     with pytest.raises(
         FloatingPointError, match="became nan between steps 4 and 6.*step-000000004"
     ):
-        run.fit(Points(), Points(2))
+        run.fit(Points(device=device), Points(2, device=device))
     assert checkpoints.last().name == "step-000000004"
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("stop", [4, 10, 13, 20])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, kind, stop):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, kind, stop, device):
     config = {"epochs": 2, "print_freq": 3, "test_freq": 7}
-    whole = trainer(kind=kind, **config)
-    whole_summary = whole.fit(Points(), Points(2))
+    data = Points(device=device), Points(2, device=device)
+    whole = trainer(Line(device=device), kind=kind, **config)
+    whole_summary = whole.fit(*data)
 
     checkpoints = CheckpointDirectory(tmp_path / "run", keep=2)
-    first = trainer(checkpoints=checkpoints, kind=kind, **config, max_steps=stop)
-    first.fit(Points(), Points(2))
+    first = trainer(
+        Line(device=device), checkpoints=checkpoints, kind=kind, **config, max_steps=stop
+    )
+    first.fit(*data)
     torch.manual_seed(1234)  # the state of the generator is the checkpoint's
-    second = trainer(checkpoints=checkpoints, kind=kind, **config)
-    torch.rand(5)
+    second = trainer(Line(device=device), checkpoints=checkpoints, kind=kind, **config)
+    torch.rand(5, device=device)
     second.resume(checkpoints.last())
     assert second.progress.step == stop
     second.checkpoints = None  # so that the final report is of the last weights here, too
-    second_summary = second.fit(Points(), Points(2))
+    second_summary = second.fit(*data)
     assert all(map(torch.equal, second.task.weights(), whole.task.weights()))
     extra = {stop} - {e["step"] for e in whole.progress.history if "loss" in e}
     history = [e for e in second.progress.history if e["step"] not in extra]
@@ -286,13 +290,13 @@ def test_impossible_runs_are_refused(config, message):
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
-def test_accumulation_equals_one_batch(parts):
+def test_accumulation_equals_one_batch(parts, device):
     def weights(**config):
-        task = Line(dropout=0)
+        task = Line(dropout=0, device=device)
         task.model.double()
         task.loss = lambda batch: Line.loss(task, [tensor.double() for tensor in batch])
         run = trainer(task, kind="sgd", schedule=lambda step: 0.1, **config)
-        run.fit(Points(), Points(2))
+        run.fit(Points(device=device), Points(2, device=device))
         return task.weights(), [e["loss"] for e in run.progress.history if "loss" in e]
 
     expected, losses = weights()

@@ -5,6 +5,7 @@ from collections.abc import Generator
 import torch
 from torch import nn
 
+from dlrm.distributed import World
 from dlrm.train.optim import dense_optimizer
 from dlrm.train.trainer import TrainConfig, Trainer
 
@@ -12,8 +13,9 @@ from dlrm.train.trainer import TrainConfig, Trainer
 class Points:
     """Batches of points on a line; batch i is a pure function of i."""
 
-    def __init__(self, num_batches: int = 10, size: int = 4):
+    def __init__(self, num_batches: int = 10, size: int = 4, device: str = "cpu"):
         self.num_batches, self.size, self.num_samples = num_batches, size, num_batches * size
+        self.device = device
         self.open = 0
 
     def __len__(self) -> int:
@@ -24,7 +26,7 @@ class Points:
         try:
             for index in range(start, self.num_batches):
                 random = torch.Generator().manual_seed(1000 * epoch + index)
-                x = torch.randn(self.size, 3, generator=random)
+                x = torch.randn(self.size, 3, generator=random).to(self.device)
                 yield x, x.sum(dim=1)
         finally:
             self.open -= 1
@@ -36,9 +38,11 @@ class Line:
     metric, loss_metric = "score", "error"
     batch_size = 4  # of Points
 
-    def __init__(self, scores=(), dropout: float = 0.25):
+    def __init__(self, scores=(), dropout: float = 0.25, device: str = "cpu"):
         torch.manual_seed(7)
         self.model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(dropout), nn.Linear(8, 1))
+        self.model.to(device)
+        self.device = device
         self.scores, self.evaluations = list(scores), []
 
     def loss(self, batch):
@@ -78,6 +82,7 @@ def trainer(task=None, log=None, checkpoints=None, kind="adam", schedule=None, *
         [dense_optimizer(kind, task.model.parameters())],
         schedule or (lambda step: 0.01 * step),
         TrainConfig(**config),
+        World(device=task.device),
         log=log,
         checkpoints=checkpoints,
         run={"flags": {}},
