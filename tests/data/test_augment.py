@@ -28,26 +28,28 @@ class Noise:
         return self._images[torch.from_numpy(rows)], torch.from_numpy(rows.astype(np.int64))
 
 
-def one_batch(rows: int, augmentation: Augmentation, world: World = World()) -> ImageBatch:
+def one_batch(
+    rows: int, augmentation: Augmentation, world: World = World(), device: str = "cpu"
+) -> ImageBatch:
     partners = augmentation.num_partners
     (batch,) = ImageLoader(Noise(rows), rows, num_partners=partners, world=world).batches()
-    return batch
+    return batch.map(lambda tensor: tensor.to(device))
 
 
-def test_centre_crops_are_normalised_in_either_way():
-    batch = one_batch(2, Augmentation())
-    images = batch.images.float()
-    raw = Augmentation(image_size=40, centre_crop=1.0, normalise_input=False).evaluate(batch)
+def test_centre_crops_are_normalised_in_either_way(device):
+    batch = one_batch(2, Augmentation(), device=device)
+    images = batch.images.float().cpu()
+    raw = Augmentation(image_size=40, centre_crop=1.0, normalise_input=False).evaluate(batch).cpu()
     torch.testing.assert_close(raw, images - torch.tensor((123.68, 116.78, 103.94)).view(3, 1, 1))
-    scaled = Augmentation(image_size=20, centre_crop=0.5).evaluate(batch)
+    scaled = Augmentation(image_size=20, centre_crop=0.5).evaluate(batch).cpu()
     torch.testing.assert_close(scaled, (images[:, :, 10:30, 10:30] / 255 - MEAN) / STD)
 
 
-def test_crops_are_the_boxes_resized_and_mirrored():
+def test_crops_are_the_boxes_resized_and_mirrored(device):
     images = Noise(3).read(np.arange(3))[0]
     boxes = torch.tensor([[0, 5, 30, 20], [3, 0, 11, 40], [7, 9, 24, 24]])
     flip = torch.tensor([False, True, True])
-    cropped = crop(images, boxes, 24, flip)
+    cropped = crop(images.to(device), boxes.to(device), 24, flip.to(device)).cpu()
     for row, (top, left, height, width) in enumerate(boxes.tolist()):
         box = images[row : row + 1, :, top : top + height, left : left + width].double()
         expected = F.interpolate(box, (24, 24), mode="bilinear", antialias=True)[0]
@@ -55,13 +57,15 @@ def test_crops_are_the_boxes_resized_and_mirrored():
         torch.testing.assert_close(cropped[row].double(), expected, atol=1.01, rtol=0)
 
 
-def test_other_devices_crop_the_same():
+def test_other_devices_crop_the_same(device):
     batch = one_batch(64, Augmentation())
+    there = batch.map(lambda tensor: tensor.to(device))
     boxes = Augmentation()._random_boxes(batch.draws, 40)
     flip = batch.draws[:, 0] < 0.5
     for size in (24, 48):
-        on_cpu, in_batch = (f(batch.images, boxes, size, flip) for f in (crop, _crop_in_batch))
-        torch.testing.assert_close(on_cpu.float(), in_batch, atol=1.01, rtol=0)
+        on_cpu = crop(batch.images, boxes, size, flip).float()
+        in_batch = _crop_in_batch(there.images, boxes.to(device), size, flip.to(device))
+        torch.testing.assert_close(on_cpu, in_batch.cpu(), atol=1.01, rtol=0)
 
 
 def test_random_crops_lie_inside_and_have_the_asked_areas_and_ratios():
@@ -98,31 +102,33 @@ MIXES = [{"mixup_alpha": 0.2}, {"cutmix_lambda": 0.85}, {"mixup_alpha": 1.0, "cu
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_labels_have_a_mass_of_one(mix):
-    augmentation = Augmentation(image_size=16, **mix)
-    prepared = augmentation.train(one_batch(16, augmentation))
+def test_labels_have_a_mass_of_one(mix, device):
+    augmentation, ones = Augmentation(image_size=16, **mix), torch.ones(16, device=device)
+    prepared = augmentation.train(one_batch(16, augmentation, device=device))
     assert prepared.labels.shape == (16, 2 ** len(mix))
-    torch.testing.assert_close(prepared.weights.sum(1), torch.ones(16))
-    torch.testing.assert_close(prepared.targets(16).sum(1), torch.ones(16))
+    torch.testing.assert_close(prepared.weights.sum(1), ones)
+    torch.testing.assert_close(prepared.targets(16).sum(1), ones)
     assert (prepared.weights >= 0).all()
 
 
 @pytest.mark.parametrize("mix", [{}, *MIXES])
-def test_a_sample_is_augmented_the_same_in_any_world_and_split(mix):
+def test_a_sample_is_augmented_the_same_in_any_world_and_split(mix, device):
     augmentation = Augmentation(image_size=16, **mix)
-    whole = augmentation.train(one_batch(11, augmentation))
+    whole = augmentation.train(one_batch(11, augmentation, device=device))
     parts: list[Prepared] = []
     for rank in range(3):
-        batch = one_batch(11, augmentation, World(rank, 3))
+        batch = one_batch(11, augmentation, World(rank, 3), device)
         parts += [augmentation.train(part) for part in batch.split(2)]
     assert len(parts) == 6
+    same = 0 if device == "cpu" else 1e-5  # a GPU chooses another product for fewer rows
     for name, expected in whole._asdict().items():
-        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), expected), name
+        actual = torch.cat([getattr(part, name) for part in parts])
+        torch.testing.assert_close(actual, expected, atol=same, rtol=same)
 
 
-def test_mixup_mixes_each_image_with_the_one_before_it():
+def test_mixup_mixes_each_image_with_the_one_before_it(device):
     mixing = Augmentation(image_size=40, mixup_alpha=0.4, **PLAIN)
-    batch = one_batch(8, mixing)
+    batch = one_batch(8, mixing, device=device)
     prepared = mixing.train(batch)
     pure = Augmentation(image_size=40, **PLAIN).train(batch)
     assert prepared.labels.tolist() == [[i, (i - 1) % 8] for i in range(8)]
@@ -146,9 +152,9 @@ def test_shares_of_mixup_are_distributed_as_beta(alpha):
     assert stats.ks_2samp(beyond.numpy(), expected).statistic < 0.02
 
 
-def test_cutmix_pastes_one_box_from_two_rows_before():
+def test_cutmix_pastes_one_box_from_two_rows_before(device):
     cutting = Augmentation(image_size=40, cutmix_lambda=0.5, **PLAIN)  # never leaves one as it is
-    batch = one_batch(8, cutting)
+    batch = one_batch(8, cutting, device=device)
     prepared, pure = cutting.train(batch), Augmentation(image_size=40, **PLAIN).train(batch)
     assert prepared.labels.tolist() == [[i, (i - 2) % 8] for i in range(8)]
     changed = (prepared.images != pure.images).any(1)
@@ -201,9 +207,9 @@ def test_impossible_values_are_named(flag, value):
         Augmentation(**{flag: value})
 
 
-def test_constants_serve_inference_and_training():
+def test_constants_serve_inference_and_training(device):
     augmentation = Augmentation(image_size=8)
-    batch = one_batch(2, augmentation)
+    batch = one_batch(2, augmentation, device=device)
     with torch.inference_mode():
         tested = augmentation.evaluate(batch)
     trained = augmentation.train(batch).images.requires_grad_()

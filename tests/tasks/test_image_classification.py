@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from dlrm.data.augment import Augmentation, Prepared
 from dlrm.data.images import GeneratedImages, ImageLoader
+from dlrm.distributed import World
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.optim import NetworkOptimizerConfig, set_learning_rate
@@ -55,7 +56,7 @@ def train(task, steps=3, parts=1, batch_size=8, partners=0, double=False):
     (optimizer,) = task.optimizers(NetworkOptimizerConfig("momentum", weight_decay=1e-4))
     set_learning_rate([optimizer], 0.005)
     losses = []
-    for batch in loader(batch_size, batch_size * steps, partners).batches():
+    for batch in loader(batch_size, batch_size * steps, partners, world=task.world).batches():
         pieces = [task.loss(piece) for piece in task.split(batch, parts)]
         sum(pieces).backward()
         optimizer.step()
@@ -105,15 +106,16 @@ def test_mixed_labels_are_mixed_losses():
 
 
 @pytest.mark.parametrize("batch_size", [4, 5, 24])
-def test_evaluation_counts_hits_whatever_the_batches(batch_size):
-    subject = task().model.eval()
-    labels = torch.cat([b.labels for b in loader(24).batches()])
-    images = next(loader(24).batches())
-    classifier = task()
+def test_evaluation_counts_hits_whatever_the_batches(batch_size, device):
+    world = World(device=device)
+    subject = task(world=world).model.eval()
+    (images,) = loader(24, world=world).batches()
+    labels = images.labels
+    classifier = task(world=world)
     with torch.no_grad():
         logits = subject(classifier.augmentation.evaluate(images))
     ranked = logits.argsort(dim=1, descending=True)
-    found = classifier.evaluate(loader(batch_size))
+    found = classifier.evaluate(loader(batch_size, world=world))
     assert found["top1"] == (ranked[:, 0] == labels).double().mean().item()
     assert found["top5"] == (ranked[:, :5] == labels[:, None]).any(1).double().mean().item()
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
@@ -122,9 +124,9 @@ def test_evaluation_counts_hits_whatever_the_batches(batch_size):
 
 @pytest.mark.parametrize("augment", [{}, {"mixup_alpha": 0.2, "cutmix_lambda": 0.85}])
 @pytest.mark.parametrize("parts", [2, 4])
-def test_accumulation_equals_one_batch_with_group_norm(parts, augment):
+def test_accumulation_equals_one_batch_with_group_norm(parts, augment, device):
     network = {"group_dim": 64}  # torch is slow at depthwise convolutions of float64
-    whole, cut = task(augment, network=network), task(augment, network=network)
+    whole, cut = (task(augment, network=network, world=World(device=device)) for _ in range(2))
     partners = whole.augmentation.num_partners
     expected = train(whole, double=True, partners=partners)
     assert train(cut, parts=parts, double=True, partners=partners) == pytest.approx(expected, 1e-12)
@@ -160,13 +162,13 @@ def test_compilation_gives_the_same_losses():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "16.32", "16.16", "32.32"])
-def test_every_precision_learns(precision):
-    config = PrecisionConfig(precision=precision, loss_scale=128.0)
-    subject = task(precision=config, network={"norm": "group"})
+def test_every_precision_learns(precision, device):
+    config, world = PrecisionConfig(precision=precision, loss_scale=128.0), World(device=device)
+    subject = task(precision=config, network={"norm": "group"}, world=world)
     (optimizer,) = subject.optimizers(NetworkOptimizerConfig("momentum"))
     set_learning_rate([optimizer], 0.005)
-    scaler = config.scaler("cpu")
-    batch, losses = next(loader().batches()), []
+    scaler = config.scaler(device)
+    batch, losses = next(loader(world=world).batches()), []
     for _ in range(6):
         loss = subject.loss(batch)
         scaler.backward(loss)
@@ -178,9 +180,10 @@ def test_every_precision_learns(precision):
     assert scaler.report() == ""
 
 
-def test_channels_last_changes_no_loss():
-    expected = train(task(network={"norm": "batch"}))
-    actual = train(task(network={"norm": "batch"}, channels_last=True))
+def test_channels_last_changes_no_loss(device):
+    options = {"network": {"norm": "batch"}, "world": World(device=device)}
+    expected = train(task(**options))
+    actual = train(task(**options, channels_last=True))
     assert actual == pytest.approx(expected, rel=1e-4)
 
 

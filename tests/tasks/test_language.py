@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from small_texts import LENGTH, STILL, WORDS, Rows, small
 
 from dlrm.data.text import NO_TOKEN, TextLoader
+from dlrm.distributed import World
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoint import CheckpointDirectory
 from dlrm.train.execution import ExecutionConfig
@@ -28,15 +29,16 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def make(kind, dropout=False, double=True, **options):
-    task = kind(small(**({} if dropout else STILL)), **options)
+def make(kind, dropout=False, double=True, device="cpu", **options):
+    task = kind(small(**({} if dropout else STILL)), world=World(device=device), **options)
     if double:
         task.model.double()
     return task
 
 
-def batches(count=3, size=8, padded=True, **options):
-    return list(TextLoader(Rows(count * size, padded=padded), size, **options).batches())
+def batches(count=3, size=8, padded=True, device="cpu", **options):
+    rows, world = Rows(count * size, padded=padded), World(device=device)
+    return list(TextLoader(rows, size, world=world, **options).batches())
 
 
 def plain(task, batch):
@@ -44,31 +46,31 @@ def plain(task, batch):
     logits = task.model(batch.ids, batch.segments, batch.lengths)
     if logits.ndim == 2:
         return logits
-    inside = torch.arange(logits.shape[1]) < batch.lengths[:, None]
+    inside = torch.arange(logits.shape[1], device=logits.device) < batch.lengths[:, None]
     return torch.where(inside[..., None], logits, -torch.inf)
 
 
-def test_the_loss_of_pretraining_is_the_mean_over_masked_tokens_and_that_over_rows():
-    task, (batch,) = make(PreTraining), batches(1)
+def test_the_loss_of_pretraining_is_the_mean_over_masked_tokens_and_that_over_rows(device):
+    task, (batch,) = make(PreTraining, device=device), batches(1, device=device)
     tokens, order = task.model(batch.ids, batch.segments, batch.lengths, batch.masked_positions)
     likelihoods, wanted = tokens.log_softmax(2), []
     for row, place in (batch.masked_ids != NO_TOKEN).nonzero().tolist():
         wanted.append(-likelihoods[row, place, batch.masked_ids[row, place]])
-    pair = -order.log_softmax(1)[torch.arange(8), batch.labels]
+    pair = -order.log_softmax(1)[torch.arange(8, device=device), batch.labels]
     torch.testing.assert_close(task.loss(batch), torch.stack(wanted).mean() + pair.mean())
 
 
-def test_the_loss_of_question_answering_is_the_mean_of_both_ends():
-    task, (batch,) = make(QuestionAnswering), batches(1)
+def test_the_loss_of_question_answering_is_the_mean_of_both_ends(device):
+    task, (batch,) = make(QuestionAnswering, device=device), batches(1, device=device)
     likelihoods = plain(task, batch).log_softmax(1)
-    rows = torch.arange(8)
+    rows = torch.arange(8, device=device)
     first, last = (-likelihoods[rows, batch.spans[:, end], end] for end in (0, 1))
     torch.testing.assert_close(task.loss(batch), (first.mean() + last.mean()) / 2)
 
 
 @pytest.mark.parametrize("place", [0, LENGTH])
-def test_an_end_outside_of_its_row_counts_as_nothing(place):
-    task, (batch,) = make(QuestionAnswering), batches(1)
+def test_an_end_outside_of_its_row_counts_as_nothing(place, device):
+    task, (batch,) = make(QuestionAnswering, device=device), batches(1, device=device)
     outside = batch.spans.clone()
     outside[3, 1] = batch.lengths[3] + place
     likelihoods = plain(task, batch).log_softmax(1)
@@ -77,18 +79,19 @@ def test_an_end_outside_of_its_row_counts_as_nothing(place):
     torch.testing.assert_close(loss, lost)
 
 
-def test_the_loss_of_classification_is_torchs_cross_entropy():
-    task, (batch,) = make(SequenceClassification, num_labels=2), batches(1)
+def test_the_loss_of_classification_is_torchs_cross_entropy(device):
+    task, (batch,) = make(SequenceClassification, device=device), batches(1, device=device)
     torch.testing.assert_close(task.loss(batch), F.cross_entropy(plain(task, batch), batch.labels))
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_padding_and_what_is_beyond_it_change_nothing(kind):
-    task = make(kind)
-    (cut,), (whole,) = batches(1, size=6), batches(1, size=6, cut=False)
+def test_padding_and_what_is_beyond_it_change_nothing(kind, device):
+    task = make(kind, device=device)
+    (cut,), (whole,) = (batches(1, size=6, device=device, cut=cut) for cut in (True, False))
     assert cut.ids.shape[1] <= whole.ids.shape[1] == LENGTH
     torch.testing.assert_close(task.loss(cut), task.loss(whole))
-    garbage = whole.ids.masked_fill(torch.arange(LENGTH) >= whole.lengths[:, None], WORDS - 1)
+    outside = torch.arange(LENGTH, device=device) >= whole.lengths[:, None]
+    garbage = whole.ids.masked_fill(outside, WORDS - 1)
     torch.testing.assert_close(task.loss(whole._replace(ids=garbage)), task.loss(whole))
 
 
@@ -116,7 +119,7 @@ def train(task, parts=1, size=8, steps=3, lr=0.05, loader=None):
     (optimizer,) = task.optimizers(NetworkOptimizerConfig("adamw", weight_decay=0.01))
     set_learning_rate([optimizer], lr)
     losses = []
-    for batch in batches(steps, size, **(loader or {})):
+    for batch in batches(steps, size, device=task.world.device, **(loader or {})):
         pieces = [task.loss(piece) for piece in task.split(batch, parts)]
         sum(pieces).backward()
         optimizer.step()
@@ -127,8 +130,8 @@ def train(task, parts=1, size=8, steps=3, lr=0.05, loader=None):
 
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("parts", [2, 3])
-def test_accumulation_equals_one_batch(kind, parts):
-    whole, cut = make(kind), make(kind)
+def test_accumulation_equals_one_batch(kind, parts, device):
+    whole, cut = make(kind, device=device), make(kind, device=device)
     assert train(cut, parts) == pytest.approx(train(whole), rel=1e-12)
     for actual, wanted in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
         # Adam divides by what rounding has changed where a gradient is nearly 0.
@@ -166,14 +169,14 @@ def test_recomputation_gives_the_same_losses(kind, dropout):
 
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "16.32", "16.16"])
-def test_every_precision_learns(kind, precision):
+def test_every_precision_learns(kind, precision, device):
     config = PrecisionConfig(precision=precision, loss_scale=64.0)
-    task = make(kind, double=False, precision=config)
+    task = make(kind, double=False, precision=config, device=device)
     kind_of_optimizer = "lamb" if precision == "16.16" else "adamw"  # whose moments are wider
     (optimizer,) = task.optimizers(NetworkOptimizerConfig(kind_of_optimizer, optimizer_eps=1e-6))
     set_learning_rate([optimizer], 0.01)
-    scaler = config.scaler("cpu")
-    (batch,), losses = batches(1), []
+    scaler = config.scaler(device)
+    (batch,), losses = batches(1, device=device), []
     for _ in range(6):
         loss = task.loss(batch)
         scaler.backward(loss)
@@ -219,10 +222,10 @@ def test_a_resumed_run_is_bit_for_bit_the_same(kind, tmp_path):
     assert json.dumps(resumed.progress.history) == json.dumps(whole.progress.history)
 
 
-def test_evaluation_of_pretraining_is_over_masked_tokens_and_rows():
-    task, source = make(PreTraining, dropout=True), Rows(11)
-    metrics = task.evaluate(TextLoader(source, 4))
-    (batch,) = TextLoader(source, 11).batches()
+def test_evaluation_of_pretraining_is_over_masked_tokens_and_rows(device):
+    task, source = make(PreTraining, dropout=True, device=device), Rows(11)
+    metrics = task.evaluate(TextLoader(source, 4, world=task.world))
+    (batch,) = TextLoader(source, 11, world=task.world).batches()
     task.model.eval()
     tokens, order = task.model(batch.ids, batch.segments, batch.lengths, batch.masked_positions)
     is_masked = batch.masked_ids != NO_TOKEN
@@ -237,15 +240,15 @@ def test_evaluation_of_pretraining_is_over_masked_tokens_and_rows():
     assert 0 < metrics["next_sentence_accuracy"] < 1
 
 
-def test_evaluation_of_classification_gives_accuracy_and_f1_of_the_positive_class():
+def test_evaluation_of_classification_gives_accuracy_and_f1_of_the_positive_class(device):
     from sklearn.metrics import accuracy_score, f1_score
 
-    task, source = make(SequenceClassification, dropout=True), Rows(31)
+    task, source = make(SequenceClassification, dropout=True, device=device), Rows(31)
     with torch.no_grad():  # so that both classes are found
         task.model.classifier.weight.mul_(100)
-    metrics = task.evaluate(TextLoader(source, 4))
+    metrics = task.evaluate(TextLoader(source, 4, world=task.world))
     assert task.model.training
-    (batch,) = TextLoader(source, 31).batches()
+    (batch,) = TextLoader(source, 31, world=task.world).batches()
     task.model.eval()
     logits = plain(task, batch)
     found, labels = logits.argmax(1).tolist(), batch.labels.tolist()
@@ -266,23 +269,23 @@ def test_f1_is_0_where_the_positive_class_is_never_found_or_there():
     assert metrics["f1"] == 0
 
 
-def test_a_judge_gets_the_logits_of_all_rows_in_their_order():
+def test_a_judge_gets_the_logits_of_all_rows_in_their_order(device):
     seen = []
 
     def judge(starts, ends):
         seen.append((starts, ends))
         return {"exact_match": 25.0, "f1": 50.0}
 
-    task = make(QuestionAnswering, dropout=True, judge=judge)
+    task = make(QuestionAnswering, dropout=True, judge=judge, device=device)
     source = Rows(11)
-    metrics = task.evaluate(TextLoader(source, 4, window=3))
-    (batch,) = TextLoader(source, 11).batches()
+    metrics = task.evaluate(TextLoader(source, 4, window=3, world=task.world))
+    (batch,) = TextLoader(source, 11, world=task.world).batches()
     task.model.eval()
     logits = plain(task, batch)
     ((starts, ends),) = seen
     inside = np.arange(starts.shape[1]) < source.lengths[:, None]
     for actual, wanted in ((starts, logits[..., 0]), (ends, logits[..., 1])):
-        wanted = wanted.detach().numpy()[:, : actual.shape[1]]
+        wanted = wanted.detach().cpu().numpy()[:, : actual.shape[1]]
         np.testing.assert_allclose(actual[inside], wanted[inside], rtol=1e-5, atol=1e-6)
     loss = sum(F.cross_entropy(logits[..., end], batch.spans[:, end]) for end in (0, 1)) / 2
     assert metrics == pytest.approx({"exact_match": 25, "f1": 50, "loss": loss.item()}, rel=1e-6)

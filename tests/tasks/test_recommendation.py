@@ -27,21 +27,22 @@ def batch(hotness: int = 1, size: int = BATCH) -> Batch:
     return Batch(numerical, ids, labels, lengths)
 
 
-def task(**changes) -> Recommendation:
+def task(device: str = "cpu", **changes) -> Recommendation:
     config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1), **changes)
-    return Recommendation(config)
+    return Recommendation(config, World(device=device))
 
 
 @pytest.mark.parametrize("hotness", [1, 5])
 @pytest.mark.parametrize("parts", [2, 4, 100])
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-def test_accumulation_equals_one_batch(hotness, parts, kind):
-    whole, cut = task(), task()
+def test_accumulation_equals_one_batch(hotness, parts, kind, device):
+    whole, cut = task(device), task(device)
     for one, count in ((whole, 1), (cut, parts)):
         optimizers = one.optimizers(OptimizerConfig(kind, kind))
         set_learning_rate(optimizers, 0.01)
         for _ in range(3):
-            pieces = one.split(batch(hotness), count)
+            given = batch(hotness).map(lambda tensor: tensor.to(device))
+            pieces = one.split(given, count)
             assert len(pieces) == min(count, BATCH)
             losses = [one.loss(piece) for piece in pieces]
             sum(losses).backward()
