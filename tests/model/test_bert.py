@@ -140,18 +140,20 @@ def total(outputs) -> torch.Tensor:
     parts = outputs if isinstance(outputs, tuple) else (outputs,)
     if parts[0].shape[1:] == (LENGTH, 2):
         kept = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
-        parts = (parts[0][kept],)
-    factors = [torch.arange(1, part.numel() + 1).view(part.shape) for part in parts]
+        parts = (parts[0][kept.to(parts[0].device)],)
+    factors = [
+        torch.arange(1, part.numel() + 1, device=part.device).view(part.shape) for part in parts
+    ]
     return sum((part.sin() * f).sum() for part, f in zip(parts, factors, strict=True))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_and_gradients_are_the_formulas(kind, bias):
+def test_logits_and_gradients_are_the_formulas(kind, bias, device):
     config = BertConfig(**{**vars(CONFIG), "attention_bias": bias, "norm_eps": 1e-3})
-    network = filled_bert.build(kind, config=config)
+    network = filled_bert.build(kind, config=config).to(device)
     weights = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
-    inputs = filled_bert.inputs(kind)
+    inputs = inputs_on(device, kind)
     actual, expected = total(network(*inputs)), total(plain(kind, weights, *inputs, config=config))
     torch.testing.assert_close(actual, expected)
     actual.backward()
@@ -160,9 +162,13 @@ def test_logits_and_gradients_are_the_formulas(kind, bias):
         torch.testing.assert_close(parameter.grad, weights[name].grad, msg=lambda m, n=name: n + m)
 
 
+def inputs_on(device, kind):
+    return tuple(tensor.to(device) for tensor in filled_bert.inputs(kind))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_golden_logits(kind):
-    logits = filled_bert.build(kind, torch.float32)(*filled_bert.inputs(kind))
+def test_golden_logits(kind, device):
+    logits = filled_bert.build(kind, torch.float32).to(device)(*inputs_on(device, kind))
     assert filled_bert.shown(kind, logits) == pytest.approx(GOLDEN[kind], abs=2e-5)
 
 
@@ -310,13 +316,14 @@ def check_graphs(kind, network, compiled):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "16.32", "16.16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_is_about_the_same(kind, precision):
-    expected = logits_of(filled_bert.build(kind)(*filled_bert.inputs(kind)))
-    network = with_dropout(kind, 0.0).float()
+def test_half_precision_is_about_the_same(kind, precision, device):
+    inputs = inputs_on(device, kind)
+    expected = logits_of(filled_bert.build(kind).to(device)(*inputs))
+    network = with_dropout(kind, 0.0).float().to(device)
     config = PrecisionConfig(precision=precision)
-    config.narrow(network, "cpu")
-    with config.autocast("cpu"):
-        outputs = logits_of(network(*filled_bert.inputs(kind)))
+    config.narrow(network, device)
+    with config.autocast(device):
+        outputs = logits_of(network(*inputs))
         sum(out.float().square().mean() for out in outputs).backward()
     for actual, exact in zip(outputs, expected, strict=True):
         torch.testing.assert_close(actual.double(), exact, rtol=0.05, atol=0.05)

@@ -8,14 +8,14 @@ from dlrm.model.mlp import MLP, mlp
 
 def plain(network: MLP, inputs, dtype=torch.float32):
     """The same layers as torch runs them."""
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    with torch.autocast(inputs.device.type, dtype, enabled=dtype != torch.float32):
         return nn.Sequential(*network)(inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_optimized_layers_give_what_torchs_layers_give(dtype):
-    network = mlp(13, (64, 32), 0, "mlp", dtype)
-    inputs = torch.randn(300, 13, generator=torch.Generator().manual_seed(0))
+def test_optimized_layers_give_what_torchs_layers_give(dtype, device):
+    network = mlp(13, (64, 32), 0, "mlp", dtype).to(device)
+    inputs = torch.randn(300, 13, generator=torch.Generator().manual_seed(0)).to(device)
     tolerance = {} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.05}
     for optimized in (True, False):
         network.optimized = optimized
@@ -41,10 +41,10 @@ def test_names_and_values_of_parameters_do_not_depend_on_the_flag():
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
-def test_rounded_weights_follow_every_update(optimizer):
-    network = mlp(13, (16, 8), 0, "mlp", torch.bfloat16)
-    step = optimizer(network.parameters(), lr=torch.tensor(0.5), fused=True)
-    inputs = torch.randn(20, 13)
+def test_rounded_weights_follow_every_update(optimizer, device):
+    network = mlp(13, (16, 8), 0, "mlp", torch.bfloat16).to(device)
+    step = optimizer(network.parameters(), lr=torch.tensor(0.5, device=device), fused=True)
+    inputs = torch.randn(20, 13, device=device)
     for _ in range(3):
         network(inputs).float().sum().backward()
         step.step()
@@ -89,10 +89,10 @@ def test_kept_weights_are_rounded_once_and_let_go():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_nan_is_not_hidden(dtype):
-    network = mlp(3, (8, 8), 0, "mlp", dtype)
+def test_a_nan_is_not_hidden(dtype, device):
+    network = mlp(3, (8, 8), 0, "mlp", dtype).to(device)
     network[0].weight.data[2] = float("nan")
-    assert network(torch.ones(4, 3)).isnan().all()
+    assert network(torch.ones(4, 3, device=device)).isnan().all()
 
 
 def test_other_modules_and_hooks_run_as_they_are():
@@ -114,9 +114,9 @@ def test_other_modules_and_hooks_run_as_they_are():
     assert seen == ["forward", "backward"]
 
 
-def test_gradients_have_the_layout_of_their_parameters():
-    network = mlp(2, (64, 8), 1, "mlp")
-    loss = network(torch.randn(32, 2)).square().sum()
+def test_gradients_have_the_layout_of_their_parameters(device):
+    network = mlp(2, (64, 8), 1, "mlp").to(device)
+    loss = network(torch.randn(32, 2, device=device)).square().sum()
     for grad, parameter in zip(
         torch.autograd.grad(loss, list(network.parameters())), network.parameters(), strict=True
     ):

@@ -13,17 +13,22 @@ def dataset(tmp_path_factory):
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch, dataset):
-    """Runs `dlrm.scripts.main` with the small dataset and model; returns its summary."""
+def command(request, tmp_path, monkeypatch, dataset):
+    """Runs `dlrm.scripts.main` with the small dataset and model; returns its summary.
+
+    It runs on the test's `device`, and on the CPU where it has none.
+    """
     from dlrm.scripts import main
 
     monkeypatch.chdir(tmp_path)
+    named = "device" in request.fixturenames
+    device = request.getfixturevalue("device") if named else "cpu"
 
     def run(*arguments, data=dataset, model=MODEL, training=RUN):
         flags.FLAGS.unparse_flags()
         for name in flags.FLAGS:
             flags.FLAGS[name].unparse()
-        own = [f"--dataset={data}", "--base_device=cpu"]
+        own = [f"--dataset={data}", f"--base_device={device}"]
         flags.FLAGS(["main", *own, *model, *training, *arguments])
         torch.set_num_threads(1)  # tests are small; a thread more costs more than it brings
         return main.run()

@@ -82,8 +82,9 @@ def weights(directory, file="dense.safetensors"):
 
 
 @pytest.mark.parametrize("task", ["mrpc", "squad"])
-def test_fine_tuning_reports_and_saves(texts, capsys, task):
-    summary = finetune(task, "--epochs=1", "--save_checkpoint_path=run")
+def test_fine_tuning_reports_and_saves(texts, capsys, task, device):
+    here = f"--base_device={device}"
+    summary = finetune(task, "--epochs=1", "--save_checkpoint_path=run", here)
     metric = {"mrpc": "accuracy_and_f1", "squad": "f1"}[task]
     assert {"training_loss", f"best_{metric}", "test_f1", "average_train_throughput"} <= set(
         summary

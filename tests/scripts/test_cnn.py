@@ -41,8 +41,8 @@ def weights(path):
     return load_file(next(path.glob("step-*8/dense.safetensors")))
 
 
-def test_training_reports_and_saves(tmp_path, capsys):
-    summary = command("--epochs=1", "--save_checkpoint_path=run")
+def test_training_reports_and_saves(tmp_path, capsys, device):
+    summary = command("--epochs=1", "--save_checkpoint_path=run", f"--base_device={device}")
     assert {"training_loss", "best_top1", "test_top5", "average_train_throughput"} <= set(summary)
     out = capsys.readouterr().out
     assert "batch: 4 x 1 x 1 = 4" in out

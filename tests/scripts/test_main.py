@@ -22,7 +22,7 @@ def log_entries(path="log.json"):
         return [json.loads(line.removeprefix("DLLL ")) for line in file]
 
 
-def test_training_learns_and_reports(command, tmp_path, capsys):
+def test_training_learns_and_reports(command, tmp_path, capsys, device):
     summary = command("--epochs=3", "--save_checkpoint_path=run")
     assert summary["test_auc"] > 0.75
     assert summary["validation_auc"] > 0.75
@@ -50,7 +50,7 @@ def test_training_learns_and_reports(command, tmp_path, capsys):
     )
 
 
-def test_a_checkpoint_tests_as_it_trained_and_brings_its_architecture(command, dataset, capsys):
+def test_a_checkpoint_tests_as_it_trained_and_brings_its_architecture(command, capsys, device):
     trained = command("--epochs=2", "--save_checkpoint_path=run")
     tested = command("--mode=test", "--load_checkpoint_path=run", model=[], training=[])
     assert tested["auc"] == trained["test_auc"]
@@ -60,9 +60,9 @@ def test_a_checkpoint_tests_as_it_trained_and_brings_its_architecture(command, d
     assert any("best_auc" in e.get("data", {}) for e in log_entries())  # the training's log is kept
 
 
-def test_the_reported_auc_is_scikit_learns(command, dataset):
+def test_the_reported_auc_is_scikit_learns(command, dataset, device):
     command("--epochs=1", "--save_checkpoint_path=run")
-    tested = command("--mode=test", "--load_checkpoint_path=run")
+    tested = command("--mode=test", "--load_checkpoint_path=run", "--notf32")
     import torch
 
     from dlrm.model.dlrm import DLRM, DLRMConfig
@@ -79,13 +79,14 @@ def test_the_reported_auc_is_scikit_learns(command, dataset):
     load_checkpoint(find_checkpoint("run"), Parameters(model, model.embeddings.table_parameters()))
     with torch.no_grad():
         scores = model(torch.tensor(numerical), torch.tensor(np.stack(ids, axis=1)))
-    assert tested["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
+    near = 1e-6 if device == "cpu" else 1e-5  # rounding may exchange a few of 500,000 pairs
+    assert tested["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=near)
 
 
 @pytest.mark.parametrize(
     "extra", [[], ["--shuffle_batch_order"], ["--amp"], ["--embedding_dtype=bf16"]]
 )
-def test_a_resumed_run_logs_what_an_uninterrupted_one_does(command, tmp_path, extra):
+def test_a_resumed_run_logs_what_an_uninterrupted_one_does(command, tmp_path, extra, device):
     whole = command("--epochs=2", "--log_path=whole.json", "--save_checkpoint_path=whole", *extra)
     halves = ["--epochs=2", "--log_path=halves.json", "--save_checkpoint_path=halves", *extra]
     command(*halves, "--max_steps=19")
@@ -99,9 +100,12 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(command, tmp_path, ex
         ]
 
     cut = [1, 2]  # the last line of the first half, which no uninterrupted run prints
-    assert [step for step in steps("halves.json") if step[0] != cut] == steps("whole.json")
-    assert resumed["test_auc"] == whole["test_auc"]
-    assert resumed["validation_log_loss"] == whole["validation_log_loss"]
+    found = zip(*(step for step in steps("halves.json") if step[0] != cut), strict=True)
+    same = 0 if device == "cpu" else 1e-4  # what a GPU adds in no order grows by and by
+    for values, expected in zip(found, zip(*steps("whole.json"), strict=True), strict=True):
+        assert values == expected or values == pytest.approx(expected, rel=same, abs=0)
+    for metric in ("test_auc", "validation_log_loss"):
+        assert resumed[metric] == pytest.approx(whole[metric], rel=same, abs=0)
 
 
 def test_a_warm_started_run_saves_the_architecture_it_has(command):
@@ -145,7 +149,7 @@ def test_a_warm_start_begins_with_the_checkpoints_weights(command):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
-def test_every_embedding_optimizer_trains(command, optimizer):
+def test_every_embedding_optimizer_trains(command, optimizer, device):
     lr = {"sgd": 1.0, "adam": 0.02}.get(optimizer, 0.1)
     mlp = optimizer.removeprefix("row_wise_")
     summary = command(
@@ -175,7 +179,7 @@ def test_bf16_tables_train_as_fp32_ones(command, optimizer, amp):
         assert losses["bf16"] != losses["fp32"]
 
 
-def test_bf16_tables_test_as_they_trained_and_serve_fp32_ones(command):
+def test_bf16_tables_test_as_they_trained_and_serve_fp32_ones(command, device):
     trained = command("--epochs=1", "--save_checkpoint_path=run", "--embedding_dtype=bf16")
     load = ["--load_checkpoint_path=run"]
     tested = command("--mode=test", *load, model=[], training=[])
@@ -192,11 +196,12 @@ def test_bf16_tables_test_as_they_trained_and_serve_fp32_ones(command):
 
 @pytest.mark.parametrize("embedding_type", ["joint", "joint_sparse", "multi_table", "custom_cuda"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_embedding_types_train_alike(command, embedding_type, optimizer):
-    flags = ["--max_steps=6", "--test_freq=6", f"--embedding_optimizer={optimizer}"]
+def test_embedding_types_train_alike(command, embedding_type, optimizer, device):
+    flags = ["--max_steps=6", "--test_freq=6", f"--embedding_optimizer={optimizer}", "--notf32"]
     expected = command(*flags)
     actual = command(*flags, f"--embedding_type={embedding_type}")
-    assert actual["test_log_loss"] == pytest.approx(expected["test_log_loss"], rel=1e-5)
+    same = 1e-5 if device == "cpu" else 1e-4  # a GPU adds gradients in no order
+    assert actual["test_log_loss"] == pytest.approx(expected["test_log_loss"], rel=same)
 
 
 MULTI_HOT = [
@@ -207,11 +212,12 @@ MULTI_HOT = [
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_every_embedding_type_trains_alike_on_bags(command, optimizer, tmp_path):
+def test_every_embedding_type_trains_alike_on_bags(command, optimizer, tmp_path, device):
     losses = {}
     for kind in ["joint_fused", "joint_sparse", "joint", "multi_table", "custom_cuda"]:
         summary = command(
             *MULTI_HOT,
+            "--notf32",
             "--test_freq=6",
             "--lr=0.1",
             f"--embedding_optimizer={optimizer}",
@@ -246,12 +252,13 @@ def test_bags_are_resumed_hashed_and_timed(command):
 
 
 @pytest.mark.parametrize("flag", ["--amp", "--amp_dtype=fp16 --amp", "--amp --loss_scale=64"])
-def test_half_precision_learns_as_well(command, flag, capsys):
+def test_half_precision_learns_as_well(command, flag, capsys, device):
     full = command("--epochs=3")
     half = command("--epochs=3", *flag.split())
     assert half["test_auc"] == pytest.approx(full["test_auc"], abs=0.01)
     assert half["test_auc"] != full["test_auc"]
-    assert ("--loss_scale is not used" in capsys.readouterr().out) == ("64" in flag)
+    unused = "64" in flag and device == "cpu"  # whose half precision is bfloat16
+    assert ("--loss_scale is not used" in capsys.readouterr().out) == unused
 
 
 def test_frozen_parameters_stay(command):
@@ -279,14 +286,15 @@ def test_frozen_parameters_gather_no_gradients(command, monkeypatch):
     assert counts == [0] * 4
 
 
-def test_inference_benchmark_reports_every_batch_size(command):
+def test_inference_benchmark_reports_every_batch_size(command, device):
     summary = command(
         "--mode=inference_benchmark",
         "--inference_benchmark_batch_sizes=1,64",
         "--inference_benchmark_steps=20",
         "--inference_benchmark_runtimes=native,eager,torchscript,onnx",
     )
-    for end in ("1", "64", "1_eager", "64_torchscript", "64_onnx"):
+    others = ("1_eager", "64_torchscript", "64_onnx") if device == "cpu" else ()
+    for end in ("1", "64", *others):
         if end.endswith("onnx") and importlib.util.find_spec("onnxruntime") is None:
             continue
         mean = summary[f"mean_inference_latency_batch_{end}"]

@@ -10,6 +10,7 @@ import trained_model
 import dlrm
 from dlrm.data.loader import DataConfig, open_datasets
 from dlrm.model.dlrm import DLRMConfig
+from dlrm.serving.predictor import Predictor, load_model
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint
 
@@ -37,7 +38,9 @@ def unlabelled(trained):
     return [line.split("\t", 1)[1] for line in trained.lines]
 
 
-def test_raw_lines_get_the_scores_of_testing(trained, predictor, tested):
+def test_raw_lines_get_the_scores_of_testing(trained, predictor, tested, device):
+    here = load_model(predictor.path, device)
+    predictor = Predictor(here, predictor.transform, predictor.path)
     np.testing.assert_allclose(predictor.logits(unlabelled(trained)), tested, rtol=1e-5, atol=1e-5)
     probabilities = 1 / (1 + np.exp(-tested.astype(np.float64)))
     np.testing.assert_allclose(predictor.predict(unlabelled(trained)), probabilities, rtol=1e-5)

@@ -1,0 +1,91 @@
+"""A GPU trains as the CPU does: losses, tables and MLPs of the same seed agree, step by step.
+
+Where there is no GPU, an emulated one stands for the kernels of ours (emulated_cuda.py).
+"""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from dlrm.data.batch import Batch
+from dlrm.distributed import World
+from dlrm.model.dlrm import EMBEDDING_TYPES, FUSED_TYPES, DLRMConfig
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.optim import OptimizerConfig, set_learning_rate
+from dlrm.train.precision import LossScaler
+
+SIZES, BATCH, STEPS = (50, 3, 200), 64, 20
+
+
+@pytest.fixture(params=["emulated cuda", "cuda"])
+def gpu(request):
+    """The name of the device, and the block in which it computes."""
+    if request.param == "emulated cuda":
+        return "cpu", request.getfixturevalue("emulator").in_place_of_cpu
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return "cuda", nullcontext
+
+
+def batches(bags):
+    for step in range(STEPS):
+        random = torch.Generator().manual_seed(step % 2)  # so few that they can be learnt
+        shape = (BATCH, len(SIZES))
+        lengths = torch.randint(4, shape, generator=random) if bags else None
+        limits = torch.tensor(SIZES).expand(shape)
+        if bags:
+            limits = limits.repeat_interleave(lengths.flatten())
+        ids = (torch.rand(limits.shape, generator=random) * limits).int()
+        labels = torch.randint(2, (BATCH,), generator=random).float()
+        yield Batch(torch.randn(BATCH, 4, generator=random), ids, labels, lengths)
+
+
+def train(device, optimizer="sgd", bags=False, max_grad_norm=None, **changes):
+    """The loss of every step, and all weights after the last."""
+    config = DLRMConfig(SIZES, 4, 8, (16, 8), (16, 16, 1), embedding_init_scale=3, **changes)
+    task = Recommendation(config, World(device=device), seed=5)
+    optimizers = task.optimizers(OptimizerConfig(optimizer, optimizer.removeprefix("row_wise_")))
+    set_learning_rate(optimizers, 0.1 if optimizer == "sgd" else 0.01)
+    scaler, losses = LossScaler(max_grad_norm=max_grad_norm), []
+    for batch in batches(bags):
+        loss = task.loss(batch.map(lambda tensor: tensor.to(device)))
+        scaler.backward(loss)
+        scaler.step(optimizers)
+        task.model.zero_grad()
+        losses.append(loss.detach())
+    weights = dict(task.model.named_parameters())
+    if config.embedding_type in FUSED_TYPES:
+        weights["embeddings.weight"] = torch.cat(task.model.embeddings.tables())
+    found = {"losses": torch.stack(losses), **weights}
+    return {name: value.detach().cpu() for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bags", "changes"),
+    [
+        *(
+            ("sgd", bags, {"embedding_type": kind})
+            for kind in EMBEDDING_TYPES
+            for bags in (False, True)
+        ),
+        ("sgd", False, {"interaction_op": "cat", "max_grad_norm": 0.1}),
+        *((kind, False, {"embedding_dtype": "bf16"}) for kind in ("sgd", "adagrad")),
+        ("adagrad", True, {}),
+        ("row_wise_adagrad", False, {}),
+        ("adam", True, {}),
+    ],
+    ids=str,
+)
+def test_twenty_steps_agree_up_to_rounding(optimizer, bags, changes, gpu):
+    device, computing = gpu
+    expected = train("cpu", optimizer, bags, **changes)
+    with computing():
+        actual = train(device, optimizer, bags, **changes)
+    assert expected["losses"][-4:].mean() < expected["losses"][:4].mean() - 1e-3
+    # A sum of 64 has an error of up to 64 * 2**-24 of it, 4e-6, and 20 steps of 0.1 sum to 2.
+    # Where steps do not shrink with gradients, those near 0 count as much as all others.
+    near = 1e-5 if optimizer == "sgd" else 1e-3
+    if "embedding_dtype" in changes:  # what was rounded to bfloat16 may be rounded otherwise
+        near = 2e-3
+    torch.testing.assert_close(actual, expected, atol=near, rtol=near)
