@@ -154,8 +154,8 @@ class MultiTableEmbedding(nn.Module):
     def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
         if vectors:
             return torch.stack(vectors, dim=1).to(dtype)
-        device = self.table_offsets.device
-        return torch.zeros(batch, 0, self.dim, dtype=dtype, device=device, requires_grad=True)
+        here: Tensor = self.table_offsets  # type: ignore[assignment]
+        return torch.zeros(batch, 0, self.dim, dtype=dtype, device=here.device, requires_grad=True)
 
 
 def check_ids(ids: Tensor, table_sizes: Sequence[int]) -> None:
