@@ -1,5 +1,6 @@
 # make demo   raw logs -> dataset -> trained model -> ROC AUC      make demo RAW=/path/with/day_files
 # make test   the whole test suite                                 make test PYTEST_ARGS="-k resume"
+# make gpu-test, gpu-sanitize, gpu-bench   where there is a GPU: the suite, compute-sanitizer, figures
 # Both install what they need into .venv first; PYTHON=python3.12 chooses the interpreter, WORKERS=4
 # in how many processes the tests run.
 
@@ -14,7 +15,7 @@ EMULATOR := $(wildcard tests/ops/cuda_emulator/*)
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
 
-.PHONY: venv demo test lint format bench clean
+.PHONY: venv demo test lint format bench clean gpu gpu-test gpu-sanitize gpu-bench
 
 venv: $(INSTALLED) $(OPS)
 
@@ -42,6 +43,29 @@ demo: venv
 
 test: venv
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+gpu: venv
+	@$(BIN)/python -c 'import sys, torch; from dlrm.ops import library as ops; sys.exit("error: torch finds no GPU here" if not torch.cuda.is_available() else ops.why_not_cuda_kernels())'
+
+gpu-test: gpu
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(PYTEST_ARGS)
+
+# memcheck sees the ends of single tensors where torch keeps no freed memory; a graph needs it kept.
+SANITIZED := $(BIN)/python -m pytest -n 0 -k "cuda and not emulat"
+gpu-sanitize: gpu
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+		$(SANITIZED) tests/ops --deselect tests/ops/test_cuda.py::test_a_graph_replays_look_ups_products_and_updates
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(SANITIZED) tests/train/test_cuda_graph.py \
+		tests/ops/test_cuda.py::test_a_graph_replays_look_ups_products_and_updates
+	compute-sanitizer --tool racecheck --error-exitcode 1 \
+		$(SANITIZED) tests/ops tests/train/test_cuda_graph.py
+
+gpu-bench: gpu
+	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/ops.py --device cuda --batch 65536
+	$(BIN)/python benchmarks/train.py --device cuda --workload terabyte --batch 65536 --dtype fp32 fp16
+	$(BIN)/python benchmarks/breakdown.py --device cuda --workload terabyte --batch 65536 --dtype fp16
+	$(BIN)/python benchmarks/inference.py --device cuda --workload terabyte --batch 32768
 
 lint: venv
 	$(BIN)/ruff check .

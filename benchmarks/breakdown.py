@@ -1,6 +1,7 @@
 """Where the time of a training step goes: matrix products, interaction, gather, update, the rest.
 
     python benchmarks/breakdown.py [--workload kaggle] [--dtype bf16] [--steps 40]
+    python benchmarks/breakdown.py --device cuda --workload terabyte --batch 65536 --dtype fp16
 
 The workloads are those of train.py, the trainer and its loader the real ones, the process set up
 as our commands set theirs. Method: torch.profiler notes every operator of the training thread. Each
@@ -8,7 +9,8 @@ one's own time, without that of operators it calls, goes to the part of the step
 its callers' belong to; what lies between operators is Python's and the autograd engine's. Every
 step has the same operators in the same order, so each of them, and each product of the limit, is
 timed by the first decile over all steps: what other programs on the machine do to the rest is left
-out. Readers run in threads of their own: only the wait for them is in the step.
+out. Readers run in threads of their own: only the wait for them is in the step. On a GPU the time
+of an operator is that of its kernels, and the rest is what lies between: no step is recorded here.
 """
 
 import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -17,11 +19,12 @@ import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it i
 import argparse
 import os
 import statistics
-import time
 from collections import defaultdict
 from contextlib import closing
 
 import torch
+from ops import milliseconds
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from train import DTYPES, WORKLOADS, StepLog, ours, products, synthetic
 
@@ -75,30 +78,43 @@ def part_of(event) -> str:
     return REST
 
 
-def measure(workload: str, dtype: str, steps: int) -> dict[str, float]:
+def measure(
+    workload: str, dtype: str, steps: int, device: str = "cpu", batch_size: int = 0
+) -> dict[str, float]:
     """Milliseconds of a step: of each part, "whole", "unprofiled", "products alone", "reading"."""
-    config, batch_size = WORKLOADS[workload]
-    data = synthetic(config, batch_size, steps)
+    config, own_batch_size = WORKLOADS[workload]
+    batch_size = batch_size or own_batch_size
+    data = synthetic(config, batch_size, steps, device)
     log = StepLog()
     run = ours(config, data, DTYPES[dtype], log, WatchedBatches)
     run(steps)
     found = {"unprofiled": 1e3 * first_decile(log.seconds_of_steps())}
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    if device == "cuda":  # the host is ahead within a run, and at its end it is not
+        found["unprofiled"] = milliseconds(lambda: run(steps), device) / steps
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + (device == "cuda")]
+    with profile(activities=activities) as profiler:
         run(steps)
-    found |= parts_of_steps(profiler.events())
+    found |= parts_of_steps(profiler.events(), device)
+    if device == "cuda":
+        found[REST] = found["unprofiled"] - sum(found[part] for part in PARTS)
     found["whole"] = sum(found[part] for part in (*PARTS, REST))
-    alone = [timed(product, steps) for product in products(config, batch_size, DTYPES[dtype])]
-    found["products alone"] = 1e3 * sum(map(first_decile, alone))
+    calls = products(config, batch_size, DTYPES[dtype], device)
+    alone = [timed(product, steps, device) for product in calls]
+    found["products alone"] = sum(map(first_decile, alone))
     train = open_datasets(data).train
-    found["reading"] = 1e3 * first_decile(timed(lambda: train.batch(0), steps))
+    found["reading"] = first_decile(timed(lambda: train.batch(0), steps, device))
     return found
 
 
-def parts_of_steps(events) -> dict[str, float]:
+def parts_of_steps(events, device: str = "cpu") -> dict[str, float]:
     """Milliseconds of each part of a step, from the operators of many steps."""
-    thread = next(event.thread for event in events if event.name == LOADER)
+    threads = {next(event.thread for event in events if event.name == LOADER)}
+    if device == "cuda":  # whose backward passes have a thread of their own
+        threads |= {e.thread for e in events if e.name.startswith("autograd::engine")}
+    own = f"self_{'cpu' if device == 'cpu' else 'device'}_time_total"
     ordered = sorted(
-        (event for event in events if event.thread == thread), key=lambda e: e.time_range.start
+        (e for e in events if e.thread in threads and e.device_type == DeviceType.CPU),
+        key=lambda e: e.time_range.start,
     )
     steps: list[list] = []
     for event in ordered:
@@ -113,7 +129,7 @@ def parts_of_steps(events) -> dict[str, float]:
             continue  # the first or last of a run
         end = step[0].time_range.start
         for place, event in enumerate(step):
-            times[place, part_of(event)].append(1e-3 * event.self_cpu_time_total)
+            times[place, part_of(event)].append(1e-3 * getattr(event, own))
             if event.cpu_parent is None:
                 times[-1 - place, REST].append(1e-3 * (event.time_range.start - end))
                 end = event.time_range.end
@@ -127,14 +143,9 @@ def first_decile(values: list[float]) -> float:
     return statistics.quantiles(values, n=10, method="inclusive")[0]
 
 
-def timed(function, count: int) -> list[float]:
-    """Seconds of each of `count` calls."""
-    seconds = []
-    for _ in range(count):
-        began = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - began)
-    return seconds
+def timed(function, count: int, device: str) -> list[float]:
+    """Milliseconds of each of `count` calls."""
+    return [milliseconds(function, device) for _ in range(count)]
 
 
 def report(columns: dict[str, dict[str, float]]) -> None:
@@ -157,7 +168,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
-    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16"], choices=DTYPES)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--batch", type=int, default=0, help="0: each workload's own")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -167,7 +180,9 @@ if __name__ == "__main__":
     )
     report(
         {
-            f"{workload} {dtype}": measure(workload, dtype, options.steps)
+            f"{workload} {dtype}": measure(
+                workload, dtype, options.steps, options.device, options.batch
+            )
             for workload in options.workload
             for dtype in options.dtype
         }

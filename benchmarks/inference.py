@@ -1,12 +1,14 @@
 """Latency of every runtime that can serve a model, in process and behind a Triton server.
 
     python benchmarks/inference.py [--workload kaggle] [--batch 1 64 4096] [--rounds 20]
+    python benchmarks/inference.py --device cuda --workload terabyte --batch 32768
     python benchmarks/inference.py --served [--workload small]
 
 In process: eager is plain torch, in the trained network's own layout; native has this package's
 operators; onnx is what the served default runs, and int8 the same over narrow tables. The limit is
 the time of the MLPs' matrix products alone in torch. All take turns, a batch each, and medians are
-compared. Weights and ids are random: time does not depend on them.
+compared. On a GPU there are eager and native, the batch is there before, and each is waited for.
+Weights and ids are random: time does not depend on them.
 
 Served: a model is trained for a step and exported, once with dynamic batching and once without;
 nvidia-pytriton's server is started and asked through gRPC by `triton/client.py`.
@@ -35,6 +37,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving import platforms
 from dlrm.serving.narrow import narrow_tables
@@ -66,15 +69,16 @@ def in_process(arguments: argparse.Namespace) -> None:
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, load of the machine before:"
         f" {os.getloadavg()[0]:.1f}; milliseconds, and how many times as fast as eager\n"
     )
-    names = (PEER, "native", "torchscript", "onnx", "int8", "matrix products")
+    others = ("torchscript", "onnx", "int8") if arguments.device == "cpu" else ()
+    names = (PEER, "native", *others, "matrix products")
     print(f"| workload | batch | {' | '.join(names)} |")
     print("|---|---" + "|---" * len(names) + "|")
     for workload in arguments.workload:
         with tempfile.TemporaryDirectory() as directory:
-            models = open_models(WORKLOADS[workload], Path(directory))
+            models = open_models(WORKLOADS[workload], Path(directory), arguments.device)
             for batch in arguments.batch:
                 runs = {name: model(batch) for name, model in models.items()}
-                seconds = in_turn(runs, arguments.rounds)
+                seconds = in_turn(runs, arguments.rounds, arguments.device)
                 cells = [
                     f"{seconds[name] * 1e3:.3f} ({seconds[PEER] / seconds[name]:.2f})"
                     for name in names
@@ -82,12 +86,30 @@ def in_process(arguments: argparse.Namespace) -> None:
                 print(f"| {workload} | {batch} | {' | '.join(cells)} |", flush=True)
 
 
-def open_models(config: DLRMConfig, directory: Path) -> dict[str, Callable[[int], Run]]:
+def open_models(
+    config: DLRMConfig, directory: Path, device: str
+) -> dict[str, Callable[[int], Run]]:
     """Name -> function from a batch size to a call that scores such a batch."""
-    model = DLRM(config).eval()
+    model = DLRM(config, World(device=device)).eval()
     plain_torch = dataclasses.replace(config, embedding_type="joint", interaction_op="dot")
-    eager = DLRM(plain_torch).eval()
+    eager = DLRM(plain_torch, World(device=device)).eval()
     eager.load_state_dict(model.state_dict())
+
+    def of_tensors(network: Callable) -> Callable[[int], Run]:
+        def make(batch: int) -> Run:
+            arrays = inputs(config, batch)
+            tensors = tuple(torch.from_numpy(array).to(device) for array in arrays)
+            return lambda: network(*tensors)
+
+        return make
+
+    native = {
+        PEER: of_tensors(eager),
+        "native": of_tensors(model),
+        "matrix products": lambda batch: matrix_products(model, batch),
+    }
+    if device != "cpu":
+        return native
     example = torch.zeros(2, 13), torch.zeros(2, 26, dtype=torch.long)
     scores = {}
     for name, precision in (("onnx", "fp32"), ("int8", "int8")):
@@ -98,13 +120,6 @@ def open_models(config: DLRMConfig, directory: Path) -> dict[str, Callable[[int]
     platforms.write_torchscript(plain, example, directory / "model.pt", "trace")
     scores["torchscript"] = platforms.open_torchscript(directory / "model.pt")
 
-    def of_tensors(network: Callable) -> Callable[[int], Run]:
-        def make(batch: int) -> Run:
-            tensors = tuple(map(torch.from_numpy, inputs(config, batch)))
-            return lambda: network(*tensors)
-
-        return make
-
     def of_arrays(score: platforms.Score) -> Callable[[int], Run]:
         def make(batch: int) -> Run:
             arrays = inputs(config, batch)
@@ -112,12 +127,7 @@ def open_models(config: DLRMConfig, directory: Path) -> dict[str, Callable[[int]
 
         return make
 
-    return {
-        PEER: of_tensors(eager),
-        "native": of_tensors(model),
-        **{name: of_arrays(score) for name, score in scores.items()},
-        "matrix products": lambda batch: matrix_products(model, batch),
-    }
+    return native | {name: of_arrays(score) for name, score in scores.items()}
 
 
 def inputs(config: DLRMConfig, batch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -128,17 +138,22 @@ def inputs(config: DLRMConfig, batch: int) -> tuple[np.ndarray, np.ndarray]:
 
 def matrix_products(model: DLRM, batch: int) -> Run:
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    pairs = [(torch.rand(batch, layer.in_features), layer.weight) for layer in layers]
+    pairs = [
+        (torch.rand(batch, layer.in_features, device=layer.weight.device), layer.weight)
+        for layer in layers
+    ]
     return lambda: [F.linear(rows, weight) for rows, weight in pairs]
 
 
-def in_turn(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+def in_turn(runs: dict[str, Run], rounds: int, device: str = "cpu") -> dict[str, float]:
     """Median seconds of each call; they take turns, and the first three of each do not count."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(3 + rounds):
         for name, run in runs.items():
             began = time.perf_counter()
             run()
+            if device == "cuda":
+                torch.cuda.synchronize()
             if index >= 3:
                 seconds[name].append(time.perf_counter() - began)
     return {name: statistics.median(values) for name, values in seconds.items()}
@@ -276,7 +291,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 64, 4096])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--served", action="store_true", help="measure behind a Triton server")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args(arguments)
+    if options.served and options.device != "cpu":
+        parser.error("--served: the exported model runs on the CPU")
     (served if options.served else in_process)(options)
 
 

@@ -2,11 +2,13 @@
 
     python benchmarks/ops.py --batch 4096 --tables 26 --dim 128
     python benchmarks/ops.py --scaling        what more threads give, beside what they give a copy
+    python benchmarks/ops.py --device cuda --batch 65536
 
 The peers are plain torch, torch.compile of the MLPs and, where it is installed, FBGEMM's
 table-batched embedding. The limit is
 the op's arithmetic at the speed of a matrix multiplication, plus its bytes at the speed of a copy,
-both measured here: nothing whose operands lie in main memory goes below it. All sides run in turn,
+both measured here: nothing whose operands lie in main memory goes below it. "of copy" is the share
+of a copy's speed at which an op moves these bytes. All sides run in turn,
 and medians are compared; on a shared machine only the ratios mean something. Memory is
 set up as by our commands, with huge pages, for all sides alike; DLRM_TUNE=0 leaves it as installed.
 """
@@ -42,29 +44,50 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--scaling", action="store_true", help="time ours on 1 and on all threads")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
+    if args.scaling and args.device != "cpu":
+        parser.error("--scaling: threads are the CPU's")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {args.threads} threads, {ops.instruction_set()} kernels")
+    print(described(args.device))
     if args.scaling:
         scaling(args)
     else:
         beside_peers(args)
 
 
+def described(device: str) -> str:
+    """What the figures are of."""
+    if device == "cpu":
+        threads = torch.get_num_threads()
+        return f"torch {torch.__version__}, {threads} threads, {ops.instruction_set()} kernels"
+    kernels = "our CUDA kernels" if ops.cuda_kernels_available() else "no CUDA kernels of ours"
+    return f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {kernels}"
+
+
 def beside_peers(args: argparse.Namespace) -> None:
     """Prints each op's milliseconds, those of its peers and the limit."""
     results = []
-    seconds_per_byte = 1 / copy_bandwidth()
+    bandwidth = copy_bandwidth(args.device)
     tables = Tables(args)
-    for dtype in (torch.float32, torch.bfloat16):
-        seconds_per_flop = 1 / gemm_speed(dtype)
-        for op, sides, flops, traffic in cases(args, tables, dtype):
-            milliseconds = in_turn(sides, args.steps)
-            limit = 1e3 * (flops * seconds_per_flop + traffic * seconds_per_byte)
-            results.append({"op": op, "dtype": str(dtype)[6:], "limit": limit, **milliseconds})
+    half = torch.bfloat16 if args.device == "cpu" else torch.float16  # as --amp has it
+    for dtype in (torch.float32, half):
+        speed = gemm_speed(dtype, args.device)
+        results += [
+            measured(case, dtype, args, bandwidth, speed) for case in cases(args, tables, dtype)
+        ]
     report(results)
     print(json.dumps({**vars(args), "milliseconds": results}))
+
+
+def measured(case, dtype, args, bandwidth: float, gemm: float) -> dict:
+    """Milliseconds of the sides of a case and of its limit, and the share of a copy's speed."""
+    op, sides, flops, traffic = case
+    times = in_turn(sides, args.steps, device=args.device)
+    copying = 1e3 * traffic / bandwidth
+    limits = {"limit": 1e3 * flops / gemm + copying, "share": copying / times["ours"]}
+    return {"op": op, "dtype": str(dtype)[6:], **limits, **times}
 
 
 def scaling(args: argparse.Namespace) -> None:
@@ -96,20 +119,23 @@ class Tables:
     """Tables with uniform ids, shared by all cases: they are the big part of the memory."""
 
     def __init__(self, args: argparse.Namespace):
-        self.weight = torch.randn(args.tables * args.rows, args.dim)
-        self.offsets = torch.arange(args.tables + 1) * args.rows
-        self.ids = torch.randint(args.rows, (args.batch, args.tables))
-        self.rows = (self.ids + self.offsets[:-1]).flatten()
-        self.state_by_row = torch.ones(len(self.weight))
-        self.state = torch.ones_like(self.weight)
-        # Bags of 0 to 2 * hotness ids, of which the rows are what torch wants.
-        self.lengths = torch.randint(2 * args.hotness + 1, (args.batch, args.tables))
-        self.bag_ids = torch.randint(args.rows, (int(self.lengths.sum()),))
-        self.bag_offsets = torch.cat([torch.zeros(1).long(), self.lengths.flatten().cumsum(0)])
+        with torch.device(args.device):
+            self.weight = torch.randn(args.tables * args.rows, args.dim)
+            self.offsets = torch.arange(args.tables + 1) * args.rows
+            self.ids = torch.randint(args.rows, (args.batch, args.tables))
+            self.rows = (self.ids + self.offsets[:-1]).flatten()
+            self.state_by_row = torch.ones(len(self.weight))
+            self.state = torch.ones_like(self.weight)
+            # Bags of 0 to 2 * hotness ids, of which the rows are what torch wants.
+            self.lengths = torch.randint(2 * args.hotness + 1, (args.batch, args.tables))
+            self.bag_ids = torch.randint(args.rows, (int(self.lengths.sum()),))
+            self.bag_offsets = torch.cat([torch.zeros(1).long(), self.lengths.flatten().cumsum(0)])
+        self.distinct = len(self.rows.unique())  # rows that an update reads and writes
 
     def bag_rows(self) -> torch.Tensor:
         """The rows of the joint weight that the bags' ids stand for."""
-        table = torch.arange(self.lengths.shape[1]).repeat(len(self.lengths))
+        table = torch.arange(self.lengths.shape[1], device=self.lengths.device)
+        table = table.repeat(len(self.lengths))
         return self.bag_ids + self.offsets[table.repeat_interleave(self.lengths.flatten())]
 
 
@@ -117,10 +143,11 @@ def cases(args, tables, dtype):
     """Yields each op's name, its sides, and the flops and bytes that none of them can avoid."""
     size = torch.finfo(dtype).bits // 8
     vectors = args.batch * args.tables * args.dim  # elements looked up
-    dense = torch.randn(args.batch, args.dim).to(dtype).requires_grad_()
-    embeddings = torch.randn(args.batch, args.tables, args.dim).to(dtype).requires_grad_()
+    random = functools.partial(torch.randn, dtype=dtype, device=args.device)
+    dense = random(args.batch, args.dim).requires_grad_()
+    embeddings = random(args.batch, args.tables, args.dim).requires_grad_()
     width = ops.interaction_width(args.tables, args.dim)
-    grad = torch.randn(args.batch, width).to(dtype)
+    grad = random(args.batch, width)
 
     def interact(function):
         return lambda: torch.autograd.grad(function(dense, embeddings), (dense, embeddings), grad)
@@ -142,17 +169,25 @@ def cases(args, tables, dtype):
     gathering = vectors * (4 + size)
     yield "gather", {"ours": gather, "torch": torch_gather}, 0, gathering
 
-    values = torch.randn(len(tables.rows), args.dim).to(dtype)
-    lr = torch.tensor(1e-9)
+    values = random(len(tables.rows), args.dim)
+    lr = torch.tensor(1e-9, device=args.device)
+
+    def update():
+        ops.row_sgd_(tables.weight, tables.rows, values, lr)
+
+    def torch_update():
+        tables.weight.index_add_(0, tables.rows, values.float(), alpha=-1e-9)
 
     def torch_sgd():
         torch_gather()
-        tables.weight.index_add_(0, tables.rows, values.float(), alpha=-1e-9)
+        torch_update()
 
     def ours(update, *state):
         return lambda: (gather(), update(tables.weight, *state, tables.rows, values, lr))
 
-    updating = gathering + vectors * (size + 8)
+    changing = vectors * size + 8 * tables.distinct * args.dim
+    yield "SGD update", {"ours": update, "torch": torch_update}, 0, changing
+    updating = gathering + changing
     sides = {"ours": ours(ops.row_sgd_), "torch": torch_sgd}
     yield "gather+SGD", {**sides, **fbgemm(args, tables, values, "EXACT_SGD")}, 0, updating
     sides = {"ours": ours(ops.row_wise_adagrad_, tables.state_by_row)}
@@ -160,7 +195,7 @@ def cases(args, tables, dtype):
     yield "gather+row-wise Adagrad", sides, 0, updating
     sides = {"ours": ours(ops.row_adagrad_, tables.state)}
     sides.update(fbgemm(args, tables, values, "EXACT_ADAGRAD"))
-    yield "gather+Adagrad", sides, 0, updating + 8 * vectors
+    yield "gather+Adagrad", sides, 0, updating + 8 * tables.distinct * args.dim
 
     def pool():
         return ops.joint_embedding_bag(
@@ -189,14 +224,15 @@ def networks(args, dtype):
         ("bottom MLP 13-512-256-128", 13, (512, 256, 128)),
         (f"top MLP {width}-1024-1024-512-256", width, (1024, 1024, 512, 256)),
     ):
-        network = mlp(inputs, sizes, 0, "mlp", dtype)
+        network = mlp(inputs, sizes, 0, "mlp", dtype).to(args.device)
         plain = nn.Sequential(*network)
-        x = torch.randn(args.batch, inputs).to(dtype).requires_grad_(inputs == width)
-        grad = torch.randn(args.batch, sizes[-1]).to(dtype)
+        random = functools.partial(torch.randn, dtype=dtype, device=args.device)
+        x = random(args.batch, inputs).requires_grad_(inputs == width)
+        grad = random(args.batch, sizes[-1])
 
         def train(run, x=x, grad=grad, network=network):
             def step():
-                with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                with torch.autocast(args.device, dtype, enabled=dtype != torch.float32):
                     output = run(x)
                 output.backward(grad)
                 network.zero_grad()
@@ -219,7 +255,7 @@ def fbgemm_bags(args: argparse.Namespace, tables: Tables, dtype: torch.dtype) ->
     bags = tables.bag_ids.split(tables.lengths.flatten().tolist())
     by_table = [bags[b * args.tables + t] for t in range(args.tables) for b in range(args.batch)]
     indices, lengths = torch.cat(by_table), tables.lengths.T.flatten()
-    offsets = torch.cat([torch.zeros(1).long(), lengths.cumsum(0)])
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return {"fbgemm": lambda: module(indices, offsets).to(dtype)}
 
 
@@ -229,7 +265,7 @@ def fbgemm(args: argparse.Namespace, tables: Tables, values, optimizer: str) -> 
     if module is None:
         return {}
     indices = tables.ids.T.flatten()
-    offsets = torch.arange(len(indices) + 1)
+    offsets = torch.arange(len(indices) + 1, device=args.device)
     grad = values.view(args.batch, -1)
     return {"fbgemm": lambda: module(indices, offsets).to(grad.dtype).backward(grad)}
 
@@ -245,41 +281,63 @@ def fbgemm_module(args: argparse.Namespace, optimizer: str):
         )
     except ImportError:
         return None
+    if args.device == "cpu":
+        where = EmbeddingLocation.HOST, ComputeDevice.CPU
+    else:
+        where = EmbeddingLocation.DEVICE, ComputeDevice.CUDA
     return SplitTableBatchedEmbeddingBagsCodegen(
-        [(args.rows, args.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * args.tables,
+        [(args.rows, args.dim, *where)] * args.tables,
         optimizer=EmbOptimType[optimizer],
         learning_rate=1e-9,
     )
 
 
 def in_turn(
-    sides: Sides, steps: int, choose: Callable[[list[float]], float] = statistics.median
+    sides: Sides,
+    steps: int,
+    choose: Callable[[list[float]], float] = statistics.median,
+    device: str = "cpu",
 ) -> dict[str, float]:
     """The median milliseconds of each side, or another choice, all run once a round."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for step in range(steps + 2):
         for name, run in sides.items():
-            start = time.perf_counter()
-            run()
+            taken = milliseconds(run, device)
             if step >= 2:
-                times[name].append(1e3 * (time.perf_counter() - start))
+                times[name].append(taken)
     return {name: choose(values) for name, values in times.items()}
 
 
-def copy_bandwidth() -> float:
+def milliseconds(run: Callable[[], object], device: str) -> float:
+    """What a call takes, on a GPU by its own clock."""
+    if device == "cpu":
+        start = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - start)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def copy_bandwidth(device: str = "cpu") -> float:
     """Bytes a second, read and written, of a copy far beyond the caches."""
-    source = torch.ones(64 << 20)
+    source = torch.ones(64 << 20 if device == "cpu" else 512 << 20, device=device)
     target = torch.empty_like(source)
-    milliseconds = in_turn({"copy": lambda: target.copy_(source)}, 9)["copy"]
-    speed = 2 * source.numel() * source.element_size() / milliseconds * 1e3
+    taken = in_turn({"copy": lambda: target.copy_(source)}, 9, device=device)["copy"]
+    speed = 2 * source.numel() * source.element_size() / taken * 1e3
     print(f"copy: {speed / 1e9:.1f} GB/s read and written")
     return speed
 
 
-def gemm_speed(dtype: torch.dtype) -> float:
+def gemm_speed(dtype: torch.dtype, device: str = "cpu") -> float:
     """Flops a second of a matrix multiplication."""
-    a, b = torch.randn(2048, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
-    speed = 2 * 2048 * 1024 * 1024 / in_turn({"gemm": lambda: a @ b}, 15)["gemm"] * 1e3
+    m, n = (2048, 1024) if device == "cpu" else (8192, 8192)
+    a, b = (torch.randn(shape, dtype=dtype, device=device) for shape in ((m, n), (n, n)))
+    speed = 2 * m * n * n / in_turn({"gemm": lambda: a @ b}, 15, device=device)["gemm"] * 1e3
     print(f"matrix multiplication, {dtype}: {speed / 1e9:.0f} GFLOP/s")
     return speed
 
@@ -287,8 +345,8 @@ def gemm_speed(dtype: torch.dtype) -> float:
 def report(results: list[dict]) -> None:
     """Prints a line for each op: milliseconds, how many times faster, share of the limit."""
     names = ("torch", "compile", "fbgemm")
-    line = "{:<36}{:<10}" + 5 * "{:>9}" + "{:>8}{:>10}"
-    print(line.format("op", "dtype", "ours", *names, "limit", "x best", "of limit"))
+    line = "{:<36}{:<10}" + 5 * "{:>9}" + "{:>8}{:>10}{:>9}"
+    print(line.format("op", "dtype", "ours", *names, "limit", "x best", "of limit", "of copy"))
     for row in results:
         peers = {name: row[name] for name in names if name in row}
         print(
@@ -300,6 +358,7 @@ def report(results: list[dict]) -> None:
                 f"{row['limit']:.2f}",
                 f"{min(peers.values()) / row['ours']:.2f}" if peers else "-",
                 f"{row['limit'] / row['ours']:.2f}",
+                f"{row['share']:.2f}" if row["share"] else "-",
             )
         )
 

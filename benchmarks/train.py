@@ -1,6 +1,7 @@
-"""Training throughput on the CPU: this package beside its peers, and the limit that GEMMs set.
+"""Training throughput: this package beside its peers, and the limit that GEMMs set.
 
     python benchmarks/train.py [--rounds 7] [--steps 10] [--workload kaggle] [--dtype fp32]
+    python benchmarks/train.py --device cuda --workload terabyte --batch 65536 --dtype fp16
 
 Ours is the real trainer with its loader, from `--dataset_type synthetic_gpu`. The peers are lean
 models with a bare loop, on batches made before in the form each wants: one over
@@ -10,7 +11,8 @@ of the MLPs' matrix products alone, forward and backward, in the same run. All t
 medians over rounds are compared. Memory is as torch and glibc come ("as installed"), or as our
 commands set it for their process (`dlrm.scripts.environment`), for all sides alike; "x it as
 installed" sets ours beside what the faster peer gives to who installs it and goes, the medians of
-two processes.
+two processes. On a GPU there is one kind of memory, steps are launched one by one (`gpu.py` records
+them), and what is in flight is waited for before the clock is read.
 """
 
 import dlrm.scripts.environment as environment  # first: torch reads it when it is loaded
@@ -54,7 +56,7 @@ WORKLOADS = {  # one-hot uniform ids, SGD
         2048,
     ),
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TorchTables(nn.Module):
@@ -62,10 +64,10 @@ class TorchTables(nn.Module):
 
     updates_itself = False
 
-    def __init__(self, sizes: tuple[int, ...], dim: int):
+    def __init__(self, sizes: tuple[int, ...], dim: int, device: str = "cpu"):
         super().__init__()
-        self.embedding = nn.Embedding(sum(sizes), dim, sparse=True)
-        self.offsets = torch.tensor((0, *sizes[:-1])).cumsum(0)
+        self.embedding = nn.Embedding(sum(sizes), dim, sparse=True, device=device)
+        self.register_buffer("offsets", torch.tensor((0, *sizes[:-1])).cumsum(0))
 
     def wanted(self, ids):
         return (ids + self.offsets,)
@@ -79,7 +81,7 @@ class FbgemmTables(nn.Module):
 
     updates_itself = True
 
-    def __init__(self, sizes: tuple[int, ...], dim: int):
+    def __init__(self, sizes: tuple[int, ...], dim: int, device: str = "cpu"):
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -89,15 +91,19 @@ class FbgemmTables(nn.Module):
 
         super().__init__()
         self.shape = (-1, len(sizes), dim)
+        if device == "cpu":
+            where = EmbeddingLocation.HOST, ComputeDevice.CPU
+        else:
+            where = EmbeddingLocation.DEVICE, ComputeDevice.CUDA
         self.module = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in sizes],
+            [(rows, dim, *where) for rows in sizes],
             optimizer=EmbOptimType.EXACT_SGD,
             learning_rate=LR,
         )
         self.module.init_embedding_weights_uniform(-0.01, 0.01)
 
     def wanted(self, ids):
-        return ids.T.flatten().long(), torch.arange(ids.numel() + 1)
+        return ids.T.flatten().long(), torch.arange(ids.numel() + 1, device=ids.device)
 
     def forward(self, indices, offsets):
         return self.module(indices, offsets).view(self.shape)
@@ -110,7 +116,8 @@ class PlainDLRM(nn.Module):
         super().__init__()
         dim, num_tables = config.embedding_dim, len(config.table_sizes)
         self.tables = tables
-        self.pairs = torch.tril_indices(num_tables + 1, num_tables + 1, offset=-1)
+        pairs = torch.tril_indices(num_tables + 1, num_tables + 1, offset=-1)
+        self.register_buffer("pairs", pairs)
         width = dim + num_tables * (num_tables + 1) // 2
         self.bottom = self.layers(config.num_numerical_features, config.bottom_mlp_sizes)
         self.top = self.layers(width, config.top_mlp_sizes)[:-1]
@@ -129,10 +136,10 @@ class PlainDLRM(nn.Module):
 
 
 def plain(
-    config: DLRMConfig, tables: nn.Module, batches: list, dtype: torch.dtype
+    config: DLRMConfig, tables: nn.Module, batches: list, dtype: torch.dtype, device: str
 ) -> Callable[[int], object]:
     """Returns a function that trains a peer for some steps."""
-    model = PlainDLRM(config, tables)
+    model = PlainDLRM(config, tables).to(device)
     weights = [*model.bottom.parameters(), *model.top.parameters()]
     if not tables.updates_itself:
         weights += tables.parameters()
@@ -142,7 +149,7 @@ def plain(
     def run(steps: int) -> None:
         for step in range(steps):
             index = step % len(batches)
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float32):
+            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
                 logits = model(*ready[index])
             F.binary_cross_entropy_with_logits(logits, batches[index].labels).backward()
             optimizer.step()
@@ -151,13 +158,14 @@ def plain(
     return run
 
 
-def synthetic(config: DLRMConfig, batch_size: int, steps: int) -> DataConfig:
+def synthetic(config: DLRMConfig, batch_size: int, steps: int, device: str = "cpu") -> DataConfig:
     """Batches for `steps` steps, and some more: no epoch ends, so nothing is tested."""
     return DataConfig(
         dataset_type="synthetic_gpu",
         batch_size=batch_size,
         synthetic_dataset_table_sizes=config.table_sizes,
         synthetic_dataset_num_entries=batch_size * (steps + 8),
+        device=device,
     )
 
 
@@ -169,14 +177,15 @@ def ours(
     batches: type[Batches] = Batches,
 ) -> Callable[[int], object]:
     """The same for this package's trainer, which reports its steps to `log`."""
-    task = Recommendation(config, World(), dtype)
+    world = World(device=data.device)
+    task = Recommendation(config, world, dtype)
     datasets = open_datasets(data)
     optimizers = task.optimizers(OptimizerConfig())
 
     def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9)
-        trainer = Trainer(task, optimizers, lambda step: LR, training, log=log)
-        trainer.fit(batches(datasets.train), Batches(datasets.test))
+        trainer = Trainer(task, optimizers, lambda step: LR, training, world, log)
+        trainer.fit(batches(datasets.train, data.device), Batches(datasets.test, data.device))
 
     return run
 
@@ -208,7 +217,9 @@ class StepLog(RunLog):
         return [b - a for a, b in zip(times, times[1:], strict=False)]
 
 
-def products(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> list[Callable]:
+def products(
+    config: DLRMConfig, batch_size: int, dtype: torch.dtype, device: str = "cpu"
+) -> list[Callable]:
     """The matrix products of the MLPs: of every layer one forward and two backward.
 
     The inputs of the bottom MLP need no gradient, and the top MLP's are padded to a multiple of 8,
@@ -221,7 +232,7 @@ def products(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> list[Ca
     for sizes in (bottom, top):
         for layer, (i, o) in enumerate(zip(sizes, sizes[1:], strict=False)):
             shapes = (batch_size, i), (o, i), (batch_size, o)
-            x, weight, grad = (torch.randn(shape).to(dtype) for shape in shapes)
+            x, weight, grad = (torch.randn(s, dtype=dtype, device=device) for s in shapes)
             calls.append(functools.partial(torch.mm, x, weight.T))
             if sizes is top or layer:
                 calls.append(functools.partial(torch.mm, grad, weight))
@@ -229,9 +240,11 @@ def products(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> list[Ca
     return calls
 
 
-def gemms(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> Callable[[int], object]:
+def gemms(
+    config: DLRMConfig, batch_size: int, dtype: torch.dtype, device: str = "cpu"
+) -> Callable[[int], object]:
     """The same as of `ours` for the matrix products alone."""
-    calls = products(config, batch_size, dtype)
+    calls = products(config, batch_size, dtype, device)
 
     def run(steps: int) -> None:
         for _ in range(steps):
@@ -242,11 +255,13 @@ def gemms(config: DLRMConfig, batch_size: int, dtype: torch.dtype) -> Callable[[
 
 
 def measure(
-    workload: str, dtype: str, steps: int, rounds: int, clock: Callable[[], float]
+    workload: str, dtype: str, options: argparse.Namespace, clock: Callable[[], float]
 ) -> dict[str, float]:
     """Thousands of samples a second of each side, medians over rounds taken in turn."""
+    steps, rounds, device = options.steps, options.rounds, options.device
     config, batch_size = WORKLOADS[workload]
-    data = synthetic(config, batch_size, steps)
+    batch_size = options.batch or batch_size
+    data = synthetic(config, batch_size, steps, device)
     train = open_datasets(data).train
     batches = [train.batch(i) for i in range(8)]
     kinds = {"plain torch": TorchTables, "fbgemm": FbgemmTables}
@@ -254,11 +269,17 @@ def measure(
         del kinds["fbgemm"]
     log = StepLog()
     sides = {
-        name: plain(config, kind(config.table_sizes, config.embedding_dim), batches, DTYPES[dtype])
+        name: plain(
+            config,
+            kind(config.table_sizes, config.embedding_dim, device),
+            batches,
+            DTYPES[dtype],
+            device,
+        )
         for name, kind in kinds.items()
     }
     sides["ours"] = ours(config, data, DTYPES[dtype], log)
-    sides["gemm limit"] = gemms(config, batch_size, DTYPES[dtype])
+    sides["gemm limit"] = gemms(config, batch_size, DTYPES[dtype], device)
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     faults = []
     for round_number in range(rounds + 1):
@@ -283,7 +304,15 @@ def measure(
     }
 
 
+def after_waiting() -> float:
+    """The time when the GPU has done what it was given."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def report(arguments: argparse.Namespace) -> None:
+    if arguments.device == "cuda":
+        print(torch.cuda.get_device_name())
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} rounds "
         f"of {arguments.steps} steps, load of the machine before: {os.getloadavg()[0]:.1f}"
@@ -297,9 +326,9 @@ def report(arguments: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for workload in arguments.workload:
         for dtype in arguments.dtype:
-            for memory in ("as installed", "as our commands"):
+            for memory in ("as installed", "as our commands")[arguments.device != "cpu" :]:
                 row = in_process_of_its_own(workload, dtype, memory, arguments)
-                if memory == "as installed":
+                if memory == "as installed" or arguments.device != "cpu":
                     installed = max(row["plain torch"], row.get("fbgemm", 0))
                 fbgemm = f"{row['fbgemm']:.1f}" if "fbgemm" in row else "-"
                 print(
@@ -315,6 +344,7 @@ def in_process_of_its_own(workload, dtype, memory, arguments) -> dict[str, float
     """Measures in a new process, since torch and glibc read their settings once."""
     command = [sys.executable, __file__, "--one", workload, dtype]
     command += ["--steps", str(arguments.steps), "--rounds", str(arguments.rounds)]
+    command += ["--device", arguments.device, "--batch", str(arguments.batch)]
     variables = dict(os.environ)
     if arguments.cpu_time:
         command.append("--cpu_time")
@@ -333,7 +363,9 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round")
     parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
-    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16"], choices=DTYPES)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--batch", type=int, default=0, help="0: each workload's own")
     parser.add_argument(
         "--cpu_time",
         action="store_true",
@@ -342,9 +374,11 @@ if __name__ == "__main__":
     parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "DTYPE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     timer = time.process_time if options.cpu_time else time.perf_counter
+    if options.device == "cuda":
+        timer = after_waiting
     if options.cpu_time:
         torch.set_num_threads(1)
     if options.one:
-        print(json.dumps(measure(*options.one, options.steps, options.rounds, timer)))
+        print(json.dumps(measure(*options.one, options, timer)))
     else:
         report(options)
