@@ -84,8 +84,9 @@ def test_twenty_steps_agree_up_to_rounding(optimizer, bags, changes, gpu):
         actual = train(device, optimizer, bags, **changes)
     assert expected["losses"][-4:].mean() < expected["losses"][:4].mean() - 1e-3
     # A sum of 64 has an error of up to 64 * 2**-24 of it, 4e-6, and 20 steps of 0.1 sum to 2.
-    # Where steps do not shrink with gradients, those near 0 count as much as all others.
-    near = 1e-5 if optimizer == "sgd" else 1e-3
-    if "embedding_dtype" in changes:  # what was rounded to bfloat16 may be rounded otherwise
-        near = 2e-3
+    near = 1e-5
+    if device == "cuda" and optimizer != "sgd":
+        near = 1e-3  # gradients near 0, of which the products' sums are other, move as far as all
+    if device == "cuda" and "embedding_dtype" in changes:
+        near = 2e-3  # what is about half way between two of bfloat16 is rounded otherwise
     torch.testing.assert_close(actual, expected, atol=near, rtol=near)
