@@ -47,15 +47,36 @@ struct Errors {
   Errors(const Launcher& launch, ReportingOp op);
 
   // Any number of threads may report: those that come later in the batch than one that has been
-  // kept leave at once.
+  // kept leave at once. Of a warp, one lane after another takes the lock: lanes that wait for it
+  // might keep the one of their warp that has it from going on.
   __device__ void report(const Report& found) const {
+    if (is_known(found)) return;
+    const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
+    const unsigned together = __activemask();
+    for (unsigned waiting = together; waiting != 0; waiting &= waiting - 1) {
+      if (__ffs(static_cast<int>(waiting)) - 1 == static_cast<int>(lane)) keep(found);
+      __syncwarp(together);
+    }
+  }
+
+  __device__ bool any() const { return static_cast<volatile const ErrorWord*>(word)->launch != 0; }
+
+ private:
+  // Whether another launch's report is kept, or one of this launch that comes before.
+  __device__ bool is_known(const Report& found) const {
+    const volatile ErrorWord* kept = word;
+    const int64_t by = kept->launch;
+    if (by == 0) return false;
+    __threadfence();  // the launch is written last, and read first
+    return by != launch || kept->report.position <= found.position;
+  }
+
+  __device__ void keep(const Report& found) const {
     volatile ErrorWord* kept = word;
-    for (bool done = false; !done;) {
-      if (kept->launch != 0 && (kept->launch != launch || kept->report.position <= found.position))
-        return;
+    while (!is_known(found)) {
       if (atomicCAS(&word->lock, 0ull, 1ull) != 0) continue;
       __threadfence();
-      if (kept->launch == 0 || (kept->launch == launch && kept->report.position > found.position)) {
+      if (!is_known(found)) {
         kept->op = op;
         kept->report.problem = found.problem;
         kept->report.position = found.position;
@@ -63,15 +84,13 @@ struct Errors {
         kept->report.batch_row = found.batch_row;
         kept->report.value = found.value;
         kept->report.limit = found.limit;
+        __threadfence();
         kept->launch = launch;
       }
       __threadfence();
       atomicExch(&word->lock, 0ull);
-      done = true;
     }
   }
-
-  __device__ bool any() const { return static_cast<volatile const ErrorWord*>(word)->launch != 0; }
 };
 
 }  // namespace dlrm

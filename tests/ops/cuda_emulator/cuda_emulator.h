@@ -73,6 +73,8 @@ T shuffle(unsigned mask, T value, unsigned from) {
 inline void __syncthreads() { emulator::wait_for_block(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator::wait_for_warp(mask); }
 inline void __threadfence() {}
+inline unsigned __activemask() { return 1u << emulator::lane(); }  // any lanes may have diverged
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int from) {
