@@ -8,46 +8,51 @@ namespace dlrm {
 namespace {
 
 constexpr int kGatherThreads = 256;
-constexpr int kLookUps = 4;  // of a group of threads: their rows are all on the way at once
+constexpr int kGatherBlocks = 4;  // of a multiprocessor: enough, and none spills registers
+constexpr int kLookUps = 4;       // of a group of threads, whose rows are all on the way at once
 
-// A group of threads owns kLookUps look-ups, which lie a block's groups apart, and each of its
-// threads every blockDim.x-th vector of their rows. Ids are read once, rows read and outputs
+// A block owns kLookUps look-ups for each of its groups of threads. It reads their ids once, a
+// thread each, and puts their rows into shared memory; then a group owns every blockDim.y-th of
+// them, and each of its threads every blockDim.x-th vector of their rows. Rows are read and outputs
 // written once, 16 bytes a thread where rows are aligned.
 template <typename weight_t, typename output_t, int kVector>
-__global__ void __launch_bounds__(kGatherThreads)
+__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     gather_rows(const weight_t* weight, Integers ids, TableRows table_rows, int64_t look_ups,
                 int64_t tables, int64_t dim, output_t* output, Errors errors) {
-  const int64_t first = int64_t{blockIdx.x} * blockDim.y * kLookUps + threadIdx.y;
-  int64_t rows[kLookUps];
-#pragma unroll
-  for (int k = 0; k < kLookUps; ++k) {
-    const int64_t i = first + k * blockDim.y;
-    if (i >= look_ups) break;
-    rows[k] = table_rows.row(ids[i], i % tables, i / tables, i, errors, threadIdx.x == 0);
+  const int most = blockDim.y * kLookUps;
+  const int64_t first = int64_t{blockIdx.x} * most;
+  const int count = static_cast<int>(min(int64_t{most}, look_ups - first));
+  auto* rows = reinterpret_cast<int64_t*>(shared_memory());  // where they begin in the weight
+  for (int k = threadIdx.y * blockDim.x + threadIdx.x; k < count; k += kGatherThreads) {
+    const int64_t i = first + k;
+    rows[k] = dim * table_rows.row(ids[i], i % tables, i / tables, i, errors);
   }
+  __syncthreads();
   for (int64_t column = threadIdx.x * kVector; column < dim; column += blockDim.x * kVector) {
     Elements<weight_t, kVector> vectors[kLookUps];
+    // Without a branch: the compiler would wait for a row there. The last may be read repeatedly.
 #pragma unroll
     for (int k = 0; k < kLookUps; ++k) {
-      if (first + k * blockDim.y >= look_ups) break;
+      const int64_t row = rows[min(static_cast<int>(threadIdx.y + k * blockDim.y), count - 1)];
       if (table_rows.total_rows > 0) {
-        vectors[k].load(weight + rows[k] * dim + column);
+        vectors[k].load(weight + row + column);
       } else {
         vectors[k].clear();
       }
     }
 #pragma unroll
     for (int k = 0; k < kLookUps; ++k) {
-      const int64_t i = first + k * blockDim.y;
-      if (i >= look_ups) break;
+      const int i = threadIdx.y + k * blockDim.y;
+      if (i >= count) break;
+      output_t* to = output + (first + i) * dim + column;
       if constexpr (std::is_same_v<weight_t, output_t>) {
-        vectors[k].store(output + i * dim + column);
+        vectors[k].store(to);
       } else {
         float values[kVector];
         vectors[k].get(values);
         Elements<output_t, kVector> cast;
         cast.set(values);
-        cast.store(output + i * dim + column);
+        cast.store(to);
       }
     }
   }
@@ -58,10 +63,10 @@ void gather(const Launcher& launch, const JointEmbeddingInputs& inputs, output_t
   const Groups groups(inputs.dim / kVector, kGatherThreads);
   const int64_t look_ups = inputs.batch * inputs.tables;
   const TableRows table_rows{inputs.table_offsets.const_data_ptr<int64_t>(), inputs.total_rows};
-  launch(gather_rows<weight_t, output_t, kVector>,
-         ceil_div(look_ups, int64_t{groups.threads.y} * kLookUps), groups.threads, 0,
-         inputs.weight.const_data_ptr<weight_t>(), Integers(inputs.ids), table_rows, look_ups,
-         inputs.tables, inputs.dim, output, Errors(launch, kJointEmbedding));
+  const int64_t of_block = int64_t{groups.threads.y} * kLookUps;
+  launch(gather_rows<weight_t, output_t, kVector>, ceil_div(look_ups, of_block), groups.threads,
+         of_block * sizeof(int64_t), inputs.weight.const_data_ptr<weight_t>(), Integers(inputs.ids),
+         table_rows, look_ups, inputs.tables, inputs.dim, output, Errors(launch, kJointEmbedding));
 }
 
 Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& table_offsets,

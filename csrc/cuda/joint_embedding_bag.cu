@@ -12,6 +12,7 @@ namespace dlrm {
 namespace {
 
 constexpr int kBagThreads = 256;
+constexpr int kPooledAtOnce = 4;  // of a bag, that are on the way
 
 // Of one launch's reports the first is kept: bad lengths come before their sum, and that before
 // ids.
@@ -72,28 +73,54 @@ struct Factors {
 };
 
 // A group of threads owns a bag, and each of its threads every blockDim.x-th vector of the rows: it
-// reads each id's row once and adds them up in the bag's order, and writes the output once.
+// reads each id's row once and adds them up in the bag's order, and writes the output once. Ids are
+// read blockDim.x at once, a thread each, so that several rows are on the way at once.
 template <typename weight_t, typename output_t, int kVector>
 __global__ void __launch_bounds__(kBagThreads)
     pool_bags(const weight_t* weight, Integers ids, Factors factors, BagEnds bags,
               TableRows table_rows, int64_t tables, int64_t dim, output_t* output, Errors errors) {
   const int64_t bag = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (bag >= bags.bags) return;
+  const int width = blockDim.x, first_lane = threadIdx.y * width % kWarp;
+  const unsigned group = lanes(first_lane, width);
   const int64_t begin = bags.begin(bag), end = bags.end(bag);
-  for (int64_t column = threadIdx.x * kVector; column - threadIdx.x * kVector < dim;
-       column += blockDim.x * kVector) {
+  const int64_t batch_row = bag / tables, table = bag % tables;
+  for (int64_t first_column = 0; first_column < dim; first_column += width * kVector) {
+    const int64_t column = first_column + threadIdx.x * kVector;
+    const weight_t* from = weight + min(column, dim - kVector);
     float sums[kVector] = {};
-#pragma unroll 2
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row =
-          table_rows.row(ids[i], bag % tables, bag / tables, i, errors, column == 0);
-      if (table_rows.total_rows == 0 || column >= dim) continue;
-      Elements<weight_t, kVector> elements;
-      elements.load(weight + row * dim + column);
-      float values[kVector];
-      elements.get(values);
+    for (int64_t first = begin; first < end; first += width) {
+      const int64_t i = first + threadIdx.x;
+      int64_t row = 0;
+      float factor = 0;
+      if (i < end) {
+        row = table_rows.row(ids[i], table, batch_row, i, errors);
+        factor = factors.of(i);
+      }
+      __syncwarp(group);
+      const int count =
+          table_rows.total_rows == 0 ? 0 : static_cast<int>(min(int64_t{width}, end - first));
+      // Without a branch: the compiler would load each row where it is added.
+      for (int k = 0; k < count; k += kPooledAtOnce) {
+        Elements<weight_t, kVector> elements[kPooledAtOnce];
+        float their_factors[kPooledAtOnce];
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) sums[k] += factors.of(i) * values[k];
+        for (int r = 0; r < kPooledAtOnce; ++r) {
+          const int lane = first_lane + min(k + r, count - 1);
+          elements[r].load(from + __shfl_sync(group, row, lane) * dim);
+          their_factors[r] = __shfl_sync(group, factor, lane);
+        }
+#pragma unroll
+        for (int r = 0; r < kPooledAtOnce; ++r) {
+          float values[kVector];
+          elements[r].get(values);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) {
+            const float sum = sums[e] + their_factors[r] * values[e];
+            sums[e] = k + r < count ? sum : sums[e];
+          }
+        }
+      }
     }
     if (column >= dim) continue;
     if (factors.mean && end - begin > 1) {
@@ -124,13 +151,15 @@ __global__ void __launch_bounds__(kBagThreads)
     float gradient[kVector];
     elements.get(gradient);
     const float of_bag = factors.of_bag(end - begin);
+#pragma unroll 1  // unrolled, it would not store 16 bytes at once
     for (int64_t i = begin; i < end; ++i) {
       const float factor = factors.of(i) * of_bag;
       float scaled[kVector];
 #pragma unroll
       for (int k = 0; k < kVector; ++k) scaled[k] = factor * gradient[k];
-      elements.set(scaled);
-      elements.store(values + i * dim + column);
+      Elements<scalar_t, kVector> product;
+      product.set(scaled);
+      product.store(values + i * dim + column);
     }
   }
 }

@@ -46,6 +46,11 @@ void check_cuda(const char* name, cudaError_t error);
 
 #endif
 
+// The mask of `count` lanes of a warp.
+__device__ constexpr unsigned lanes(int first, int count) {
+  return (kWholeWarp >> (kWarp - count)) << first;
+}
+
 // What the kernels are chosen by.
 struct Device {
   int capability;       // 80 is 8.0

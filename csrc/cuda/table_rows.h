@@ -9,23 +9,19 @@ struct TableRows {
   const int64_t* offsets;  // [tables + 1]
   int64_t total_rows;
 
-  // Returns a row of the weight. One thread of those that ask for the same has `reports`.
+  // Returns a row of the weight. It is looked up by one thread, which reports what is wrong.
   __device__ int64_t row(int64_t id, int64_t table, int64_t batch_row, int64_t position,
-                         const Errors& errors, bool reports) const {
+                         const Errors& errors) const {
     const int64_t first = offsets[table], end = offsets[table + 1];
-    if (first < 0 || end < first || end > total_rows) {
+    if (first >= 0 && end >= first && end <= total_rows) {
+      if (id >= 0 && id < end - first) return first + id;
+      errors.report({kBadId, position, table, batch_row, id, end - first});
+    } else {
       const bool at_first = first < 0 || first > total_rows;
-      if (reports) {
-        errors.report({kBadOffset, position, at_first ? table : table + 1, batch_row,
-                       at_first ? first : end, total_rows});
-      }
-      return 0;
+      errors.report({kBadOffset, position, at_first ? table : table + 1, batch_row,
+                     at_first ? first : end, total_rows});
     }
-    if (id < 0 || id >= end - first) {
-      if (reports) errors.report({kBadId, position, table, batch_row, id, end - first});
-      return 0;
-    }
-    return first + id;
+    return 0;
   }
 };
 
