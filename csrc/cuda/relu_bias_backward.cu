@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kReluColumns = 32;      // threads of a row of a block
 constexpr int kReluRows = 8;          // rows of threads of a block
+constexpr int kMaskedAtOnce = 4;      // of a thread, that are on the way
 constexpr int64_t kRowsOfASum = 256;  // of one partial sum of the bias's gradient: a constant, so
                                       // that sums are the same on every device
 
@@ -19,26 +20,38 @@ constexpr int64_t kRowsOfASum = 256;  // of one partial sum of the bias's gradie
 template <typename scalar_t, int kVector>
 __global__ void __launch_bounds__(kReluColumns* kReluRows)
     mask_rows(const scalar_t* grad, const scalar_t* output, int64_t batch, int64_t width,
-              int64_t strips, scalar_t* grad_input, float* sums) {
-  const int64_t strip = blockIdx.x % strips, sum = blockIdx.x / strips;
-  const int64_t column = (strip * kReluColumns + threadIdx.x) * kVector;
-  const int64_t end = min((sum + 1) * kRowsOfASum, batch);
+              unsigned strips, scalar_t* grad_input, float* sums) {
+  const unsigned strip = blockIdx.x % strips;
+  const int64_t sum = blockIdx.x / strips;
+  const int64_t column = int64_t{strip * kReluColumns + threadIdx.x} * kVector;
+  const int64_t begin = sum * kRowsOfASum + threadIdx.y;
+  const int64_t end = column < width ? min((sum + 1) * kRowsOfASum, batch) : 0;
   float own[kVector] = {};
-  for (int64_t row = sum * kRowsOfASum + threadIdx.y; row < end && column < width;
-       row += kReluRows) {
-    Elements<scalar_t, kVector> gradients, outputs;
-    gradients.load(grad + row * width + column);
-    outputs.load(output + row * width + column);
-    float values[kVector], activations[kVector];
-    gradients.get(values);
-    outputs.get(activations);
+  for (int64_t first = begin; first < end; first += kReluRows * kMaskedAtOnce) {
+    Elements<scalar_t, kVector> gradients[kMaskedAtOnce], outputs[kMaskedAtOnce];
+    // Without a branch: the compiler would wait for a row there. The last may be read repeatedly.
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      if (activations[k] <= 0) values[k] = 0;  // a NaN lets the gradient pass
-      own[k] += values[k];
+    for (int r = 0; r < kMaskedAtOnce; ++r) {
+      const int64_t row = min(first + r * kReluRows, end - 1);
+      gradients[r].load(grad + row * width + column);
+      outputs[r].load(output + row * width + column);
     }
-    gradients.set(values);
-    gradients.store(grad_input + row * width + column);
+#pragma unroll
+    for (int r = 0; r < kMaskedAtOnce; ++r) {
+      const int64_t row = first + r * kReluRows;
+      if (row >= end) break;
+      float values[kVector], activations[kVector];
+      gradients[r].get(values);
+      outputs[r].get(activations);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        if (activations[k] <= 0) values[k] = 0;  // a NaN lets the gradient pass
+        own[k] += values[k];
+      }
+      Elements<scalar_t, kVector> masked;
+      masked.set(values);
+      masked.store(grad_input + row * width + column);
+    }
   }
   auto* parts = reinterpret_cast<float*>(shared_memory());  // [rows, columns of the block]
   constexpr int kStride = kReluColumns * kVector;
@@ -48,10 +61,11 @@ __global__ void __launch_bounds__(kReluColumns* kReluRows)
   __syncthreads();
   for (int i = threadIdx.y * kReluColumns + threadIdx.x; i < kStride;
        i += kReluColumns * kReluRows) {
-    if (strip * kStride + i >= width) continue;
+    const int64_t their_column = int64_t{strip} * kStride + i;
+    if (their_column >= width) continue;
     float total = 0;
     for (int row = 0; row < kReluRows; ++row) total += parts[row * kStride + i];
-    sums[sum * width + strip * kStride + i] = total;
+    sums[sum * width + their_column] = total;
   }
 }
 
@@ -60,7 +74,7 @@ __global__ void add_sums(const float* sums, int64_t num_sums, int64_t width, flo
   const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (column >= width) return;
   float total = 0;
-#pragma unroll 4
+#pragma unroll 16
   for (int64_t sum = 0; sum < num_sums; ++sum) total += sums[sum * width + column];
   grad_bias[column] = total;
 }
