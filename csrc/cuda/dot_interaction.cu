@@ -42,7 +42,11 @@ struct Gradients {
   }
 };
 
-__device__ inline int64_t first_dot_of(int64_t row) { return row * (row - 1) / 2; }
+template <typename Integer>
+__device__ Integer first_dot_of(Integer row) {
+  using Unsigned = std::make_unsigned_t<Integer>;  // which is halved by a shift alone
+  return static_cast<Integer>(static_cast<Unsigned>(row) * static_cast<Unsigned>(row - 1) / 2);
+}
 
 // The threads that own a sample: a warp, or all of a block.
 template <int kWarps>
@@ -83,74 +87,140 @@ inline Places places(int64_t vectors_bytes, int64_t stride, int64_t row_bytes, i
           static_cast<int>(dots),   static_cast<int>(scratch),     static_cast<int>(bytes)};
 }
 
-// Copies a sample's vectors to shared memory, cast by `cast`, with zeros up to `rows` x `columns`.
-template <typename scalar_t, typename shared_t, typename Owner, typename Cast>
-__device__ void load_vectors(const Interaction<scalar_t>& in, const Owner& owner, shared_t* to,
-                             int stride, int rows, int columns, const Cast& cast) {
-  constexpr int kVector = kElementsOf16Bytes<scalar_t>;
-  const int vectors = static_cast<int>(in.vectors()), dim = static_cast<int>(in.dim);
-  if (in.aligned) {
-    const int of_row = dim / kVector;
-    for (int i = owner.thread; i < vectors * of_row; i += Owner::kThreads) {
-      const int row = i / of_row, column = i % of_row * kVector;
-      Elements<scalar_t, kVector> elements;
-      elements.load(in.vector(owner.sample, row) + column);
-      if constexpr (std::is_same_v<scalar_t, shared_t> && !std::is_same_v<scalar_t, float>) {
-        elements.store(to + row * stride + column);
-      } else {
-        float values[kVector];
-        elements.get(values);
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) values[k] = cast(values[k]);
-        Elements<float, kVector> cast_elements;
-        cast_elements.set(values);
-        cast_elements.store(reinterpret_cast<float*>(to + row * stride + column));
-      }
+// Calls f(index, row, part) for all parts of all rows, which are numbered one row after another,
+// each by one of the owner's threads. There is no division in the loop: a GPU has no instruction
+// for it.
+template <typename Owner, typename Function>
+__device__ void for_each_part(const Owner& owner, int rows, int parts, const Function& f) {
+  const unsigned divisor = parts, first = owner.thread, threads = Owner::kThreads;
+  const int more_rows = threads / divisor, more_parts = threads % divisor;
+  int row = first / divisor, part = first % divisor;
+  for (int index = owner.thread; row < rows; index += Owner::kThreads) {
+    f(index, row, part);
+    row += more_rows;
+    part += more_parts;
+    if (part >= parts) {
+      part -= parts;
+      ++row;
     }
-  } else {
-    for (int i = owner.thread; i < vectors * dim; i += Owner::kThreads) {
-      const int row = i / dim, column = i % dim;
-      const scalar_t value = in.vector(owner.sample, row)[column];
-      if constexpr (std::is_same_v<shared_t, float>) {
-        to[row * stride + column] = cast(static_cast<float>(value));
-      } else {
-        to[row * stride + column] = value;
-      }
-    }
-  }
-  const shared_t zero = static_cast<shared_t>(0.0f);
-  for (int row = 0; dim < columns && row < vectors; ++row) {
-    for (int i = dim + owner.thread; i < columns; i += Owner::kThreads) to[row * stride + i] = zero;
-  }
-  for (int row = vectors; row < rows; ++row) {
-    for (int i = owner.thread; i < columns; i += Owner::kThreads) to[row * stride + i] = zero;
   }
 }
 
-// Copies a row of the output or of its gradient, whose rows are whole vectors of 16 bytes.
-template <typename scalar_t, typename Owner>
-__device__ void copy_row(const Owner& owner, const scalar_t* from, scalar_t* to, int64_t width,
+// Copies elements to shared memory; of 16 bytes it begins to: such copies are all on the way at
+// once, need no registers, and are there after __pipeline_wait_prior and a barrier.
+template <int kCount, typename scalar_t, typename shared_t>
+__device__ void copy_part(const scalar_t* from, shared_t* to) {
+  if constexpr (!std::is_same_v<scalar_t, shared_t>) {
+    Elements<scalar_t, kCount> elements;
+    elements.load(from);
+    float values[kCount];
+    elements.get(values);
+    Elements<shared_t, kCount> cast;
+    cast.set(values);
+    cast.store(to);
+  } else if constexpr (kCount == kElementsOf16Bytes<scalar_t>) {
+    __pipeline_memcpy_async(to, from, 16);
+  } else {
+    static_assert(kCount == 1);
+    *to = *from;
+  }
+}
+
+// Copies a row to shared memory, as copy_part does.
+template <typename scalar_t, typename shared_t, typename Owner>
+__device__ void load_row(const Owner& owner, const scalar_t* from, shared_t* to, int size,
                          bool aligned) {
-  constexpr int kVector = kElementsOf16Bytes<scalar_t>;
-  if (aligned) {
-    for (int64_t i = owner.thread * kVector; i < width; i += Owner::kThreads * kVector) {
-      Elements<scalar_t, kVector> elements;
-      elements.load(from + i);
-      elements.store(to + i);
+  const auto load = [&]<int kCount>() {
+#pragma unroll 2
+    for (int i = owner.thread * kCount; i < size; i += Owner::kThreads * kCount) {
+      copy_part<kCount>(from + i, to + i);
     }
+  };
+  if (aligned) {
+    load.template operator()<kElementsOf16Bytes<scalar_t>>();
   } else {
-    for (int64_t i = owner.thread; i < width; i += Owner::kThreads) to[i] = from[i];
+    load.template operator()<1>();
   }
 }
 
-// Puts the dense vector and the zeros behind the dots into a row of the output.
+// Copies a sample's vectors to shared memory, as copy_part does, and puts zeros around them up to
+// the rows and columns that the engine multiplies.
+template <typename Engine, typename scalar_t, typename Owner>
+__device__ void load_vectors(const Interaction<scalar_t>& in, const Owner& owner,
+                             typename Engine::shared_t* to, int stride) {
+  using shared_t = typename Engine::shared_t;
+  const int vectors = static_cast<int>(in.vectors()), dim = static_cast<int>(in.dim);
+  load_row(owner, in.vector(owner.sample, 0), to, dim, in.aligned);
+  const scalar_t* embeddings = in.vector(owner.sample, 1);
+  const auto load = [&]<int kCount>() {
+    for_each_part(owner, vectors - 1, dim / kCount, [&](int index, int row, int part) {
+      copy_part<kCount>(embeddings + index * kCount, to + (row + 1) * stride + part * kCount);
+    });
+  };
+  if (in.aligned) {
+    load.template operator()<kElementsOf16Bytes<scalar_t>>();
+  } else {
+    load.template operator()<1>();
+  }
+  constexpr int kZeros = kElementsOf16Bytes<shared_t>;
+  const int rows = Engine::rows(vectors), columns = Engine::columns(dim);
+  for (int row = owner.thread; row < vectors && dim < columns; row += Owner::kThreads) {
+#pragma unroll 1
+    for (int i = dim; i < columns; ++i) to[row * stride + i] = static_cast<shared_t>(0.0f);
+  }
+#pragma unroll 1
+  for (int i = vectors * stride + owner.thread * kZeros; i < rows * stride;
+       i += Owner::kThreads * kZeros) {
+    Elements<shared_t, kZeros> zeros;
+    zeros.clear();
+    zeros.store(to + i);
+  }
+}
+
+// Waits until the vectors are there, and casts them as the engine wants.
+template <typename Engine, typename scalar_t, typename Owner>
+__device__ void finish_vectors(const Interaction<scalar_t>& in, const Owner& owner,
+                               typename Engine::shared_t* vectors, int stride) {
+  __pipeline_wait_prior(0);
+  owner.sync();
+  if constexpr (Engine::kCasts) {
+    constexpr int kVector = kElementsOf16Bytes<scalar_t>;
+    const int dim = static_cast<int>(in.dim);
+    for_each_part(owner, static_cast<int>(in.vectors()), Engine::columns(dim) / kVector,
+                  [&](int, int row, int part) {
+                    Elements<scalar_t, kVector> elements;
+                    elements.load(vectors + row * stride + part * kVector);
+                    float values[kVector];
+                    elements.get(values);
+#pragma unroll
+                    for (int k = 0; k < kVector; ++k) values[k] = Engine::cast(values[k]);
+                    elements.set(values);
+                    elements.store(vectors + row * stride + part * kVector);
+                  });
+    owner.sync();
+  }
+}
+
+// Puts the dense vector and the zeros behind the dots into a row of the output, as copy_part does.
 template <typename scalar_t, typename Owner>
 __device__ void fill_row(const Interaction<scalar_t>& in, const Owner& owner, scalar_t* row) {
-  const scalar_t* dense = in.vector(owner.sample, 0);
-  for (int64_t i = owner.thread; i < in.dim; i += Owner::kThreads) row[i] = dense[i];
-  const int64_t end = in.dim + first_dot_of(in.vectors());
-  for (int64_t i = end + owner.thread; i < in.width; i += Owner::kThreads) {
+  const int dim = static_cast<int>(in.dim), width = static_cast<int>(in.width);
+  load_row(owner, in.vector(owner.sample, 0), row, dim, in.aligned);
+  const int end = dim + first_dot_of(static_cast<int>(in.vectors()));
+  for (int i = end + owner.thread; i < width; i += Owner::kThreads) {
     row[i] = static_cast<scalar_t>(0.0f);
+  }
+}
+
+// Writes a row of the output, which is whole vectors of 16 bytes.
+template <typename scalar_t, typename Owner>
+__device__ void store_row(const Owner& owner, const scalar_t* from, scalar_t* to, int width) {
+  constexpr int kVector = kElementsOf16Bytes<scalar_t>;
+#pragma unroll 2
+  for (int i = owner.thread * kVector; i < width; i += Owner::kThreads * kVector) {
+    Elements<scalar_t, kVector> elements;
+    elements.load(from + i);
+    elements.store(to + i);
   }
 }
 
@@ -166,19 +236,19 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
   auto* vectors = reinterpret_cast<typename Engine::shared_t*>(own);
   auto* row = reinterpret_cast<scalar_t*>(own + places.row);
   const int num_vectors = static_cast<int>(in.vectors()), dim = static_cast<int>(in.dim);
-  load_vectors(in, owner, vectors, places.stride, Engine::rows(num_vectors), Engine::columns(dim),
-               [](float value) { return Engine::cast(value); });
+  load_vectors<Engine>(in, owner, vectors, places.stride);
   fill_row(in, owner, row);
-  owner.sync();
+  __pipeline_commit();
+  finish_vectors<Engine>(in, owner, vectors, places.stride);
   scalar_t* dots = row + dim;
   Engine::dots(owner, vectors, places.stride, num_vectors, dim,
                reinterpret_cast<float*>(own + places.scratch), [&](int i, int j, float value) {
                  if (j < i && i < num_vectors) {
-                   dots[i * (i - 1) / 2 + j] = static_cast<scalar_t>(value);
+                   dots[first_dot_of(i) + j] = static_cast<scalar_t>(value);
                  }
                });
   owner.sync();
-  copy_row(owner, row, output + owner.sample * in.width, in.width, true);
+  store_row(owner, row, output + owner.sample * in.width, static_cast<int>(in.width));
 }
 
 // A warp or a block owns a sample: it reads the row of the gradient and the vectors once into
@@ -197,32 +267,42 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
   auto* matrix = reinterpret_cast<shared_t*>(own + places.dots);
   const int num_vectors = static_cast<int>(in.vectors()), dim = static_cast<int>(in.dim);
   const int rows = Engine::rows(num_vectors);
-  load_vectors(in, owner, vectors, places.stride, rows, Engine::columns(dim),
-               [](float value) { return Engine::cast(value); });
-  copy_row(owner, grad + owner.sample * in.width, row, in.width, grad_aligned);
+  load_row(owner, grad + owner.sample * in.width, row, static_cast<int>(in.width), grad_aligned);
+  __pipeline_commit();
+  load_vectors<Engine>(in, owner, vectors, places.stride);
+  __pipeline_commit();
+  __pipeline_wait_prior(1);  // for the row, while the vectors are on the way
   owner.sync();
-  for (int e = owner.thread; e < rows * rows; e += Owners<kWarps>::kThreads) {
-    const int i = max(e / rows, e % rows), j = min(e / rows, e % rows);
-    const bool is_dot = i != j && i < num_vectors;
-    const scalar_t value = is_dot ? row[dim + i * (i - 1) / 2 + j] : static_cast<scalar_t>(0.0f);
-    shared_t& to = matrix[e / rows * places.dots_stride + e % rows];
-    if constexpr (std::is_same_v<shared_t, float>) {
-      to = Engine::cast(static_cast<float>(value));
-    } else {
-      to = value;
+  for (int j = owner.lane; j < rows; j += kWarp) {
+    for (int i = owner.warp; i < rows; i += Owners<kWarps>::kThreads / kWarp) {
+      const int dot = j < i ? first_dot_of(i) + j : first_dot_of(j) + i;
+      const bool is_dot = i != j && i < num_vectors && j < num_vectors;
+      const scalar_t read = row[is_dot ? dim + dot : 0];  // always, so that nothing branches
+      const scalar_t value = is_dot ? read : static_cast<scalar_t>(0.0f);
+      shared_t& to = matrix[i * places.dots_stride + j];
+      if constexpr (std::is_same_v<shared_t, float>) {
+        to = Engine::cast(static_cast<float>(value));
+      } else {
+        to = value;
+      }
     }
   }
-  owner.sync();
+  finish_vectors<Engine>(in, owner, vectors, places.stride);
+  scalar_t* dense = gradients.vector(in, owner.sample, 0);
+  scalar_t* embeddings = gradients.vector(in, owner.sample, 1);
   Engine::combine(owner, matrix, places.dots_stride, vectors, places.stride, num_vectors, dim,
                   reinterpret_cast<float*>(own + places.scratch),
                   [&]<int kCount>(int i, int column, float* values) {
                     if (i >= num_vectors || column >= dim) return;
-                    if (i == 0) {
-                      for (int k = 0; k < kCount && column + k < dim; ++k) {
-                        values[k] += static_cast<float>(row[column + k]);
-                      }
+                    if (i == 0) {  // a row is rounded up, so that this ends within it
+                      Elements<scalar_t, kCount> elements;
+                      elements.load(row + column);
+                      float own[kCount];
+                      elements.get(own);
+#pragma unroll
+                      for (int k = 0; k < kCount; ++k) values[k] += own[k];
                     }
-                    scalar_t* to = gradients.vector(in, owner.sample, i) + column;
+                    scalar_t* to = (i == 0 ? dense : embeddings + (i - 1) * dim) + column;
                     if (in.aligned) {
                       Elements<scalar_t, kCount> elements;
                       elements.set(values);
@@ -367,12 +447,14 @@ void dispatch_engine(const Device& device, const Function& f) {
   }
 }
 
-// Calls f.operator()<kWarps>(samples of a block) for the owners that samples of such size need;
-// returns whether there were any.
+// Calls f.operator()<kWarps>(places) for the owners that samples of such size need; returns whether
+// there were any. A warp owns a sample only where a multiprocessor has room for two blocks of them:
+// else too few warps would hide each other's waiting.
 template <typename Function>
 bool dispatch_owners(const Device& device, int64_t vectors, const Places& one_warp,
                      const Places& block, const Function& f) {
-  if (vectors <= kMostVectorsOfAWarp && kInteractionWarps * one_warp.bytes <= device.most_shared) {
+  if (vectors <= kMostVectorsOfAWarp &&
+      2 * kInteractionWarps * one_warp.bytes <= device.most_shared) {
     f.template operator()<1>(one_warp);
     return true;
   }

@@ -11,6 +11,7 @@
 #ifndef DLRM_EMULATE_CUDA
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_pipeline_primitives.h>
 #include <mma.h>
 #endif
 
@@ -74,7 +75,8 @@ struct TensorCores {
   static constexpr int kTile = 16;
   static constexpr int kCapability = Type::kCapability;
   static constexpr int kPadding = kElementsOf16Bytes<scalar_t>;  // rows begin in other banks
-  static constexpr int kScratchStride = kTile + 4;
+  static constexpr bool kCasts = std::is_same_v<scalar_t, float>;
+  static constexpr int kScratchStride = kTile + 8;  // writes of four rows meet no bank twice
   static constexpr int64_t kScratchBytes = kTile * kScratchStride * sizeof(float);  // of a warp
 
   template <typename Integer>
@@ -96,19 +98,23 @@ struct TensorCores {
   template <typename Owner, typename Function>
   static __device__ void dots(const Owner& owner, const shared_t* vectors, int stride,
                               int num_vectors, int dim, float* scratch, const Function& f) {
-    const int tiles = rows(num_vectors) / kTile, depth = columns(dim);
-    for (int row = 0, index = 0; row < tiles; ++row) {
-      for (int column = 0; column <= row; ++column, ++index) {
+    constexpr int kSide = side_of<Owner>;
+    const int tiles = rows(num_vectors) / kTile;
+    const Factor factor{vectors, stride, kTile * stride, 1, tiles};
+    for (int row = 0, index = 0; row < tiles; row += kSide) {
+      for (int column = 0; column <= row; column += kSide, ++index) {
         if (index % (Owner::kThreads / kWarp) != owner.warp) continue;
-        float* tile = scratch + owner.warp * (kScratchBytes / sizeof(float));
-        multiply<nvcuda::wmma::col_major>(vectors + row * kTile * stride, stride, 1,
-                                          vectors + column * kTile * stride, stride, 1, depth,
-                                          tile);
-        for (int e = owner.lane; e < kTile * kTile; e += kWarp) {
-          f(row * kTile + e / kTile, column * kTile + e % kTile,
-            tile[e / kTile * kScratchStride + e % kTile]);
-        }
-        __syncwarp();
+        multiply<kSide, nvcuda::wmma::col_major>(
+            factor, row, factor, column, columns(dim),
+            scratch + owner.warp * (kScratchBytes / sizeof(float)),
+            [&](int tile_row, int tile_column, const float* tile) {
+              if (tile_column > tile_row) return;
+#pragma unroll
+              for (int e = 0; e < kTile * kTile; e += kWarp) {
+                const int i = (e + owner.lane) / kTile, j = owner.lane % kTile;
+                f(tile_row * kTile + i, tile_column * kTile + j, tile[i * kScratchStride + j]);
+              }
+            });
       }
     }
   }
@@ -117,49 +123,91 @@ struct TensorCores {
   static __device__ void combine(const Owner& owner, const shared_t* matrix, int matrix_stride,
                                  const shared_t* vectors, int stride, int num_vectors, int dim,
                                  float* scratch, const Function& f) {
-    constexpr int kCount = kElementsOf16Bytes<scalar_t>;
+    constexpr int kSide = side_of<Owner>, kCount = kElementsOf16Bytes<scalar_t>;
     const int tile_rows = rows(num_vectors) / kTile, tile_columns = columns(dim) / kTile;
-    for (int index = owner.warp; index < tile_rows * tile_columns;
-         index += Owner::kThreads / kWarp) {
-      const int row = index / tile_columns * kTile, column = index % tile_columns * kTile;
-      float* tile = scratch + owner.warp * (kScratchBytes / sizeof(float));
-      multiply<nvcuda::wmma::row_major>(matrix + row * matrix_stride, matrix_stride, 1,
-                                        vectors + column, stride, stride, tile_rows * kTile, tile);
-      for (int e = owner.lane * kCount; e < kTile * kTile; e += kWarp * kCount) {
-        float values[kCount];
+    const Factor left{matrix, matrix_stride, kTile * matrix_stride, 1, tile_rows};
+    const Factor right{vectors, stride, kTile, stride, tile_columns};
+    for (int row = 0, index = 0; row < tile_rows; row += kSide) {
+      for (int column = 0; column < tile_columns; column += kSide, ++index) {
+        if (index % (Owner::kThreads / kWarp) != owner.warp) continue;
+        multiply<kSide, nvcuda::wmma::row_major>(
+            left, row, right, column, tile_rows * kTile,
+            scratch + owner.warp * (kScratchBytes / sizeof(float)),
+            [&](int tile_row, int tile_column, const float* tile) {
 #pragma unroll
-        for (int k = 0; k < kCount; ++k) {
-          values[k] = tile[e / kTile * kScratchStride + e % kTile + k];
-        }
-        f.template operator()<kCount>(row + e / kTile, column + e % kTile, values);
+              for (int e = 0; e < kTile * kTile; e += kWarp * kCount) {
+                const int i = (e + owner.lane * kCount) / kTile, j = owner.lane * kCount % kTile;
+                Elements<float, kCount> elements;
+                elements.load(tile + i * kScratchStride + j);
+                float values[kCount];
+                elements.get(values);
+                f.template operator()<kCount>(tile_row * kTile + i, tile_column * kTile + j,
+                                              values);
+              }
+            });
       }
-      __syncwarp();
     }
   }
 
  private:
-  // A warp multiplies a tile's rows with another's columns and writes the tile to `to`. Steps are
-  // how far the factors of the next product lie behind, in elements.
-  template <typename RightLayout>
-  static __device__ void multiply(const shared_t* left, int left_stride, int left_step,
-                                  const shared_t* right, int right_stride, int right_step,
-                                  int depth, float* to) {
+  // Tiles in both directions that a warp multiplies at once: each that it has loaded is taken so
+  // many times. Where a sample's tiles are divided among warps, they may be too few for that.
+  template <typename Owner>
+  static constexpr int side_of = Owner::kThreads == kWarp ? 2 : 1;
+
+  // One factor of a product: where its `tiles` begin, and their parts for each step of depth.
+  struct Factor {
+    const shared_t* data;
+    int stride, tile_step, depth_step, tiles;
+
+    __device__ const shared_t* at(int tile, int depth) const {
+      return data + min(tile, tiles - 1) * tile_step + depth * depth_step;
+    }
+  };
+
+  // A warp multiplies kSide tiles of the left factor with kSide of the right one, and calls
+  // f(tile of the left, tile of the right, product) for those that there are.
+  template <int kSide, typename RightLayout, typename Function>
+  static __device__ void multiply(const Factor& left, int row, const Factor& right, int column,
+                                  int depth, float* product, const Function& f) {
     if constexpr (Type::kCompiled) {
       namespace wmma = nvcuda::wmma;
       using name = typename Type::name;
       using element = const typename Type::shared_t*;
       constexpr int kDepth = Type::kDepth;
-      wmma::fragment<wmma::matrix_a, kTile, kTile, kDepth, name, wmma::row_major> a;
-      wmma::fragment<wmma::matrix_b, kTile, kTile, kDepth, name, RightLayout> b;
-      wmma::fragment<wmma::accumulator, kTile, kTile, kDepth, float> sums;
-      wmma::fill_fragment(sums, 0.0f);
-      for (int k = 0; k < depth; k += kDepth) {
-        wmma::load_matrix_sync(a, reinterpret_cast<element>(left + k * left_step), left_stride);
-        wmma::load_matrix_sync(b, reinterpret_cast<element>(right + k * right_step), right_stride);
-        wmma::mma_sync(sums, a, b, sums);
+      wmma::fragment<wmma::matrix_a, kTile, kTile, kDepth, name, wmma::row_major> a[kSide];
+      wmma::fragment<wmma::matrix_b, kTile, kTile, kDepth, name, RightLayout> b[kSide];
+      wmma::fragment<wmma::accumulator, kTile, kTile, kDepth, float> sums[kSide][kSide];
+#pragma unroll
+      for (int r = 0; r < kSide; ++r) {
+#pragma unroll
+        for (int c = 0; c < kSide; ++c) wmma::fill_fragment(sums[r][c], 0.0f);
       }
-      wmma::store_matrix_sync(to, sums, kScratchStride, wmma::mem_row_major);
-      __syncwarp();
+      for (int k = 0; k < depth; k += kDepth) {
+#pragma unroll
+        for (int t = 0; t < kSide; ++t) {
+          const shared_t* left_tile = left.at(row + t, k);
+          const shared_t* right_tile = right.at(column + t, k);
+          wmma::load_matrix_sync(a[t], reinterpret_cast<element>(left_tile), left.stride);
+          wmma::load_matrix_sync(b[t], reinterpret_cast<element>(right_tile), right.stride);
+        }
+#pragma unroll
+        for (int r = 0; r < kSide; ++r) {
+#pragma unroll
+          for (int c = 0; c < kSide; ++c) wmma::mma_sync(sums[r][c], a[r], b[c], sums[r][c]);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kSide; ++r) {
+#pragma unroll
+        for (int c = 0; c < kSide; ++c) {
+          if (row + r >= left.tiles || column + c >= right.tiles) continue;
+          wmma::store_matrix_sync(product, sums[r][c], kScratchStride, wmma::mem_row_major);
+          __syncwarp();
+          f(row + r, column + c, product);
+          __syncwarp();
+        }
+      }
     }
   }
 };
@@ -170,6 +218,7 @@ struct PlainFloats {
 
   static constexpr int kTile = 4;
   static constexpr int kPadding = 4;
+  static constexpr bool kCasts = false;
   static constexpr int64_t kScratchBytes = 0;
 
   template <typename Integer>

@@ -132,10 +132,11 @@ def test_interaction_is_as_exact_as_the_reference(shape, dtype, gpu):
     compare_interaction(shape, dtype)
 
 
+@pytest.mark.parametrize("shared", [9000, 64 * 1024])  # tiles of large samples take 8448
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", INTERACTIONS)
-def test_interaction_without_room_in_shared_memory(shape, dtype, gpu):
-    gpu.kind(shared=9000)  # the tiles of the kernel for large samples take 8448
+def test_interaction_with_little_room_in_shared_memory(shape, dtype, shared, gpu):
+    gpu.kind(shared=shared)
     compare_interaction(shape, dtype)
 
 

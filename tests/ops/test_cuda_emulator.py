@@ -26,6 +26,7 @@ def test_a_kernel_without_fault_runs_in_any_order_of_threads(seed, emulator):
         (3, r"is stuck: thread 0 waits at a barrier of its warp \(31 of 32 came\)"),
         (4, "wrote outside its 256 bytes of shared memory"),
         (5, "wrote outside its 256 bytes of shared memory"),
+        (7, "copy of 16 bytes is not aligned to them"),
     ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
@@ -38,6 +39,10 @@ def test_faults_are_found(fault, message, seed, emulator):
 
 def test_a_missing_barrier_gives_another_sum(emulator):
     assert emulator.fault(2) != (SUM, "")
+
+
+def test_a_copy_that_is_not_waited_for_gives_another_sum(emulator):
+    assert emulator.fault(6) != (SUM, "")
 
 
 def test_it_runs_after_a_fault(emulator):

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 #include <ucontext.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -39,6 +40,12 @@ struct Barrier {
   uint64_t generation = 0;
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  int64_t bytes;
+};
+
 struct Fiber {
   dim3 index;
   unsigned rank = 0;
@@ -46,6 +53,7 @@ struct Fiber {
   jmp_buf place;
   Barrier* waits_for = nullptr;
   uint64_t generation = 0;  // that it waits for the end of
+  std::deque<std::vector<Copy>> copies = std::deque<std::vector<Copy>>(1);  // by group
 
   bool can_run() const {
     return !finished && (waits_for == nullptr || waits_for->generation != generation);
@@ -64,6 +72,7 @@ struct Block {
   Barrier barrier;
   std::vector<unsigned char> shared;
   unsigned char* shared_begin;
+  std::string fault;  // that a thread found
 };
 
 Block* block = nullptr;
@@ -170,7 +179,7 @@ void run(dim3 grid, dim3 size, int64_t shared_bytes, const std::function<void()>
   std::minstd_rand random(order_seed);
   std::vector<unsigned> order(threads);
   std::iota(order.begin(), order.end(), 0u);
-  Block own{&thread, {}, {}, {"__syncthreads", threads}, {}, nullptr};
+  Block own{&thread, {}, {}, {"__syncthreads", threads}, {}, nullptr, ""};
   own.shared.resize(shared_bytes + 2 * kGuardBytes + 128);
   own.shared_begin = own.shared.data() + kGuardBytes;
   own.shared_begin += 127 - (reinterpret_cast<uintptr_t>(own.shared_begin) + 127) % 128;
@@ -191,6 +200,7 @@ void run(dim3 grid, dim3 size, int64_t shared_bytes, const std::function<void()>
       own.fibers[rank].index = dim3(rank % size.x, rank / size.x % size.y, rank / size.x / size.y);
     }
     run_block(order, random);
+    if (!own.fault.empty()) throw std::runtime_error(own.fault);
     check_guards(shared_bytes);
   }
   block = nullptr;
@@ -201,6 +211,19 @@ int capability() { return chosen_capability; }
 int64_t most_shared() { return chosen_most_shared; }
 unsigned lane() { return current->rank % 32; }
 uint64_t* exchange() { return block->warps[current->rank / 32].exchange; }
+
+void copy_later(void* to, const void* from, int64_t bytes) {
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
+    block->fault = "an emulated copy of " + std::to_string(bytes) + " bytes is not aligned to them";
+  }
+  current->copies.back().push_back({to, from, bytes});
+}
+void end_group_of_copies() { current->copies.emplace_back(); }
+void copy_all_but(unsigned groups) {
+  for (; current->copies.size() > groups + 1; current->copies.pop_front()) {
+    for (const Copy& copy : current->copies.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+  }
+}
 
 void wait_for_block() { wait_for(block->barrier); }
 

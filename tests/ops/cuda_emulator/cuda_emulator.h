@@ -53,6 +53,11 @@ unsigned lane();
 // Where the lanes of this warp lay down what they exchange.
 uint64_t* exchange();
 
+// Copies that are done when they are waited for: those of the latest group, and older groups.
+void copy_later(void* to, const void* from, int64_t bytes);
+void end_group_of_copies();
+void copy_all_but(unsigned groups);
+
 template <typename T>
 T shuffle(unsigned mask, T value, unsigned from) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
@@ -75,6 +80,12 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator::wait_for_warp(ma
 inline void __threadfence() {}
 inline unsigned __activemask() { return 1u << emulator::lane(); }  // any lanes may have diverged
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+
+inline void __pipeline_memcpy_async(void* to, const void* from, int64_t bytes) {
+  emulator::copy_later(to, from, bytes);
+}
+inline void __pipeline_commit() { emulator::end_group_of_copies(); }
+inline void __pipeline_wait_prior(unsigned groups) { emulator::copy_all_but(groups); }
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int from) {

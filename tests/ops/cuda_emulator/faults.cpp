@@ -7,11 +7,23 @@ namespace faults {
 
 constexpr unsigned kThreads = 64;
 
+// Copies numbers to shared memory, four at once.
+void copy(int which, int* values) {
+  alignas(16) static int numbers[kThreads + 4];
+  const unsigned thread = threadIdx.x;
+  numbers[thread] = static_cast<int>(thread);
+  __syncthreads();
+  if (thread % 4 == 0) __pipeline_memcpy_async(values + thread, numbers + thread, 16);
+  __pipeline_commit();
+  if (which == 7 && thread == 8) __pipeline_memcpy_async(values + 8, numbers + 9, 16);
+  if (which != 6) __pipeline_wait_prior(0);  // without it, they are not there
+}
+
 void kernel(int which, int* sum) {
   auto* values = reinterpret_cast<int*>(emulator::shared_memory());
   const unsigned thread = threadIdx.x;
   if (which == 1 && thread == 40) return;  // and misses the barrier
-  values[thread] = static_cast<int>(thread);
+  copy(which, values);
   if (which != 2) __syncthreads();  // without it, some read what is not there yet
   int value = values[kThreads - 1 - thread];
   if (which == 3 && thread == 3) return;  // and misses the exchange
