@@ -24,6 +24,8 @@ _ATEN = torch.ops.aten
 class FakeDevice(FakeTensorMode):
     """Within the block tensors are fake ones, and numbers that are waited for are 1."""
 
+    avoid_device_init = True  # else torch.tensor takes memory of it, where there is a GPU
+
     def __init__(self):
         super().__init__(allow_non_fake_inputs=True)
 
