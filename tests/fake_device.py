@@ -22,12 +22,17 @@ _ATEN = torch.ops.aten
 
 
 class FakeDevice(FakeTensorMode):
-    """Within the block tensors are fake ones, and numbers that are waited for are 1."""
+    """Within the block tensors are fake ones, and numbers that are waited for are 1.
+
+    Attributes:
+        copies: whether tensors may be copied from one device to another.
+    """
 
     avoid_device_init = True  # else torch.tensor takes memory of it, where there is a GPU
 
     def __init__(self):
         super().__init__(allow_non_fake_inputs=True)
+        self.copies = True
 
     def place(self, task):
         """Moves a task, which was made on the CPU, with whatever its network has registered."""
@@ -56,6 +61,9 @@ class FakeDevice(FakeTensorMode):
             assert len(places) == 1, f"{func} of tensors on {', '.join(sorted(places))}"
         if fused:  # in place; few have a fake
             return None
+        if func is _ATEN._to_copy.default and not self.copies:
+            place, to = args[0].device, torch.device(kwargs.get("device") or args[0].device)
+            assert place.type == to.type, f"a tensor on {place} is copied to {to}"
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if func is _ATEN.ge.Scalar:
             result.is_not_below = True

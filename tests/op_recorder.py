@@ -4,6 +4,9 @@ Recording changes no memory, what would wait for the device is refused, and a re
 operators on the same memory with the same numbers: what the host computed is not computed anew.
 """
 
+import contextlib
+from unittest import mock
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -19,6 +22,26 @@ _WAITING = {
     _ATEN.masked_select.default,
     _ATEN.equal.default,
 }
+
+
+_READING = ("tolist", "numpy", "item", "__bool__", "__float__", "__int__")
+
+
+def _refuse(name):
+    def read(tensor):
+        raise RuntimeError(f"{name} waits for the device, which nothing recorded may")
+
+    return read
+
+
+def _capturing():
+    """What torch's optimizers ask for, answered as under capture."""
+    stream = mock.Mock(**{"is_capturing.return_value": True})
+    device = torch.device("cuda")
+    return (
+        mock.patch.object(torch.accelerator, "current_accelerator", return_value=device),
+        mock.patch.object(torch.accelerator, "current_stream", return_value=stream),
+    )
 
 
 class OpRecorder:
@@ -37,8 +60,12 @@ class OpRecorder:
 
     def record(self, function):
         self.recordings += 1
-        with _Recording() as recording:
-            result = function()
+        refused = [mock.patch.object(torch.Tensor, name, _refuse(name)) for name in _READING]
+        with contextlib.ExitStack() as stack:
+            for patch in (*refused, *_capturing()):
+                stack.enter_context(patch)
+            with _Recording() as recording:
+                result = function()
         recording.undo()
 
         def replay():

@@ -5,31 +5,39 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+# Files of a group's limit and of what it uses, and what of that gives way, in memory.stat.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
-_V2 = ("memory.max", "memory.current", "file")
+_V2 = ("memory.max", "memory.current", "file|slab_reclaimable")
 
 
 def host_memory() -> tuple[int, int] | None:
     """Returns the bytes that this process can get, swap included, and the bytes of memory in all.
 
-    A control group leaves its limit less what its processes use; caches of files give way. None
-    where there is no /proc.
+    A control group leaves its limit less what its processes use; caches give way. None where /proc
+    is not there or does not say.
     """
     fields = dict(re.findall(r"(\w+):\s+(\d+) kB", read("/proc/meminfo")))
-    if not fields:
+    if not {"MemAvailable", "MemTotal", "SwapFree"} <= fields.keys():
         return None
     free, total, swap = (1024 * int(fields[n]) for n in ("MemAvailable", "MemTotal", "SwapFree"))
     v1 = Path("/sys/fs/cgroup/memory")
     for names, directories in ((_V2, control_groups()), (_V1, control_groups(v1, "memory"))):
-        limit_file, used_file, cache_name = names
+        limit_file, used_file, caches = names
         for directory in directories:
-            limit, used = (read(str(directory / name)).strip() for name in (limit_file, used_file))
-            if limit.isdecimal() and used.isdecimal():
+            if (left := _left(directory, limit_file, used_file)) is not None:
                 stat = read(str(directory / "memory.stat"))
-                cache = re.search(rf"^{cache_name} (\d+)$", stat, re.MULTILINE)
-                free = min(free, int(limit) - int(used) + int(cache.group(1) if cache else 0))
-                total = min(total, int(limit))
+                given_way = re.findall(rf"^(?:{caches}) (\d+)$", stat, re.MULTILINE)
+                free = min(free, left + sum(map(int, given_way)))
+                total = min(total, int(read(str(directory / limit_file))))
+            left = _left(directory, "memory.swap.max", "memory.swap.current")
+            swap = swap if left is None else max(min(swap, left), 0)
     return max(free, 0) + swap, total
+
+
+def _left(directory: Path, limit_file: str, used_file: str) -> int | None:
+    """What a control group leaves of what it limits; None where it does not."""
+    limit, used = (read(str(directory / name)).strip() for name in (limit_file, used_file))
+    return int(limit) - int(used) if limit.isdecimal() and used.isdecimal() else None
 
 
 def machine() -> str:
@@ -44,7 +52,8 @@ def control_groups(root: Path = Path("/sys/fs/cgroup"), controller: str = "") ->
         root: where they are mounted.
         controller: of version 1; "" is version 2.
     """
-    own = re.search(rf"^\d+:{controller}:/(.*)$", read("/proc/self/cgroup"), re.MULTILINE)
+    named = rf"(?:[^:]*,)?{controller}(?:,[^:]*)?" if controller else ""  # one of several
+    own = re.search(rf"^\d+:{named}:/(.*)$", read("/proc/self/cgroup"), re.MULTILINE)
     directory = root / (own.group(1) if own else "")
     for candidate in (directory, *directory.parents):
         if candidate.is_relative_to(root):

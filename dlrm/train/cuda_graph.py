@@ -5,14 +5,16 @@ launched at once: what it reads lies where it lay when it was recorded, and what
 step to step (batch, learning rate, loss scale, overflow) is read on the device.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 T = TypeVar("T")
-_CALLS_BEFORE = 3  # until libraries have chosen their kernels and optimizers have their state
+CALLS_BEFORE = 3  # until libraries have chosen their kernels and optimizers have their state
 
 
 class Recorder(Protocol):
@@ -47,7 +49,8 @@ class CudaRecorder:
         # On the recording's stream: autograd remembers on which one a parameter was first used.
         outside = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outside)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
             result = function()
         outside.wait_stream(self._stream)
         return result
@@ -59,6 +62,14 @@ class CudaRecorder:
         ):  # readers of batches allocate meanwhile, which is none of its business
             result = function()
         return graph.replay, result
+
+
+def let_record(optimizers: Iterable[Optimizer]) -> None:
+    """Tells torch's Adam that its step may be recorded; what it needs for that, fused ones have."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True
 
 
 class Graphed:
@@ -80,10 +91,10 @@ class Graphed:
 
     def __call__(self, batch: Any) -> Tensor:
         shape = batch.map(lambda tensor: (tensor.shape, tensor.dtype))
+        self._calls = self._calls + 1 if shape == self._latest else 1
+        self._latest = shape
         if shape not in self._recordings:
-            self._calls = self._calls + 1 if shape == self._latest else 1
-            self._latest = shape
-            if self._calls <= _CALLS_BEFORE:
+            if self._calls <= CALLS_BEFORE:
                 return self._recorder.run(lambda: self._function(batch))
             self._recordings[shape] = _Recording(self._function, batch, self._recorder)
         return self._recordings[shape].replay(batch)

@@ -59,7 +59,7 @@ def dense_optimizer(kind: str, parameters: Iterable[Tensor]) -> Optimizer:
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=lr, fused=True)
     if kind == "adagrad":
-        return FusedAdagrad(parameters, lr=lr, fused=True)
+        return Adagrad(parameters, lr=lr, fused=True)
     return torch.optim.Adam(parameters, lr=lr, fused=True)
 
 
@@ -203,10 +203,11 @@ def handles_loss_scale(optimizer: Optimizer) -> bool:
     return ours or bool(optimizer.defaults.get("fused"))
 
 
-class FusedAdagrad(torch.optim.Adagrad):
+class Adagrad(torch.optim.Adagrad):
     """torch's fused Adagrad of dense gradients, without a wait for the device.
 
-    torch 2.11 has its kernel for CUDA, and its class refuses to use it there.
+    torch 2.11 has its kernel for CUDA, and its class refuses to use it there. In checkpoints it is
+    torch's, whose name and state it has.
     """
 
     grad_scale: Tensor | None = None  # gradients are divided by it

@@ -133,11 +133,12 @@ class LossScaler:
 
     def step(self, optimizers: Iterable[Optimizer], world: World = World()) -> None:
         """Lets the optimizers update, unless a gradient is infinite or NaN on any rank."""
+        optimizers = list(optimizers)
         if self.scale is None and self.max_grad_norm is None:
             for optimizer in optimizers:
                 optimizer.step()
-        else:
-            self._scaled_step(list(optimizers), world)
+        elif optimizers:  # nothing is updated where all is frozen
+            self._scaled_step(optimizers, world)
 
     def _scaled_step(self, optimizers: list[Optimizer], world: World) -> None:
         device = optimizers[0].param_groups[0]["params"][0].device
@@ -149,7 +150,7 @@ class LossScaler:
             found_inf = all_sum((~greatest.isfinite()).float().to(device), world).clamp_(max=1)
             self._skipped += found_inf
         if self.max_grad_norm is not None:
-            scale = torch.maximum(scale, _norm(optimizers, world) / self.max_grad_norm)
+            scale = torch.maximum(scale, _norm(optimizers, world, device) / self.max_grad_norm)
         for optimizer in optimizers:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
@@ -160,7 +161,7 @@ class LossScaler:
                 optimizer.step()
 
 
-def _norm(optimizers: list[Optimizer], world: World) -> Tensor:
+def _norm(optimizers: list[Optimizer], world: World, device: torch.device) -> Tensor:
     """The 2-norm of all gradients: dense ones, which all ranks have, and each rank's tables'."""
     grads = [
         weight.grad
@@ -169,10 +170,11 @@ def _norm(optimizers: list[Optimizer], world: World) -> Tensor:
         for weight in group["params"]
         if weight.grad is not None
     ]
-    dense = torch.nn.utils.get_total_norm([grad.float() for grad in grads if not grad.is_sparse])
+    nothing = torch.zeros((), device=device)  # torch's norm of no tensors is on the CPU
+    dense = [grad.float() for grad in grads if not grad.is_sparse]
     rows = [_summed_rows(grad) for grad in grads if grad.is_sparse]
-    tables = all_sum(torch.nn.utils.get_total_norm(rows).square().to(dense.device), world)
-    return (dense.square() + tables).sqrt()
+    norms = [torch.nn.utils.get_total_norm(part) if part else nothing for part in (dense, rows)]
+    return (norms[0].square() + all_sum(norms[1].square(), world)).sqrt()
 
 
 def _summed_rows(grad: Tensor) -> Tensor:

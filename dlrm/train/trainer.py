@@ -17,7 +17,7 @@ from dlrm.train.agreement import Agreement, raise_device_errors
 from dlrm.train.averaging import NoAverage
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
-from dlrm.train.cuda_graph import Graphed, Recorder
+from dlrm.train.cuda_graph import Graphed, Recorder, let_record
 from dlrm.train.gradient_sum import GradientSum, average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim import set_learning_rate
@@ -183,7 +183,10 @@ class Trainer:
         updated = (weight for weight, _ in self.parameters.optimizer_of())
         self._gradients = GradientSum((w for w in updated if id(w) not in tables), world)
         self._agreement = Agreement(world)
-        self._update = Graphed(self._updated, recorder) if recorder else self._updated
+        self._update: Callable[[Any], Tensor] = self._updated
+        if recorder:
+            let_record(optimizers)
+            self._update = Graphed(self._updated, recorder)
         self.beat, self.stop_requested = beat, False
         self.progress = Progress()
         self._window_loss = torch.zeros((), device=world.device)

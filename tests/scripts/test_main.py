@@ -324,6 +324,14 @@ def test_flags_that_do_nothing_say_so(command, capsys):
     assert "--cuda_graphs is not used; it is for GPUs. Steps run eagerly" in out
 
 
+def test_what_is_frozen_stays_as_it_was(command):
+    frozen = ["--freeze_mlps", "--freeze_embeddings", "--max_grad_norm=1"]
+    command("--epochs=1", *frozen, "--save_checkpoint_path=run")
+    before = command("--mode=test", "--log_path=before.json")
+    after = command("--mode=test", "--load_checkpoint_path=run")
+    assert after["log_loss"] == before["log_loss"]
+
+
 @pytest.fixture
 def recording(monkeypatch):
     """Lets the command record operators on the CPU as it records CUDA graphs on a GPU."""

@@ -97,6 +97,18 @@ def test_a_step_of_a_dlrm_is_all_on_its_device(tables, mlps, dtype, embedding_dt
 
 
 @needs_native
+@pytest.mark.parametrize("frozen", [{}, {"freeze_embeddings": True}, {"freeze_mlps": True}])
+def test_no_step_of_a_dlrm_copies_between_devices(frozen, fake):
+    task, batch = Recommendation(DLRMConfig(SIZES, 4, 8, (16, 8), (16, 1))), clicks(bags=False)
+    fake.place(task)
+    batch = fake.batch(batch)
+    with fake:
+        optimizers, scaled = task.optimizers(OptimizerConfig(**frozen)), scaler()
+        fake.copies = False
+        train(task, optimizers, batch, scaled)
+
+
+@needs_native
 @pytest.mark.parametrize("kind", ["joint", "joint_sparse", "multi_table"])
 @pytest.mark.parametrize("interaction", ["dot", "cat"])
 @pytest.mark.parametrize("sizes", [SIZES, ()])

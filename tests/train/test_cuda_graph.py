@@ -134,6 +134,19 @@ def test_each_shape_that_keeps_coming_is_recorded(device, recorder):
     assert calls == [4, 4, 4, 3, 4, 4, 4, 4, 3, 5, 5, 5, 5, 3]
 
 
+def test_the_short_last_batch_of_an_epoch_is_not_recorded(device, recorder):
+    calls = []
+
+    def function(batch):
+        calls.append(len(batch.numerical))
+        return batch.numerical
+
+    graphed = Graphed(function, recorder)
+    for size in [4, 4, 4, 4, 4, 3] * 6:
+        graphed(numbers(size, device))
+    assert calls == [4, 4, 4, 4, 3, 3, 3, 3, 3, 3]
+
+
 def test_results_are_the_callers_own(device, recorder):
     graphed = Graphed(lambda batch: batch.numerical.sum(dim=1), recorder)
     results = [graphed(numbers(2, device, value=float(i))) for i in range(6)]
