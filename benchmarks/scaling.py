@@ -56,7 +56,7 @@ class Training:
         self.batches = Batches(open_datasets(data, shard).train)
         self.task, self.exposed = task, 0.0
         settings = TrainConfig(max_steps=1, print_freq=1_000_000)
-        optimizers = task.optimizers(OptimizerConfig())
+        optimizers = task.optimizers(OptimizerConfig(), one_look_up=True)
         self.trainer = Trainer(task, optimizers, lambda step: 0.01, settings, world)
         self.trainer.log.quiet = True
         self._count_waiting(distributed._Transfer)

@@ -180,7 +180,7 @@ def ours(
     world = World(device=data.device)
     task = Recommendation(config, world, dtype)
     datasets = open_datasets(data)
-    optimizers = task.optimizers(OptimizerConfig())
+    optimizers = task.optimizers(OptimizerConfig(), one_look_up=True)
 
     def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9)

@@ -3,10 +3,13 @@
 
 #include <bit>
 #include <optional>
+#include <vector>
 
 #include "tensors.h"
 
 namespace dlrm {
+
+using TableSizes = std::optional<std::vector<int64_t>>;
 
 struct RowUpdateInputs {
   const char* name;
@@ -15,10 +18,13 @@ struct RowUpdateInputs {
   int64_t count;  // of (row, gradient) pairs
   Tensor rows;    // [count] int64, contiguous
   Tensor grad;    // [count, dim], contiguous
+  // Where they are given, the tables' rows follow each other in the weight, and pair i is of table
+  // i % tables: the rows are [batch, tables] flattened.
+  std::vector<int64_t> table_sizes;
 
   // `low` has the lower halves of the weight's values where the weight is BFloat16.
   RowUpdateInputs(const char* name_, const Tensor& weight, const std::optional<Tensor>& low,
-                  const Tensor& rows_, const Tensor& grad_)
+                  const Tensor& rows_, const Tensor& grad_, const TableSizes& table_sizes_)
       : name(name_) {
     check(weight.dim() == 2 && weight.size(1) > 0 &&
               (weight.scalar_type() == ScalarType::Float ||
@@ -54,6 +60,10 @@ struct RowUpdateInputs {
           " rows are more than 64 bits can number");
     rows = torch::stable::contiguous(rows_);
     grad = torch::stable::contiguous(grad_);
+    if (table_sizes_) {
+      table_sizes = *table_sizes_;
+      check_tables();
+    }
   }
 
   // Optimizer state of `columns` values a row: [rows, columns], or [rows] where `columns` is 0.
@@ -66,6 +76,24 @@ struct RowUpdateInputs {
           name, ": expected contiguous Float ", state_name, " of ", total_rows, " rows",
           columns == 0 ? "" : " shaped as the weight", " on its device, got ", shape_of(state), " ",
           dtype_of(state));
+  }
+
+ private:
+  void check_tables() const {
+    int64_t left = total_rows;
+    bool fit = true;
+    std::ostringstream shown;
+    for (int64_t size : table_sizes) {
+      fit = fit && size >= 0 && size <= left;
+      left -= fit ? size : 0;
+      shown << (shown.tellp() > 0 ? ", " : "") << size;
+    }
+    check(fit && left == 0, name, ": expected table_sizes >= 0 that add up to the weight's ",
+          total_rows, " rows, got [", shown.str(), "]");
+    const auto tables = static_cast<int64_t>(table_sizes.size());
+    check(tables == 0 ? count == 0 : count % tables == 0, name,
+          ": expected as many rows of each of the ", tables, " tables of table_sizes, got ", count,
+          " rows");
   }
 };
 

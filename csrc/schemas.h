@@ -23,23 +23,24 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       "joint_embedding_bag_sample_weights_backward(Tensor grad, Tensor weight, Tensor rows,"
       " Tensor lengths, bool mean) -> Tensor");
   // Row updates: `low` has the lower halves of a BFloat16 weight's values, and there is none beside
-  // a Float one.
+  // a Float one. With `table_sizes` the rows are [batch, tables] flattened (see row_update.h).
   m.def(
       "row_sgd_(Tensor(a!) weight, Tensor rows, Tensor grad, Tensor lr, *,"
-      " Tensor(b!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+      " Tensor(b!)? low=None, int[]? table_sizes=None, Tensor? grad_scale=None,"
+      " Tensor? found_inf=None) -> ()");
   m.def(
       "row_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad, Tensor lr,"
-      " *, float eps=1e-10, Tensor(c!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None)"
-      " -> ()");
+      " *, float eps=1e-10, Tensor(c!)? low=None, int[]? table_sizes=None,"
+      " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
   m.def(
       "row_wise_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad,"
-      " Tensor lr, *, float eps=1e-10, Tensor(c!)? low=None, Tensor? grad_scale=None,"
-      " Tensor? found_inf=None) -> ()");
+      " Tensor lr, *, float eps=1e-10, Tensor(c!)? low=None, int[]? table_sizes=None,"
+      " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
   m.def(
       "row_adam_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor rows,"
       " Tensor grad, Tensor lr, Tensor step, *, float beta1=0.9, float beta2=0.999,"
-      " float eps=1e-8, Tensor(d!)? low=None, Tensor? grad_scale=None, Tensor? found_inf=None)"
-      " -> ()");
+      " float eps=1e-8, Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? grad_scale=None,"
+      " Tensor? found_inf=None) -> ()");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // Of the CUDA kernels: what the first bad value was on the device of `at`, which is forgotten
   // then (see cuda/errors.h), and the process's switches (see cuda/switches.h).

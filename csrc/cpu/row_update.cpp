@@ -119,9 +119,9 @@ void dispatch_weight(const Tensor& weight, const std::optional<Tensor>& low, con
 }
 
 void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr,
-             std::optional<Tensor> low, std::optional<Tensor> grad_scale,
+             std::optional<Tensor> low, TableSizes table_sizes, std::optional<Tensor> grad_scale,
              std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad);
+  const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad, table_sizes);
   const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
     update(inputs, SgdRule<Weight>{data, rate}, grad_scale, found_inf);
@@ -129,9 +129,9 @@ void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor
 }
 
 void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                 const Tensor& lr, double eps, std::optional<Tensor> low,
+                 const Tensor& lr, double eps, std::optional<Tensor> low, TableSizes table_sizes,
                  std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad);
+  const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad, table_sizes);
   inputs.check_state("state_sum", state_sum, weight, inputs.dim);
   const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
@@ -143,8 +143,9 @@ void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tens
 
 void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
                       const Tensor& lr, double eps, std::optional<Tensor> low,
-                      std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad);
+                      TableSizes table_sizes, std::optional<Tensor> grad_scale,
+                      std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad, table_sizes);
   inputs.check_state("state_sum", state_sum, weight, 0);
   const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
@@ -156,9 +157,9 @@ void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const
 
 void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& rows,
               const Tensor& grad, const Tensor& lr, const Tensor& step, double beta1, double beta2,
-              double eps, std::optional<Tensor> low, std::optional<Tensor> grad_scale,
-              std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad);
+              double eps, std::optional<Tensor> low, TableSizes table_sizes,
+              std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad, table_sizes);
   inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
   inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
   const double steps = scalar(inputs.name, "step", step);

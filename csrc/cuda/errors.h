@@ -1,8 +1,10 @@
 // Bad values that kernels find: kept on the device until the host asks, so that nothing waits.
 //
-// Each device has one word in static memory. The first launch that reports something keeps it until
-// it is taken, and of that launch's reports the one of least position; while it holds one, row
-// updates change nothing.
+// Each device has one word in static memory. What the first launch reports is kept until it is
+// taken, and of that launch's reports the one of least position; while the word holds one, row
+// updates change nothing. A launch that a CUDA graph replays has the number that it was captured
+// with. So that the first replay's report is kept, every row update seals the word; only where a
+// graph has look-ups and no row update behind them is it the one of least position of all replays.
 #pragma once
 
 #include "runtime.h"
@@ -19,29 +21,32 @@ enum ReportingOp : int64_t {
   kRowAdam
 };
 enum Problem : int64_t {
-  kBadId,      // value, table, batch row; limit: rows of the table
-  kBadLength,  // value, table, batch row; limit: the number of ids
-  kBadTotal,   // value; limit: the number of ids
-  kBadRow,     // value, position; limit: rows of the weight
-  kBadOffset,  // value, table; limit: rows of the weight
-  kBadStep     // value
+  kBadId,       // value, table, batch row; limit: rows of the table
+  kBadLength,   // value, table, batch row; limit: the number of ids
+  kBadTotal,    // value; limit: the number of ids
+  kBadRow,      // value, position; limit: rows of the weight
+  kBadOffset,   // value, table; limit: rows of the weight
+  kBadStep,     // value
+  kBadTableRow  // value, position, table; first, limit: where the table's rows begin and end
 };
 
 struct Report {
-  int64_t problem, position, table, batch_row, value, limit;
+  int64_t problem, position, table, batch_row, value, limit, first;
 };
 
 struct ErrorWord {
   unsigned long long lock;
-  int64_t launch;  // 0: nothing was reported
+  unsigned long long launch;  // 0: nothing was reported
   int64_t op;
   Report report;
 };
 
 // What a kernel reports to; of one launch, so that its reports can be told from another's.
 struct Errors {
+  static constexpr unsigned long long kSealed = ~0ull;  // no launch's number
+
   ErrorWord* word;
-  int64_t launch;
+  unsigned long long launch;
   int64_t op;
 
   Errors(const Launcher& launch, ReportingOp op);
@@ -59,13 +64,18 @@ struct Errors {
     }
   }
 
-  __device__ bool any() const { return static_cast<volatile const ErrorWord*>(word)->launch != 0; }
+  // One thread asks whether something is kept; if so, no later report replaces it.
+  __device__ bool seal() const {
+    const auto kept = static_cast<volatile const ErrorWord*>(word)->launch;
+    if (kept != 0) atomicCAS(&word->launch, kept, kSealed);  // fails where it is taken meanwhile
+    return kept != 0;
+  }
 
  private:
   // Whether another launch's report is kept, or one of this launch that comes before.
   __device__ bool is_known(const Report& found) const {
     const volatile ErrorWord* kept = word;
-    const int64_t by = kept->launch;
+    const auto by = kept->launch;
     if (by == 0) return false;
     __threadfence();  // the launch is written last, and read first
     return by != launch || kept->report.position <= found.position;
@@ -84,6 +94,7 @@ struct Errors {
         kept->report.batch_row = found.batch_row;
         kept->report.value = found.value;
         kept->report.limit = found.limit;
+        kept->report.first = found.first;
         __threadfence();
         kept->launch = launch;
       }

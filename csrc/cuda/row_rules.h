@@ -164,4 +164,42 @@ struct AdamRule {
   }
 };
 
+// What all threads of an update need to know; in device memory.
+struct StepNumbers {
+  float rate;
+  float inverse_scale;
+  bool skip;  // nothing is changed
+};
+
+// The threads of a group, blockDim.x of one warp, update one row. gradient(column, values) gives
+// kVector elements of its scaled gradient.
+template <int kVector, typename Rule, typename Gradient>
+__device__ void update_row(const Rule& rule, int64_t row, int64_t dim, float rate, int width,
+                           int thread, const Gradient& gradient) {
+  const int64_t stride = int64_t{width} * kVector;
+  float values[kVector];
+  bool known = false;
+  if constexpr (Rule::kRowWise) {
+    const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
+    const unsigned group =
+        width == kWarp ? kWholeWarp : ((1u << width) - 1) << (lane / width * width);
+    float squares = 0;
+    for (int64_t column = thread * kVector; column < dim; column += stride) {
+      gradient(column, values);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) squares += values[k] * values[k];
+    }
+    for (int bit = width / 2; bit > 0; bit /= 2) {
+      squares += __shfl_xor_sync(group, squares, bit);
+    }
+    known = dim <= stride;
+    rate = rule.row_rate(row, squares / static_cast<float>(dim), rate, thread == 0,
+                         [&] { __syncwarp(group); });
+  }
+  for (int64_t column = thread * kVector; column < dim; column += stride) {
+    if (!known) gradient(column, values);
+    rule.template update<kVector>(row * dim + column, values, rate);
+  }
+}
+
 }  // namespace dlrm

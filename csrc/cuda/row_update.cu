@@ -6,6 +6,7 @@
 #include "algorithms.h"
 #include "errors.h"
 #include "row_rules.h"
+#include "small_tables.h"
 #include "switches.h"
 
 namespace dlrm {
@@ -70,13 +71,6 @@ struct Scalars {
   double beta1 = 0, beta2 = 0;  // of Adam, which has a step
 };
 
-// What all threads of an update need to know; in device memory.
-struct StepNumbers {
-  float rate;
-  float inverse_scale;
-  bool skip;  // nothing is changed
-};
-
 // One thread: reads the scalars once and writes the numbers once.
 __global__ void prepare_step(Scalars scalars, Errors errors, StepNumbers* numbers) {
   double rate = scalars.lr.value(0);
@@ -87,7 +81,8 @@ __global__ void prepare_step(Scalars scalars, Errors errors, StepNumbers* number
   }
   numbers->rate = static_cast<float>(rate);
   numbers->inverse_scale = static_cast<float>(1 / scalars.grad_scale.value(1));
-  numbers->skip = scalars.found_inf.value(0) != 0 || errors.any();
+  const bool reported = errors.seal();
+  numbers->skip = reported || scalars.found_inf.value(0) != 0;
 }
 
 // A thread owns one gradient's row: it reads it once, and writes key and position of the pair to be
@@ -141,47 +136,6 @@ struct Partials {
   __device__ float* head(int64_t chunk) const { return data + 2 * chunk * dim; }
   __device__ float* tail(int64_t chunk) const { return data + (2 * chunk + 1) * dim; }
 };
-
-template <int kVector, typename grad_t>
-__device__ void add_to(float* sum, const grad_t* from) {
-  Elements<grad_t, kVector> elements;
-  float values[kVector];
-  elements.load(from);
-  elements.get(values);
-#pragma unroll
-  for (int k = 0; k < kVector; ++k) sum[k] += values[k];
-}
-
-// The threads of a group, blockDim.x of one warp, update one row. gradient(column, values) gives
-// kVector elements of its scaled gradient.
-template <int kVector, typename Rule, typename Gradient>
-__device__ void update_row(const Rule& rule, int64_t row, int64_t dim, float rate, int width,
-                           int thread, const Gradient& gradient) {
-  const int64_t stride = int64_t{width} * kVector;
-  float values[kVector];
-  bool known = false;
-  if constexpr (Rule::kRowWise) {
-    const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
-    const unsigned group =
-        width == kWarp ? kWholeWarp : ((1u << width) - 1) << (lane / width * width);
-    float squares = 0;
-    for (int64_t column = thread * kVector; column < dim; column += stride) {
-      gradient(column, values);
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) squares += values[k] * values[k];
-    }
-    for (int bit = width / 2; bit > 0; bit /= 2) {
-      squares += __shfl_xor_sync(group, squares, bit);
-    }
-    known = dim <= stride;
-    rate = rule.row_rate(row, squares / static_cast<float>(dim), rate, thread == 0,
-                         [&] { __syncwarp(group); });
-  }
-  for (int64_t column = thread * kVector; column < dim; column += stride) {
-    if (!known) gradient(column, values);
-    rule.template update<kVector>(row * dim + column, values, rate);
-  }
-}
 
 // A group of threads owns a chunk of pairs, and each of its threads every blockDim.x-th vector of
 // the rows. It reads each gradient once and reads and writes each row once that has all of its
@@ -313,26 +267,42 @@ __global__ void __launch_bounds__(kFinishWarps* kWarp)
   }
 }
 
-// A group of threads owns a gradient and reads it once; each element is added to its weight by an
-// atomic operation, so that the order of a row's sum is whatever it happens to be.
+// Subtracts kVector elements by atomic operations.
+template <int kVector>
+__device__ void subtract(float* from, const float* values) {
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) atomicAdd(from + k, -values[k]);
+}
+
+#if defined(DLRM_EMULATE_CUDA) || (__CUDA_ARCH__ >= 900 && CUDART_VERSION >= 12010)
+template <>
+__device__ void subtract<4>(float* from, const float* values) {
+  atomicAdd(reinterpret_cast<float4*>(from),
+            float4{-values[0], -values[1], -values[2], -values[3]});
+}
+#endif
+
+// A group of threads owns a gradient and reads it once; it is added to its row by atomic
+// operations, so that the order of a row's sum is whatever it happens to be. Without `positions`
+// all gradients are added.
 template <typename grad_t, int kVector>
 __global__ void __launch_bounds__(kUpdateThreads)
-    add_gradients(float* weight, const int64_t* rows, int64_t count, const grad_t* grad,
-                  int64_t dim, const StepNumbers* numbers) {
+    add_gradients(float* weight, const int64_t* rows, const int32_t* positions, int64_t count,
+                  const grad_t* grad, int64_t dim, const StepNumbers* numbers) {
   const StepNumbers step = *numbers;
-  const int64_t i = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (step.skip || i >= count) return;
+  const int64_t pair = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (step.skip || pair >= count) return;
+  const int64_t i = positions == nullptr ? pair : positions[pair];
   for (int64_t column = threadIdx.x * kVector; column < dim; column += blockDim.x * kVector) {
     float values[kVector] = {};
     add_to<kVector>(values, grad + i * dim + column);
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      atomicAdd(weight + rows[i] * dim + column + k, -step.rate * (values[k] * step.inverse_scale));
-    }
+    for (int k = 0; k < kVector; ++k) values[k] = step.rate * (values[k] * step.inverse_scale);
+    subtract<kVector>(weight + rows[i] * dim + column, values);
   }
 }
 
-// What every row update begins with.
+// A row update: what all rules have in common.
 struct Update {
   const RowUpdateInputs& inputs;
   Launcher launch;
@@ -345,18 +315,123 @@ struct Update {
         errors(launch, op),
         numbers(torch::stable::new_empty(inputs.rows, {sizeof(StepNumbers)}, ScalarType::Byte)) {}
 
+  // Applies the rule to the rows' sums: the same bits from run to run.
+  template <typename Rule>
+  void in_order(const Rule& rule, const Scalars& scalars) {
+    check(inputs.count <= kMostPairs, inputs.name, ": ", inputs.count, " gradients are more than ",
+          kMostPairs, ": split the batch");
+    dispatch(rule, [&]<typename grad_t, int kVector>() {
+      const Tables tables = tables_of(kVector);
+      const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(inputs.total_rows)));
+      const int64_t count = other_pairs(tables);
+      Tensor keys = empty(count, bits <= 32 ? ScalarType::Int : ScalarType::Long);
+      Tensor positions = empty(count, ScalarType::Int);
+      Tensor places = empty(inputs.count - count, ScalarType::Byte);
+      if (bits <= 32) {
+        prepare(scalars, tables, reinterpret_cast<uint32_t*>(keys.mutable_data_ptr<int32_t>()),
+                positions.mutable_data_ptr<int32_t>(), places);
+      } else {
+        prepare(scalars, tables, reinterpret_cast<uint64_t*>(keys.mutable_data_ptr<int64_t>()),
+                positions.mutable_data_ptr<int32_t>(), places);
+      }
+      update_small<grad_t, kVector>(rule, tables, places);
+      if (count == 0) return;
+      const SortedPairs pairs = sort_pairs(launch, keys, positions, bits);
+      update_sorted<grad_t, kVector>(
+          rule, {Integers(pairs.keys), pairs.values.const_data_ptr<int32_t>(), count});
+    });
+  }
+
+  // Subtracts the gradients: those of small tables in order, others by atomic operations, in none.
+  void by_atomics(Floats weight, const Scalars& scalars) {
+    const SgdRule<Floats> rule{weight};
+    dispatch(rule, [&]<typename grad_t, int kVector>() {
+      const Tables tables = tables_of(kVector);
+      const int64_t count = other_pairs(tables);
+      Tensor positions = empty(tables.count > 0 ? count : 0, ScalarType::Int);
+      Tensor places = empty(inputs.count - count, ScalarType::Byte);
+      int32_t* data = tables.count > 0 ? positions.mutable_data_ptr<int32_t>() : nullptr;
+      prepare<uint32_t>(scalars, tables, nullptr, data, places);
+      update_small<grad_t, kVector>(rule, tables, places);
+      const Groups groups(inputs.dim / kVector, kUpdateThreads);
+      launch(add_gradients<grad_t, kVector>, ceil_div(count, groups.threads.y), groups.threads, 0,
+             weight.data, inputs.rows.const_data_ptr<int64_t>(), data, count,
+             inputs.grad.const_data_ptr<grad_t>(), inputs.dim, step());
+    });
+  }
+
+ private:
+  static constexpr int64_t kMostPairs = std::numeric_limits<int32_t>::max();
+
   StepNumbers* step() {
     return reinterpret_cast<StepNumbers*>(numbers.mutable_data_ptr<uint8_t>());
   }
 
-  // Reports bad rows, writes pairs to be sorted where there are `keys`, and then the step's
-  // numbers.
+  // Calls f with the type of the gradients, and with how many elements are read at once.
+  template <typename Rule, typename Function>
+  void dispatch(const Rule& rule, const Function& f) const {
+    dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
+      if (inputs.dim % 4 == 0 && rule.aligned() &&
+          is_aligned(inputs.grad.const_data_ptr<grad_t>(), 4 * sizeof(grad_t))) {
+        f.template operator()<grad_t, 4>();
+      } else {
+        f.template operator()<grad_t, 1>();
+      }
+    });
+  }
+
+  // More than a kernel can be told of are as if they were not known, and so are those of more pairs
+  // than are numbered.
+  Tables tables_of(int vector) const {
+    if (inputs.table_sizes.size() > kMostTables || inputs.count > kMostPairs) return {};
+    return {inputs.table_sizes, Slices::most_rows(inputs.dim, vector)};
+  }
+
+  int64_t batch(const Tables& tables) const { return inputs.count / tables.count; }
+
+  // Of the pairs that are not of small tables.
+  int64_t other_pairs(const Tables& tables) const {
+    return tables.count > 0 ? batch(tables) * tables.others : inputs.count;
+  }
+
+  Tensor empty(int64_t count, ScalarType dtype) const {
+    return torch::stable::new_empty(inputs.rows, {count}, dtype);
+  }
+
+  // Reports bad rows, divides the pairs, and then writes the step's numbers.
   template <typename key_t>
-  void prepare(const Scalars& scalars, key_t* keys, int32_t* positions) {
-    launch(check_rows<key_t>, ceil_div(inputs.count, kUpdateThreads), kUpdateThreads, 0,
-           inputs.rows.const_data_ptr<int64_t>(), inputs.count, inputs.total_rows, keys, positions,
-           errors);
+  void prepare(const Scalars& scalars, const Tables& tables, key_t* keys, int32_t* positions,
+               Tensor& places) {
+    const int64_t* rows = inputs.rows.const_data_ptr<int64_t>();
+    const int64_t blocks = ceil_div(inputs.count, kUpdateThreads);
+    if (tables.count > 0) {
+      launch(divide_rows<key_t>, blocks, kUpdateThreads,
+             (tables.count + 1) * (sizeof(int64_t) + sizeof(int16_t)), tables, rows, inputs.count,
+             inputs.total_rows, keys, positions, places.mutable_data_ptr<uint8_t>(), errors);
+    } else {
+      launch(check_rows<key_t>, blocks, kUpdateThreads, 0, rows, inputs.count, inputs.total_rows,
+             keys, positions, errors);
+    }
     launch(prepare_step, 1, 1, 0, scalars, errors, step());
+  }
+
+  template <typename grad_t, int kVector, typename Rule>
+  void update_small(const Rule& rule, const Tables& tables, const Tensor& places) {
+    if (tables.small == 0 || inputs.count == 0) return;
+    const Slices slices(batch(tables), inputs.dim, kVector);
+    Tensor touched = empty(int64_t{tables.small} * slices.count, ScalarType::Long);
+    Tensor sums =
+        empty(int64_t{tables.small_rows()} * slices.count * inputs.dim, ScalarType::Float);
+    auto* touched_data = reinterpret_cast<uint64_t*>(touched.mutable_data_ptr<int64_t>());
+    float* sums_data = sums.mutable_data_ptr<float>();
+    const int64_t marks = slices.threads.y * sizeof(uint64_t);
+    launch(sum_slices<grad_t, kVector>, touched.numel(), slices.threads,
+           marks + tables.most_rows * slices.sum_bytes, tables, slices,
+           places.const_data_ptr<uint8_t>(), inputs.grad.const_data_ptr<grad_t>(), batch(tables),
+           inputs.dim, step(), sums_data, touched_data);
+    launch(update_small_rows<Rule, kVector>, int64_t{tables.small} * tables.most_rows,
+           slices.threads, marks + slices.sum_bytes, rule, tables, slices, sums_data, touched_data,
+           inputs.dim, step());
   }
 
   template <typename grad_t, int kVector, typename Rule>
@@ -366,8 +441,8 @@ struct Update {
     if (groups.threads.x < kFewestThreads) {
       groups.threads = dim3(kFewestThreads, kUpdateThreads / kFewestThreads);
     }
-    const int64_t chunks = ceil_div(inputs.count, kChunk);
-    Tensor sums = torch::stable::new_empty(inputs.rows, {2 * chunks * dim}, ScalarType::Float);
+    const int64_t chunks = ceil_div(sorted.count, kChunk);
+    Tensor sums = empty(2 * chunks * dim, ScalarType::Float);
     const Partials partials{sums.mutable_data_ptr<float>(), dim};
     const int64_t pairs = int64_t{groups.threads.y} * kChunk;
     launch(update_chunks<grad_t, Rule, kVector>, ceil_div(chunks, groups.threads.y), groups.threads,
@@ -376,55 +451,6 @@ struct Update {
     launch(finish_runs<Rule, kVector>, ceil_div(chunks, kStarts), dim3(kWarp, kFinishWarps),
            kFinishWarps * kWarp * kVector * sizeof(float) + kStarts * sizeof(int), rule, sorted,
            step(), partials);
-  }
-
-  // Sorts the pairs and applies the rule: the same bits from run to run.
-  template <typename Rule>
-  void in_order(const Rule& rule, const Scalars& scalars) {
-    check(inputs.count <= std::numeric_limits<int32_t>::max(), inputs.name, ": ", inputs.count,
-          " gradients are more than 2147483647: split the batch");
-    const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(inputs.total_rows)));
-    Tensor keys = torch::stable::new_empty(inputs.rows, {inputs.count},
-                                           bits <= 32 ? ScalarType::Int : ScalarType::Long);
-    Tensor positions = torch::stable::new_empty(inputs.rows, {inputs.count}, ScalarType::Int);
-    int32_t* positions_data = positions.mutable_data_ptr<int32_t>();
-    if (bits <= 32) {
-      prepare(scalars, reinterpret_cast<uint32_t*>(keys.mutable_data_ptr<int32_t>()),
-              positions_data);
-    } else {
-      prepare(scalars, reinterpret_cast<uint64_t*>(keys.mutable_data_ptr<int64_t>()),
-              positions_data);
-    }
-    if (inputs.count == 0) return;
-    const SortedPairs pairs = sort_pairs(launch, keys, positions, bits);
-    const Sorted sorted{Integers(pairs.keys), pairs.values.const_data_ptr<int32_t>(), inputs.count};
-    dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
-      if (inputs.dim % 4 == 0 && rule.aligned() &&
-          is_aligned(inputs.grad.const_data_ptr<grad_t>(), 4 * sizeof(grad_t))) {
-        update_sorted<grad_t, 4>(rule, sorted);
-      } else {
-        update_sorted<grad_t, 1>(rule, sorted);
-      }
-    });
-  }
-
-  // Subtracts the gradients by atomic operations, in no order.
-  void by_atomics(float* weight, const Scalars& scalars) {
-    prepare<uint32_t>(scalars, nullptr, nullptr);
-    dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
-      const auto* grad = inputs.grad.const_data_ptr<grad_t>();
-      const auto scatter = [&]<int kVector>() {
-        const Groups groups(inputs.dim / kVector, kUpdateThreads);
-        launch(add_gradients<grad_t, kVector>, ceil_div(inputs.count, groups.threads.y),
-               groups.threads, 0, weight, inputs.rows.const_data_ptr<int64_t>(), inputs.count, grad,
-               inputs.dim, step());
-      };
-      if (inputs.dim % 4 == 0 && is_aligned(grad, 4 * sizeof(grad_t))) {
-        scatter.template operator()<4>();
-      } else {
-        scatter.template operator()<1>();
-      }
-    });
   }
 };
 
@@ -450,13 +476,13 @@ Scalars scalars_of(const char* name, const Tensor& weight, const Tensor& lr,
 }
 
 void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr,
-             std::optional<Tensor> low, std::optional<Tensor> grad_scale,
+             std::optional<Tensor> low, TableSizes table_sizes, std::optional<Tensor> grad_scale,
              std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad);
+  const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad, table_sizes);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   Update update(inputs, kRowSgd);
   if (!low && !is_on(kDeterministic)) {
-    return update.by_atomics(weight.mutable_data_ptr<float>(), scalars);
+    return update.by_atomics({weight.mutable_data_ptr<float>()}, scalars);
   }
   dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
     update.in_order(SgdRule<Weight>{data}, scalars);
@@ -464,9 +490,9 @@ void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor
 }
 
 void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                 const Tensor& lr, double eps, std::optional<Tensor> low,
+                 const Tensor& lr, double eps, std::optional<Tensor> low, TableSizes table_sizes,
                  std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad);
+  const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad, table_sizes);
   inputs.check_state("state_sum", state_sum, weight, inputs.dim);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   const Floats sums{state_sum.mutable_data_ptr<float>()};
@@ -478,8 +504,9 @@ void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tens
 
 void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
                       const Tensor& lr, double eps, std::optional<Tensor> low,
-                      std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad);
+                      TableSizes table_sizes, std::optional<Tensor> grad_scale,
+                      std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad, table_sizes);
   inputs.check_state("state_sum", state_sum, weight, 0);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   float* sums = state_sum.mutable_data_ptr<float>();
@@ -491,9 +518,9 @@ void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const
 
 void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& rows,
               const Tensor& grad, const Tensor& lr, const Tensor& step, double beta1, double beta2,
-              double eps, std::optional<Tensor> low, std::optional<Tensor> grad_scale,
-              std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad);
+              double eps, std::optional<Tensor> low, TableSizes table_sizes,
+              std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad, table_sizes);
   inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
   inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
   Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);

@@ -11,7 +11,7 @@ namespace dlrm {
 #ifdef DLRM_EMULATE_CUDA
 
 Launcher::Launcher(const char* name, const Tensor&)
-    : name_(name), device_{emulator::capability(), emulator::most_shared()} {}
+    : name_(name), device_{emulator::capability(), emulator::most_shared(), 0} {}
 
 #else
 
@@ -33,7 +33,8 @@ Device device_of(const char* name, int index) {
   if (asked != index) {
     const int major = attribute(name, cudaDevAttrComputeCapabilityMajor, index);
     const int minor = attribute(name, cudaDevAttrComputeCapabilityMinor, index);
-    device = {10 * major + minor, attribute(name, cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
+    device = {10 * major + minor, attribute(name, cudaDevAttrMaxSharedMemoryPerBlockOptin, index),
+              index};
     asked = index;
   }
   return device;
@@ -89,21 +90,31 @@ namespace {
 
 __device__ ErrorWord error_word;
 
-// The address of the current device's word.
+// The address of the current device's word, which is the launch's.
 ErrorWord* address_of_word(const Launcher& launch) {
 #ifdef DLRM_EMULATE_CUDA
   return &error_word;
 #else
-  void* address = nullptr;
-  check_cuda(launch.name(), cudaGetSymbolAddress(&address, error_word));
+  thread_local int asked = -1;
+  thread_local void* address = nullptr;
+  if (asked != launch.device().index) {
+    check_cuda(launch.name(), cudaGetSymbolAddress(&address, error_word));
+    asked = launch.device().index;
+  }
   return static_cast<ErrorWord*>(address);
 #endif
 }
 
-int64_t next_launch() {
-  static std::atomic<int64_t> count{0};
+unsigned long long next_launch() {
+#ifdef DLRM_EMULATE_CUDA
+  return emulator::next_launch();
+#else
+  static std::atomic<unsigned long long> count{0};
   return ++count;
+#endif
 }
+
+constexpr int kTaken = 8;
 
 // One thread: writes the op and its report to `taken`, op -1 for none, and empties the word.
 __global__ void take_error(ErrorWord* word, int64_t* taken) {
@@ -114,14 +125,15 @@ __global__ void take_error(ErrorWord* word, int64_t* taken) {
                             report.table,
                             report.batch_row,
                             report.value,
-                            report.limit};
-  for (int i = 0; i < 7; ++i) taken[i] = values[i];
+                            report.limit,
+                            report.first};
+  for (int i = 0; i < kTaken; ++i) taken[i] = values[i];
   word->launch = 0;
 }
 
 Tensor take_cuda_error(const Tensor& at) {
   const Launcher launch("take_cuda_error", at);
-  Tensor taken = torch::stable::new_empty(at, {7}, ScalarType::Long);
+  Tensor taken = torch::stable::new_empty(at, {kTaken}, ScalarType::Long);
   launch(take_error, 1, 1, 0, address_of_word(launch), taken.mutable_data_ptr<int64_t>());
   return taken;
 }

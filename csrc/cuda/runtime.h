@@ -55,6 +55,7 @@ __device__ constexpr unsigned lanes(int first, int count) {
 struct Device {
   int capability;       // 80 is 8.0
   int64_t most_shared;  // bytes that a block may ask for
+  int index;
 };
 
 // Launches the kernels of one op on the device of a tensor and on the stream that is current there;

@@ -59,6 +59,17 @@ struct Elements {
   }
 };
 
+// Adds kVector elements to as many sums.
+template <int kVector, typename grad_t>
+__device__ void add_to(float* sum, const grad_t* from) {
+  Elements<grad_t, kVector> elements;
+  float values[kVector];
+  elements.load(from);
+  elements.get(values);
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) sum[k] += values[k];
+}
+
 template <typename scalar_t>
 constexpr int kElementsOf16Bytes = 16 / static_cast<int>(sizeof(scalar_t));
 

@@ -25,6 +25,8 @@ _MESSAGES = (
     "{op}: table_offsets[{table}] = {value}: expected offsets that do not fall, within the "
     "weight's {limit} rows",
     "{op}: expected step >= 1, the number of this update, got {value}",
+    "{op}: row {value} at position {position}: expected a row of table {table}, "
+    "{first} <= row < {limit}",
 )
 
 
@@ -44,7 +46,7 @@ def raise_device_errors(device: torch.device | str) -> None:
     if not torch._C._dispatch_has_kernel_for_dispatch_key("dlrm::take_cuda_error", kind):
         return
     taken = torch.ops.dlrm.take_cuda_error(torch.empty(0, device=device))
-    op, problem, position, table, batch_row, value, limit = taken.tolist()
+    op, problem, position, table, batch_row, value, limit, first = taken.tolist()
     if op < 0:
         return
     raise RuntimeError(
@@ -55,5 +57,6 @@ def raise_device_errors(device: torch.device | str) -> None:
             batch_row=batch_row,
             value=value,
             limit=limit,
+            first=first,
         )
     )

@@ -3,7 +3,8 @@
 Every update takes the gradient as `joint_embedding` leaves it: N rows, repeats included, and a
 gradient for each. Repeated rows are summed first, in batch order, so that the result is bitwise the
 same from run to run and for any number of threads. Only `row_sgd_` of a float32 weight on a GPU
-adds gradients in whatever order they come, unless `torch.use_deterministic_algorithms` is on.
+adds gradients in whatever order they come, but for those of small tables, unless
+`torch.use_deterministic_algorithms` is on.
 `grad` is divided by `grad_scale` where that is given, and nothing at all is changed where
 `found_inf` is not 0.
 
@@ -12,6 +13,9 @@ these values are updated in float32, bit for bit as a float32 weight would be, a
 
 The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/row_update*.
 """
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +31,7 @@ def row_sgd_(
     lr: Tensor,
     *,
     low: Tensor | None = None,
+    table_sizes: Sequence[int] | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
@@ -38,25 +43,31 @@ def row_sgd_(
         grad: `[N, dim]`, float32, bfloat16 or float16.
         lr: 0-dim tensor.
         low: `[R, dim]` int16, contiguous, changed with a bfloat16 weight; None for a float32 one.
+        table_sizes: rows of each table, which follow each other in the weight and add up to R; says
+            that `rows` is `[batch, tables]` flattened, so that gradient i is of table
+            `i % tables`. A GPU then needs no sort and no atomic operations for small tables. On the
+            CPU it changes nothing.
         grad_scale: 0-dim tensor that the gradient was multiplied by, if it was.
         found_inf: 0-dim tensor; not 0 where any gradient of the step is infinite or NaN.
 
     Raises:
         RuntimeError: a row is outside the weight (its value and position are named; on a GPU
-            `raise_device_errors` does it), or shapes or dtypes do not fit together. Nothing is
-            changed then.
+            `raise_device_errors` does it), or shapes, sizes or dtypes do not fit together. Nothing
+            is changed then. A row of the weight that is outside its own table is found on a GPU, of
+            up to 256 tables, and not on the CPU.
     """
-    if has_native("row_sgd_", weight=weight, rows=rows, grad=grad, lr=lr, low=low):
-        follow_torch_settings()
-        torch.ops.dlrm.row_sgd_(
-            weight, rows, grad, lr, low=low, grad_scale=grad_scale, found_inf=found_inf
-        )
-        _mark_changed(weight)
-    else:
-        _check("row_sgd_", weight, low, rows, grad)
-        row_sgd_reference(
-            weight, rows, grad, lr, low=low, grad_scale=grad_scale, found_inf=found_inf
-        )
+    follow_torch_settings()
+    _update(
+        "row_sgd_",
+        row_sgd_reference,
+        weight,
+        {},
+        (rows, grad, lr),
+        low,
+        table_sizes,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
 
 
 def row_sgd_reference(weight, rows, grad, lr, *, low=None, grad_scale=None, found_inf=None) -> None:
@@ -74,6 +85,7 @@ def row_adagrad_(
     *,
     eps: float = 1e-10,
     low: Tensor | None = None,
+    table_sizes: Sequence[int] | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
@@ -82,34 +94,18 @@ def row_adagrad_(
     `state_sum` is the running sum of squared gradients, float32 and of the weight's shape; the rest
     is as in `row_sgd_`.
     """
-    if has_native(
-        "row_adagrad_", weight=weight, rows=rows, grad=grad, lr=lr, low=low, state_sum=state_sum
-    ):
-        torch.ops.dlrm.row_adagrad_(
-            weight,
-            state_sum,
-            rows,
-            grad,
-            lr,
-            eps=eps,
-            low=low,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-        )
-        _mark_changed(weight)
-    else:
-        _check("row_adagrad_", weight, low, rows, grad, state_sum=state_sum)
-        row_adagrad_reference(
-            weight,
-            state_sum,
-            rows,
-            grad,
-            lr,
-            eps=eps,
-            low=low,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-        )
+    _update(
+        "row_adagrad_",
+        row_adagrad_reference,
+        weight,
+        {"state_sum": state_sum},
+        (rows, grad, lr),
+        low,
+        table_sizes,
+        eps=eps,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
 
 
 def row_adagrad_reference(
@@ -131,6 +127,7 @@ def row_wise_adagrad_(
     *,
     eps: float = 1e-10,
     low: Tensor | None = None,
+    table_sizes: Sequence[int] | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
@@ -138,40 +135,18 @@ def row_wise_adagrad_(
 
     It needs 1/dim of the memory of `row_adagrad_`; the rest is as there.
     """
-    if has_native(
+    _update(
         "row_wise_adagrad_",
-        weight=weight,
-        rows=rows,
-        grad=grad,
-        lr=lr,
-        low=low,
-        state_sum=state_sum,
-    ):
-        torch.ops.dlrm.row_wise_adagrad_(
-            weight,
-            state_sum,
-            rows,
-            grad,
-            lr,
-            eps=eps,
-            low=low,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-        )
-        _mark_changed(weight)
-    else:
-        _check("row_wise_adagrad_", weight, low, rows, grad, state_sum=state_sum)
-        row_wise_adagrad_reference(
-            weight,
-            state_sum,
-            rows,
-            grad,
-            lr,
-            eps=eps,
-            low=low,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-        )
+        row_wise_adagrad_reference,
+        weight,
+        {"state_sum": state_sum},
+        (rows, grad, lr),
+        low,
+        table_sizes,
+        eps=eps,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
 
 
 def row_wise_adagrad_reference(
@@ -196,6 +171,7 @@ def row_adam_(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     low: Tensor | None = None,
+    table_sizes: Sequence[int] | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
@@ -209,47 +185,24 @@ def row_adam_(
             step skipped for `found_inf` is none.
         betas, eps: as in `torch.optim.SparseAdam`. The rest is as in `row_sgd_`.
     """
-    if has_native(
+
+    def reference(*args: Tensor, beta1: float, beta2: float, **options: Any) -> None:
+        row_adam_reference(*args, betas=(beta1, beta2), **options)
+
+    _update(
         "row_adam_",
-        weight=weight,
-        rows=rows,
-        grad=grad,
-        low=low,
-        exp_avg=exp_avg,
-        exp_avg_sq=exp_avg_sq,
-    ):
-        torch.ops.dlrm.row_adam_(
-            weight,
-            exp_avg,
-            exp_avg_sq,
-            rows,
-            grad,
-            lr,
-            step,
-            beta1=betas[0],
-            beta2=betas[1],
-            eps=eps,
-            low=low,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-        )
-        _mark_changed(weight)
-    else:
-        _check("row_adam_", weight, low, rows, grad, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-        row_adam_reference(
-            weight,
-            exp_avg,
-            exp_avg_sq,
-            rows,
-            grad,
-            lr,
-            step,
-            betas=betas,
-            eps=eps,
-            low=low,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-        )
+        reference,
+        weight,
+        {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq},
+        (rows, grad, lr, step),
+        low,
+        table_sizes,
+        beta1=betas[0],
+        beta2=betas[1],
+        eps=eps,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
 
 
 def row_adam_reference(
@@ -277,6 +230,32 @@ def row_adam_reference(
     updated = before - step_size * average / (square.sqrt() + eps)
     states = (exp_avg, average), (exp_avg_sq, square)
     _write(found_inf, touched, *states, *_weight(weight, low, updated))
+
+
+def _update(
+    name: str,
+    reference: Callable[..., None],
+    weight: Tensor,
+    states: dict[str, Tensor],
+    inputs: tuple[Tensor, ...],
+    low: Tensor | None,
+    table_sizes: Sequence[int] | None,
+    **options: Any,
+) -> None:
+    """Runs the native op where there is one for the tensors' device, else checks and reference.
+
+    Both take weight, states and inputs (rows, grad, lr and with Adam step) in this order.
+    """
+    named = dict(zip(("rows", "grad", "lr", "step"), inputs, strict=False))
+    args = (weight, *states.values(), *inputs)
+    if has_native(name, weight=weight, **named, low=low, **states):
+        op = getattr(torch.ops.dlrm, name)
+        op(*args, low=low, table_sizes=table_sizes, **options)
+        _mark_changed(weight)
+    else:
+        rows, grad, *_ = inputs
+        _check(name, weight, low, rows, grad, table_sizes, **states)
+        reference(*args, low=low, **options)
 
 
 def _touched(
@@ -315,7 +294,13 @@ def _mark_changed(weight: Tensor) -> None:
 
 
 def _check(
-    name: str, weight: Tensor, low: Tensor | None, rows: Tensor, grad: Tensor, **states: Tensor
+    name: str,
+    weight: Tensor,
+    low: Tensor | None,
+    rows: Tensor,
+    grad: Tensor,
+    table_sizes: Sequence[int] | None,
+    **states: Tensor,
 ) -> None:
     """What csrc/row_update.h checks, for the fallback."""
 
@@ -351,6 +336,18 @@ def _check(
         f"expected grad {[rows.shape[0], weight.shape[1]]} of Float, BFloat16 or Half, "
         f"got {list(grad.shape)} {grad.dtype}",
     )
+    if table_sizes is not None:
+        sizes, tables = list(table_sizes), len(table_sizes)
+        check(
+            min(sizes, default=0) >= 0 and sum(sizes) == weight.shape[0],
+            f"expected table_sizes >= 0 that add up to the weight's {weight.shape[0]} rows, "
+            f"got {sizes}",
+        )
+        check(
+            rows.shape[0] % tables == 0 if tables else rows.shape[0] == 0,
+            f"expected as many rows of each of the {tables} tables of table_sizes, "
+            f"got {rows.shape[0]} rows",
+        )
     for state_name, state in states.items():
         shape = weight.shape[:1] if name == "row_wise_adagrad_" else weight.shape
         check(

@@ -188,7 +188,9 @@ def _train(
 ) -> dict[str, float]:
     device = task.world.device
     schedule, config = flags.config(ScheduleConfig), flags.config(TrainConfig)
-    optimizers = task.optimizers(flags.optimizer_config())
+    one_id_each = datasets.train.batch(0).lengths is None
+    one_look_up = one_id_each and config.gradient_accumulation_steps == 1
+    optimizers = task.optimizers(flags.optimizer_config(), one_look_up)
     trainer = Trainer(
         task,
         optimizers,

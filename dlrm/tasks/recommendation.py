@@ -139,14 +139,26 @@ class Recommendation:
         sgd = config.embedding_optimizer == "sgd" and architecture.embedding_dtype == "fp32"
         return plain or sgd
 
-    def optimizers(self, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-        """Returns the optimizers of the tables and of the rest, but of what is frozen none."""
+    def optimizers(
+        self, config: OptimizerConfig, one_look_up: bool = False
+    ) -> list[torch.optim.Optimizer]:
+        """Returns the optimizers of the tables and of the rest, but of what is frozen none.
+
+        Args:
+            config: which.
+            one_look_up: every step's gradient is that of one look-up of one id a sample and table:
+                samples have no bags, and batches are not computed in parts. On a GPU the joint
+                tables that are small are then updated faster.
+        """
         groups, result = self.parameter_groups(), []
         if groups["tables"] and not config.freeze_embeddings:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
+            sizes: dict[Tensor, list[int]] = {}
+            if one_look_up:
+                sizes = {weight: list(rows.values()) for weight, rows in self.table_parameters()}
             result.append(
-                table_optimizer(config.embedding_optimizer, groups["tables"], native, low)
+                table_optimizer(config.embedding_optimizer, groups["tables"], native, low, sizes)
             )
         if not config.freeze_mlps:
             result.append(dense_optimizer(config.mlp_optimizer, groups["dense"]))

@@ -5,7 +5,7 @@ repeated, and change in place only the rows that the batch touched.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,7 @@ def table_optimizer(
     parameters: Iterable[Tensor],
     native: bool,
     low: Mapping[Tensor, Tensor] | None = None,
+    table_sizes: Mapping[Tensor, Sequence[int]] | None = None,
 ) -> Optimizer:
     """Returns the optimizer of embedding tables.
 
@@ -168,13 +169,18 @@ def table_optimizer(
         parameters: weights `[rows, dim]` with sparse gradients.
         native: one of the row optimizers below; else torch's own for sparse gradients.
         low: the lower halves (int16) of each bfloat16 weight; row optimizers change both.
+        table_sizes: rows of the tables of a weight, where `RowOptimizer` may know them.
 
     Raises:
         ValueError: torch has no such optimizer for sparse gradients.
     """
     parameters = list(parameters)
     if native:
-        groups = [{"params": [weight], "low": (low or {}).get(weight)} for weight in parameters]
+        low, table_sizes = low or {}, table_sizes or {}
+        groups = [
+            {"params": [weight], "low": low.get(weight), "table_sizes": table_sizes.get(weight)}
+            for weight in parameters
+        ]
         return ROW_OPTIMIZERS[kind](groups, torch.zeros((), device=parameters[0].device))
     if kind == "row_wise_adagrad":
         raise ValueError(
@@ -315,7 +321,9 @@ class RowOptimizer(Optimizer):
 
     Args:
         parameters: weights `[rows, dim]`, or groups of them; a bfloat16 weight is in a group of its
-            own, whose option "low" is its lower halves (`ops.split_float32`).
+            own, whose option "low" is its lower halves (`ops.split_float32`). A group's option
+            "table_sizes", see `ops.row_sgd_`, says that every gradient is that of one look-up of
+            one row of each table; torch merges the rows of several, even where it leaves repeats.
         lr: learning rate, a scalar on the weights' device.
         options: the subclass's own.
     """
@@ -324,7 +332,7 @@ class RowOptimizer(Optimizer):
     found_inf: Tensor | None = None  # where it is not 0, nothing is updated
 
     def __init__(self, parameters: Weights, lr: Tensor, **options: float):
-        super().__init__(parameters, {"lr": lr, "low": None, **options})
+        super().__init__(parameters, {"lr": lr, "low": None, "table_sizes": None, **options})
         for group in self.param_groups:
             for weight in group["params"]:
                 weight.grad_dtype = None  # half-precision gradients come as they are, uncopied
@@ -344,20 +352,21 @@ class RowOptimizer(Optimizer):
     def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
         raise NotImplementedError
 
+    def options(self, group: dict) -> dict[str, Any]:
+        """What every row update takes."""
+        return {
+            "low": group["low"],
+            "table_sizes": group["table_sizes"],
+            "grad_scale": self.grad_scale,
+            "found_inf": self.found_inf,
+        }
+
 
 class RowSGD(RowOptimizer):
     """w -= lr * g."""
 
     def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
-        ops.row_sgd_(
-            weight,
-            rows,
-            grad,
-            group["lr"],
-            low=group["low"],
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
-        )
+        ops.row_sgd_(weight, rows, grad, group["lr"], **self.options(group))
 
 
 class RowAdagrad(RowOptimizer):
@@ -379,9 +388,7 @@ class RowAdagrad(RowOptimizer):
             grad,
             group["lr"],
             eps=group["eps"],
-            low=group["low"],
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
+            **self.options(group),
         )
 
 
@@ -426,9 +433,7 @@ class RowAdam(RowOptimizer):
             state["step"] + 1,
             betas=(group["beta1"], group["beta2"]),
             eps=group["eps"],
-            low=group["low"],
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
+            **self.options(group),
         )
         state["step"] += 1 if self.found_inf is None else self.found_inf == 0
 

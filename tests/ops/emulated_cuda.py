@@ -76,7 +76,10 @@ class Emulator:
         self._fault.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int64]
 
     def configure(self, seed: int = 0, capability: int = 90, shared: int = SHARED) -> None:
-        """Draws the order of threads and blocks from `seed`, unless it is 0."""
+        """Draws the order of threads and blocks from `seed`, unless it is 0.
+
+        Launches are numbered anew: those that follow are as a graph's that is replayed.
+        """
         self._configure(seed, capability, shared)
 
     def fault(self, which: int) -> tuple[int, str]:

@@ -276,12 +276,93 @@ def test_runs_of_every_length_around_the_borders_of_chunks(gpu):
             torch.testing.assert_close(state, sums.square().mean(1), rtol=1e-4, atol=1e-5)
 
 
-def sgd(weight, state, *args):
-    ops.row_sgd_(weight, *args)
+def sgd(weight, state, *args, **more):
+    ops.row_sgd_(weight, *args, **more)
 
 
-def row_wise(weight, state, *args):
-    ops.row_wise_adagrad_(weight, state[:, 0].contiguous(), *args)
+def row_wise(weight, state, *args, **more):
+    ops.row_wise_adagrad_(weight, state[:, 0].contiguous(), *args, **more)
+
+
+def adam(weight, state, *args, **more):
+    ops.row_adam_(weight, state, torch.ones_like(state), *args, torch.tensor(3), **more)
+
+
+def table_inputs(sizes, batch, dim, seed=0):
+    random = Random(seed)
+    begins = torch.tensor([0, *sizes]).cumsum(0)[:-1]
+    ids = (random.uniform(batch, len(sizes)) * torch.tensor(sizes)).long()
+    grad = random.normal(batch * len(sizes), dim)
+    return random.normal(sum(sizes), dim), (ids + begins).flatten(), grad
+
+
+def updated_tables(function, sizes, batch, dim, **more):
+    weight, rows, grad = table_inputs(sizes, batch, dim)
+    state = torch.full_like(weight, 0.1)
+    function(weight, state, rows, grad, torch.tensor(0.1), table_sizes=sizes, **more)
+    return weight, state
+
+
+@pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam])
+@pytest.mark.parametrize("dim", [1, 16, 19, 128])
+def test_small_tables_repeat_their_bits_in_any_order_of_threads(dim, function, gpu):
+    # No other table is here, so that SGD adds in order without being asked to.
+    args = function, (3, 1, 16, 9), 1300, dim
+    results = [updated_tables(*args) for _ in range(2)]
+    if gpu.device == "cpu":
+        for seed in (1, 2, 3):
+            gpu.kind(seed=seed)
+            results.append(updated_tables(*args))
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_tables_drawn_at_random_match_the_reference(seed, gpu):
+    random = Random(seed)
+    sizes = [1 + int(random.uniform() ** 3 * 90) for _ in range(int(random.integers(12)) + 1)]
+    dim = int(random.integers(70)) * int(random.integers(5) + 1) + 1
+    batch = int(random.integers(900))
+    gpu.switch(deterministic=seed % 2 == 1)
+    if gpu.device == "cpu":
+        gpu.kind(seed=seed)
+    weight, rows, grad = table_inputs(sizes, batch, dim, seed)
+    actual, lr = weight.clone(), torch.tensor(0.1)
+    ops.row_sgd_(actual, rows, grad, lr, table_sizes=sizes)
+    exact = weight.double()
+    ops.row_sgd_reference(exact, rows, grad.double(), lr)
+    torch.testing.assert_close(actual, exact.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_of_more_slices_than_one_block_adds_up(gpu):
+    sizes, batch, dim = (3,), 140_000, 17  # 512 slices of 4 groups of 69 pairs
+    weight, rows, _ = table_inputs(sizes, batch, dim)
+    before, grad = weight.clone(), torch.ones(batch, dim)
+    ops.row_sgd_(weight, rows, grad, torch.tensor(1.0), table_sizes=sizes)
+    counts = rows.bincount(minlength=3).unsqueeze(1)
+    torch.testing.assert_close(weight, before - counts, rtol=0, atol=0.02)  # half a rounding
+
+
+def test_more_tables_than_a_kernel_can_be_told_of(gpu):
+    for tables in (256, 257):
+        sizes = [2] * tables
+        weight, rows, grad = table_inputs(sizes, 3, 4)
+        actual, exact, lr = weight.clone(), weight.double(), torch.tensor(0.1)
+        ops.row_sgd_(actual, rows, grad, lr, table_sizes=sizes)
+        ops.row_sgd_reference(exact, rows, grad.double(), lr)
+        torch.testing.assert_close(actual, exact.float())
+
+
+@pytest.mark.parametrize("begin", [0, 1, 4])
+def test_weights_and_gradients_of_any_alignment(begin, gpu):
+    for move_weight, move_grad in ((0, begin), (begin, 0), (begin, begin)):
+        weight, rows, grad = table_inputs((3, 200), 70, 8)
+        exact, lr = weight.double(), torch.tensor(0.1)
+        ops.row_sgd_reference(exact, rows, grad.double(), lr)
+        weight = torch.cat([torch.zeros(move_weight), weight.flatten()])[move_weight:].view(-1, 8)
+        grad = torch.cat([torch.zeros(move_grad), grad.flatten()])[move_grad:].view(-1, 8)
+        ops.row_sgd_(weight, rows, grad, lr, table_sizes=(3, 200))
+        torch.testing.assert_close(weight, exact.float())
 
 
 def test_sgd_repeats_its_bits_if_it_is_to(gpu):
@@ -412,6 +493,65 @@ def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
     assert all(map(torch.equal, before, (weight, *states)))
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam])
+@pytest.mark.parametrize(
+    ("position", "bad", "expected"),
+    [
+        (61, 212, "0 <= row < 212"),
+        (61, -1, "0 <= row < 212"),
+        (61, 2, "a row of table 1, 3 <= row < 12"),
+        (61, 12, "a row of table 1, 3 <= row < 12"),
+        (60, 3, "a row of table 0, 0 <= row < 3"),
+        (62, 11, "a row of table 2, 12 <= row < 212"),
+        (63, 211, "a row of table 3, 212 <= row < 212"),
+    ],
+)
+def test_a_row_of_another_table_is_kept(position, bad, expected, function, seed, gpu):
+    sizes = (3, 9, 200, 0) if position == 63 else (3, 9, 200)
+    if position == 63:  # whose every row is bad
+        position = 3
+    weight, rows, grad = table_inputs((3, 9, 200), 40, 8)
+    if len(sizes) == 4:
+        grad = torch.ones(160, 8)
+        rows = torch.cat([rows.view(40, 3), torch.full((40, 1), bad)], dim=1).flatten()
+    rows[position] = bad
+    rows[100:] = 300  # later ones are not what is reported
+    if gpu.device == "cpu":
+        gpu.kind(seed=seed)
+    before, state = weight.clone(), torch.full_like(weight, 0.1)
+    function(weight, state, rows, grad, torch.tensor(0.1), table_sizes=sizes)
+    message = f"row {bad} at position {position}: expected {expected}"
+    assert gpu.raised().endswith(f"_: {message}")
+    assert torch.equal(weight, before)
+    assert torch.equal(state, torch.full_like(weight, 0.1))
+
+
+def test_an_error_is_kept_while_a_graph_is_replayed(gpu):
+    weight, grad, lr = torch.randn(50, 8), torch.ones(40, 8), torch.tensor(0.1)
+    rows = torch.arange(40)
+
+    def replay():
+        gpu.kind()
+        ops.row_sgd_(weight, rows, grad, lr)
+
+    if gpu.device == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ops.row_sgd_(weight, rows, grad, lr)
+        replay = graph.replay
+    before = weight.clone()
+    for position in (21, 5, 30):
+        rows.copy_(torch.arange(40))
+        rows[position] = 50 + position
+        replay()
+    assert gpu.raised() == "row_sgd_: row 71 at position 21: expected 0 <= row < 50"
+    assert torch.equal(weight, before)
+    rows.copy_(torch.arange(40))
+    replay()
+    torch.testing.assert_close(weight[:40], before[:40] - 0.1)
+
+
 def test_a_step_below_1_is_kept(gpu):
     tensors = [torch.ones(5, 2) for _ in range(3)]
     args = torch.tensor([1]), torch.ones(1, 2), torch.tensor(0.1), torch.tensor(0.0)
@@ -464,7 +604,7 @@ def test_training_ends_at_the_next_line_and_names_the_id(gpu):
     data = Batches()
     trainer = Trainer(
         task,
-        task.optimizers(OptimizerConfig()),
+        task.optimizers(OptimizerConfig(), one_look_up=True),
         lambda step: 0.1,
         TrainConfig(print_freq=4),
         world,
@@ -479,14 +619,15 @@ def test_a_graph_replays_look_ups_products_and_updates(gpu):
         pytest.skip("an emulated GPU captures no graphs")
     random = Random(3)
     start, dense = random.normal(60, 16), random.normal(9, 16)
-    ids, offsets = random.integers(20, 9, 3), torch.tensor([0, 20, 40, 60])
+    ids, offsets = random.integers(5, 9, 3), torch.tensor([0, 5, 25, 60])
     weight, state, lr = start.clone(), torch.ones(60, 16), torch.tensor(0.1)
 
     def step():
         vectors = ops.joint_embedding(weight, ids, offsets)
         output = ops.dot_interaction(dense, vectors)
         rows = (ids + offsets[:-1]).flatten()
-        ops.row_adagrad_(weight, state, rows, vectors.reshape(-1, 16), lr)
+        grad = vectors.reshape(-1, 16)
+        ops.row_adagrad_(weight, state, rows, grad, lr, table_sizes=[5, 20, 35])
         return output
 
     expected = [step() for _ in range(3)]

@@ -77,6 +77,110 @@ def test_matches_reference(update, shape, dtype, device):
         assert torch.equal(tensor[untouched], before[untouched])
 
 
+# On a GPU tables of 1 or 17 to 32 columns are small up to 64 rows, those of 16 or 128 up to 16.
+TABLES = [  # sizes, batch, dim
+    ((3, 200, 1, 16, 17, 64, 65, 5000, 10), 33, 128),
+    ((3, 200, 1, 16, 17, 64, 65, 5000, 10), 1000, 16),
+    ((64, 65, 2, 30, 1), 1000, 19),
+    ((64, 65, 2, 30, 1), 9000, 1),
+    ((5, 4, 30, 1), 2500, 260),
+    ((2, 9), 1, 128),
+    ((1, 3), 300, 2052),  # none is small
+    ((400,), 100, 8),
+    ((0, 3, 0, 200), 0, 16),
+    ((), 0, 16),
+]
+ROUNDED = {"rtol": 6e-5, "atol": 1e-5}  # 1 - beta2 = 0.001 of a float32 beta2 is no more exact
+
+
+def make_tables(sizes, batch, dim, device="cpu", dtype=torch.float32):
+    """Whole numbers, whose sums are exact in any order; some rows do not occur."""
+    generator = torch.Generator().manual_seed(batch + dim)
+    weight = torch.randn(sum(sizes), dim, generator=generator)
+    begins = torch.tensor([0, *sizes]).cumsum(0)[:-1]
+    used = torch.tensor(sizes, dtype=torch.int64).sub(1).clamp(min=1)
+    ids = (torch.rand(batch, len(sizes), generator=generator) * used).long()
+    grad = torch.randint(-4, 5, (batch * len(sizes), dim), generator=generator)
+    return weight.to(device), (ids + begins).flatten().to(device), grad.to(device, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tables", TABLES, ids=str)
+def test_tables_of_any_size_match_reference(update, tables, dtype, device):
+    weight, rows, grad = make_tables(*tables, device, dtype)
+    scale = {"grad_scale": torch.tensor(4.0, device=device)}
+    actual = update.tensors(weight)
+    update.run(update.function, actual, rows, grad, table_sizes=tables[0], **scale)
+    expected = update.tensors(weight.double())
+    update.run(update.reference, expected, rows, grad.double(), **scale)
+    torch.testing.assert_close(actual, [tensor.float() for tensor in expected], **ROUNDED)
+    if grad.numel():
+        assert not torch.equal(actual[0], weight)
+
+
+@pytest.mark.parametrize("tables", TABLES, ids=str)
+def test_tables_of_a_split_weight_match_reference(update, tables, device):
+    weight, rows, grad = make_tables(*tables, device, torch.bfloat16)
+    args = update.tensors(weight), rows, grad
+    actual = run_split(update, update.function, *args, table_sizes=tables[0])
+    expected = update.tensors(weight.double())
+    update.run(update.reference, expected, rows, grad.double())
+    torch.testing.assert_close(actual, [tensor.float() for tensor in expected], **ROUNDED)
+
+
+def test_rows_of_small_tables_that_do_not_occur_are_left_alone(device):
+    weight, rows, grad = make_tables((3, 9, 200), 40, 8, device)
+    before, state = weight.clone(), torch.zeros_like(weight)
+    lr = torch.tensor(0.1, device=device)
+    ops.row_adagrad_(weight, state, rows, grad.abs() + 1, lr, eps=0, table_sizes=[3, 9, 200])
+    touched = torch.zeros(212, dtype=torch.bool, device=device).index_fill(0, rows, True)
+    assert 0 < touched[:12].sum() < 12
+    assert torch.equal(weight.ne(before).all(1), touched)
+    assert torch.equal(weight[~touched], before[~touched])  # else 0 / 0
+    assert torch.equal(state.ne(0).all(1), touched)
+
+
+def test_found_inf_changes_no_table(update, device):
+    weight, rows, grad = make_tables((3, 9, 200), 40, 8, device)
+    for value, changed in ((1.0, False), (0.0, True)):
+        options = {
+            "table_sizes": [3, 9, 200],
+            "found_inf": torch.tensor(value, device=device),
+        }
+        after = update.run(update.function, update.tensors(weight), rows, grad, **options)
+        assert all(map(torch.equal, after, update.tensors(weight))) is not changed
+
+
+def test_table_sizes_that_do_not_fit_are_named(update, device):
+    weight, rows, grad = make_tables((3, 9, 200), 40, 8, device)
+
+    def refused(sizes, message, rows=rows, grad=grad):
+        tensors = update.tensors(weight)
+        with pytest.raises(RuntimeError, match=message):
+            update.run(update.function, tensors, rows, grad, table_sizes=sizes)
+        assert all(map(torch.equal, tensors, update.tensors(weight)))
+
+    sums = r"_: expected table_sizes >= 0 that add up to the weight's 212 rows, got "
+    refused([3, 9, 201], sums + r"\[3, 9, 201\]")
+    refused([3, 9], sums + r"\[3, 9\]")
+    refused([213, -1], sums + r"\[213, -1\]")
+    refused([2**62, 2**62, 2**62, 2**62, 212], sums)  # whose sum has more than 64 bits
+    refused([], sums + r"\[\]")
+    counts = r"_: expected as many rows of each of the 3 tables of table_sizes, got 119 rows"
+    refused([3, 9, 200], counts, rows[:119], grad[:119])
+
+
+def test_a_row_of_another_table_is_no_error_on_the_cpu(update):
+    weight, rows, grad = make_tables((3, 9, 200), 40, 8)
+    rows[7] = 200
+    torch.testing.assert_close(
+        update.run(update.function, update.tensors(weight), rows, grad, table_sizes=[3, 9, 200]),
+        update.run(update.function, update.tensors(weight), rows, grad),
+        rtol=0,
+        atol=0,
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 19, 32, 128])
 def test_every_instruction_set_matches_reference(update, dim, dtype, instruction_set):
@@ -336,15 +440,17 @@ def test_wrong_shapes_and_dtypes_are_named(update, device):
             update.run(update.function, wrong, rows, grad)
 
 
+@pytest.mark.parametrize("sizes", [None, [3, 47]])
 @pytest.mark.parametrize("split", [False, True])
-def test_opcheck(update, split, device, native):
-    weight, rows, grad = make_inputs(50, 40, 8, device)
+def test_opcheck(update, split, sizes, device, native):
+    weight, rows, grad = make_tables((3, 47), 20, 8, device)
     scalars = [torch.tensor(0.1, device=device)]
     if update.name == "row_adam":
         scalars.append(torch.tensor(3, device=device))
     options = {
         "grad_scale": torch.tensor(2.0, device=device),
         "found_inf": torch.tensor(0.0, device=device),
+        "table_sizes": sizes,
     }
     tensors = update.tensors(weight)
     if split:
@@ -352,16 +458,18 @@ def test_opcheck(update, split, device, native):
     torch.library.opcheck(update.op, (*tensors, rows, grad, *scalars), options)
 
 
+@pytest.mark.parametrize("sizes", [None, [3, 47]])
 @pytest.mark.parametrize("split", [False, True])
-def test_compiles_as_one_graph(update, split, device):
-    weight, rows, grad = make_inputs(50, 40, 8, device)
+def test_compiles_as_one_graph(update, split, sizes, device):
+    weight, rows, grad = make_tables((3, 47), 20, 8, device)
 
     def run(*tensors, **more):
-        update.run(update.function, list(tensors), rows, 2 * grad, **more)
+        update.run(update.function, list(tensors), rows, 2 * grad, table_sizes=sizes, **more)
 
     tensors, low = update.tensors(weight), {}
     if split:
         tensors[0], low["low"] = ops.split_float32(weight)
+    torch.compiler.reset()  # else there are more variants of `run` than it takes
     torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors, **low)
     if split:
         tensors[0] = ops.join_float32(tensors[0], low["low"])

@@ -480,6 +480,28 @@ def test_micro_batches_and_clipping_train_as_well(command):
 
 
 @pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--max_steps=2"], True),
+        (["--max_steps=2", "--gradient_accumulation_steps=2"], False),
+        (MULTI_HOT, False),
+    ],
+)
+def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(
+    command, monkeypatch, flags, expected
+):
+    told, make = [], main.Recommendation.optimizers
+
+    def optimizers(task, config, one_look_up):
+        told.append(one_look_up)
+        return make(task, config, one_look_up)
+
+    monkeypatch.setattr(main.Recommendation, "optimizers", optimizers)
+    command(*flags)
+    assert told == [expected]
+
+
+@pytest.mark.parametrize(
     ("flag", "message"),
     [
         ("--execution=graph", "--execution graph: a DLRM runs eagerly"),

@@ -77,7 +77,10 @@ def train(world: World, run: Run):
     half = run.dtype == torch.float16
     trainer = Trainer(
         task,
-        task.optimizers(OptimizerConfig(run.optimizer, _dense(run.optimizer))),
+        task.optimizers(
+            OptimizerConfig(run.optimizer, _dense(run.optimizer)),
+            one_look_up=not run.hotness and run.accumulate == 1,
+        ),
         lambda step: 0.05 / step,
         TrainConfig(
             print_freq=1,

@@ -55,6 +55,25 @@ def test_accumulation_equals_one_batch(hotness, parts, kind, device):
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
 
 
+def table_sizes(task: Recommendation, one_look_up: bool):
+    optimizers = task.optimizers(OptimizerConfig(), one_look_up)
+    return optimizers[0].param_groups[0]["table_sizes"]
+
+
+@pytest.mark.parametrize("max_table_size", [None, 40])
+def test_the_row_optimizer_knows_the_tables_of_its_own_process(max_table_size):
+    hashed = {"hash_indices": max_table_size is not None, "max_table_size": max_table_size}
+    config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1), **hashed)
+    rows = [min(size, max_table_size or size) for size in SIZES]
+    assert table_sizes(Recommendation(config), one_look_up=True) == rows
+    assert table_sizes(Recommendation(config), one_look_up=False) is None
+    for rank in (0, 1):
+        part = Recommendation(config, World(rank, 2))
+        own = [rows[table] for table in part.model.tables_by_rank[rank]]
+        assert table_sizes(part, one_look_up=True) == own
+        assert 0 < len(own) < len(rows)
+
+
 def test_every_sample_is_in_one_micro_batch():
     given = batch(hotness=3)
     parts = given.split(4)

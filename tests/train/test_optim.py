@@ -67,6 +67,25 @@ def test_row_optimizers_follow_torchs_own(kind, device):
     assert not torch.allclose(actual, embedding(device).weight, atol=1e-2)
 
 
+@pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
+def test_a_row_optimizer_that_knows_the_tables_follows_one_that_does_not(kind, device):
+    plain, told = embedding(device), embedding(device)
+    expected = train(plain, table_optimizer(kind, [plain.weight], native=True))
+    sizes = {told.weight: SIZES}
+    actual = train(told, table_optimizer(kind, [told.weight], native=True, table_sizes=sizes))
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_of_no_look_up_of_the_tables_are_refused(device):
+    module = embedding(device)
+    sizes = {module.weight: SIZES}
+    optimizer = table_optimizer("sgd", [module.weight], native=True, table_sizes=sizes)
+    grad = torch.sparse_coo_tensor([[1, 2, 3]], torch.ones(3, 4), (35, 4), check_invariants=False)
+    module.weight.grad = grad.to(device)
+    with pytest.raises(RuntimeError, match="as many rows of each of the 2 tables .* got 3 rows"):
+        optimizer.step()
+
+
 def test_row_wise_adagrad_by_hand(device):
     module = embedding(device)
     before = module.weight.detach().clone()

@@ -32,6 +32,7 @@ constexpr unsigned char kFresh = 0xff;  // NaN in every floating type, -1 in int
 int chosen_capability = 90;
 int64_t chosen_most_shared = 227 * 1024;
 unsigned order_seed = 0;
+unsigned long long launches = 0;
 
 struct Barrier {
   const char* name;
@@ -209,6 +210,7 @@ void run(dim3 grid, dim3 size, int64_t shared_bytes, const std::function<void()>
 unsigned char* shared_memory() { return block->shared_begin; }
 int capability() { return chosen_capability; }
 int64_t most_shared() { return chosen_most_shared; }
+unsigned long long next_launch() { return ++launches; }
 unsigned lane() { return current->rank % 32; }
 uint64_t* exchange() { return block->warps[current->rank / 32].exchange; }
 
@@ -243,4 +245,5 @@ extern "C" __attribute__((visibility("default"))) void configure_emulator(unsign
   emulator::order_seed = seed;
   emulator::chosen_capability = capability;
   emulator::chosen_most_shared = most_shared;
+  emulator::launches = 0;
 }

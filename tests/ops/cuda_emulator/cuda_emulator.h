@@ -45,6 +45,8 @@ void run(dim3 grid, dim3 block, int64_t shared_bytes, const std::function<void()
 unsigned char* shared_memory();
 int capability();
 int64_t most_shared();
+// They are counted anew when the emulator is configured, as a graph that is replayed has them.
+unsigned long long next_launch();
 
 void wait_for_block();
 // Waits for the threads of `mask` in this warp.
@@ -100,6 +102,11 @@ template <typename T>
 T atomicAdd(T* address, T value) {
   const T old = *address;
   *address = old + value;
+  return old;
+}
+inline float4 atomicAdd(float4* address, float4 value) {
+  const float4 old = *address;
+  *address = {old.x + value.x, old.y + value.y, old.z + value.z, old.w + value.w};
   return old;
 }
 template <typename T>
