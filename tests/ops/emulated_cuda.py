@@ -21,6 +21,8 @@ FLAGS = [
     "-fvisibility=hidden",
     "-fno-strict-aliasing",  # kernels load floats as words
     "-ffp-contract=off",
+    "-fsanitize=alignment",
+    "-fsanitize-undefined-trap-on-error",
     "-U_FORTIFY_SOURCE",  # which takes fibers' jumps for errors
     "-DDLRM_EMULATE_CUDA",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",

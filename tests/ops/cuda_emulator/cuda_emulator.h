@@ -2,7 +2,8 @@
 //
 // Blocks run one after the other, the threads of a block as fibers that change places at barriers
 // and collectives alone. What is found wrong ends the launch with an exception: a thread that is
-// missing at a barrier, a write outside the shared memory. Fresh shared memory is full of NaNs.
+// missing at a barrier, a write outside the shared memory. Fresh shared memory is full of NaNs. A
+// vector that is read or written where it is not aligned ends the process.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +22,10 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-struct uint2 {
+struct alignas(8) uint2 {
   unsigned x, y;
 };
-struct uint4 {
+struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 struct alignas(16) float4 {
