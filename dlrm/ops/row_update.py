@@ -4,14 +4,14 @@ Every update takes the gradient as `joint_embedding` leaves it: N rows, repeats 
 gradient for each. Repeated rows are summed first, in batch order, so that the result is bitwise the
 same from run to run and for any number of threads. Only `row_sgd_` of a float32 weight on a GPU
 adds gradients in whatever order they come, but for those of small tables, unless
-`torch.use_deterministic_algorithms` is on.
-`grad` is divided by `grad_scale` where that is given, and nothing at all is changed where
-`found_inf` is not 0.
+`torch.use_deterministic_algorithms` is on. `grad` is divided by `grad_scale` where that is given,
+and nothing at all is changed where `found_inf` is not 0.
 
 A weight is float32, or bfloat16 with `low`, the lower halves of float32 values (`split_float32`):
 these values are updated in float32, bit for bit as a float32 weight would be, and split again.
 
-The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/row_update*.
+The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/row_update* and, of small tables,
+in csrc/cuda/small_tables.h.
 """
 
 from collections.abc import Callable, Sequence
