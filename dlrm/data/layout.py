@@ -27,6 +27,7 @@ LABEL_FILE = "label.bin"
 NUMERICAL_FILE = "numerical.bin"
 LABEL_DTYPE = np.dtype(bool)
 NUMERICAL_DTYPE = np.dtype(np.float16)
+MAX_CARDINALITY = int(np.iinfo(np.int32).max) - 1  # rows of the largest table, see `id_dtype`
 _FIRST_CRITEO_COLUMN = 14  # model_size.json calls the tables _c14, _c15, ... whatever the dataset
 
 
@@ -39,7 +40,7 @@ def id_dtype(cardinality: int) -> np.dtype:
     for dtype in (np.int8, np.int16, np.int32):
         if cardinality < np.iinfo(dtype).max:
             return np.dtype(dtype)
-    raise ValueError(f"cardinality {cardinality}: expected less than {np.iinfo(np.int32).max}")
+    raise ValueError(f"cardinality {cardinality}: expected at most {MAX_CARDINALITY}")
 
 
 def numerical_name(index: int) -> str:

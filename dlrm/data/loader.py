@@ -126,6 +126,12 @@ class DataConfig:
                 object.__setattr__(self, flag, tuple(sizes))
                 for size in sizes:
                     _expect_at_least(flag, size, 1)
+        for size in self.synthetic_dataset_table_sizes:
+            if size > layout.MAX_CARDINALITY:
+                raise ValueError(
+                    "--synthetic_dataset_table_sizes: expected at most "
+                    f"{layout.MAX_CARDINALITY}, got {size}"
+                )
         self._check_dataset()
 
     def _check_dataset(self) -> None:

@@ -309,6 +309,10 @@ def test_the_feature_specification_may_have_another_name(tmp_path):
         ({"synthetic_ids": "zipf"}, "--synthetic_ids: expected one of uniform, power_law"),
         ({"synthetic_dataset_num_entries": 0}, "--synthetic_dataset_num_entries"),
         ({"synthetic_dataset_table_sizes": [3, 0]}, "--synthetic_dataset_table_sizes: .* got 0"),
+        (
+            {"synthetic_dataset_table_sizes": [3, 2147483647]},
+            "--synthetic_dataset_table_sizes: expected at most 2147483646, got 2147483647",
+        ),
         ({"synthetic_dataset_use_feature_spec": True}, "--synthetic_dataset_use_feature_spec"),
         (
             {
