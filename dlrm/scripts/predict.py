@@ -220,7 +220,8 @@ def _score_csv(predictor: Predictor, path: Path) -> Scored:
     chunks = CsvFormat(tuple(FLAGS.columns), header, FLAGS.delimiter).chunks(path)
     for found, lines, records in chunks:
         if missing := [name for name in names if name not in found]:
-            raise ValueError(f"{path}: no column {missing[0]!r}; the columns are {found}")
+            hint = "" if FLAGS.columns else "; where the file has no header, --columns names them"
+            raise ValueError(f"{path}: no column {missing[0]!r}; the columns are {found}{hint}")
         if twice := [name for name in names if found.count(name) > 1]:
             raise ValueError(f"{path}: two columns are called {twice[0]!r}")
         chosen = [found.index(name) for name in names]

@@ -116,6 +116,17 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
     done = predict(*words[1:])
     assert done.returncode == 1
     assert f"{csv}, line 3, age: expected a number, got 'old'" in done.stderr
+    csv.write_text("x,1,30\ny,0,40\n")
+    done = predict(*words[1:])
+    assert done.returncode == 1
+    assert (
+        f"{csv}: no column 'age'; the columns are ['x', '1', '30']; where the file has no header, "
+        "--columns names them" in done.stderr
+    )
+    done = predict(*words[1:], "--columns=city,clicked,age")
+    assert done.returncode == 0, done.stderr
+    done = predict(*words[1:], "--columns=city,clicked,years")
+    assert done.stderr.endswith("the columns are ['city', 'clicked', 'years']\n")
 
 
 @pytest.mark.parametrize("kind", ["input", "directory", "pipe"])
