@@ -19,6 +19,7 @@ import numpy as np
 from absl import app, flags
 
 from dlrm.data import image_layout, layout, text_layout
+from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.transform import Transform
 from dlrm.files import MANIFEST, read_manifest
@@ -87,20 +88,28 @@ def verify(directory: Path, num_numerical: int = 13) -> Iterator[str]:
         yield str(error)
     if (directory / layout.TRANSFORM).is_dir():
         try:
-            fitted = Transform.load(directory / layout.TRANSFORM)
-            num_numerical = fitted.num_numerical
-            if fitted.cardinalities != cardinalities:
+            num_numerical, fitted = _fitted(directory)
+            if fitted != cardinalities:
                 yield (
                     f"{directory / layout.TRANSFORM}: expected the transform of this dataset, with "
-                    f"tables of {cardinalities} rows, got one with {fitted.cardinalities}"
+                    f"tables of {cardinalities} rows, got one with {fitted}"
                 )
-            if not (directory / MANIFEST).is_file():  # else they are checked with all other files
-                for i in range(fitted.num_categorical):
-                    fitted.check(i)
         except (OSError, ValueError) as error:
             yield str(error)
     for path in binary if cardinalities else []:
         yield from _of_binary(path, num_numerical, cardinalities)
+
+
+def _fitted(directory: Path) -> tuple[int, list[int]]:
+    """Numbers of a row and rows of each table by the dataset's transform, of a CSV or of a log."""
+    with suppress(FileNotFoundError):
+        csv = CsvTransform.load(directory)
+        return len(csv.scales), [len(values) + 1 for values in csv.dictionaries.values()]
+    transform = Transform.load(directory / layout.TRANSFORM)
+    if not (directory / MANIFEST).is_file():  # else they are checked with all other files
+        for i in range(transform.num_categorical):
+            transform.check(i)
+    return transform.num_numerical, transform.cardinalities
 
 
 def _kind(directory: Path) -> str | None:

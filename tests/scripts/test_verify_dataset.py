@@ -10,6 +10,7 @@ import pytest
 from small_dataset import write_dataset
 
 from dlrm.data import image_layout, layout, text_layout
+from dlrm.data.transcode import CsvConfig, transcode_csv
 from dlrm.data.transform import Transform
 from dlrm.files import write_manifest
 from dlrm.scripts.verify_dataset import verify
@@ -81,6 +82,28 @@ def test_a_dictionary_of_another_dataset_is_found(copy):
     new_manifest(copy)
     (problem,) = verify(copy)
     assert "expected the transform of this dataset" in problem
+
+
+def test_the_transform_of_a_csv_is_checked(tmp_path):
+    csv, directory = tmp_path / "rows.csv", tmp_path / "dataset"
+    csv.write_text("y,price,city\n" + "0,1.5,x\n1,2,y\n" * 9)
+    transcode_csv(CsvConfig(str(csv), str(directory), "y", ("price",), ("city",)))
+    assert list(verify(directory)) == []
+    path = directory / "transform" / "csv.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"x"', '"x", "z"'))
+    new_manifest(directory)
+    (problem,) = verify(directory)
+    expected = "expected the transform of this dataset, with tables of [3] rows, got one with [4]"
+    assert problem == f"{directory / 'transform'}: {expected}"
+    path.write_text(whole[:-9])
+    new_manifest(directory)
+    (problem,) = verify(directory)
+    assert f"{path}: not a fitted transform" in problem
+    path.unlink()
+    new_manifest(directory)
+    (problem,) = verify(directory)
+    assert "transform.json: no such file" in problem
 
 
 def test_an_extra_file_is_said_and_one_that_readers_would_take_is_wrong(copy, capsys):
