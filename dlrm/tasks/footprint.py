@@ -82,12 +82,14 @@ def check_tables_fit(
     named = (
         f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})" if len(rooms) > 1 else ""
     )
-    state = f" and {_shown(needed - weights)} of {optimizer}'s state" if needed > weights else ""
+    parts = f"{rows:,} rows of {config.embedding_dim} values"
+    if needed > weights:
+        state = f"{_shown(needed - weights)} of {optimizer}'s state"
+        parts = f"{_shown(weights)} of {parts} and {state}"
     fitting = "; ".join(alternatives(config, optimizer, rooms, hosts, fixed))
     raise ValueError(
         f"the embedding tables need {_shown(needed)} on {room.name}{named}, where "
-        f"{_shown(room.free)} of {_shown(room.total)} are free: {_shown(weights)} of {rows:,} rows "
-        f"of {config.embedding_dim} values{state}. "
+        f"{_shown(room.free)} of {_shown(room.total)} are free: {parts}. "
         + (f"What fits: {fitting}" if fitting else "No other value of one flag makes them fit")
     )
 
@@ -121,6 +123,8 @@ def alternatives(
 ) -> Iterator[str]:
     """Yields flags with which the tables would fit, the greatest of each that do.
 
+    They would leave a tenth of what is free to the rest of the model and to a batch's activations.
+
     Args:
         config: the architecture, which does not fit.
         optimizer: of the tables, or None.
@@ -129,6 +133,8 @@ def alternatives(
         fixed: of "embedding_dim", "embedding_optimizer", "max_table_size", "processes" and
             "base_device", what is not to be changed.
     """
+    rooms = [replace(room, free=room.free * 9 // 10) for room in rooms]
+    hosts = [replace(host, free=host.free * 9 // 10) for host in hosts]
     dim, largest = config.embedding_dim, max(config.embedding_rows)
     if "embedding_dim" not in fixed:
         for size in (2**k for k in range((dim - 1).bit_length() - 1, 1, -1)):

@@ -76,28 +76,49 @@ def test_what_just_fits_is_taken():
 
 
 def test_the_message_says_what_is_needed_what_is_free_and_what_fits():
-    (room,), (host,) = rooms(12), rooms(15)
+    (room,), (host,) = rooms(12), rooms(17)
     with pytest.raises(ValueError) as raised:
         check_tables_fit(LARGE, "adam", [room], [host])
     assert str(raised.value) == (
         "the embedding tables need 15.00 GiB on cuda, where 12.00 GiB of 80.00 GiB are free: "
         "5.00 GiB of 5,242,880 rows of 256 values and 10.00 GiB of adam's state. What fits: "
         "--embedding_dim 128 --bottom_mlp_sizes 512,128; --embedding_optimizer adagrad; "
-        # n + 2 * 2**20 rows of 3 KiB in 12 GiB: n is at most 2,097,152
-        "--hash_indices --max_table_size 2000000; "
+        # n + 2 * 2**20 rows of 3 KiB in 9/10 of 12 GiB: n is at most 1,677,721
+        "--hash_indices --max_table_size 1600000; "
         "2 processes with a GPU like this each (torchrun); --base_device cpu"
+    )
+    (room,) = rooms(4.5)
+    everything = ("embedding_dim", "embedding_optimizer", "max_table_size", "processes")
+    with pytest.raises(ValueError) as raised:
+        check_tables_fit(LARGE, "sgd", [room], [room], (*everything, "base_device"))
+    assert str(raised.value) == (
+        "the embedding tables need 5.00 GiB on cuda, where 4.50 GiB of 80.00 GiB are free: "
+        "5,242,880 rows of 256 values. No other value of one flag makes them fit"
     )
 
 
+def test_a_tenth_of_what_is_free_is_left_by_what_is_proposed():
+    half, wanted = rooms(2.8), "--embedding_dim 128 --bottom_mlp_sizes 512,128"  # of 2.5 GiB
+    assert wanted in found(LARGE, "sgd", half)
+    assert wanted not in found(LARGE, "sgd", rooms(2.7))
+    assert "--base_device cpu" in found(LARGE, "sgd", half, host=5.6)
+    assert "--base_device cpu" not in found(LARGE, "sgd", half, host=5.5)
+    assert "--embedding_optimizer sgd" in found(LARGE, "adagrad", rooms(5.56))
+    assert "--embedding_optimizer sgd" not in found(LARGE, "adagrad", rooms(5.55))
+    even = dataclasses.replace(LARGE, table_sizes=(1 << 20,) * 4)
+    assert "2 processes" in "".join(found(even, "sgd", rooms(2.3)))
+    assert "2 processes" not in "".join(found(even, "sgd", rooms(2.2)))
+
+
 def test_only_what_fits_is_proposed():
-    (tight,) = rooms(5)
+    (tight,) = rooms(5.56)
     assert found(LARGE, "adam", [tight], host=14) == [
         "--embedding_dim 64 --bottom_mlp_sizes 512,64",  # 3.75 GiB; 128 needs 7.5
         "--embedding_optimizer sgd",  # row_wise_adagrad needs 20 MiB more
-        "--hash_indices --max_table_size 580000",  # 3 n rows of 3 KiB: n is at most 582,542
+        "--hash_indices --max_table_size 580000",  # 3 n rows of 3 KiB in 9/10: n is at most 583,008
     ]
     even = dataclasses.replace(LARGE, table_sizes=(1 << 20,) * 4)
-    assert found(even, "sgd", rooms(1.5), host=1)[2:] == [  # of three, one would have 2 GiB
+    assert found(even, "sgd", rooms(1.7), host=1)[2:] == [  # of three, one would have 2 GiB
         "4 processes with a GPU like this each (torchrun)"
     ]
     (little,) = rooms(0.001)
