@@ -22,6 +22,7 @@ from typing import Any
 from absl import app, flags
 
 from dlrm.files import MANIFEST
+from dlrm.scripts import bert_flags, cnn_flags
 from dlrm.train.checkpoint import best_checkpoint
 from dlrm.train.compare import (
     difference,
@@ -43,6 +44,9 @@ _ARCHITECTURE = (
     *("embedding_dim", "bottom_mlp_sizes", "top_mlp_sizes", "interaction_op", "embedding_dtype"),
     *("pooling", "hash_indices", "max_table_size"),
 )
+# Of any network: what makes its weights have other shapes.
+_ARCHITECTURES = dict.fromkeys((*_ARCHITECTURE, *cnn_flags.ARCHITECTURE, *bert_flags.ARCHITECTURE))
+_SHOWN = 5  # tensors that diff shows of different networks, whose shapes say little
 # Flags that say where things lie and whether a run was a resumed one, and nothing of the model.
 _PLACES = ("save_checkpoint_path", "load_checkpoint_path", "log_path", "resume")
 
@@ -285,6 +289,7 @@ def compare(
         "a": str(one.path),
         "b": str(other.path),
         "different": bool(shapes or tensors or config or progress),
+        "architecture": _architectures(one, other) if shapes else {},
         "config": config,
         "progress": progress,
         "shapes": shapes,
@@ -315,6 +320,13 @@ def _convert(source: Path) -> int:
     rows = sum(table.rows for table in saved.tables)
     print(f"{FLAGS.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
     return 0
+
+
+def _architectures(one: SavedModel, other: SavedModel) -> dict[str, list[Any]]:
+    """The architecture flags that both were saved with and that differ: the two values."""
+    a, b = (saved.config.get("flags", {}) for saved in (one, other))
+    known = [name for name in _ARCHITECTURES if name in a and name in b]
+    return {name: [a[name], b[name]] for name in known if a[name] != b[name]}
 
 
 def _without_places(config: dict[str, Any], leave_out: set[str]) -> dict[str, Any]:
@@ -400,18 +412,28 @@ def _line(name: str, shape: list[int], size: int, found: dict[str, Any]) -> str:
 
 def _lines_of_diff(found: dict[str, Any]) -> list[str]:
     lines = [f"a: {found['a']}", f"b: {found['b']}"]
-    lines += [f"config: {line}" for line in found["config"]]
+    if found["architecture"]:
+        flags_of = found["architecture"].items()
+        apart = "; ".join(f"--{name} {_short(a)} and {_short(b)}" for name, (a, b) in flags_of)
+        lines.append(f"different architectures: {apart}")
+    said = tuple(f"flags: {name}: " for name in found["architecture"])
+    lines += [f"config: {line}" for line in found["config"] if not line.startswith(said)]
     lines += [f"progress: {line}" for line in found["progress"]]
+    tensors = []
     for name, (one, other) in found["shapes"].items():
         shown = ("absent" if side is None else side for side in (one, other))
-        lines.append(f"{name}: {' and '.join(map(str, shown))}")
+        tensors.append(f"{name}: {' and '.join(map(str, shown))}")
     for name, apart in found["weights"].items():
-        lines.append(
+        tensors.append(
             f"{name}: {apart['rows']:,} of {apart['of']:,} rows differ, the first is "
             f"{apart['first']:,}; max difference {apart['max_abs']:.3g}, relative "
             f"{apart['max_rel']:.3g}"
         )
-    if not found["weights"] and not found["shapes"]:
+    of_other_networks = found["architecture"] or len(found["shapes"]) > _SHOWN
+    if of_other_networks and (more := len(tensors[_SHOWN:])):
+        tensors[_SHOWN:] = [f"and {more} more tensors that differ; --json has all"]
+    lines += tensors
+    if not tensors:
         state = " and state" if found["with_state"] else ""
         lines.append(f"weights{state}: {found['compared']} tensors, all the same")
     return lines

@@ -388,6 +388,28 @@ def test_diff_sees_configuration_progress_and_state(tmp_path):
     assert not compare(tmp_path / "a", tmp_path / "b", weights_only=True)["different"]
 
 
+def test_diff_of_other_architectures_names_their_flags_and_few_tensors(tool, tmp_path):
+    save_ours(tmp_path / "a")
+    save_ours(tmp_path / "b", seed=2, top=(16, 7, 3, 1), interaction="dot")
+    lines = tool("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()
+    assert lines[2] == (
+        "different architectures: --top_mlp_sizes 16,5,1 and 16,7,3,1; "
+        "--interaction_op cuda_dot and dot"
+    )
+    assert not [line for line in lines[3:] if "mlp_sizes" in line]
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found["architecture"] == {
+        "top_mlp_sizes": [[16, 5, 1], [16, 7, 3, 1]],
+        "interaction_op": ["cuda_dot", "dot"],
+    }
+    count = len(found["shapes"]) + len(found["weights"])
+    assert lines[8:] == [f"and {count - 5} more tensors that differ; --json has all"]
+    save_ours(tmp_path / "c", seed=2)
+    same = tool("diff", tmp_path / "a", tmp_path / "c").stdout  # of one network: every tensor
+    assert same.count(" rows differ") == len(compare(tmp_path / "a", tmp_path / "c")["weights"]) > 5
+    assert "architecture" not in same
+
+
 def test_diff_works_across_formats(tool, tmp_path):
     save_ours(tmp_path / "ours")
     write_nvidia(read_saved(tmp_path / "ours"), tmp_path / "theirs", "size_sorted")
