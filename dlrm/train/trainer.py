@@ -449,7 +449,7 @@ class Trainer:
         if not progress.best:
             reason = "the run ended before the first one was due (see --test_freq)"
             if not test.num_samples:
-                reason = "no test set was given, or it is empty"
+                reason = "none was asked for, or there is no test set"
             self.log.line(f"no test: {reason}")
             return summary
         if self._test_seconds:

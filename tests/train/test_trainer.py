@@ -121,7 +121,7 @@ def test_an_empty_test_set_is_never_tested(capsys):
     summary = trainer(task, epochs=2).fit(Points(), Points(0))
     assert task.evaluations == []
     assert set(summary) == {"training_loss", "average_train_throughput"}
-    assert "no test: no test set was given, or it is empty" in capsys.readouterr().out
+    assert "no test: none was asked for, or there is no test set" in capsys.readouterr().out
 
 
 def test_the_best_weights_are_kept_and_judged_once_on_validation(tmp_path):
