@@ -256,8 +256,8 @@ def _notices(setup: TextSetup) -> Iterator[str]:
         )
     if values["length_window"] and setup.train and values["data"] == "dataset":
         yield (
-            f"--length_window {values['length_window']}: of so many batches at a time the rows are "
-            "sorted by length, so that there is less padding"
+            f"note: --length_window {values['length_window']}: of so many batches at a time the "
+            "rows are sorted by length, so that there is less padding"
         )
     if values["init_checkpoint"]:
         lacking = f", but for {', '.join(setup.initial)}" if setup.initial else ""

@@ -4,7 +4,7 @@ from dlrm.data.pretraining import DATA_FORMATS
 from dlrm.data.pretraining_writer import INPUT_FORMATS, OUTPUT_FORMATS, PretrainingTextConfig
 from dlrm.model.bert import SIZES, BertConfig
 from dlrm.scripts import network_flags, session
-from dlrm.scripts.config_flags import ConfigFlags, Values
+from dlrm.scripts.config_flags import ConfigFlags, Values, one_of
 from dlrm.scripts.network_flags import CONFIGS, SCHEDULES, Definitions, check_choices
 from dlrm.systems.bert_recipes import BERT_RECIPES
 
@@ -17,16 +17,16 @@ CPU_BATCH = 8  # what --batch_size max is on the CPU, where nothing says what fi
 
 _CONFIGS: dict[tuple[str, type], dict[str, str]] = {
     ("Network", BertConfig): {
-        "size": f"{', '.join(SIZES)}: layers, widths and heads",
-        "num_layers": "Instead of the size's: layers",
-        "hidden_size": "Instead of the size's: numbers of a token",
-        "num_heads": "Instead of the size's: attention heads",
-        "intermediate_size": "Instead of the size's: numbers within a layer",
-        "vocab_size": "Tokens of the vocabulary; default: those of --vocab_file",
+        "size": one_of(SIZES, "Published layers, widths and heads"),
+        "num_layers": "Layers, instead of those of --size",
+        "hidden_size": "Numbers of a token, instead of those of --size",
+        "num_heads": "Attention heads, instead of those of --size",
+        "intermediate_size": "Numbers within a layer, instead of those of --size",
+        "vocab_size": "Tokens of the vocabulary",
         "max_position_embeddings": "Longest sequence that the network can read",
-        "hidden_dropout": "Of layers' outputs",
-        "attention_dropout": "Of attention weights",
-        "norm_eps": "Added to variances",
+        "hidden_dropout": "Dropout of layers' outputs",
+        "attention_dropout": "Dropout of attention weights",
+        "norm_eps": "Added to the variances of norms",
         "attention_bias": "Biases in the attention and before masked tokens; PopART has none",
     },
     **CONFIGS,
@@ -36,21 +36,28 @@ _CONFIGS: dict[tuple[str, type], dict[str, str]] = {
         "dupe_factor": "--mode prepare_data: how often each document is cut and masked",
         "masked_lm_prob": "--mode prepare_data: share of the tokens that are masked",
         "short_seq_prob": "--mode prepare_data: how often a document is cut into shorter rows",
-        "input_format": f"--mode prepare_data: {', '.join(INPUT_FORMATS)}",
-        "output_format": f"--mode prepare_data: {', '.join(OUTPUT_FORMATS)}",
+        "input_format": one_of(INPUT_FORMATS, "--mode prepare_data: format of --source"),
+        "output_format": one_of(OUTPUT_FORMATS, "--mode prepare_data: format of --output"),
         "num_shards": "--mode prepare_data: files to write; default: one for each 262,144 rows",
-        "processes": "--mode prepare_data: that work at a time; default: one a core",
+        "processes": "--mode prepare_data: processes that work at a time",
     },
 }
 _RUN: Definitions = {
-    "mode": (str | None, None, ", ".join(MODES)),
-    "task": (str | None, None, "squad or mrpc; to evaluate and benchmark also pretrain"),
-    "phase": (int, 1, "Of pre-training: 2 goes on from --load_checkpoint_path with longer rows"),
+    "mode": (str | None, None, one_of(MODES, "Task to be performed; required")),
+    "task": (
+        str | None,
+        None,
+        one_of(TASKS, "What the network is trained for; default: pretrain in --mode pretrain"),
+    ),
+    "phase": (
+        int,
+        1,
+        "Phase of pre-training: 2 goes on from --load_checkpoint_path with longer rows",
+    ),
     "recipe": (
         str,
         "google",
-        f"Optimizer, rates and lengths of all flags not given, as published: "
-        f"{', '.join(BERT_RECIPES)}",
+        one_of(BERT_RECIPES, "Defaults of the optimizer, its rates and lengths, as published"),
     ),
 }
 _DATA: Definitions = {
@@ -60,30 +67,42 @@ _DATA: Definitions = {
         "Shards that --mode prepare_data wrote, or HDF5 or PopART files; a folder with "
         "train-v1.1.json and dev-v1.1.json (squad) or train.tsv and dev.tsv (mrpc), or a file",
     ),
-    "test_dataset": (str | None, None, "The same of what is tested; default: in --dataset"),
+    "test_dataset": (
+        str | None,
+        None,
+        "Rows to test on, given as in --dataset; default: in --dataset",
+    ),
     "data": (
         str | None,
         None,
-        "dataset; generated: random tokens made on the host; synthetic: a batch of them made once "
-        "on the device; default: dataset where one is given",
+        one_of(
+            DATA,
+            "Rows to read; generated: random tokens made on the host; synthetic: a batch of them "
+            "made once on the device; default: dataset where one is given, in benchmarks generated",
+        ),
     ),
-    "data_format": (str, "auto", f"Of pre-training data: {', '.join(DATA_FORMATS)}"),
+    "data_format": (str, "auto", one_of(DATA_FORMATS, "Format of pre-training data")),
     "pad_to_seq_length": (bool, False, "Pad pre-training rows that are shorter than asked for"),
-    "unknown_id": (int | None, None, "Takes the place of tokens outside of --vocab_size"),
+    "unknown_id": (int | None, None, "Token that takes the place of those outside of --vocab_size"),
     "synthetic_dataset_num_entries": (int, 10000, "Rows of an epoch of data that are made up"),
     "max_seq_length": (
         int | None,
         None,
-        "Tokens of a row; default: of shards, else 384 for squad, 128 for mrpc, or the recipe's",
+        "Tokens of a row; default: of pre-training the files' or --recipe's, else 384 for squad, "
+        "128 for mrpc",
     ),
-    "max_predictions_per_seq": (int | None, None, "Masked tokens of a row; default: as above"),
+    "max_predictions_per_seq": (
+        int | None,
+        None,
+        "Masked tokens of a pre-training row; default: the files' or --recipe's",
+    ),
     "doc_stride": (int, 128, "Tokens between two windows of a passage"),
     "max_query_length": (int, 64, "Tokens that are kept of a question"),
     "length_window": (
         int | None,
         None,
         "Batches whose rows are sorted by length, for less padding; default: 50 in fine-tuning, 0 "
-        "in pre-training and graphs",
+        "in pre-training and in --execution graph",
     ),
 }
 _TEXT: Definitions = {
@@ -106,16 +125,23 @@ _TRAINING: Definitions = {
     "layers_per_stage": (
         tuple[int, ...],
         (),
-        "Instead of --pipeline_splits: layers of each part of the pipeline",
+        "Layers of each part of the pipeline, instead of --pipeline_splits",
     ),
-    "encoder_start_stage": (int, 0, "Part that the layers begin in: 1 has embeddings in their own"),
+    "encoder_start_stage": (
+        int,
+        0,
+        "Part of the pipeline that the layers begin in: 1 has embeddings in their own",
+    ),
 }
 _BENCHMARK: Definitions = {
     "latency": (
         str,
         "low",
-        "Of the benchmark: low: batches are read ahead and timed one by one; minimum: nothing is "
-        "read ahead, and reading is timed, too",
+        one_of(
+            LATENCIES,
+            "The benchmark reads batches ahead and times them one by one, or reads nothing ahead "
+            "and times reading, too",
+        ),
     ),
     "batches_per_step": (int | None, None, "Batches of a pass of the benchmark over made-up data"),
     "repeat": (int, 10, "Passes of the benchmark, of which the first does not count"),
@@ -130,7 +156,7 @@ _FILES: Definitions = {
     "results": (
         str | None,
         None,
-        "--mode evaluate: CSV; default: evaluation.csv beside the checkpoints",
+        "--mode evaluate: CSV to write; default: evaluation.csv beside the checkpoints",
     ),
     "predictions": (
         str | None,
@@ -242,7 +268,10 @@ def help_text() -> str:
     recipes = [
         recipe(task, "base", phase) for recipe in BERT_RECIPES.values() for task, phase in tasks
     ]
-    return FLAGS.help({name: "that of --recipe" for recipe in recipes for name in recipe})
+    told = {name: "that of --recipe" for recipe in recipes for name in recipe}
+    told["processes"] = "one a core"
+    told["vocab_size"] = "that of --recipe graphcore, else of the data, else 30522"
+    return FLAGS.help(told)
 
 
 def _splits(values: Values) -> tuple[str, ...]:

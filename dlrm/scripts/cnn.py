@@ -130,7 +130,10 @@ def _notices(setup: Setup) -> Iterator[str]:
     yield from network_run.common_notices(setup)
     for flag in ("mixup_alpha", "cutmix_lambda"):
         if values["data"] == "synthetic" and flag in values.given:
-            yield f"--{flag} is not used; --data synthetic is one batch, in which nothing is mixed"
+            yield (
+                f"note: --{flag} is not used; --data synthetic is one batch, in which nothing is "
+                "mixed"
+            )
     if values["init_checkpoint"]:
         yield f"weights from {values['init_checkpoint']}"
     elif setup.checkpoint is None and values["mode"] == "benchmark_inference":

@@ -1,28 +1,30 @@
 """The command line of `dlrm.scripts.cnn`, and what recipes and replicas make of it."""
 
 from dlrm.data.augment import Augmentation
+from dlrm.model.vision import NORMS
 from dlrm.scripts import network_flags
-from dlrm.scripts.config_flags import ConfigFlags, Values
+from dlrm.scripts.config_flags import ConfigFlags, Values, one_of
 from dlrm.scripts.network_flags import CONFIGS, SCHEDULES, Definitions, check_choices
 from dlrm.systems.recipes import RECIPES
-from dlrm.tasks.images import ImageLossConfig, NetworkConfig
+from dlrm.tasks.images import MODELS, ImageLossConfig, NetworkConfig
 
 MODES = ("train", "validate", "benchmark_training", "benchmark_inference")
 DATA = ("dataset", "synthetic", "generated")
+IO = ("uint8", "float32")
 
 _CONFIGS: dict[tuple[str, type], dict[str, str]] = {
     ("Network", NetworkConfig): {
-        "model": "resnet50, resnext101_32x4d, efficientnet_b0 or efficientnet_b4",
+        "model": one_of(MODELS, "Network"),
         "num_classes": "Classes of data that are made up; a dataset knows its own",
-        "norm": "batch or group",
-        "groups": "Groups of group norm; default: 32, or 4 for EfficientNet",
-        "norm_eps": "Added to variances; default: 1e-5, or 1e-3 for EfficientNet",
+        "norm": one_of(NORMS, "Normalise over a batch, or over groups of channels"),
+        "groups": "Groups of --norm group; default: 32, or 4 for EfficientNet",
+        "norm_eps": "Added to the variances of norms; default: 1e-5, or 1e-3 for EfficientNet",
         "norm_momentum": "Weight of the newest batch in batch norm's running averages",
         "zero_init_residual": "Start each residual block of a ResNet as the identity",
         "group_dim": "Channels of a group of EfficientNet's convolutions; default: 1",
-        "expand_ratio": "Of the inner width of EfficientNet's blocks; default: 6",
-        "dropout": "Before EfficientNet's last layer; default: 0.2 for B0, 0.4 for B4",
-        "drop_path": "Of EfficientNet's last block; default: 0.2",
+        "expand_ratio": "Inner width of EfficientNet's blocks over the outer; default: 6",
+        "dropout": "Dropout before EfficientNet's last layer; default: 0.2 for B0, 0.4 for B4",
+        "drop_path": "How often EfficientNet's last block is left out; default: 0.2",
     },
     ("Augmentation", Augmentation): {
         "image_size": "Height and width of the network's input",
@@ -32,34 +34,39 @@ _CONFIGS: dict[tuple[str, type], dict[str, str]] = {
         "horizontal_flip": "Train on mirrored images half of the time",
         "centre_crop": "Side of the crop that is tested, as a share of the image's",
         "normalise_input": "Divide by the channels' deviation; else subtract their mean only",
-        "mixup_alpha": "Of mixup's Beta distribution; 0: no mixup",
+        "mixup_alpha": "Parameter of mixup's Beta distribution; 0: no mixup",
         "cutmix_lambda": "Graphcore's strength of cutmix; 1: no cutmix",
     },
     ("Loss", ImageLossConfig): {
         "label_smoothing": "Share of the target that other classes get",
-        "label_smoothing_style": "torch: all K classes share it; tf: the K - 1 others",
+        "label_smoothing_style": one_of(
+            ("torch", "tf"), "--label_smoothing is shared by all K classes, or by the K - 1 others"
+        ),
     },
     **CONFIGS,
 }
 _RUN: Definitions = {
-    "mode": (str, "train", ", ".join(MODES)),
-    "recipe": (str | None, None, f"Other defaults, as published: {', '.join(RECIPES)}"),
+    "mode": (str, "train", one_of(MODES, "Task to be performed")),
+    "recipe": (str | None, None, one_of(RECIPES, "Other defaults, as published")),
 }
 _DATA: Definitions = {
     "dataset": (str | None, None, "Directory of a dataset that preproc/prepare_images.py wrote"),
     "data": (
         str | None,
         None,
-        "dataset; generated: one image made on the host and copied; synthetic: a batch made once "
-        "on the device; default: dataset where one is given, in benchmarks generated",
+        one_of(
+            DATA,
+            "Images to read; generated: one made on the host and copied; synthetic: a batch made "
+            "once on the device; default: dataset where one is given, in benchmarks generated",
+        ),
     ),
     "synthetic_dataset_num_entries": (int, 50000, "Images of an epoch of data that are made up"),
-    "io": (str, "uint8", "How images travel to the device: uint8 or float32"),
+    "io": (str, "uint8", one_of(IO, "How images travel to the device")),
 }
 _TRAINING: Definitions = {
     "batch_size": (int, 128, "Images of a micro-batch"),
     "test_batch_size": (int, 128, "Images of a test batch, all processes together"),
-    "base_lr_exp": (float | None, None, "lr is 2 to this power times the global batch"),
+    "base_lr_exp": (float | None, None, "Sets --lr to 2 to this power times the global batch"),
     "start_epoch": (int, 0, "Epochs that --load_checkpoint_path has behind it"),
 }
 _BENCHMARK: Definitions = {
@@ -68,7 +75,7 @@ _BENCHMARK: Definitions = {
 _FILES: Definitions = {
     "init_checkpoint": (str | None, None, "Weights of torchvision or timm: .safetensors, .pt"),
     "restore_path": (str | None, None, "--mode validate: directory of checkpoints"),
-    "results": (str | None, None, "--mode validate: CSV; default: in --restore_path"),
+    "results": (str | None, None, "--mode validate: CSV to write; default: in --restore_path"),
 }
 _EXECUTION: Definitions = {
     "channels_last": (bool, True, "Keep a pixel's channels together in memory"),
@@ -107,7 +114,7 @@ def parse(arguments: list[str]) -> Values:
             "mode": MODES,
             "data": (None, *DATA),
             "recipe": (None, *RECIPES),
-            "io": ("uint8", "float32"),
+            "io": IO,
             "pipeline_schedule": SCHEDULES,
         },
     )

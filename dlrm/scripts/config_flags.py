@@ -3,7 +3,7 @@
 import re
 import signal
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -13,7 +13,7 @@ Config = TypeVar("Config")
 
 
 class ConfigFlags:
-    """The command line of a command: fields of configurations, and flags of its own.
+    """The command line of a command: fields of configurations, flags of its own, and --help.
 
     The flags are not absl's global ones, so that several commands can live in one process.
 
@@ -30,6 +30,7 @@ class ConfigFlags:
     ):
         self._flags = flags.FlagValues()
         self._types: dict[str, Any] = {}
+        self._define(None, "help", bool, False, "Show the flags")
         for topic, definitions in own.items():
             for name, definition in definitions.items():
                 self._define(topic, name, *definition)
@@ -39,7 +40,7 @@ class ConfigFlags:
             for name, text in helps.items():
                 self._define(topic, name, kinds[name], defaults[name], text)
 
-    def _define(self, topic: str, name: str, kind: Any, default: Any, text: str) -> None:
+    def _define(self, topic: str | None, name: str, kind: Any, default: Any, text: str) -> None:
         kind = _without_none(kind)
         self._types[name] = kind
         if get_origin(kind) is tuple:
@@ -53,7 +54,8 @@ class ConfigFlags:
                 str: flags.DEFINE_string,
             }[kind]
             define(name, default, text, flag_values=self._flags)
-        self._flags.register_key_flag_for_module(topic, self._flags[name])
+        if topic:
+            self._flags.register_key_flag_for_module(topic, self._flags[name])
 
     def parse(self, arguments: Sequence[str]) -> "Values":
         """Returns the values of a command line, without the command's name.
@@ -84,7 +86,7 @@ class ConfigFlags:
             raise ValueError(f"--{name} {','.join(value)}: expected {of.__name__} values") from None
 
     def help(self, defaults: Mapping[str, str] | None = None) -> str:
-        """Returns every flag with its default and meaning.
+        """Returns every flag but --help with its default and meaning.
 
         Args:
             defaults: what is said instead of the default that is defined.
@@ -95,6 +97,11 @@ class ConfigFlags:
             told = rf"(\n +--(?:\[no\])?{name}:(?:(?!\n +--)[\s\S])*?)\(default: '[^']*'\)"
             text = re.sub(told, rf"\1(default: {default})", text)
         return text
+
+
+def one_of(choices: Iterable[str], text: str) -> str:
+    """Returns the help of a flag with these values only, as absl writes that of its own."""
+    return f"<{'|'.join(choices)}>: {text}"
 
 
 def show(text: str) -> None:

@@ -318,11 +318,13 @@ def _notices(world: World, precision: PrecisionConfig) -> list[str]:
     """Lines about flags that are accepted and do nothing here."""
     lines = []
     if flags.given("output_dir"):
-        lines.append("--output_dir is not used; checkpoints go to --save_checkpoint_path")
+        lines.append("note: --output_dir is not used; checkpoints go to --save_checkpoint_path")
     if FLAGS.cuda_graphs and (why := _why_not_recorded(world)):
-        lines.append(f"--cuda_graphs is not used; {why}. Steps run eagerly, with the same results")
+        lines.append(
+            f"note: --cuda_graphs is not used; {why}. Steps run eagerly, with the same results"
+        )
     if flags.given("loss_scale") and precision.dtype(world.device) != torch.float16:
-        lines.append("--loss_scale is not used; it is for fp16 only")
+        lines.append("note: --loss_scale is not used; it is for fp16 only")
     return lines
 
 

@@ -4,51 +4,61 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm.scripts.config_flags import Values
-from dlrm.train.execution import ExecutionConfig
-from dlrm.train.optim import NetworkOptimizerConfig
-from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import CurveConfig
+from dlrm.scripts.config_flags import Values, one_of
+from dlrm.train.execution import EXECUTIONS, GRAPH_BACKENDS, ExecutionConfig
+from dlrm.train.optim import LAMB_FLAVOURS, NETWORK_OPTIMIZERS, NetworkOptimizerConfig
+from dlrm.train.precision import PRECISIONS, PrecisionConfig
+from dlrm.train.schedule import LR_SCHEDULES, CurveConfig
 from dlrm.train.trainer import TrainConfig
 
 SCHEDULES = ("gpipe", "1f1b", "sequential")
+_LR_UNITS = ("epochs", "steps", "run")
 
 CONFIGS: dict[tuple[str, type], dict[str, str]] = {
     ("Precision", PrecisionConfig): {
-        "precision": "fp32, bf16, fp16, 16.16, 16.32 or 32.32 (bits of products and of weights)",
-        "half_dtype": "fp16 or bf16: the 16 bits of --precision; default: fp16 on cuda, else bf16",
+        "precision": one_of(
+            PRECISIONS, "A dtype, or bits of products and of weights; default: fp32"
+        ),
+        "half_dtype": one_of(
+            ("fp16", "bf16"),
+            "The 16 bits of --precision 16.16 and 16.32; default: fp16 on cuda, else bf16",
+        ),
         "loss_scale": "Static loss scale in fp16",
         "tf32": "Allow TensorFloat-32 in float32 matrix products on cuda",
     },
     ("Execution", ExecutionConfig): {
-        "execution": "eager, op by op, or graph",
-        "graph_backend": "Of --execution graph: compile (torch.compile) or trace (torch.jit.trace)",
+        "execution": one_of(EXECUTIONS, "Run the network op by op, or as a graph"),
+        "graph_backend": one_of(
+            GRAPH_BACKENDS, "What --execution graph uses: torch.compile or torch.jit.trace"
+        ),
         "recompute": "Keep only the inputs of stages for the backward pass",
     },
     ("Optimizer", NetworkOptimizerConfig): {
-        "optimizer": "sgd, momentum, nesterov, rmsprop_tf, adam, adamw or lamb",
-        "momentum": "Of momentum, nesterov and rmsprop_tf",
-        "rmsprop_decay": "Weight of the past in rmsprop_tf's mean squares",
-        "optimizer_eps": "Added to what is divided by; default: 1e-3 for rmsprop_tf, 1e-6 for "
-        "lamb, else 1e-8",
-        "lamb_flavour": "nvlamb (NVIDIA, Habana), popart (Graphcore) or paper",
-        "lamb_max_weight_norm": "Greatest norm of weights that sizes a step of lamb",
+        "optimizer": one_of(NETWORK_OPTIMIZERS, "Optimizer of all weights"),
+        "momentum": "Momentum of --optimizer momentum, nesterov and rmsprop_tf",
+        "rmsprop_decay": "Weight of the past in the mean squares of --optimizer rmsprop_tf",
+        "optimizer_eps": "Added to what the optimizer divides by; default: 1e-3 for rmsprop_tf, "
+        "1e-6 for lamb, else 1e-8",
+        "lamb_flavour": one_of(
+            LAMB_FLAVOURS, "LAMB as of NVIDIA and Habana, of Graphcore, or of its paper"
+        ),
+        "lamb_max_weight_norm": "Greatest norm of weights that sizes a step of --optimizer lamb",
         "weight_decay": "Weight decay",
         "decay_norm_and_bias": "Decay weights of norms and biases, too",
     },
     ("Learning rate", CurveConfig): {
-        "lr_schedule": "constant, cosine, exponential, stepped, poly or linear",
+        "lr_schedule": one_of(LR_SCHEDULES, "Curve of the learning rate after its warm-up"),
         "lr": "Learning rate that the schedule multiplies",
-        "lr_warmup": "Length of the linear warm-up",
-        "lr_warmup_unit": "epochs, steps or run (a share of the run)",
-        "lr_drops": "Where stepped drops",
-        "lr_drops_unit": "epochs, steps or run",
-        "lr_decay_rate": "Factor of exponential at each of its points",
-        "lr_num_decays": "Equally spaced points of exponential",
-        "lr_drop_rate": "Factor of stepped at each drop",
-        "lr_power": "Exponent of poly",
-        "lr_end": "Rate that linear starts and ends at",
-        "lr_update_every": "Steps for which linear keeps a rate",
+        "lr_warmup": "Length of the learning rate's linear warm-up, in --lr_warmup_unit",
+        "lr_warmup_unit": one_of(_LR_UNITS, "Unit of --lr_warmup; run: a share of the run"),
+        "lr_drops": "Where --lr_schedule stepped drops, in --lr_drops_unit",
+        "lr_drops_unit": one_of(_LR_UNITS, "Unit of --lr_drops; run: shares of the run"),
+        "lr_decay_rate": "Factor of --lr_schedule exponential at each of its points",
+        "lr_num_decays": "Equally spaced points of --lr_schedule exponential",
+        "lr_drop_rate": "Factor of --lr_schedule stepped at each drop",
+        "lr_power": "Exponent of --lr_schedule poly",
+        "lr_end": "Learning rate that --lr_schedule linear starts and ends at",
+        "lr_update_every": "Steps for which --lr_schedule linear keeps a rate",
     },
     ("Training", TrainConfig): {
         "epochs": "Number of epochs to train for",
@@ -58,22 +68,25 @@ CONFIGS: dict[tuple[str, type], dict[str, str]] = {
         "test_after": "Don't test the model unless this many epochs has been completed",
         "checkpoint_freq": "Optimization steps between checkpoints",
         "benchmark_warmup_steps": "Number of initial steps to exclude from the throughput",
-        "gradient_accumulation_steps": "Micro-batches of a step and replica",
+        "gradient_accumulation_steps": "Micro-batches that each replica computes in a step",
     },
 }
 
 Definitions = dict[str, tuple[Any, Any, str]]
 
 RUN: Definitions = {
-    "help": (bool, False, "Show the flags"),
     "seed": (int, 12345, "Random seed"),
-    "base_device": (str | None, None, "cuda or cpu; default: cuda where there is one"),
+    "base_device": (
+        str | None,
+        None,
+        "Device to run on, cuda, cuda:<index> or cpu; default: cuda where there is one",
+    ),
     "deterministic": (
         bool,
         False,
         "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
     ),
-    "backend": (str, "nccl", "Of several processes on cuda"),
+    "backend": (str, "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"),
     "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
 }
 TRAINING: Definitions = {
@@ -85,14 +98,22 @@ TRAINING: Definitions = {
     ),
     "max_grad_norm": (float | None, None, "Gradients of a greater norm are scaled down to it"),
     "ema_decay": (float | None, None, "Test a moving average of the weights, of this decay"),
-    "pipeline_splits": (tuple[str, ...], (), "Stages that begin a part of the pipeline"),
-    "pipeline_schedule": (str, "gpipe", f"{', '.join(SCHEDULES)}; one process runs all parts"),
+    "pipeline_splits": (
+        tuple[str, ...],
+        (),
+        "Names of the stages that begin a part of the pipeline",
+    ),
+    "pipeline_schedule": (
+        str,
+        "gpipe",
+        one_of(SCHEDULES, "Order of a pipeline's parts; accepted: each process runs all of them"),
+    ),
     "no_validation": (bool, False, "Do not test while training"),
 }
 FILES: Definitions = {
     "load_checkpoint_path": (str | None, None, "Checkpoint, or directory of them, to load"),
     "save_checkpoint_path": (str | None, None, "Directory in which to save checkpoints"),
-    "ckpts_per_epoch": (float | None, None, "Instead of --checkpoint_freq: so many an epoch"),
+    "ckpts_per_epoch": (float | None, None, "Checkpoints an epoch, instead of --checkpoint_freq"),
     "keep_checkpoints": (int, 1000, "How many of the last checkpoints to keep besides the best"),
     "weight_avg_exp": (
         float | None,
@@ -150,7 +171,7 @@ def batch_plan(values: Values, processes: int) -> BatchPlan:
     note = None
     if replicas != processes:
         note = (
-            f"--replicas {replicas}, processes: {processes}; each computes {accumulation} "
+            f"note: --replicas {replicas}, processes: {processes}; each computes {accumulation} "
             f"micro-batches a step instead of {asked}, and the global batch stays {whole}"
         )
     return BatchPlan(whole, accumulation, note)

@@ -165,13 +165,16 @@ def common_notices(setup: Setup) -> Iterator[str]:
         yield setup.plan.note
     if values["precision"] in ("16.16", "16.32") and values["half_dtype"] is None:
         half = task.precision.dtype(setup.world.device)
-        yield f"--precision {values['precision']}: its 16 bits are {half}; --half_dtype chooses"
+        yield (
+            f"note: --precision {values['precision']}: its 16 bits are {half}; --half_dtype chooses"
+        )
     if values["pipeline_splits"]:
         parts = partition(task.stages(), values["pipeline_splits"])
         sizes = ", ".join(f"{next(iter(part))} ({len(part)} stages)" for part in parts)
         yield (
-            f"--pipeline_splits: {len(parts)} parts, which each process runs one after the other "
-            f"with the same results (--pipeline_schedule {values['pipeline_schedule']}): {sizes}"
+            f"note: --pipeline_splits: {len(parts)} parts, which each process runs one after the "
+            "other with the same results "
+            f"(--pipeline_schedule {values['pipeline_schedule']}): {sizes}"
         )
 
 

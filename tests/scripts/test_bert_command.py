@@ -93,7 +93,7 @@ def test_fine_tuning_reports_and_saves(texts, capsys, task, device):
     rows = {"mrpc": 32, "squad": 32 if "32 rows" in out else 16}[task]
     assert f"train: {rows} rows of" in out
     assert f"BERT 1 x 16 for {task}" in out
-    assert out.count("--length_window 50") == 1
+    assert out.count("note: --length_window 50") == 1
     assert "initial weights" in out
     assert json.loads((texts / "log.json").read_text().splitlines()[-1][5:])["data"] == summary
     saved = weights(texts / "run")

@@ -201,6 +201,7 @@ def test_code_in_a_file_of_weights_is_not_run(tmp_path):
         (["--batch_size=x"], "batch_size"),
         (["--batch=4"], "Unknown command line flag 'batch'"),
         (["--lr_drops=a,b"], "--lr_drops a,b: expected float values"),
+        (["--max_stepz=3"], "'max_stepz'. Did you mean: max_steps"),
         (["--pipeline_splits=block9z"], "--pipeline_splits block9z: no such stage; expected of"),
         (["--base_lr_exp=-3"], "--base_lr_exp -3.0 contradicts --lr"),
         (["--resume"], "--resume needs"),
@@ -217,6 +218,12 @@ def test_code_in_a_file_of_weights_is_not_run(tmp_path):
 def test_mistakes_are_named(flags, message):
     with pytest.raises((ValueError, OSError), match=message):
         command(*flags)
+
+
+@pytest.mark.parametrize("flags", [["--no_validation"], ["--mode=benchmark_training"]])
+def test_a_run_without_tests_does_not_blame_the_test_set(capsys, flags):
+    command("--max_steps=1", *flags)
+    assert "no test: none was asked for, or there is no test set" in capsys.readouterr().out
 
 
 def test_the_command_shows_its_flags_and_ends_with_an_error(tmp_path):

@@ -9,11 +9,12 @@ import pytest
 from absl import flags as absl_flags
 
 from dlrm.data.loader import DataConfig
+from dlrm.model.bert import BertConfig
 from dlrm.model.dlrm import DLRMConfig
-from dlrm.scripts import dist_main, main  # noqa: F401  main defines the flags
+from dlrm.scripts import bert_flags, cnn_flags, dist_main, main  # noqa: F401  main defines the flags
 from dlrm.train.optim import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
 from dlrm.train.trainer import TrainConfig
 
 # README of June 2020 (main.py). base_device: ours is cuda where there is one, else cpu.
@@ -186,3 +187,28 @@ def test_help_shows_each_flag_once_under_its_topic(command, under):
     everything = [name for names in listed.values() for name in names]
     assert len(everything) == len(set(everything)) > 60
     assert everything == flag.findall(shown)
+
+
+@pytest.mark.parametrize("command", [cnn_flags, bert_flags])
+def test_each_text_of_the_networks_stands_alone(command):
+    """No text begins with what it is of, or leans on its neighbour."""
+    shown = " ".join(command.FLAGS.help().split())
+    texts = dict(re.findall(r" --(?:\[no\])?(\w+): (.*?)(?= --(?:\[no\])?\w+: |$)", shown))
+    assert len(texts) > 80
+    leaning = r"(<[^>]*>: )?(Of|Instead of|The same of) |.*as above"
+    assert [name for name, text in texts.items() if re.match(leaning, text)] == []
+    assert "help" not in texts
+    assert texts["mode"].startswith(f"<{'|'.join(command.MODES)}>: ")
+    assert texts["lr_schedule"].startswith(f"<{'|'.join(LR_SCHEDULES)}>: ")
+
+
+def test_the_help_of_bert_says_each_default_once():
+    shown = " ".join(bert_flags.help_text().split())
+    told = dict(re.findall(r" --(\w+): ([^(]*?\(default: [^)]*\))", shown))
+    assert told["processes"].endswith("(default: one a core)")
+    assert told["vocab_size"].endswith(
+        f"(default: that of --recipe graphcore, else of the data, else {BertConfig().vocab_size})"
+    )
+    twice = [name for name, text in told.items() if text.count("default") > 1 and " --" not in text]
+    assert twice == []
+    assert re.search(r"--mode: <[^>]*>: Task to be performed; required --", shown)

@@ -258,7 +258,7 @@ def test_half_precision_learns_as_well(command, flag, capsys, device):
     assert half["test_auc"] == pytest.approx(full["test_auc"], abs=0.01)
     assert half["test_auc"] != full["test_auc"]
     unused = "64" in flag and device == "cpu"  # whose half precision is bfloat16
-    assert ("--loss_scale is not used" in capsys.readouterr().out) == unused
+    assert ("note: --loss_scale is not used" in capsys.readouterr().out) == unused
 
 
 def test_frozen_parameters_stay(command):
@@ -320,8 +320,8 @@ def test_the_short_run_is_told_flags_that_fit(command, capsys):
 def test_flags_that_do_nothing_say_so(command, capsys):
     command("--max_steps=1", "--output_dir=/tmp/x", "--cuda_graphs")
     out = capsys.readouterr().out
-    assert "--output_dir is not used" in out
-    assert "--cuda_graphs is not used; it is for GPUs. Steps run eagerly" in out
+    assert "note: --output_dir is not used" in out
+    assert "note: --cuda_graphs is not used; it is for GPUs. Steps run eagerly" in out
 
 
 def test_what_is_frozen_stays_as_it_was(command):

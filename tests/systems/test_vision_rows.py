@@ -151,7 +151,7 @@ def test_it_starts_at_reduced_size(row, tmp_path, monkeypatch, capsys):
     summary = cnn.run(cnn_flags.parse([*row.arguments(), *reduced(row)]))
     torch.set_num_threads(threads)
     out = capsys.readouterr().out
-    assert ("--pipeline_splits:" in out) == any("pipeline_splits" in f for f in row.flags)
+    assert ("note: --pipeline_splits:" in out) == any("pipeline_splits" in f for f in row.flags)
     assert ("the global batch stays" in out) == (row.processes > 1 and "--replicas" in out)
     if "--mode=benchmark_inference" in row.flags:
         assert summary["mean_inference_throughput"] > 0
