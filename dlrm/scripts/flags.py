@@ -42,6 +42,12 @@ RESUME_MAY_CHANGE = frozenset(
 # Flags in which the ranks of a run may differ: where each finds the same data.
 RANKS_MAY_DIFFER = frozenset(["dataset", "synthetic_dataset_dir", "log_path", "output_dir"])
 
+# NVIDIA's switches for Adam, and the flag that each stands for.
+ADAM_SWITCHES = {
+    "Adam_embedding_optimizer": "embedding_optimizer",
+    "Adam_MLP_optimizer": "mlp_optimizer",
+}
+
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
 ARCHITECTURE = (
     "embedding_dim",
@@ -436,10 +442,7 @@ def optimizer_config() -> OptimizerConfig:
         ValueError: a switch and the flag it stands for contradict each other.
     """
     chosen = {}
-    for switch, flag in (
-        ("Adam_embedding_optimizer", "embedding_optimizer"),
-        ("Adam_MLP_optimizer", "mlp_optimizer"),
-    ):
+    for switch, flag in ADAM_SWITCHES.items():
         if _value(switch):
             if given(flag) and _value(flag) != "adam":
                 raise ValueError(f"--{switch} contradicts --{flag} {_value(flag)}")

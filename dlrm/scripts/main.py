@@ -204,11 +204,15 @@ def _train(
         beat=watchdog.beat,
         recorder=task.recorder,
     )
-    if not (FLAGS.resume and session.resume(trainer, log, _frozen)) and checkpoint:
+    resumed = FLAGS.resume and session.resume(trainer, log, _frozen)
+    if not resumed and checkpoint:
         load_checkpoint(checkpoint, trainer.parameters, world=task.world)
         log.line(f"weights from {checkpoint}; the run starts at step 0")
     train = Batches(datasets.train, device, FLAGS.shuffle_batch_order, FLAGS.seed)
-    if advice := short_run_advice(schedule, config.num_steps(len(train))):
+    choices = ("lr", *flags.ADAM_SWITCHES, *flags.ADAM_SWITCHES.values())
+    by_default = not any(map(flags.given, choices))
+    advice = short_run_advice(schedule, config.num_steps(len(train)), by_default)
+    if advice and not resumed:  # else flags must stay as they were
         log.line(f"note: {advice}")
     validation = Batches(datasets.validation, device) if datasets.validation else None
     with session.stopped_by_sigterm(trainer):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 LR_SCHEDULES = ("constant", "cosine", "exponential", "stepped", "poly", "linear")
+_SMALL_RUN = "--mlp_optimizer adam --embedding_optimizer adam --embedding_init_scale 0.1 --lr 1e-3 "
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,16 @@ def learning_rate(config: ScheduleConfig, step: int) -> float:
     return max(config.lr * left**config.decay_power, config.decay_end_lr)
 
 
-def short_run_advice(config: ScheduleConfig, num_steps: int) -> str | None:
+def short_run_advice(config: ScheduleConfig, num_steps: int, by_default: bool) -> str | None:
     """Returns a line for the user whose run ends within the warm-up, or None.
 
     It names flags that fit: a twentieth of the run to warm up, the second half to decay.
+
+    Args:
+        config: the schedule.
+        num_steps: length of the run.
+        by_default: whether nobody chose the rate and the optimizers, which then do not fit either:
+            on its plateau the default rate ruins the weights within such a run.
     """
     if num_steps >= config.warmup_steps:
         return None
@@ -80,8 +87,8 @@ def short_run_advice(config: ScheduleConfig, num_steps: int) -> str | None:
     return (
         f"this run has {num_steps} steps, fewer than --warmup_steps {config.warmup_steps}: its "
         f"learning rate ends at {learning_rate(config, max(num_steps, 1)):.4g}, short of --lr "
-        f"{config.lr:g}. Flags that fit: --warmup_steps {warmup} --decay_start_step {half} "
-        f"--decay_steps {num_steps - half}"
+        f"{config.lr:g}. Flags that fit: {_SMALL_RUN if by_default else ''}--warmup_steps {warmup} "
+        f"--decay_start_step {half} --decay_steps {num_steps - half}"
     )
 
 

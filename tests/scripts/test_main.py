@@ -312,9 +312,41 @@ def test_a_runtime_that_is_none_is_named(command):
         command(*flags, "--inference_benchmark_runtimes=fast")
 
 
-def test_the_short_run_is_told_flags_that_fit(command, capsys):
-    command("--warmup_steps=6400")
-    assert "--warmup_steps 0 --decay_start_step 8 --decay_steps 8" in capsys.readouterr().out
+def advised(capsys):
+    """The flags that a run's output proposes; None where it proposes none."""
+    (found,) = re.findall(r"Flags that fit: (.*)", capsys.readouterr().out) or [None]
+    return found
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    ["--lr=0.02", "--mlp_optimizer=sgd", "--embedding_optimizer=sgd"]
+    + ["--Adam_MLP_optimizer", "--Adam_embedding_optimizer"],
+)
+def test_the_short_run_is_told_a_schedule_that_fits(command, capsys, chosen):
+    command("--max_steps=16", "--batch_size=64", chosen, training=[])
+    assert advised(capsys) == "--warmup_steps 0 --decay_start_step 8 --decay_steps 8"
+
+
+def test_the_short_run_by_default_learns_with_the_flags_it_is_told(command, capsys):
+    model = ["--embedding_dim=16", "--bottom_mlp_sizes=512,256,16"]
+    run = ["--batch_size=64", "--epochs=4", "--print_freq=20", "--test_after=9"]
+    command(*run, model=model, training=[])
+    flags = advised(capsys).split()
+    with pytest.raises(FloatingPointError, match="became"):  # the schedule alone
+        command(*run, *flags[flags.index("--warmup_steps") :], model=model, training=[])
+    command(*run, *flags, "--log_path=advised.json", model=model, training=[])
+    data = [entry.get("data", {}) for entry in log_entries("advised.json")]
+    losses = [d["loss"] for d in data if "loss" in d]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_resumed_run_is_told_no_other_flags(command, capsys):
+    saved = ["--warmup_steps=6400", "--save_checkpoint_path=run", "--resume"]
+    command("--max_steps=2", *saved)
+    assert advised(capsys) is not None
+    command("--max_steps=4", *saved)
+    assert advised(capsys) is None
 
 
 def test_flags_that_do_nothing_say_so(command, capsys):

@@ -52,12 +52,18 @@ def test_without_decay_the_plateau_never_ends():
 
 
 def test_a_run_shorter_than_its_warmup_gets_flags_that_fit():
-    advice = short_run_advice(ScheduleConfig(), 200)
+    advice = short_run_advice(ScheduleConfig(), 200, by_default=False)
     assert "200 steps, fewer than --warmup_steps 6400" in advice
     assert "ends at 0.875" in advice  # 28 * 200 / 6400
-    assert advice.endswith("--warmup_steps 10 --decay_start_step 100 --decay_steps 100")
+    schedule = "--warmup_steps 10 --decay_start_step 100 --decay_steps 100"
+    assert advice.endswith(f"Flags that fit: {schedule}")
+    advice = short_run_advice(ScheduleConfig(), 200, by_default=True)
+    assert advice.endswith(
+        "Flags that fit: --mlp_optimizer adam --embedding_optimizer adam "
+        f"--embedding_init_scale 0.1 --lr 1e-3 {schedule}"
+    )
     fits = ScheduleConfig(warmup_steps=10, decay_start_step=100, decay_steps=100)
-    assert short_run_advice(fits, 200) is None
+    assert short_run_advice(fits, 200, by_default=True) is None
 
 
 @pytest.mark.parametrize(
