@@ -548,10 +548,10 @@ def test_what_makes_no_sense_for_a_dlrm_is_refused(command, flag, message):
 
 @pytest.mark.parametrize(
     ("arguments", "needed", "free", "proposed"),
-    [  # 383 rows of 4 floats, and Adam's two of each
-        ([], 383 * 48, 383 * 32, "--embedding_optimizer adagrad"),
-        (["--freeze_embeddings"], 383 * 16, 207 * 16, "--max_table_size 77"),  # 53 + 2 n rows
-        (["--mode=test"], 383 * 16, 207 * 16, "--max_table_size 77"),
+    [  # 383 rows of 4 floats, and Adam's two of each; what is proposed takes 9/10 of what is free
+        ([], 383 * 48, 383 * 36, "--embedding_optimizer adagrad"),
+        (["--freeze_embeddings"], 383 * 16, 230 * 16, "--max_table_size 77"),  # 53 + 2 n rows
+        (["--mode=test"], 383 * 16, 230 * 16, "--max_table_size 77"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(
@@ -571,7 +571,7 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
 
 def test_a_checkpoints_architecture_is_not_proposed_to_change(command, monkeypatch):
     command("--max_steps=1", "--save_checkpoint_path=run")
-    monkeypatch.setattr(main, "host_memory", lambda: (383 * 16, 2**30))
+    monkeypatch.setattr(main, "host_memory", lambda: (383 * 18, 2**30))
     with pytest.raises(ValueError, match="What fits: --embedding_optimizer sgd$"):
         command("--load_checkpoint_path=run")
     with pytest.raises(ValueError, match="No other value of one flag"):
