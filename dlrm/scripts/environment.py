@@ -8,8 +8,8 @@ A setting that the user made stays; `DLRM_TUNE=0` leaves all as it is.
   next step fault them in again: 900 to 3700 page faults a step (Kaggle model, batch 2048), and now
   tens at most.
 * Threads that wait spin for tens of microseconds and sleep then. With 3,000 spins the demo's model
-  trains at 0.9 of the rate with 10,000 (118,000 to 138,000 samples/s, 2 cores) where nothing else
-  runs, and at twice the rate (39,000 against 18,000) where other programs want the cores.
+  trains as fast as with 10,000 where nothing else runs (119,000 and 106,000 samples/s, 2 cores),
+  and at twice the rate (39,000 against 18,000) where other programs want the cores.
 """
 
 import ctypes
