@@ -97,7 +97,7 @@ class _Help(app.HelpFlag):
         if self._parse(arg):
             shown = [sys.modules["__main__"].__doc__ or "", *map(FLAGS.module_help, self._topics)]
             show("\n".join([*shown, "\nTry --helpfull to get a list of all flags."]))
-            sys.exit(1)
+            sys.exit(0)
 
 
 def _define_run() -> None:

@@ -151,7 +151,7 @@ def test_dist_main_has_nvidias_defaults_for_several_gpus():
         [sys.executable, "-m", "dlrm.scripts.dist_main", "--help"],
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     ).stdout
     assert re.search(r"--batch_size: .*\n\s+\(default: '65536'", shown)
     assert "--placement" in shown
@@ -163,7 +163,7 @@ def test_shuffle_is_the_short_name():
 
 def test_help_lists_every_flag():
     command = [sys.executable, "-m", "dlrm.scripts.main", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     listed = set(re.findall(r"^  (?:-\w+,)?--(?:\[no\])?(\w+):", shown, re.MULTILINE))
     assert listed >= set(JUNE_2020 | LATER | OURS)
 
@@ -178,7 +178,7 @@ def test_help_lists_every_flag():
 )
 def test_help_shows_each_flag_once_under_its_topic(command, under):
     run = [sys.executable, "-m", f"dlrm.scripts.{command}", "--help"]
-    shown = subprocess.run(run, capture_output=True, text=True, check=False).stdout
+    shown = subprocess.run(run, capture_output=True, text=True, check=True).stdout
     topics = re.split(r"^(\w[\w ]+):\n", shown, flags=re.MULTILINE)[1:]
     flag = re.compile(r"^  (?:-\w+,)?--(?:\[no\])?(\w+):", re.MULTILINE)
     listed = {t: flag.findall(s) for t, s in zip(topics[::2], topics[1::2], strict=True)}
