@@ -154,6 +154,11 @@ def _agree_that_tables_fit(
 def _make_task(config: DLRMConfig, world: World, precision: PrecisionConfig) -> Recommendation:
     dtype, on_cpu = precision.dtype(world.device), FLAGS.auc_device == "CPU"
     recorded = FLAGS.cuda_graphs and _why_not_recorded(world) is None
+    if recorded and FLAGS.mode == "train" and FLAGS.embedding_type not in FUSED_TYPES:
+        raise ValueError(
+            f"--cuda_graphs needs --embedding_type joint_fused, got {FLAGS.embedding_type}: "
+            "torch's optimizers of sparse gradients wait for the GPU at every step"
+        )
     recorder = CudaRecorder(world.device) if recorded else None
     options = (FLAGS.seed, on_cpu, FLAGS.optimized_mlp, recorder)
     return Recommendation(config, world, dtype, *options)
@@ -353,12 +358,6 @@ def _check_mode(world: World) -> None:
         )
     if FLAGS.max_grad_norm is not None and not FLAGS.max_grad_norm > 0:
         raise ValueError(f"--max_grad_norm {FLAGS.max_grad_norm}: expected a number above 0")
-    recorded = FLAGS.cuda_graphs and _why_not_recorded(world) is None
-    if recorded and FLAGS.mode == "train" and FLAGS.embedding_type not in FUSED_TYPES:
-        raise ValueError(
-            f"--cuda_graphs needs --embedding_type joint_fused, got {FLAGS.embedding_type}: "
-            "torch's optimizers of sparse gradients wait for the GPU at every step"
-        )
     if FLAGS.mode == "inference_benchmark" and world.size > 1:
         raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
     if FLAGS.mode != "train" and FLAGS.resume:
