@@ -1,23 +1,19 @@
-"""Directories that appear whole or not at all, and the manifest that says what is in them.
+"""Files and directories that appear whole and durable, or not at all.
 
-Datasets and checkpoints are written with these. Only the standard library is imported.
+Datasets, checkpoints, exports and scores are written with these: what appears under its final name
+is on the disk, its name included, and so are the names of the directories above that were made for
+it. Only the standard library is imported.
 """
 
-import json
+import fcntl
 import os
+import re
 import shutil
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-MANIFEST = "manifest.json"
-_PREPARED_BY = {
-    "image dataset": "preproc/prepare_images.py",
-    "pre-training dataset": "preproc/prepare_text.py",
-}
-_BLOCK = 1 << 22
+MANIFEST = "manifest.json"  # in every directory that this package has written; see `dlrm.manifest`
 
 
 @contextmanager
@@ -52,8 +48,8 @@ def stage_directory(path: str | os.PathLike, replace: bool = False) -> tuple[Pat
     final = Path(path).resolve()  # what a link points to is replaced, not the link
     tidy_after_killed(final)
     check_replaceable(final, replace)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    staging = final.with_name(f".{final.name}.partial-{os.getpid()}")
+    make_directories(final.parent)
+    staging = _partial(final)
     staging.mkdir()
     return final, staging
 
@@ -92,8 +88,23 @@ def tidy_after_killed(final: Path) -> None:
         if not _is_running(old):
             shutil.rmtree(old) if final.exists() else old.rename(final)
     for partial in final.parent.glob(f".{final.name}.partial-*"):
-        if not _is_running(partial) or partial.name.endswith(f"-{os.getpid()}"):
+        if not _is_running(partial) or partial == _partial(final):
             shutil.rmtree(partial)
+
+
+def _partial(final: Path) -> Path:
+    """Returns where this process prepares what becomes `final`."""
+    return final.with_name(f".{final.name}.partial-{os.getpid()}")
+
+
+def tidy_leftovers(directory: Path) -> None:
+    """Removes what killed processes were writing to, or removing from, a directory.
+
+    No other process may write there meanwhile.
+    """
+    for path in directory.glob(".*-[0-9]*"):
+        if re.fullmatch(r"\..+\.(partial|removed)-\d+", path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _is_running(leftover: Path) -> bool:
@@ -139,89 +150,92 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_directories(path: Path) -> None:
+    """Creates a directory and the missing ones above it; their names are then on the disk."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        sync(directory.parent)
+
+
+@contextmanager
+def staged_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields the path of a new file that becomes `path` when the block ends without an error.
+
+    After an error the new file is removed and whatever stood at `path` is as it was.
+
+    Args:
+        path: replaced if it is there; its parent must exist.
+    """
+    final = Path(path)
+    partial = _partial(final)
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(final)
+        sync(final.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def write_atomically(path: str | os.PathLike, text: str) -> None:
     """Writes a text file that readers see whole or not at all."""
-    final = Path(path)
-    partial = final.with_name(f".{final.name}.partial-{os.getpid()}")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(final)
-    finally:
-        partial.unlink(missing_ok=True)
+    with staged_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
-def crc32(path: str | os.PathLike) -> str:
-    """Returns the CRC-32 of a file as eight hexadecimal digits."""
-    value = 0
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            value = zlib.crc32(block, value)
-    return f"{value:08x}"
+@contextmanager
+def in_use(directory: Path) -> Iterator[bool]:
+    """Keeps `remove_unused` from removing a directory within the block.
 
-
-def write_manifest(
-    directory: Path, kind: str, checksums: dict[str, str] | None = None, **facts: Any
-) -> None:
-    """Writes `manifest.json`: `facts`, and size and CRC-32 of every file. Call it last.
-
-    Args:
-        directory: what the manifest is of.
-        kind: "dataset" or "checkpoint".
-        checksums: CRC-32 of files, by relative path, where they are known already.
-        facts: further entries.
+    Yields:
+        Whether the directory is there and stays. False: it is being removed.
     """
-    files = {}
-    for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != MANIFEST):
-        name = path.relative_to(directory).as_posix()
-        crc = (checksums or {}).get(name) or crc32(path)
-        files[name] = {"bytes": path.stat().st_size, "crc32": crc}
-    manifest = {"kind": kind, "version": 1, **facts, "files": files}
-    write_atomically(directory / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    lock = None
+    try:
+        try:
+            lock = os.open(directory, os.O_RDONLY)
+            _lock(lock, fcntl.LOCK_SH)
+            stays = os.path.samestat(os.fstat(lock), directory.stat())
+        except (FileNotFoundError, BlockingIOError):
+            stays = False
+        yield stays
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
-def read_manifest(
-    directory: Path,
-    kind: str,
-    check_crc: bool = False,
-    wanted: Callable[[str], bool] = lambda name: True,
-) -> dict[str, Any]:
-    """Reads `manifest.json` and checks that every file it names is there with its size.
+def remove_unused(directory: Path) -> bool:
+    """Removes a directory unless another process has it in use; returns whether it did.
 
-    Args:
-        directory: the dataset or checkpoint.
-        kind: what it should be: "dataset" or "checkpoint".
-        check_crc: also read every file and compare its CRC-32.
-        wanted: which files, by relative path, are read for that.
+    It is renamed first: no process meets a part of it under its name.
+    """
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        _lock(lock, fcntl.LOCK_EX)
+        removed = directory.rename(directory.with_name(f".{directory.name}.removed-{os.getpid()}"))
+        sync(directory.parent)
+        shutil.rmtree(removed)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    """Locks a file or directory at once; on a file system without locks nothing happens.
 
     Raises:
-        FileNotFoundError: there is no manifest, or a file it names is missing.
-        ValueError: it is of another kind or version, or a file has another size or CRC-32.
+        BlockingIOError: another process has it.
     """
-    path = directory / MANIFEST
-    if not path.is_file():
-        made_by = f"; {_PREPARED_BY[kind]} makes one" if kind in _PREPARED_BY else ""
-        raise FileNotFoundError(
-            f"{path}: no such file, so {directory} is not a complete {kind}{made_by}"
-        )
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        found, version = manifest["kind"], manifest["version"]
-        files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a manifest ({error!r})") from error
-    if (found, version) != (kind, 1):
-        raise ValueError(
-            f"{path}: expected a {kind} of version 1, got a {found} of version {version}"
-        )
-    for name, (expected_bytes, expected_crc) in files.items():
-        file = directory / name
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: missing, though {path} names it")
-        if (size := file.stat().st_size) != expected_bytes:
-            raise ValueError(f"{file}: expected {expected_bytes} bytes, got {size}")
-        if check_crc and wanted(name) and (crc := crc32(file)) != expected_crc:
-            raise ValueError(f"{file}: expected CRC-32 {expected_crc}, got {crc}: damaged")
-    return manifest
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass

@@ -3,7 +3,6 @@
 import io
 import json
 import warnings
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from dlrm.data import image_layout
+from dlrm.manifest import Checksum
 from preproc.image_sources import Item, read
 
 
@@ -52,7 +52,7 @@ class Report(NamedTuple):
         images: how many.
         class_names: label -> name, where the source says it.
         bad: names and reasons of images that were left out.
-        checksums: CRC-32 of the two files.
+        checksums: of the two files, see `dlrm.manifest.Checksum`.
     """
 
     images: int
@@ -78,7 +78,7 @@ def write_shard(shard: Shard) -> None:
     labels: list[int] = []
     names: dict[int, str | None] = {}
     bad: list[str] = []
-    crc = 0
+    sums = {images_file: Checksum(), labels_file: Checksum()}
     with open(images_file, "wb") as file:
         for item in shard.items:
             try:
@@ -92,14 +92,14 @@ def write_shard(shard: Shard) -> None:
                 bad.append(f"{item.name}: {error}")
                 continue
             file.write(pixels.data)
-            crc = zlib.crc32(pixels.data, crc)
+            sums[images_file].update(pixels.data)
             labels.append(encoded.label)
             names[encoded.label] = encoded.class_name
     label_bytes = np.array(labels, image_layout.LABEL_DTYPE).tobytes()
     labels_file.write_bytes(label_bytes)
-    sums = {images_file: crc, labels_file: zlib.crc32(label_bytes)}
+    sums[labels_file].update(label_bytes)
     checksums = {
-        path.relative_to(shard.directory).as_posix(): f"{value:08x}" for path, value in sums.items()
+        path.relative_to(shard.directory).as_posix(): str(value) for path, value in sums.items()
     }
     report = Report(len(labels), names, bad, checksums)
     shard.report_file.write_text(json.dumps(report._asdict()), encoding="utf-8")

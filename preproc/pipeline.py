@@ -22,7 +22,7 @@ from typing import Any
 from dlrm.data import layout
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.transform import Transform, save_facts
-from dlrm.files import crc32, write_manifest
+from dlrm.manifest import checksum, write_manifest
 from preproc import report
 from preproc.counted_splits import count_buckets, counted_splits, num_rows, numbered_splits
 from preproc.dictionaries import FitJob, fit_columns, merge_bucket, write_lookups
@@ -258,16 +258,16 @@ def _describe(
 
 
 def _checksums(run: Run) -> dict[str, str]:
-    """CRC-32 of every large file, computed by the engine."""
+    """Checksums of every large file, computed by the engine."""
     output = run.work.output
     names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
-    task = partial(_crc32_of, folder=str(output))
+    task = partial(_checksums_of, folder=str(output))
     parts = run.work.run(run.engine, "checksums", task, _groups(names))
     return {name: crc for part in parts for name, crc in part.items()}
 
 
-def _crc32_of(names: list[str], folder: str) -> dict[str, Any]:
-    return {name: crc32(Path(folder, name)) for name in names}
+def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:
+    return {name: checksum(Path(folder, name)) for name in names}
 
 
 def _groups(items: Sequence[Any]) -> list[list[Any]]:

@@ -25,7 +25,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dlrm.data import image_layout
-from dlrm.files import staged_directory, write_manifest
+from dlrm.files import staged_directory
+from dlrm.manifest import write_manifest
 from preproc.engines import EngineError, TaskError, local_engine
 from preproc.image_sources import Item, Source, find_images
 

@@ -30,7 +30,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dlrm.files import staged_directory, write_manifest
+from dlrm.files import staged_directory
+from dlrm.manifest import write_manifest
 from preproc.hashing import splitmix64
 
 PLANTED = "planted.json"

@@ -7,7 +7,8 @@ import zlib
 
 import pytest
 
-from dlrm.files import crc32, read_manifest, staged_directory, write_atomically, write_manifest
+from dlrm.files import staged_directory, write_atomically
+from dlrm.manifest import crc32, read_manifest, write_manifest
 
 
 def names(directory):
@@ -164,9 +165,9 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
 
 
 def test_another_kind_or_version_is_refused(written):
-    with pytest.raises(ValueError, match="expected a checkpoint of version 1, got a dataset"):
+    with pytest.raises(ValueError, match="expected a checkpoint of version 1 or 2, got a dataset"):
         read_manifest(written, "checkpoint")
     manifest = json.loads((written / "manifest.json").read_text())
-    (written / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
-    with pytest.raises(ValueError, match="got a dataset of version 2"):
+    (written / "manifest.json").write_text(json.dumps({**manifest, "version": 3}))
+    with pytest.raises(ValueError, match="got a dataset of version 3"):
         read_manifest(written, "dataset")

@@ -9,6 +9,7 @@ import pytest
 # Low to high; files of one line do not import each other's packages.
 FLOORS = [
     ["dlrm.files"],
+    ["dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed"],
     ["dlrm.model", "dlrm.data", "dlrm.train"],
     ["dlrm.tasks", "dlrm.serving", "preproc"],
@@ -21,6 +22,7 @@ FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in f
 TORCH_FREE = [
     "dlrm",
     "dlrm.files",
+    "dlrm.manifest",
     "dlrm.data.layout",
     "dlrm.data.feature_spec",
     "dlrm.data.transform",

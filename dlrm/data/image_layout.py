@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.files import MANIFEST, read_manifest
+from dlrm.files import MANIFEST
+from dlrm.manifest import read_manifest
 
 KIND = "image dataset"
 SPLITS = ("train", "test", "validation")

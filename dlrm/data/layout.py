@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.files import MANIFEST, read_manifest, write_atomically, write_manifest
+from dlrm.files import MANIFEST, write_atomically
+from dlrm.manifest import read_manifest, write_manifest
 
 SPLITS = ("train", "test", "validation")
 FEATURE_SPEC = "feature_spec.yaml"
@@ -116,7 +117,7 @@ def write_dataset_manifest(
         rows: samples of each split.
         cardinalities: rows of each table, in feature order.
         transform: what made the numbers: engine-independent options such as the frequency limit.
-        checksums: CRC-32 of files, by relative path, where they are known already.
+        checksums: of files, by relative path, where they are known already.
     """
     facts = {"rows": rows, "cardinalities": list(cardinalities), "transform": transform}
     write_manifest(directory, "dataset", checksums, **facts)

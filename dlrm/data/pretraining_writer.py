@@ -30,7 +30,8 @@ from dlrm.data.text_layout import (
 )
 from dlrm.data.wordpiece import Tokenizer, load_tokenizer
 from dlrm.data.workers import InOrder, workers
-from dlrm.files import crc32, staged_directory
+from dlrm.files import staged_directory
+from dlrm.manifest import crc32
 
 INPUT_FORMATS = (*TEXT_FORMATS, "hdf5", "popart")
 OUTPUT_FORMATS = ("shards", "hdf5")

@@ -12,14 +12,14 @@ instead, which `dlrm.data.text_formats` reads.
 """
 
 import reprlib
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.files import MANIFEST, read_manifest, write_manifest
+from dlrm.files import MANIFEST
+from dlrm.manifest import Checksum, read_manifest, write_manifest
 
 KIND = "pre-training dataset"
 FACT_DTYPE = np.dtype("<u2")
@@ -56,8 +56,9 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def write_shard(
     directory: Path, shard: int, blocks: Iterable[Rows], vocab_size: int
 ) -> dict[str, str]:
-    """Writes a shard block by block; returns the CRC-32 of its files by their names."""
-    dtype, paths, sums = token_dtype(vocab_size), shard_files(directory, shard), [0, 0]
+    """Writes a shard block by block; returns the checksums of its files by their names."""
+    dtype, paths = token_dtype(vocab_size), shard_files(directory, shard)
+    sums = Checksum(), Checksum()
     with open(paths[0], "wb") as tokens_file, open(paths[1], "wb") as facts_file:
         for rows in blocks:
             parts = (rows.ids, rows.masked_positions, rows.masked_ids)
@@ -65,8 +66,8 @@ def write_shard(
             facts = np.ascontiguousarray(rows.facts, FACT_DTYPE)
             for which, (file, array) in enumerate(((tokens_file, tokens), (facts_file, facts))):
                 file.write(array.data)
-                sums[which] = zlib.crc32(array.data, sums[which])
-    return {path.name: f"{value:08x}" for path, value in zip(paths, sums, strict=True)}
+                sums[which].update(array.data)
+    return {path.name: str(value) for path, value in zip(paths, sums, strict=True)}
 
 
 def write_text_manifest(

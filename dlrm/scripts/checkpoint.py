@@ -21,9 +21,9 @@ from typing import Any
 
 from absl import app, flags
 
-from dlrm.files import MANIFEST
+from dlrm.files import MANIFEST, in_use
 from dlrm.scripts import bert_flags, cnn_flags
-from dlrm.train.checkpoint import best_checkpoint
+from dlrm.train.checkpoint import all_checkpoints, best_checkpoint
 from dlrm.train.compare import (
     difference,
     map_differences,
@@ -57,7 +57,10 @@ def define_flags(values: flags.FlagValues = FLAGS) -> None:
         "json", False, "inspect, diff: print one JSON object, for programs", flag_values=values
     )
     flags.DEFINE_boolean(
-        "check", False, "inspect: compare the CRC-32 of every file", flag_values=values
+        "check",
+        False,
+        "inspect: compare the checksums of tables that are not read, too",
+        flag_values=values,
     )
     flags.DEFINE_boolean(
         "weights",
@@ -157,21 +160,22 @@ def _inspect(path: Path) -> int:
 
 def describe_run(path: Path, check_crc: bool = False) -> dict[str, Any]:
     """What a run's directory of checkpoints has, of JSON values."""
-    whole = sorted(found.parent for found in path.glob(f"step-[0-9]*/{MANIFEST}"))
-    if not whole:
-        raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
     best = best_checkpoint(path)
     checkpoints = []
-    for directory in whole:
-        saved = read_saved(directory, check_crc)
-        checkpoints.append(
-            {
-                "name": directory.name,
-                **_progress(saved),
-                "bytes": _bytes(directory),
-                "best": best is not None and best.name == directory.name,
-            }
-        )
+    for directory in all_checkpoints(path):
+        with in_use(directory) as stays:
+            if stays:
+                saved = read_saved(directory, check_crc)
+                checkpoints.append(
+                    {
+                        "name": directory.name,
+                        **_progress(saved),
+                        "bytes": _bytes(directory),
+                        "best": best is not None and best.name == directory.name,
+                    }
+                )
+    if not checkpoints:
+        raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
     return {
         "path": str(path),
         "format": "run",
@@ -191,7 +195,7 @@ def describe(
         feature_order: see `read_nvidia`.
         check_crc: compare the CRC-32 of every file of ours.
     """
-    saved = open_any(path, feature_order, any_order=True, check_crc=check_crc)
+    saved = open_any(path, feature_order, any_order=True, check_crc=check_crc or weights)
     if check_crc and saved.format == "nvidia":
         raise ValueError(f"{path}: NVIDIA's directories have no CRC-32 to compare")
     saved_flags = saved.config.get("flags", {})
@@ -262,7 +266,7 @@ def compare(
         weights_only: leave out configuration, progress and state of optimizers.
         feature_order: of NVIDIA's directories, whatever their metadata say.
     """
-    one, other = (open_any(path, feature_order) for path in (a, b))
+    one, other = (open_any(path, feature_order, check_crc=True) for path in (a, b))
     same_format = one.format == other.format
     with_state = same_format and not weights_only
     left, right = weights_of(one, with_state), weights_of(other, with_state)

@@ -21,7 +21,8 @@ from dlrm.data.images import (
     SyntheticImages,
 )
 from dlrm.distributed import World
-from dlrm.files import MANIFEST, crc32
+from dlrm.files import MANIFEST
+from dlrm.manifest import crc32
 from dlrm.scripts import cnn_flags, network_flags, network_run
 from dlrm.scripts.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.scripts.config_flags import Values

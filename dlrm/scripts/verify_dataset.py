@@ -10,7 +10,6 @@ labels of images.
 """
 
 import json
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,8 @@ from dlrm.data import image_layout, layout, text_layout
 from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.transform import Transform
-from dlrm.files import MANIFEST, read_manifest
+from dlrm.files import MANIFEST
+from dlrm.manifest import check_file, read_manifest
 
 _BLOCK_BYTES = 1 << 24
 _BINARY_FILES = ("train_data.bin", "test_data.bin", "validation_data.bin", "val_data.bin")
@@ -128,11 +128,10 @@ def _of_manifest(directory: Path, kind: str) -> Iterator[str]:
         yield str(error)
         return
     for name, expected in manifest["files"].items():
-        crc = 0
-        for block in _blocks(directory / name, 1):
-            crc = zlib.crc32(block.data, crc)
-        if f"{crc:08x}" != expected["crc32"]:
-            yield f"{directory / name}: expected CRC-32 {expected['crc32']}, got {crc:08x}: damaged"
+        try:
+            check_file(directory / name, expected["crc32"])
+        except ValueError as error:
+            yield str(error)
     yield from _of_extra_files(directory, {directory / name for name in manifest["files"]})
 
 

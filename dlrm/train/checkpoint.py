@@ -9,7 +9,7 @@
     STEP/tables/<i>.bin         rows of table i, float32, row-major: mappable
     STEP/tables/<i>.<state>.bin the same of an optimizer's state of these rows
     STEP/transform/             what the training data were transformed by, if they came with it
-    STEP/manifest.json          size and CRC-32 of each file, written last
+    STEP/manifest.json          size and checksum of each file, written last
 
 Tables are stored one by one whatever the layout in memory and whichever rank holds them, so any
 layout and any number of ranks read any other's.
@@ -17,10 +17,13 @@ layout and any number of ranks read any other's.
 
 import fcntl
 import json
+import math
 import os
-import shutil
+import reprlib
 import weakref
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather
-from dlrm.files import MANIFEST, read_manifest, write_atomically
+from dlrm.files import (
+    MANIFEST,
+    in_use,
+    make_directories,
+    remove_unused,
+    sync,
+    tidy_leftovers,
+    write_atomically,
+)
+from dlrm.manifest import read_json, read_manifest
 from dlrm.ops import split_float32
 from dlrm.train.checkpoint_writer import CheckpointWriter
 from dlrm.train.parameters import INTEGER, Parameters, random_state_file
@@ -38,8 +50,11 @@ from dlrm.train.parameters import INTEGER, Parameters, random_state_file
 __all__ = [
     "CheckpointDirectory",
     "Parameters",
+    "all_checkpoints",
     "best_checkpoint",
+    "best_record",
     "check_unchanged",
+    "checkpoint_in_use",
     "find_checkpoint",
     "last_checkpoint",
     "load_checkpoint",
@@ -70,8 +85,13 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
     """
-    read_manifest(Path(directory), "checkpoint")
-    return json.loads(Path(directory, "config.json").read_text(encoding="utf-8"))
+    return _read_json(Path(directory), "config.json")
+
+
+def _read_json(directory: Path, name: str) -> dict[str, Any]:
+    """Reads a JSON file of a checkpoint, which must be as it was written."""
+    read_manifest(directory, "checkpoint", True, lambda file: file == name)
+    return read_json(directory / name)
 
 
 def load_checkpoint(
@@ -95,7 +115,8 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is damaged, or the architecture is another; all differences are named.
+        ValueError: a file is damaged, a weight is NaN or infinite, or the architecture is another;
+            the file, the weight or all differences are named.
     """
     directory = Path(directory)
     own = {table for table, *_ in parameters.table_rows()}
@@ -105,6 +126,7 @@ def load_checkpoint(
         config = read_config(directory)
         dense = load_file(directory / "dense.safetensors")
         _check_architecture(directory, parameters, dense, config["tables"], num_tables)
+        _check_finite(directory, parameters, dense)
         kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
         known = config["optimizers"]
         if resume and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
@@ -120,7 +142,7 @@ def load_checkpoint(
         if resume:
             _load_optimizers(directory, parameters, config["tables"])
             _load_random_state(directory, world)
-    return json.loads((directory / "progress.json").read_text(encoding="utf-8"))
+    return read_json(directory / "progress.json")
 
 
 def _is_read(name: str, own_tables: set[int]) -> bool:
@@ -149,8 +171,8 @@ def check_unchanged(
 class CheckpointDirectory:
     """The checkpoints of one run: the last few, and the best.
 
-    Each is a directory `step-<step>`; `best.json` names the best one. All ranks make one, of the
-    same directory, and call the same methods in the same order.
+    Each is a directory `step-<step>`, and `best.json` names the best one (see `best_record`). All
+    ranks make one, of the same directory, and call the same methods in the same order.
 
     Args:
         path: the directory that holds them; created.
@@ -179,10 +201,10 @@ class CheckpointDirectory:
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
-        probe = self.path / f".writable-{os.getpid()}"
+        probe = self.path / f".writable.partial-{os.getpid()}"
         with agreed(world, OSError):
             if world.rank == 0:
-                self.path.mkdir(parents=True, exist_ok=True)
+                make_directories(self.path)
                 probe.touch()
         name = from_first(probe.name, world)
         with agreed(world, OSError):
@@ -192,7 +214,9 @@ class CheckpointDirectory:
             probe.unlink()
 
     def claim(self) -> None:
-        """Keeps other runs out until `release`, and removes what a killed one left behind.
+        """Keeps other runs out until `release`, and tidies up after one that was killed.
+
+        What it was writing or removing is removed, and `best.json` names the best checkpoint.
 
         Raises:
             BlockingIOError: another run uses the directory.
@@ -208,8 +232,9 @@ class CheckpointDirectory:
                     raise BlockingIOError(f"{self.path}: another run saves here") from None
                 except OSError:  # a file system without locks
                     pass
-                for leftover in self.path.glob(".step-*.partial-*"):
-                    shutil.rmtree(leftover, ignore_errors=True)
+                tidy_leftovers(self.path)
+                if (record := best_record(self.path)) != _pointer(self.path):
+                    _write_pointer(self.path, record)
 
     def save(
         self, step: int, parameters: Parameters, config: dict[str, Any], progress: dict[str, Any]
@@ -219,7 +244,7 @@ class CheckpointDirectory:
         In the background this returns as soon as what is saved is copied in memory.
         """
         self.finish()
-        target = self._of(step)
+        target = _step_directory(self.path, step)
         if not from_first((target / MANIFEST).exists(), self.world):
             self._writer = CheckpointWriter(
                 target,
@@ -249,7 +274,7 @@ class CheckpointDirectory:
             writer.finish()
         if self.world.rank == 0:
             if self._new_best is not None:
-                write_atomically(self.path / _BEST, json.dumps(self._new_best) + "\n")
+                _write_pointer(self.path, self._new_best)
             self._prune()
         self._new_best = None
 
@@ -270,57 +295,124 @@ class CheckpointDirectory:
         return from_first(found, self.world)
 
     def best_record(self) -> dict[str, float]:
-        """What `mark_best` noted, or nothing."""
-        with agreed(self.world, ValueError):
-            record = _best_record(self.path) if self.world.rank == 0 else {}
+        """The record of the best checkpoint; see `best_record`."""
+        with agreed(self.world, ValueError, OSError):
+            record = best_record(self.path) if self.world.rank == 0 else {}
         return from_first(record, self.world)
-
-    def _of(self, step: int) -> Path:
-        return self.path / f"step-{step:09d}"
 
     def _prune(self) -> None:
         best = best_checkpoint(self.path)
-        for old in _whole_checkpoints(self.path)[: -self.keep]:
+        for old in all_checkpoints(self.path)[: -self.keep]:
             if old != best:
-                shutil.rmtree(old)
+                remove_unused(old)
 
 
 def last_checkpoint(path: str | os.PathLike) -> Path | None:
     """Returns the newest checkpoint in a run's directory, or None; nothing is changed."""
-    found = _whole_checkpoints(Path(path))
+    found = all_checkpoints(path)
     return found[-1] if found else None
 
 
 def best_checkpoint(path: str | os.PathLike) -> Path | None:
-    """Returns the best checkpoint in a run's directory, or None where none was marked.
+    """Returns the best checkpoint in a run's directory, or None where none was tested.
 
     Raises:
-        ValueError: `best.json` is damaged, or the checkpoint it names is gone.
+        ValueError: what says which is damaged, or the checkpoint it names is gone.
     """
-    record = _best_record(Path(path))
-    if not record:
-        return None
-    best = Path(path).absolute() / f"step-{int(record['step']):09d}"
-    if not (best / MANIFEST).exists():
-        raise ValueError(f"{Path(path) / _BEST}: names {best}, which is not there")
-    return best
+    record = best_record(path)
+    while record:
+        best = _step_directory(Path(path).absolute(), record["step"])
+        if (best / MANIFEST).exists():
+            return best
+        before, record = record, best_record(path)
+        if record == before:  # else it was pruned since there is a better one
+            raise ValueError(f"{Path(path, _BEST)}: expected the best checkpoint, {best}, got none")
+    return None
 
 
-def _best_record(path: Path) -> dict[str, float]:
+def best_record(path: str | os.PathLike) -> dict[str, float]:
+    """Returns what was measured of the best checkpoint in a run's directory, and its "step".
+
+    The progress of the newest checkpoint decides, which appears together with its weights; a
+    process may be killed before it brings `best.json` up to date. Only a checkpoint that was saved
+    before it was tested cannot say that it is the best: then `best.json` does.
+
+    Returns:
+        The metrics, "step" and "epoch"; nothing where no checkpoint was tested.
+
+    Raises:
+        ValueError: `best.json`, or the newest checkpoint, is damaged.
+    """
+    newest, pointer = last_checkpoint(path), _pointer(Path(path))
+    if newest is None:
+        return {}
+    if pointer and _step_directory(newest.parent, pointer["step"]) == newest:
+        return pointer
+    with in_use(newest) as stays:
+        if not stays:
+            return best_record(path)  # the newest is another by now
+        record = _read_json(newest, "progress.json").get("best", pointer)
+    return _checked_record(newest / "progress.json", record) if record else {}
+
+
+def _step_directory(path: Path, step: float) -> Path:
+    return path / f"step-{int(step):09d}"
+
+
+def _pointer(path: Path) -> dict[str, float]:
+    """Returns the record of `best.json`, or nothing where there is no such file."""
     file = path / _BEST
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        int(record["step"])
+        expected = record.pop("crc32", None)
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: expected the best step, got {error!r}") from error
+    if expected is not None and (found := _record_sum(record)) != expected:
+        raise ValueError(f"{file}: expected CRC-32 {expected}, got {found}: damaged")
+    return _checked_record(file, record)
+
+
+def _write_pointer(path: Path, record: dict[str, float]) -> None:
+    if record:
+        text = json.dumps({**record, "crc32": _record_sum(record)})
+        write_atomically(path / _BEST, text + "\n")
+    else:
+        (path / _BEST).unlink()
+        sync(path)
+
+
+def _record_sum(record: dict[str, float]) -> str:
+    return f"{zlib.crc32(json.dumps(record).encode()):08x}"
+
+
+def _checked_record(file: Path, record: Any) -> dict[str, float]:
+    """Raises ValueError where something is no record of a tested step."""
+    numbers = isinstance(record, dict) and all(type(v) in (int, float) for v in record.values())
+    if not numbers or not 0 <= record.get("step", math.nan) < math.inf:
+        raise ValueError(f"{file}: expected the best step, got {reprlib.repr(record)}: damaged")
     return record
 
 
-def _whole_checkpoints(path: Path) -> list[Path]:
-    """The checkpoints in a run's directory that are whole, by step."""
-    return sorted(found.parent for found in path.absolute().glob(f"step-[0-9]*/{MANIFEST}"))
+def all_checkpoints(path: str | os.PathLike) -> list[Path]:
+    """Returns the checkpoints in a run's directory, by step."""
+    return sorted(found.parent for found in Path(path).absolute().glob(f"step-[0-9]*/{MANIFEST}"))
+
+
+@contextmanager
+def checkpoint_in_use(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields what `find_checkpoint` finds, which is not pruned within the block.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    while True:
+        found = find_checkpoint(path)
+        with in_use(found) as stays:
+            if stays:
+                yield found
+                return
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
@@ -365,6 +457,25 @@ def _check_same(directory: Path, what: str, found: dict, expected: dict) -> None
     if different:
         more = f"\n  and {len(different) - 8} more" if len(different) > 8 else ""
         raise ValueError(f"{directory}: of {what}:\n  " + "\n  ".join(different[:8]) + more)
+
+
+def _check_finite(directory: Path, parameters: Parameters, dense: dict[str, Tensor]) -> None:
+    """Raises ValueError where saved weights that are about to be loaded are NaN or infinite."""
+    for name, tensor in dense.items():
+        _refuse_not_finite(f"{directory / 'dense.safetensors'}: {name}", tensor)
+    for table, weight, begin, end in parameters.table_rows():
+        path = directory / "tables" / f"{table}.bin"
+        rows = _saved_rows(path, (end - begin, weight.shape[1]))
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            _refuse_not_finite(f"{path}: row", rows[first : first + _ROWS_AT_ONCE], first)
+
+
+def _refuse_not_finite(what: str, values: Tensor, first_row: int = 0) -> None:
+    if not values.is_floating_point() or values.sum().isfinite():
+        return  # a sum is fast, and finite where all values are but for very large ones
+    for row, *place in (~values.isfinite()).nonzero().tolist():
+        got = values[(row, *place)].item()
+        raise ValueError(f"{what} {[first_row + row, *place]}: expected a finite weight, got {got}")
 
 
 def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]) -> None:
@@ -417,9 +528,7 @@ def _load_random_state(directory: Path, world: World) -> None:
 
 def _read_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
     """Reads what `_write_rows` wrote, whether with `low` or without."""
-    if not rows.numel():
-        return
-    saved = torch.from_numpy(np.memmap(path, dtype=np.float32, mode="c", shape=tuple(rows.shape)))
+    saved = _saved_rows(path, tuple(rows.shape))
     if low is None:
         rows.copy_(saved)
         return
@@ -428,3 +537,10 @@ def _read_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
         high, rest = split_float32(saved[part])
         rows[part].copy_(high)
         low[part].copy_(rest)
+
+
+def _saved_rows(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """Returns the rows of a file, mapped."""
+    if 0 in shape:
+        return torch.empty(shape)
+    return torch.from_numpy(np.memmap(path, dtype=np.float32, mode="c", shape=shape))

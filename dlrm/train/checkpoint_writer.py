@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -14,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather
-from dlrm.files import crc32, publish_directory, stage_directory, write_manifest
+from dlrm.files import publish_directory, stage_directory
+from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
 from dlrm.train.parameters import Parameters, optimizer_state, random_state, random_state_file
 
@@ -152,29 +152,29 @@ class _Rows:
         self.rows, self.low = rows, low
 
     def write(self, path: Path) -> str:
-        crc = 0
+        sums = Checksum()
         with open(path, "wb", buffering=0) as file:
             for begin in range(0, len(self.rows), _ROWS_AT_ONCE):
                 block = self.rows[begin : begin + _ROWS_AT_ONCE]
                 if self.low is not None:
                     block = join_float32(block, self.low[begin : begin + _ROWS_AT_ONCE])
                 data = block.cpu().numpy().data.cast("B")
-                crc = zlib.crc32(data, crc)
+                sums.update(data)
                 while len(data):
                     data = data[file.write(data) :]
             os.fsync(file.fileno())
-        return f"{crc:08x}"
+        return str(sums)
 
 
 def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str:
-    """Writes a file through to the disk; returns its CRC-32."""
+    """Writes a file through to the disk; returns its checksum."""
     if isinstance(content, _Rows):
         return content.write(path)
     try:
         save_file(content, path)
     except Exception as error:  # safetensors has an error of its own for a full disk
         raise OSError(f"{path}: {error}") from error
-    return crc32(path)
+    return checksum(path)
 
 
 def _link_or_copy(source: str, target: str) -> None:

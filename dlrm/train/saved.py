@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dlrm.files import read_manifest, staged_directory, write_manifest
+from dlrm.files import staged_directory
+from dlrm.manifest import read_json, read_manifest, write_manifest
 from dlrm.train.checkpoint import find_checkpoint
 
 _BLOCK_BYTES = 1 << 24
@@ -90,15 +91,16 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
 
     Args:
         path: the directory.
-        check_crc: also compare the CRC-32 of every file.
+        check_crc: also compare the checksums of the tables, which are not read here; those of all
+            other files always are.
 
     Raises:
         FileNotFoundError: there is none, or a file is missing.
         ValueError: a file is damaged, or it is none of a DLRM.
     """
     path = find_checkpoint(path)
-    read_manifest(path, "checkpoint", check_crc)
-    config, progress = _json(path / "config.json"), _json(path / "progress.json")
+    read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
+    config, progress = (read_json(path / f"{name}.json") for name in ("config", "progress"))
     folder = path / "tables"
     tables, state = [], []
     try:
@@ -138,16 +140,6 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
 def attached_to(path: Path) -> list[Path]:
     """The directories in a checkpoint that are no tables."""
     return sorted(p for p in path.iterdir() if p.is_dir() and p.name != "tables")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: no JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected a map, got {found!r}")
-    return found
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

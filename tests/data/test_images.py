@@ -15,7 +15,7 @@ from dlrm.data.images import (
     SyntheticImages,
 )
 from dlrm.distributed import World
-from dlrm.files import write_manifest
+from dlrm.manifest import write_manifest
 
 SIZE = 4
 SHARDS = [3, 0, 5]

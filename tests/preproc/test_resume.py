@@ -12,7 +12,7 @@ import pytest
 from preproc_testing import GOOD, write_days
 
 from dlrm.data.log_lines import LogFormat
-from dlrm.files import read_manifest
+from dlrm.manifest import read_manifest
 from preproc import pipeline
 from preproc.engines import EngineError, TaskError, local_engine
 from preproc.options import Options

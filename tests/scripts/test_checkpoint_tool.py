@@ -16,7 +16,8 @@ from sklearn.metrics import roc_auc_score
 from small_dataset import NUM_NUMERICAL, TABLE_SIZES
 
 from dlrm.data.feature_spec import FeatureSpec
-from dlrm.files import MANIFEST, write_manifest
+from dlrm.files import MANIFEST
+from dlrm.manifest import write_manifest
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.scripts import checkpoint as script
 from dlrm.scripts.checkpoint import compare, describe, describe_run

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dlrm.files import write_manifest
+from dlrm.manifest import write_manifest
 from dlrm.model import efficientnet
 from dlrm.scripts import cnn, cnn_flags
 from dlrm.tasks.images import NetworkConfig

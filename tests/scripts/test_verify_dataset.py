@@ -12,7 +12,7 @@ from small_dataset import write_dataset
 from dlrm.data import image_layout, layout, text_layout
 from dlrm.data.transcode import CsvConfig, transcode_csv
 from dlrm.data.transform import Transform
-from dlrm.files import write_manifest
+from dlrm.manifest import write_manifest
 from dlrm.scripts.verify_dataset import verify
 
 

@@ -1,0 +1,224 @@
+"""The manifest of a directory that this package wrote: what it is, its files and their checksums.
+
+Only the standard library is imported.
+"""
+
+import json
+import os
+import re
+import reprlib
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dlrm.files import MANIFEST, write_atomically
+
+BLOCK_BYTES = 1 << 22  # of a file, that have a checksum of their own
+_VERSIONS = (1, 2)  # 1 has neither sums of blocks nor a sum of itself
+_OWN_SUM = re.compile(rb'("manifest_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
+_ZEROED = rb"\g<1>00000000\g<3>"
+_PREPARED_BY = {
+    "image dataset": "preproc/prepare_images.py",
+    "pre-training dataset": "preproc/prepare_text.py",
+}
+
+
+class Checksum:
+    """CRC-32 of a file that is written, or read, part by part.
+
+    A sum is eight hexadecimal digits for each block of `BLOCK_BYTES` of the file, the last of which
+    may be shorter, so that of a small file it is the CRC-32 of the whole.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[int] = []
+        self._crc = self._bytes = 0
+
+    def update(self, data: Any) -> None:
+        """Takes the next bytes, as any object with a contiguous buffer."""
+        view = memoryview(data).cast("B")
+        while len(view):
+            part = view[: BLOCK_BYTES - self._bytes]
+            self._crc = zlib.crc32(part, self._crc)
+            self._bytes += len(part)
+            view = view[len(part) :]
+            if self._bytes == BLOCK_BYTES:
+                self._blocks.append(self._crc)
+                self._crc = self._bytes = 0
+
+    def __str__(self) -> str:
+        last = [self._crc] if self._bytes or not self._blocks else []
+        return "".join(f"{crc:08x}" for crc in [*self._blocks, *last])
+
+
+def checksum(path: str | os.PathLike) -> str:
+    """Returns the checksum of a file, as `Checksum` makes it."""
+    result = Checksum()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            result.update(block)
+    return str(result)
+
+
+def crc32(path: str | os.PathLike) -> str:
+    """Returns the CRC-32 of a whole file as eight hexadecimal digits."""
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            value = zlib.crc32(block, value)
+    return f"{value:08x}"
+
+
+def check_file(path: Path, expected: str) -> None:
+    """Compares a file with its checksum.
+
+    Args:
+        path: the file.
+        expected: a sum of blocks, or, in manifests of version 1, of the whole file.
+
+    Raises:
+        ValueError: it is damaged; the file, and the bytes where they are known, are named.
+    """
+    found = crc32(path) if len(expected) == 8 else checksum(path)
+    if found != expected:
+        raise damaged(path, expected, found)
+
+
+def damaged(path: Path, expected: str, found: str, first_block: int = 0) -> ValueError:
+    """Returns the error of a file whose checksum is not the expected one.
+
+    Args:
+        path: the file.
+        expected, found: sums of some blocks, or of the whole file.
+        first_block: the number of the first of these blocks.
+    """
+    if len(expected) == len(found) == 8 and not first_block:
+        return ValueError(f"{path}: expected CRC-32 {expected}, got {found}: damaged")
+    pairs = (
+        (expected[place : place + 8], found[place : place + 8])
+        for place in range(0, max(len(expected), len(found)), 8)
+    )
+    block, (wanted, got) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    begin = (first_block + block) * BLOCK_BYTES
+    return ValueError(
+        f"{path}: bytes {begin} to {begin + BLOCK_BYTES - 1}: expected CRC-32 {wanted}, got "
+        f"{got or 'none'}: damaged"
+    )
+
+
+def check_files(directory: Path, expected: Mapping[str, str]) -> None:
+    """Compares files with their checksums, on all cores.
+
+    Args:
+        directory: where they are.
+        expected: relative path -> checksum; see `check_file`.
+
+    Raises:
+        ValueError: a file is damaged; it is named.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        paths = [directory / name for name in expected]
+        for _ in pool.map(check_file, paths, expected.values()):
+            pass
+
+
+def write_manifest(
+    directory: Path, kind: str, checksums: Mapping[str, str] | None = None, **facts: Any
+) -> None:
+    """Writes `manifest.json`: `facts`, and size and checksum of every file. Call it last.
+
+    Args:
+        directory: what the manifest is of.
+        kind: "dataset" or "checkpoint".
+        checksums: sums of files, by relative path, where they are known already.
+        facts: further entries.
+    """
+    files = {}
+    for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != MANIFEST):
+        name = path.relative_to(directory).as_posix()
+        sums = (checksums or {}).get(name) or checksum(path)
+        files[name] = {"bytes": path.stat().st_size, "crc32": sums}
+    manifest = {"kind": kind, "version": 2, **facts, "files": files, "manifest_crc32": "0" * 8}
+    text = json.dumps(manifest, indent=2) + "\n"
+    own = f"{zlib.crc32(text.encode()):08x}"
+    write_atomically(directory / MANIFEST, f"{own}".join(text.rsplit("0" * 8, 1)))
+
+
+def read_manifest(
+    directory: Path,
+    kind: str,
+    check_crc: bool = False,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> dict[str, Any]:
+    """Reads `manifest.json` and checks that every file it names is there with its size.
+
+    Args:
+        directory: the dataset or checkpoint.
+        kind: what it should be: "dataset" or "checkpoint".
+        check_crc: also read every file and compare its checksum.
+        wanted: which files, by relative path, are read for that.
+
+    Raises:
+        FileNotFoundError: there is no manifest, or a file it names is missing.
+        ValueError: it is damaged, of another kind or version, or a file has another size or sum.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        made_by = f"; {_PREPARED_BY[kind]} makes one" if kind in _PREPARED_BY else ""
+        raise FileNotFoundError(
+            f"{path}: no such file, so {directory} is not a complete {kind}{made_by}"
+        )
+    try:
+        content = path.read_bytes()
+        manifest = json.loads(content)
+        found, version = manifest["kind"], manifest["version"]
+        files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a manifest ({error!r})") from error
+    if found != kind or version not in _VERSIONS:
+        raise ValueError(
+            f"{path}: expected a {kind} of version 1 or 2, got a {found} of version {version}"
+        )
+    _check_own_sum(path, content, version)
+    for name, (expected_bytes, _) in files.items():
+        file = directory / name
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: missing, though {path} names it")
+        if (size := file.stat().st_size) != expected_bytes:
+            raise ValueError(f"{file}: expected {expected_bytes} bytes, got {size}")
+    if check_crc:
+        check_files(directory, {name: sums for name, (_, sums) in files.items() if wanted(name)})
+    return manifest
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a file that holds a map.
+
+    Raises:
+        ValueError: it is none; the file is named.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a map, got {reprlib.repr(found)}")
+    return found
+
+
+def _check_own_sum(path: Path, content: bytes, version: Any) -> None:
+    """Compares a manifest with its checksum of itself; those of version 1 have none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    own = _OWN_SUM.search(content)
+    if own is None and (version != 1 or b"manifest_crc32" in content):
+        raise ValueError(f"{path}: expected its own checksum at the end, got none: damaged")
+    if own is not None:
+        expected = own[2].decode()
+        found = f"{zlib.crc32(_OWN_SUM.sub(_ZEROED, content)):08x}"
+        if found != expected:
+            raise damaged(path, expected, found)
