@@ -17,7 +17,8 @@ from dlrm.files import MANIFEST, write_atomically
 
 BLOCK_BYTES = 1 << 22  # of a file, that have a checksum of their own
 _VERSIONS = (1, 2)  # 1 has neither sums of blocks nor a sum of itself
-_OWN_SUM = re.compile(rb'("manifest_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
+_SEAL = "own_crc32"
+_OWN_SUM = re.compile(rb'("own_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
 _ZEROED = rb"\g<1>00000000\g<3>"
 _PREPARED_BY = {
     "image dataset": "preproc/prepare_images.py",
@@ -38,7 +39,8 @@ class Checksum:
 
     def update(self, data: Any) -> None:
         """Takes the next bytes, as any object with a contiguous buffer."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else view[:0]
         while len(view):
             part = view[: BLOCK_BYTES - self._bytes]
             self._crc = zlib.crc32(part, self._crc)
@@ -140,10 +142,39 @@ def write_manifest(
         name = path.relative_to(directory).as_posix()
         sums = (checksums or {}).get(name) or checksum(path)
         files[name] = {"bytes": path.stat().st_size, "crc32": sums}
-    manifest = {"kind": kind, "version": 2, **facts, "files": files, "manifest_crc32": "0" * 8}
-    text = json.dumps(manifest, indent=2) + "\n"
-    own = f"{zlib.crc32(text.encode()):08x}"
-    write_atomically(directory / MANIFEST, f"{own}".join(text.rsplit("0" * 8, 1)))
+    text = sealed_json({"kind": kind, "version": 2, **facts, "files": files})
+    write_atomically(directory / MANIFEST, text)
+
+
+def sealed_json(entries: Mapping[str, Any]) -> str:
+    """Returns JSON of a map that has a checksum of itself as its last entry, `own_crc32`."""
+    kept = {name: value for name, value in entries.items() if name != _SEAL}
+    zeroed = json.dumps({**kept, _SEAL: "0" * 8}, indent=2) + "\n"
+    return f"{zlib.crc32(zeroed.encode()):08x}".join(zeroed.rsplit("0" * 8, 1))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a file that holds a map and, if `sealed_json` wrote it, compares it with its checksum.
+
+    Raises:
+        ValueError: it is no map, or damaged; the file is named.
+    """
+    content = path.read_bytes()
+    own = _OWN_SUM.search(content)
+    if own is not None:
+        expected = own[2].decode()
+        found = f"{zlib.crc32(_OWN_SUM.sub(_ZEROED, content)):08x}"
+        if found != expected:
+            raise damaged(path, expected, found)
+    try:
+        entries = json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got {error}") from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path}: expected a map, got {reprlib.repr(entries)}")
+    if own is None and _SEAL in entries:
+        raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
+    return entries
 
 
 def read_manifest(
@@ -171,17 +202,17 @@ def read_manifest(
             f"{path}: no such file, so {directory} is not a complete {kind}{made_by}"
         )
     try:
-        content = path.read_bytes()
-        manifest = json.loads(content)
+        manifest = read_json(path)
         found, version = manifest["kind"], manifest["version"]
         files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a manifest ({error!r})") from error
     if found != kind or version not in _VERSIONS:
         raise ValueError(
             f"{path}: expected a {kind} of version 1 or 2, got a {found} of version {version}"
         )
-    _check_own_sum(path, content, version)
+    if version > 1 and _SEAL not in manifest:
+        raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
     for name, (expected_bytes, _) in files.items():
         file = directory / name
         if not file.is_file():
@@ -191,34 +222,3 @@ def read_manifest(
     if check_crc:
         check_files(directory, {name: sums for name, (_, sums) in files.items() if wanted(name)})
     return manifest
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a file that holds a map.
-
-    Raises:
-        ValueError: it is none; the file is named.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, got {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected a map, got {reprlib.repr(found)}")
-    return found
-
-
-def _check_own_sum(path: Path, content: bytes, version: Any) -> None:
-    """Compares a manifest with its checksum of itself; those of version 1 have none.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    own = _OWN_SUM.search(content)
-    if own is None and (version != 1 or b"manifest_crc32" in content):
-        raise ValueError(f"{path}: expected its own checksum at the end, got none: damaged")
-    if own is not None:
-        expected = own[2].decode()
-        found = f"{zlib.crc32(_OWN_SUM.sub(_ZEROED, content)):08x}"
-        if found != expected:
-            raise damaged(path, expected, found)

@@ -129,6 +129,10 @@ class Sharded:
         """Returns this process's shard of a batch."""
         return self._shard.take(self._dataset.batch(index))
 
+    def check_files(self) -> None:
+        """As of the dataset."""
+        self._dataset.check_files()
+
 
 class Dataset(Protocol):
     """One split of a dataset.
@@ -155,6 +159,14 @@ class Dataset(Protocol):
         """Returns a batch, which depends on `index` and on nothing that was read before."""
         ...
 
+    def check_files(self) -> None:
+        """Compares files with their checksums where that cannot wait until they are read.
+
+        Raises:
+            ValueError: a file is damaged; it is named.
+        """
+        ...
+
 
 class BatchedRows:
     """Divides rows into batches; the datasets inherit their length from it.
@@ -172,6 +184,9 @@ class BatchedRows:
 
     def __len__(self) -> int:
         return self._num_batches
+
+    def check_files(self) -> None:
+        """As of `Dataset`; rows that are in no file have none to compare."""
 
     def rows(self, index: int) -> tuple[int, int]:
         """Returns the first row of a batch and the one after its last.

@@ -11,6 +11,7 @@ from torch import Tensor
 from dlrm.data import image_layout
 from dlrm.data.batch import BatchedRows
 from dlrm.data.row_loader import RowLoader
+from dlrm.data.verification import Verifier
 from dlrm.distributed import World
 
 NUM_DRAWS = 32  # random numbers of a sample, enough for what `dlrm.data.augment` does with it
@@ -87,19 +88,21 @@ class ImageDataset:
     Args:
         directory: the dataset.
         split: "train", "test" or "validation".
+        verify_data: when files are compared with their checksums; see `Verifier`.
 
     Attributes:
         classes: names of the classes; a label is an index of it.
 
     Raises:
         FileNotFoundError: there is no manifest, no such split, or a file is missing.
-        ValueError: the manifest is wrong, a file has another size than it says, or a label is out
-            of range.
+        ValueError: the manifest is wrong, a file has another size than it says or is damaged, or a
+            label is out of range.
     """
 
-    def __init__(self, directory: str | Path, split: str) -> None:
+    def __init__(self, directory: str | Path, split: str, verify_data: str = "first") -> None:
         directory = Path(directory)
         contents = image_layout.read_contents(directory)
+        self._verifier = Verifier(directory, image_layout.KIND, verify_data)
         if split not in contents.splits:
             raise FileNotFoundError(
                 f"{directory}: expected a split {split}, has {', '.join(contents.splits)}"
@@ -110,6 +113,10 @@ class ImageDataset:
         self.num_samples = sum(counts)
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._images, labels = [], [np.empty(0, image_layout.LABEL_DTYPE)]
+        files = [image_layout.shard_files(directory, split, n) for n in range(len(counts))]
+        self._verifier.check(labels_file for _, labels_file in files)
+        self._verifier.check_single(images_file for images_file, _ in files)
+        self._checked = [self._verifier.open(images_file) for images_file, _ in files]
         for shard in range(len(counts)):
             images, labels_of_shard = image_layout.open_shard(directory, contents, split, shard)
             self._images.append(images)
@@ -117,10 +124,16 @@ class ImageDataset:
         self._labels = np.concatenate(labels)
 
     def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Returns images and labels; see `ImageSource.read`."""
+        """Returns images and labels; see `ImageSource.read`.
+
+        Raises:
+            ValueError: a file is damaged; it is named.
+        """
         images = np.empty((len(rows), image_layout.CHANNELS, self.size, self.size), np.uint8)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for place, (shard, row) in enumerate(zip(shards, rows - self._starts[shards], strict=True)):
+            if file := self._checked[shard]:
+                file.touch(row * images[0].nbytes, (row + 1) * images[0].nbytes)
             images[place] = self._images[shard][row]
         return torch.from_numpy(images), torch.from_numpy(self._labels[rows].astype(np.int64))
 

@@ -19,6 +19,7 @@ import numpy as np
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
+KIND = "dataset"  # what a manifest says that it is of
 SPLITS = ("train", "test", "validation")
 FEATURE_SPEC = "feature_spec.yaml"
 MODEL_SIZE = "model_size.json"
@@ -120,10 +121,10 @@ def write_dataset_manifest(
         checksums: of files, by relative path, where they are known already.
     """
     facts = {"rows": rows, "cardinalities": list(cardinalities), "transform": transform}
-    write_manifest(directory, "dataset", checksums, **facts)
+    write_manifest(directory, KIND, checksums, **facts)
 
 
-def read_dataset_manifest(directory: Path, check_crc: bool = False) -> dict[str, Any] | None:
+def read_dataset_manifest(directory: Path) -> dict[str, Any] | None:
     """Checks a dataset against its manifest; returns None where foreign software wrote no manifest.
 
     A dataset of ours is staged beside its final name and renamed when whole, so that one without a
@@ -134,7 +135,7 @@ def read_dataset_manifest(directory: Path, check_crc: bool = False) -> dict[str,
     """
     if not (directory / MANIFEST).exists():
         return None
-    manifest = read_manifest(directory, "dataset", check_crc)
+    manifest = read_manifest(directory, KIND)
     for name, kind in (("rows", dict), ("cardinalities", list), ("transform", dict)):
         if not isinstance(manifest.get(name), kind):
             raise ValueError(

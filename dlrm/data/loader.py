@@ -18,6 +18,7 @@ from dlrm.data.batch import Batch, Dataset, Shard, Sharded
 from dlrm.data.criteo import BINARY_FILES, SplitDataset, open_binary
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.synthetic import IDS, SyntheticDataset, ensure_synthetic_dataset
+from dlrm.data.verification import VERIFY_DATA, Verifier
 
 __all__ = ["Batch", "DataConfig", "Dataset", "Datasets", "batch_order", "open_datasets", "prefetch"]
 
@@ -85,6 +86,8 @@ class DataConfig:
             one number for all or one a table; None is one id each, without lengths.
         synthetic_ids: "uniform" over each table, or "power_law".
         device: where synthetic_gpu makes its batches.
+        verify_data: "first" compares files with the dataset's checksums before they are first read,
+            "always" in every run, "never" not at all.
 
     Raises:
         ValueError: an impossible value; the flag, what it expects and what came are named.
@@ -107,9 +110,11 @@ class DataConfig:
     synthetic_dataset_hotness: tuple[int, ...] | None = None
     synthetic_ids: str = "uniform"
     device: str = "cpu"
+    verify_data: str = "first"
 
     def __post_init__(self) -> None:
         _expect("dataset_type", self.dataset_type, tuple(DATASET_TYPES))
+        _expect("verify_data", self.verify_data, VERIFY_DATA)
         _expect("synthetic_ids", self.synthetic_ids, IDS)
         for flag in ("batch_size", "test_batch_size", "synthetic_dataset_num_entries"):
             _expect_at_least(flag, getattr(self, flag), 1)
@@ -174,13 +179,18 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
 
     Raises:
         FileNotFoundError, NotADirectoryError: a directory or file is missing.
-        ValueError: a specification breaks a rule, a file has another size than its rows need, or
-            there are no training rows.
+        ValueError: a specification breaks a rule, a file has another size than its rows need or is
+            damaged, or there are no training rows.
     """
     kind = DATASET_TYPES[config.dataset_type]
     if kind in ("split", "synthetic_disk"):  # files of columns, of which a shard reads its own
-        spec = _load_spec(config) if kind == "split" else _synthetic_on_disk(config)
-        datasets = _split_datasets(spec, config, shard or Shard())
+        if kind == "split":
+            verifier = _verifier(_dataset_directory(config), config)
+            spec = _load_spec(config)
+        else:
+            spec = _synthetic_on_disk(config)
+            verifier = _verifier(spec.directory, config)
+        datasets = _split_datasets(spec, config, shard or Shard(), verifier)
     else:
         datasets = _open_binary(config) if kind == "binary" else _open_synthetic_gpu(config)
         if shard is not None:
@@ -195,16 +205,28 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
     return datasets
 
 
-def _split_datasets(spec: FeatureSpec, config: DataConfig, shard: Shard) -> Datasets:
+def _verifier(directory: Path, config: DataConfig) -> Verifier:
+    """Compares what a dataset says of itself, and returns what compares its rows."""
+    verifier = Verifier(directory, layout.KIND, config.verify_data)
+    verifier.check([directory / config.feature_spec, directory / layout.MODEL_SIZE])
+    verifier.check_folder(layout.TRANSFORM)
+    return verifier
+
+
+def _split_datasets(
+    spec: FeatureSpec, config: DataConfig, shard: Shard, verifier: Verifier
+) -> Datasets:
     _check_manifest(spec)
     size, subset = config.test_batch_size, config.dataset_subset or 1.0
-    return Datasets(
-        SplitDataset(spec, "train", config.batch_size, subset, shard),
-        SplitDataset(spec, "test", size, shard=shard),
-        SplitDataset(spec, "validation", size, shard=shard)
-        if "validation" in spec.splits
-        else None,
+    train = SplitDataset(spec, "train", config.batch_size, subset, shard, verifier)
+    test, validation = (
+        SplitDataset(spec, split, size, shard=shard, verifier=verifier)
+        if split in spec.splits
+        else None
+        for split in ("test", "validation")
     )
+    assert test is not None
+    return Datasets(train, test, validation)
 
 
 def _check_manifest(spec: FeatureSpec) -> None:
@@ -256,8 +278,9 @@ def _dataset_directory(config: DataConfig) -> Path:
 
 def _open_binary(config: DataConfig) -> Datasets:
     directory = _dataset_directory(config)
+    verifier = _verifier(directory, config)
     train, test, validation = (
-        open_binary(directory, split, config.num_numerical_features, size, subset)
+        open_binary(directory, split, config.num_numerical_features, size, subset, verifier)
         for split, size, subset in (
             ("train", config.batch_size, config.dataset_subset or 1.0),
             ("test", config.test_batch_size, 1.0),

@@ -10,7 +10,8 @@ import torch
 
 from dlrm.data.text import NO_TOKEN, TextBatch
 from dlrm.data.text_formats import PopartShard, is_hdf5, open_hdf5, open_popart
-from dlrm.data.text_layout import LABEL, LENGTH, NUM_MASKED, SECOND, Shard, open_shards
+from dlrm.data.text_layout import KIND, LABEL, LENGTH, NUM_MASKED, SECOND, Shard, open_shards
+from dlrm.data.verification import Verifier
 
 DATA_FORMATS = ("auto", "shards", "hdf5", "popart")
 _HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -42,7 +43,7 @@ def open_pretraining(
     *,
     vocab_size: int | None = None,
     unknown_id: int | None = None,
-    check_crc: bool = False,
+    verify_data: str = "first",
 ) -> "PretrainingDataset":
     """Opens pre-training rows.
 
@@ -58,11 +59,11 @@ def open_pretraining(
         vocab_size: of the model; None: of the dataset, where it is known.
         unknown_id: replaces tokens outside of the vocabulary, which then are never to be predicted,
             as Graphcore's models with a smaller vocabulary want it; None: they are errors.
-        check_crc: also compare the checksums of our files.
+        verify_data: when our files are compared with their checksums; see `Verifier`.
 
     Raises:
         FileNotFoundError: a file or a manifest is missing.
-        ValueError: a file is truncated, or of other sizes, and is named; or h5py is not installed
+        ValueError: a file is damaged, or of other sizes, and is named; or h5py is not installed
             for HDF5. Tokens outside of the vocabulary are found by `read`.
     """
     if data_format not in DATA_FORMATS:
@@ -76,7 +77,7 @@ def open_pretraining(
     vocab_sizes = []
     for path in map(Path, given):
         kind = _format_of(path) if data_format == "auto" else data_format
-        found, known = _open(path, kind, max_seq_length, max_predictions, check_crc)
+        found, known = _open(path, kind, max_seq_length, max_predictions, verify_data)
         parts += found
         vocab_sizes += known
     if vocab_size is None and vocab_sizes and len(vocab_sizes) == len(given):
@@ -92,15 +93,17 @@ def open_pretraining(
 
 
 def _open(
-    path: Path, kind: str, max_seq_length: int | None, max_predictions: int | None, check_crc: bool
+    path: Path, kind: str, max_seq_length: int | None, max_predictions: int | None, verify_data: str
 ) -> tuple[list[_Part], list[int]]:
     """The parts of a path, and its vocabulary's size if that is known."""
     if kind == "shards":
-        manifest, shards = open_shards(path, check_crc)
+        manifest, shards = open_shards(path, Verifier(path, KIND, verify_data))
         sizes = manifest["max_seq_length"], manifest["max_predictions"]
         return [_Part(shard, *sizes) for shard in shards], [manifest["vocab_size"]]
     if kind == "hdf5":
-        return [_Part(*open_hdf5(file)) for file in _files(path, _HDF5_SUFFIXES)], []
+        files = _files(path, _HDF5_SUFFIXES)
+        Verifier(files[0].parent, KIND, verify_data).check(files)
+        return [_Part(*open_hdf5(file)) for file in files], []
     if max_seq_length is None or max_predictions is None:
         raise ValueError(
             f"{path}: PopART's records do not say their sizes: expected --max_seq_length "

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import MANIFEST
 from dlrm.manifest import Checksum, read_manifest, write_manifest
 
@@ -103,18 +104,14 @@ def write_text_manifest(
     )
 
 
-def read_text_manifest(directory: Path, check_crc: bool = False) -> dict[str, Any]:
+def read_text_manifest(directory: Path) -> dict[str, Any]:
     """Returns the manifest of a dataset.
-
-    Args:
-        directory: the dataset.
-        check_crc: also read every file and compare its CRC-32.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file is missing.
         ValueError: an entry is missing or wrong, or a file has another size.
     """
-    manifest = read_manifest(directory, KIND, check_crc)
+    manifest = read_manifest(directory, KIND)
     rows, path = manifest.get("rows"), directory / MANIFEST
     if not (isinstance(rows, list) and rows and all(type(n) is int and n >= 0 for n in rows)):
         raise ValueError(f"{path}: rows: expected the rows of each shard, got {reprlib.repr(rows)}")
@@ -137,30 +134,38 @@ class Shard(NamedTuple):
         path: of its tokens.
         facts: `[rows, 4]`, in memory.
         tokens: `[rows, length + 2 predictions]`.
+        checked: what compares the tokens' file with its checksum, where there is one to compare.
     """
 
     path: Path
     facts: np.ndarray
     tokens: np.ndarray
+    checked: CheckedFile | None = None
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the tokens of rows."""
+        """Returns the tokens of rows.
+
+        Raises:
+            ValueError: the file is damaged; it is named.
+        """
+        if self.checked:
+            self.checked.touch_rows(rows, self.tokens.strides[0])
         return self.tokens[rows]
 
 
-def open_shards(directory: Path, check_crc: bool = False) -> tuple[dict[str, Any], list[Shard]]:
+def open_shards(directory: Path, verifier: Verifier) -> tuple[dict[str, Any], list[Shard]]:
     """Returns the manifest of a dataset, and its shards.
 
     Args:
         directory: the dataset.
-        check_crc: also read every file and compare its CRC-32.
+        verifier: compares its files with their checksums.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file is missing.
         ValueError: an entry of the manifest is missing or wrong, its shards are not those it has
-            files of, or a file has another size than the manifest says.
+            files of, or a file has another size than the manifest says or is damaged.
     """
-    manifest = read_text_manifest(directory, check_crc)
+    manifest = read_text_manifest(directory)
     own = {
         path.name
         for shard in range(len(manifest["rows"]))
@@ -173,11 +178,14 @@ def open_shards(directory: Path, check_crc: bool = False) -> tuple[dict[str, Any
         )
     dtype = token_dtype(manifest["vocab_size"])
     width = manifest["max_seq_length"] + 2 * manifest["max_predictions"]
+    files = [shard_files(directory, number) for number in range(len(manifest["rows"]))]
+    verifier.check(facts_file for _, facts_file in files)
+    verifier.check_single(tokens_file for tokens_file, _ in files)
     shards = []
-    for number, count in enumerate(manifest["rows"]):
-        tokens_file, facts_file = shard_files(directory, number)
-        facts = _map(facts_file, FACT_DTYPE, (count, 4))
-        shards.append(Shard(tokens_file, np.array(facts), _map(tokens_file, dtype, (count, width))))
+    for count, (tokens_file, facts_file) in zip(manifest["rows"], files, strict=True):
+        facts = np.array(_map(facts_file, FACT_DTYPE, (count, 4)))
+        tokens = _map(tokens_file, dtype, (count, width))
+        shards.append(Shard(tokens_file, facts, tokens, verifier.open(tokens_file)))
     return manifest, shards
 
 

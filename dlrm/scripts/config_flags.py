@@ -99,6 +99,12 @@ class ConfigFlags:
         return text
 
 
+VERIFY_DATA_HELP = (
+    "When to compare the dataset's files with its checksums: before they are first read, in every "
+    "run, or never"
+)
+
+
 def one_of(choices: Iterable[str], text: str) -> str:
     """Returns the help of a flag with these values only, as absl writes that of its own."""
     return f"<{'|'.join(choices)}>: {text}"

@@ -12,11 +12,12 @@ from absl import app, flags
 
 from dlrm.data.loader import DATASET_TYPES
 from dlrm.data.synthetic import IDS
+from dlrm.data.verification import VERIFY_DATA
 from dlrm.model.dlrm import EMBEDDING_DTYPES, EMBEDDING_TYPES
 from dlrm.model.interaction import INTERACTIONS
 from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
-from dlrm.scripts.config_flags import show
+from dlrm.scripts.config_flags import VERIFY_DATA_HELP, show
 from dlrm.serving.runtimes import RUNTIMES
 from dlrm.train.execution import EXECUTIONS
 from dlrm.train.optim import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, OptimizerConfig
@@ -29,7 +30,7 @@ Config = TypeVar("Config")
 RESUME_MAY_CHANGE = frozenset(
     [
         *("mode", "epochs", "max_steps", "resume", "auc_threshold", "auc_device", "backend"),
-        *("dataset", "synthetic_dataset_dir", "log_path", "output_dir"),
+        *("dataset", "verify_data", "synthetic_dataset_dir", "log_path", "output_dir"),
         *("load_checkpoint_path", "save_checkpoint_path", "checkpoint_freq", "keep_checkpoints"),
         *("print_freq", "test_freq", "test_after", "test_batch_size"),
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
@@ -174,6 +175,7 @@ def _define_data() -> None:
     flags.DEFINE_string(
         "feature_spec", "feature_spec.yaml", "File in the dataset that describes its features"
     )
+    flags.DEFINE_enum("verify_data", "first", list(VERIFY_DATA), VERIFY_DATA_HELP)
     flags.DEFINE_integer("batch_size", 32768, "Batch size used for training", lower_bound=1)
     flags.DEFINE_integer(
         "test_batch_size", 32768, "Batch size used for testing/validation", lower_bound=1

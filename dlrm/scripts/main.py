@@ -170,16 +170,25 @@ def _open_datasets(world: World) -> Datasets:
     for turn in (world.rank == 0, world.rank > 0):
         with agreed(world, *session.USER_ERRORS):
             if turn:
-                config = flags.config(DataConfig, device=world.device)
+                # Each rank compares what it reads itself, in `_own_part`.
+                config = flags.config(DataConfig, device=world.device, verify_data="never")
                 datasets = open_datasets(config)
     return datasets
 
 
 def _own_part(task: Recommendation) -> Datasets:
-    """The dataset as this rank reads it."""
+    """The dataset as this rank reads it; what is damaged and can be known now ends the run."""
     world = task.world
     shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
-    return open_datasets(flags.config(DataConfig, device=world.device), shard)
+    with agreed(world, ValueError, OSError):
+        datasets = open_datasets(flags.config(DataConfig, device=world.device), shard)
+        for dataset in datasets if FLAGS.mode == "train" else [datasets.test]:
+            if dataset is not None:
+                dataset.check_files()
+        if FLAGS.mode == "train":  # these are in the fingerprint that a resumed run compares
+            for index in (0, len(datasets.train) - 1):
+                datasets.train.batch(index)
+    return datasets
 
 
 def _train(

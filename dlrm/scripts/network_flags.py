@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm.scripts.config_flags import Values, one_of
+from dlrm.data.verification import VERIFY_DATA
+from dlrm.scripts.config_flags import VERIFY_DATA_HELP, Values, one_of
 from dlrm.train.execution import EXECUTIONS, GRAPH_BACKENDS, ExecutionConfig
 from dlrm.train.optim import LAMB_FLAVOURS, NETWORK_OPTIMIZERS, NetworkOptimizerConfig
 from dlrm.train.precision import PRECISIONS, PrecisionConfig
@@ -88,6 +89,7 @@ RUN: Definitions = {
     ),
     "backend": (str, "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"),
     "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
+    "verify_data": (str, "first", one_of(VERIFY_DATA, VERIFY_DATA_HELP)),
 }
 TRAINING: Definitions = {
     "replicas": (
@@ -127,7 +129,8 @@ FILES: Definitions = {
 # Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
 RESUME_MAY_CHANGE = frozenset(
     [
-        *("mode", "epochs", "max_steps", "resume", "backend", "rank_timeout", "dataset"),
+        *("mode", "epochs", "max_steps", "resume", "backend", "rank_timeout", "verify_data"),
+        "dataset",
         *("log_path", "load_checkpoint_path", "init_checkpoint", "save_checkpoint_path"),
         *("checkpoint_freq", "ckpts_per_epoch", "keep_checkpoints", "no_validation"),
         *("print_freq", "test_freq", "test_after", "test_batch_size", "benchmark_warmup_steps"),

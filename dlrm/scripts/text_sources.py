@@ -135,6 +135,7 @@ def _pretraining(values: Values, path: str) -> TextSource:
         pad_to_seq_length=values["pad_to_seq_length"],
         vocab_size=values["vocab_size"],
         unknown_id=values["unknown_id"],
+        verify_data=values["verify_data"],
         **sizes,
     )
 

@@ -21,6 +21,7 @@ from dlrm.data import image_layout, layout, text_layout
 from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.transform import Transform
+from dlrm.data.verification import MEMORY, Verifier
 from dlrm.files import MANIFEST
 from dlrm.manifest import check_file, read_manifest
 
@@ -143,7 +144,7 @@ def _of_extra_files(directory: Path, named: set[Path]) -> Iterator[str]:
         features = [spec.label, *spec.numerical, *spec.categorical]
         taken |= {spec.file(split, name) for split in spec.splits for name in features}
     files = {path for path in directory.rglob("*") if path.is_file()}
-    for path in sorted(files - named - {directory / MANIFEST}):
+    for path in sorted(files - named - {directory / MANIFEST, directory / MEMORY}):
         if path in taken or directory / layout.TRANSFORM in path.parents:
             yield f"{path}: not in {MANIFEST}, though readers would take it for a part"
         else:
@@ -171,7 +172,7 @@ def _of_texts(directory: Path) -> Iterator[str]:
     try:
         manifest = text_layout.read_text_manifest(directory)
         if manifest.get("output_format") != "hdf5":  # whose files have no size to compare
-            text_layout.open_shards(directory)
+            text_layout.open_shards(directory, Verifier(directory, text_layout.KIND, "never"))
         rows = sum(manifest["rows"])
     except (OSError, ValueError) as error:
         yield str(error)

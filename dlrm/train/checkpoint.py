@@ -16,12 +16,10 @@ layout and any number of ranks read any other's.
 """
 
 import fcntl
-import json
 import math
 import os
 import reprlib
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +40,7 @@ from dlrm.files import (
     tidy_leftovers,
     write_atomically,
 )
-from dlrm.manifest import read_json, read_manifest
+from dlrm.manifest import read_json, read_manifest, sealed_json
 from dlrm.ops import split_float32
 from dlrm.train.checkpoint_writer import CheckpointWriter
 from dlrm.train.parameters import INTEGER, Parameters, random_state_file
@@ -362,29 +360,19 @@ def _step_directory(path: Path, step: float) -> Path:
 def _pointer(path: Path) -> dict[str, float]:
     """Returns the record of `best.json`, or nothing where there is no such file."""
     file = path / _BEST
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        expected = record.pop("crc32", None)
-    except FileNotFoundError:
+    if not file.exists():
         return {}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file}: expected the best step, got {error!r}") from error
-    if expected is not None and (found := _record_sum(record)) != expected:
-        raise ValueError(f"{file}: expected CRC-32 {expected}, got {found}: damaged")
+    record = read_json(file)
+    record.pop("own_crc32", None)
     return _checked_record(file, record)
 
 
 def _write_pointer(path: Path, record: dict[str, float]) -> None:
     if record:
-        text = json.dumps({**record, "crc32": _record_sum(record)})
-        write_atomically(path / _BEST, text + "\n")
+        write_atomically(path / _BEST, sealed_json(record))
     else:
         (path / _BEST).unlink()
         sync(path)
-
-
-def _record_sum(record: dict[str, float]) -> str:
-    return f"{zlib.crc32(json.dumps(record).encode()):08x}"
 
 
 def _checked_record(file: Path, record: Any) -> dict[str, float]:

@@ -15,7 +15,7 @@ from dlrm.data.images import (
     SyntheticImages,
 )
 from dlrm.distributed import World
-from dlrm.manifest import write_manifest
+from dlrm.manifest import sealed_json, write_manifest
 
 SIZE = 4
 SHARDS = [3, 0, 5]
@@ -66,8 +66,10 @@ def test_what_is_wrong_with_a_dataset_is_named(dataset):
     values = np.fromfile(labels, image_layout.LABEL_DTYPE)
     values[3] = 2
     values.tofile(labels)
-    with pytest.raises(ValueError, match=r"labels_00002.bin: row 3: .* in \[0, 2\), got 2"):
+    with pytest.raises(ValueError, match="labels_00002.bin: expected CRC-32 .*: damaged"):
         ImageDataset(dataset, "train")
+    with pytest.raises(ValueError, match=r"labels_00002.bin: row 3: .* in \[0, 2\), got 2"):
+        ImageDataset(dataset, "train", verify_data="never")
     labels.write_bytes(b"")
     with pytest.raises(ValueError, match="labels_00002.bin: expected 20 bytes, got 0"):
         ImageDataset(dataset, "train")
@@ -79,7 +81,7 @@ def test_what_is_wrong_with_a_dataset_is_named(dataset):
 def test_a_manifest_that_disagrees_with_the_files_is_refused(dataset):
     manifest = json.loads((dataset / "manifest.json").read_text())
     manifest["splits"]["train"] = [4, 0, 4]
-    (dataset / "manifest.json").write_text(json.dumps(manifest))
+    (dataset / "manifest.json").write_text(sealed_json(manifest))
     with pytest.raises(ValueError, match="images_00000.bin: expected 192 bytes, got 144"):
         ImageDataset(dataset, "train")
 
@@ -108,12 +110,12 @@ def test_a_wrong_entry_of_the_manifest_is_named(dataset, field, value, expected)
     path = dataset / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest[field] = value
-    path.write_text(json.dumps(manifest))
+    path.write_text(sealed_json(manifest))
     with pytest.raises(ValueError, match=f"manifest.json: {expected}"):
         ImageDataset(dataset, "train")
     if value is None:
         del manifest[field]
-        path.write_text(json.dumps(manifest))
+        path.write_text(sealed_json(manifest))
         with pytest.raises(ValueError, match=f"manifest.json: {expected}"):
             ImageDataset(dataset, "train")
 

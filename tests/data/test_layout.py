@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dlrm.data import layout
+from dlrm.manifest import sealed_json
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,6 @@ def test_a_manifest_without_an_entry_is_named(tmp_path, name):
     path = tmp_path / "manifest.json"
     manifest = json.loads(path.read_text())
     for wrong in ({}, {name: 5}):
-        path.write_text(json.dumps({k: v for k, v in manifest.items() if k != name} | wrong))
+        path.write_text(sealed_json({k: v for k, v in manifest.items() if k != name} | wrong))
         with pytest.raises(ValueError, match=rf"manifest\.json: entry {name}: expected a "):
             layout.read_dataset_manifest(tmp_path)

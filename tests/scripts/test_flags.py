@@ -84,6 +84,7 @@ OURS = {
     "async_checkpoint": False,
     "checkpoint_freq": None,
     "deterministic": False,
+    "verify_data": "first",
     "embedding_dtype": "fp32",
     "embedding_init_scale": 1.0,
     "embedding_optimizer": "sgd",

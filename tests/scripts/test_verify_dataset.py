@@ -12,7 +12,7 @@ from small_dataset import write_dataset
 from dlrm.data import image_layout, layout, text_layout
 from dlrm.data.transcode import CsvConfig, transcode_csv
 from dlrm.data.transform import Transform
-from dlrm.manifest import write_manifest
+from dlrm.manifest import sealed_json, write_manifest
 from dlrm.scripts.verify_dataset import verify
 
 
@@ -117,7 +117,7 @@ def test_an_extra_file_is_said_and_one_that_readers_would_take_is_wrong(copy, ca
     shutil.rmtree(copy / "transform")
     manifest = json.loads((copy / "manifest.json").read_text())
     del manifest["files"]["test/cat_0.bin"]
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "manifest.json").write_text(sealed_json(manifest))
     (problem,) = verify(copy)
     assert f"{copy / 'test' / 'cat_0.bin'}: not in manifest.json" in problem
 
@@ -200,7 +200,7 @@ def test_images_are_checked(images, capsys):
     manifest = json.loads((images / "manifest.json").read_text())
     del manifest["size"]
     second[0].write_bytes(first[0].read_bytes())
-    (images / "manifest.json").write_text(json.dumps(manifest))
+    (images / "manifest.json").write_text(sealed_json(manifest))
     (problem,) = verify(images)
     assert "manifest.json: size: expected a number of 1 or more, got None" in problem
 
@@ -222,7 +222,7 @@ def test_texts_are_checked(tmp_path, capsys):
     assert f"{facts_file}: truncated or too long: expected 16 bytes for 2 rows, got 24" in problem
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     del manifest["vocab_size"]
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "manifest.json").write_text(sealed_json(manifest))
     (problem,) = verify(tmp_path)
     assert "manifest.json: vocab_size: expected a number in [1, 2147483647], got None" in problem
 

@@ -153,7 +153,7 @@ def test_another_architecture_is_refused_by_name_and_changes_nothing(tmp_path):
         (lambda c: (c / "tables/1.bin").write_bytes(b"0000"), r"tables/1.bin: expected 320 bytes"),
         (lambda c: (c / "tables/1.bin").unlink(), r"tables/1.bin: missing"),
         (lambda c: (c / "manifest.json").unlink(), r"manifest.json: no such file"),
-        (lambda c: (c / "manifest.json").write_text("{"), r"manifest.json: not a manifest"),
+        (lambda c: (c / "manifest.json").write_text("{"), r"manifest.json: expected JSON"),
         (lambda c: flip(c / "dense.safetensors"), r"dense.safetensors: expected CRC-32 \w+, got"),
     ],
 )

@@ -1,0 +1,233 @@
+"""Compares a dataset's files with the checksums of its manifest, when their bytes are first read.
+
+What was compared is remembered beside the manifest or, where nothing can be written there, in the
+user's cache, and is not compared again while a file has the same size, time and inode. Only the
+standard library and numpy are imported.
+"""
+
+import fcntl
+import hashlib
+import os
+import weakref
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.files import MANIFEST, write_atomically
+from dlrm.manifest import BLOCK_BYTES, damaged, read_json, read_manifest, sealed_json
+
+VERIFY_DATA = ("first", "always", "never")
+MEMORY = ".verified.json"  # beside the manifest: file -> what was compared of it
+_CACHE = Path("~/.cache/dlrm/verified")
+
+
+class CheckedFile:
+    """A file of which each block is compared with its checksum before it is read.
+
+    A file of a manifest of version 1 has one checksum, and so is one block.
+
+    Args:
+        path: the file.
+        checksum: eight digits for each block; see `dlrm.manifest.Checksum`.
+        known: bit k, as hexadecimal digits, is set where block k was compared before.
+    """
+
+    def __init__(self, path: Path, checksum: str, known: str = "0") -> None:
+        self.path = path
+        self._sums = [checksum[place : place + 8] for place in range(0, len(checksum), 8)]
+        self._size = path.stat().st_size
+        self._block_bytes = BLOCK_BYTES if len(self._sums) > 1 else max(self._size, 1)
+        bits = int(known, 16).to_bytes(-(-len(self._sums) // 8), "little")
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+        self._left = set(np.flatnonzero(flags[: len(self._sums)] == 0).tolist())
+
+    @property
+    def compared(self) -> str:
+        """The blocks that were compared, as `known`."""
+        flags = np.ones(len(self._sums), np.uint8)
+        flags[list(self._left)] = 0
+        bits = np.packbits(flags, bitorder="little").tobytes()
+        return f"{int.from_bytes(bits, 'little'):x}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all blocks were compared."""
+        return not self._left
+
+    def touch(self, begin: int, end: int) -> None:
+        """Compares the blocks with bytes from `begin` to `end`; threads may call it at once.
+
+        Raises:
+            ValueError: a block is damaged; file and bytes are named.
+        """
+        if self._left and end > begin:
+            first, last = begin // self._block_bytes, (end - 1) // self._block_bytes
+            for block in range(first, last + 1):
+                if block in self._left:
+                    self._compare(block)
+
+    def touch_rows(self, rows: np.ndarray, row_bytes: int) -> None:
+        """Compares the blocks of rows in any order; see `touch`."""
+        if self._left and len(rows):
+            first, last = rows * row_bytes, (rows + 1) * row_bytes - 1
+            blocks = np.union1d(first // self._block_bytes, last // self._block_bytes)
+            for block in self._left.intersection(blocks.tolist()):
+                self._compare(block)
+
+    def touch_all(self) -> None:
+        """Compares the whole file; see `touch`."""
+        self.touch(0, max(self._size, 1))
+
+    def _compare(self, block: int) -> None:
+        begin, crc = block * self._block_bytes, 0
+        left = min(self._block_bytes, self._size - begin)
+        with open(self.path, "rb") as file:
+            file.seek(begin)
+            while left > 0 and (part := file.read(min(left, BLOCK_BYTES))):
+                crc, left = zlib.crc32(part, crc), left - len(part)
+        if (found := f"{crc:08x}") != self._sums[block]:
+            raise damaged(self.path, self._sums[block], found, block)
+        self._left.discard(block)
+
+
+class Verifier:
+    """Hands out the files of a dataset to be checked, and remembers which were.
+
+    A dataset without a manifest, as other software writes it, has no checksums to compare.
+
+    Args:
+        directory: the dataset.
+        kind: what its manifest says that it is.
+        mode: "first" compares what is not remembered, "always" everything anew, "never" nothing.
+
+    Raises:
+        FileNotFoundError, ValueError: another mode, or see `read_manifest`.
+    """
+
+    def __init__(self, directory: Path, kind: str, mode: str) -> None:
+        if mode not in VERIFY_DATA:
+            raise ValueError(f"--verify_data {mode}: expected one of {', '.join(VERIFY_DATA)}")
+        has_manifest = (directory / MANIFEST).exists()
+        files = read_manifest(directory, kind)["files"] if has_manifest else {}
+        self._directory, self._mode = directory, mode
+        self._checksums: dict[str, str] = {name: file["crc32"] for name, file in files.items()}
+        self._memory = _Memory(directory) if mode == "first" and files else None
+        self._known = self._memory.read() if self._memory else {}
+        self._opened: dict[str, CheckedFile] = {}
+        if self._memory:
+            weakref.finalize(self, _remember, self._memory, self._checksums, self._opened)
+
+    def open(self, path: Path) -> CheckedFile | None:
+        """Returns what to touch before bytes of a file are read; None where there is no need."""
+        name = os.path.relpath(path, self._directory)
+        if self._mode == "never" or name not in self._checksums:
+            return None
+        if name not in self._opened:
+            checksum, entry = self._checksums[name], self._known.get(name, ["0"])
+            known = entry[-1] if entry[:-1] == _facts(path, checksum) else "0"
+            self._opened[name] = CheckedFile(path, checksum, known)
+        file = self._opened[name]
+        return None if file.is_whole else file
+
+    def check(self, paths: Iterable[Path]) -> None:
+        """Compares whole files, on all cores.
+
+        Raises:
+            ValueError: a file is damaged; it is named.
+        """
+        files = [file for path in paths if (file := self.open(path))]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(CheckedFile.touch_all, files):
+                pass
+
+    def check_single(self, paths: Iterable[Path]) -> None:
+        """Compares those of some files that have one checksum, on all cores; see `check`.
+
+        Blocks of the others are compared when they are read, and nothing need wait for them.
+        """
+        names = {path: os.path.relpath(path, self._directory) for path in paths}
+        self.check(path for path, name in names.items() if len(self._checksums.get(name, "")) == 8)
+
+    def check_folder(self, name: str) -> None:
+        """Compares all files below a folder of the dataset; see `check`."""
+        names = [file for file in self._checksums if file.startswith(f"{name}/")]
+        self.check(self._directory / file for file in names)
+
+
+def _facts(path: Path, checksum: str) -> list[Any]:
+    """What a file must have kept for what was compared of it to hold."""
+    status = path.stat()
+    digest = f"{zlib.crc32(checksum.encode()):08x}"
+    return [status.st_size, status.st_mtime_ns, status.st_ino, digest]
+
+
+def _remember(memory: "_Memory", checksums: dict[str, str], files: dict[str, CheckedFile]) -> None:
+    """Adds what was compared to what is remembered."""
+    compared: dict[str, list[Any]] = {}
+    with suppress(OSError):  # a file that is gone by now, as a temporary dataset's
+        for name, file in files.items():
+            if (blocks := file.compared) != "0":
+                compared[name] = [*_facts(file.path, checksums[name]), blocks]
+        memory.add(compared)
+
+
+class _Memory:
+    """The file that says what was compared of a dataset: name -> size, time, inode, sum, blocks."""
+
+    def __init__(self, directory: Path) -> None:
+        directory = directory.resolve()
+        digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:24]
+        self._places = [directory / MEMORY, _CACHE.expanduser() / f"{digest}.json"]
+        self._manifest = directory / MANIFEST
+
+    def read(self) -> dict[str, list[Any]]:
+        """Returns what is remembered; nothing where a place cannot be read or is damaged."""
+        known: dict[str, list[Any]] = {}
+        for place in self._places:
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                entries = read_json(place)
+                del entries["own_crc32"]
+                for name, (size, time, inode, digest, blocks) in entries.items():
+                    int(blocks, 16)
+                    known[name] = [size, time, inode, digest, blocks]
+        return known
+
+    def add(self, compared: dict[str, list[Any]]) -> None:
+        """Adds entries in the first place that can be written; other processes may do so, too."""
+        if not compared or not self._manifest.exists():
+            return
+        for place in self._places:
+            with suppress(OSError):
+                if place.parent != self._manifest.parent:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                with _locked(place.parent):
+                    write_atomically(place, sealed_json(self._with(compared)))
+                    return
+
+    def _with(self, compared: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """What is remembered, and more."""
+        known = self.read()
+        for name, entry in compared.items():
+            before = known.get(name, [])
+            both = int(entry[-1], 16)
+            if before[:-1] == entry[:-1]:
+                both |= int(before[-1], 16)
+            known[name] = [*entry[:-1], f"{both:x}"]
+        return known
+
+
+@contextmanager
+def _locked(directory: Path):
+    """Waits for other processes that add; on a file system without locks it does not."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
