@@ -1,0 +1,171 @@
+"""Reads fixtures through the package's public names: what is stored, and what a test finds."""
+
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from absl import flags as absl_flags
+
+import dlrm
+from dlrm.data.images import ImageDataset
+from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.pretraining import open_pretraining
+from dlrm.scripts import bert, bert_flags, cnn, cnn_flags, main
+from dlrm.train.checkpoint import last_checkpoint
+
+SPLITS = ("train", "test", "validation")
+# What a run measures that does not depend on the machine's speed.
+_MEASURES = ("auc", "loss", "top1", "top5", "accuracy", "epoch", "step")
+
+# Scores requests with an exported version and nothing else: its folder has its own `dlrm`.
+_ANSWER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import numpy as np
+import dlrm
+from dlrm.serving.scorer import Scorer
+assert Path(dlrm.__file__).resolve().is_relative_to(Path(sys.argv[1]).resolve()), dlrm.__file__
+assert "torch" not in sys.modules
+asked = np.load(sys.argv[2])
+scorer = Scorer(Path(sys.argv[1]), 1)
+requests = [
+    {"raw__0": asked["raw"]},
+    {"input__0": asked["numerical"], "input__1": asked["ids"]},
+]
+found = scorer(requests)
+for answer in found:
+    if isinstance(answer, ValueError):
+        raise answer
+np.savez(sys.argv[3], raw=found[0], ids=found[1])
+"""
+
+
+def known(summary: dict[str, Any]) -> dict[str, float]:
+    """The measures of a summary that are the same from run to run."""
+    return {name: v for name, v in summary.items() if any(part in name for part in _MEASURES)}
+
+
+def read_rows(kind: str, dataset: Path, options: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns all rows of a dataset, as "train labels" and so on.
+
+    Args:
+        kind: "clicks", "images" or "text".
+        dataset: a directory.
+        options: of `DataConfig`, or of `open_pretraining`.
+    """
+    if kind == "text":
+        data = open_pretraining(dataset, **options)
+        batch = data.read(np.arange(data.num_samples))._asdict()
+        return {name: t.numpy() for name, t in batch.items() if isinstance(t, torch.Tensor)}
+    rows = {}
+    if kind == "images":
+        for split in ("train", "test"):
+            images = ImageDataset(dataset, split)
+            read = images.read(np.arange(images.num_samples))
+            rows |= {f"{split} images": read[0].numpy(), f"{split} labels": read[1].numpy()}
+        return rows
+    where = {"dataset": str(dataset), "synthetic_dataset_dir": str(dataset)}
+    config = DataConfig(**where, batch_size=128, test_batch_size=128, **options)
+    for split, data in zip(SPLITS, open_datasets(config), strict=True):
+        batches = [data.batch(i) for i in range(-(-data.num_samples // 128))] if data else []
+        for name in ("numerical", "categorical", "labels") if batches else ():
+            rows[f"{split} {name}"] = torch.cat([getattr(b, name) for b in batches]).numpy()
+    return rows
+
+
+def run(command: str, arguments: list[str]) -> dict[str, float]:
+    """Runs a command in this process; returns its summary."""
+    if command == "main":
+        absl_flags.FLAGS.unparse_flags()
+        for name in absl_flags.FLAGS:
+            absl_flags.FLAGS[name].unparse()
+        absl_flags.FLAGS(["main", *arguments])
+        return main.run()
+    if command == "cnn":
+        return cnn.run(cnn_flags.parse(arguments))
+    return bert.run(bert_flags.parse(arguments))
+
+
+def score(
+    command: str, flags: list[str], directory: Path, folder: Path
+) -> dict[str, dict[str, float]]:
+    """Tests a run's checkpoints by its own command; returns the measures of each.
+
+    That of a DLRM tests one checkpoint, here the last; the others test the average of the steps,
+    too.
+
+    Args:
+        command: "main", "cnn" or "bert".
+        flags: that it was trained with.
+        directory: of the checkpoints.
+        folder: where the datasets are.
+    """
+    datasets = [flag.format(folder) for flag in flags if "dataset=" in flag]
+    with tempfile.TemporaryDirectory() as scratch:
+        common = ["--base_device=cpu", *datasets, f"--log_path={scratch}/log.json"]
+        if command == "main":
+            one = last_checkpoint(directory)
+            more = ["--mode=test", f"--load_checkpoint_path={one}", "--test_batch_size=200"]
+            return {"last": known(run(command, [*common, *more]))}
+        name = {"cnn": "restore_path", "bert": "load_checkpoint_path"}[command]
+        mode = {"cnn": "validate", "bert": "evaluate"}[command]
+        more = [f"--mode={mode}", f"--{name}={directory}", f"--results={scratch}/results.csv"]
+        run(command, [*common, *more, "--test_batch_size=8"])
+        with open(f"{scratch}/results.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+    return {
+        f"{row['checkpoint']} {row['weights']}": {k: float(v) for k, v in known(row).items()}
+        for row in rows
+    }
+
+
+def scores_of_rows(folder: Path, flags: list[str], directory: Path) -> dict[str, np.ndarray]:
+    """Returns logits by the best and the last checkpoint of a run of a DLRM.
+
+    They are of raw rows where the checkpoint has a transform, else of the dataset's test rows.
+    """
+    (dataset,) = (flag.partition("=")[2].format(folder) for flag in flags if "dataset=" in flag)
+    found = {}
+    for name, path in (("best", directory), ("last", last_checkpoint(directory))):
+        predictor = dlrm.load(path)
+        if predictor.transform is None:
+            rows = open_datasets(DataConfig(dataset=dataset, test_batch_size=300)).test
+            found[name] = predictor.score_batch(rows.batch(0))[0]
+        elif Path(dataset).name == "csv":
+            columns = (folder / "expected" / "columns.json").read_text(encoding="utf-8")
+            found[name] = predictor.logits(json.loads(columns))
+        else:
+            lines = (folder / "expected" / "lines.tsv").read_text().splitlines()
+            found[name] = predictor.logits(lines)
+    return found
+
+
+def answers(version: Path, folder: Path) -> dict[str, np.ndarray]:
+    """Returns requests to an exported version, and its answers."""
+    lines = (folder / "expected" / "lines.tsv").read_text().splitlines()
+    padded = np.array([line.encode() for line in lines])
+    raw = padded.view(np.uint8).reshape(len(lines), -1)
+    config = DataConfig(dataset=str(folder / "split"), test_batch_size=50)
+    batch = open_datasets(config).test.batch(0)
+    asked = {"raw": raw, "numerical": batch.numerical.numpy().astype(np.float32)}
+    asked["ids"] = batch.categorical.numpy().astype(np.int64)
+    return asked | ask(version, asked)
+
+
+def ask(version: Path, asked: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns an exported version's answers to requests of raw rows and of ids."""
+    with tempfile.TemporaryDirectory() as scratch:
+        np.savez(f"{scratch}/asked.npz", **asked)
+        files = [f"{scratch}/asked.npz", f"{scratch}/found.npz"]
+        command = [sys.executable, "-I", "-B", "-c", _ANSWER, str(version.resolve()), *files]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=scratch, check=False)
+        assert done.returncode == 0, done.stderr
+        with np.load(files[1]) as found:
+            return {f"answer_{name}": found[name] for name in found.files}

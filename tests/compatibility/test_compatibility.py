@@ -1,0 +1,236 @@
+"""What earlier versions wrote opens, scores as it did, and goes on; `make_fixtures` wrote it."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import observations
+import pytest
+import torch
+from absl import flags as absl_flags
+from make_fixtures import DATASETS, RUNS
+
+from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.scripts import checkpoint as checkpoint_tool
+from dlrm.scripts.verify_dataset import verify
+from dlrm.train.checkpoint import best_checkpoint, last_checkpoint
+
+ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
+# Logits are of order 1 and sums of some ten float32 products, each rounded to 6e-8 of its size in
+# an order that the processor chooses.
+SCORES = {"rtol": 1e-5, "atol": 1e-6}
+# After 7 to 12 more steps, each of which carries the roundings of those before it. Without AVX,
+# with AVX2, with 2 threads, or with 1 process instead of 2, losses differ by 2.4e-7 and logits by
+# 4.8e-7 at most. If the optimizer's state is forgotten, they differ by 5e-3 and 0.5; if the state
+# of the random generators is, losses differ by 3e-4.
+RESUMED = {"rtol": 2e-5, "atol": 1e-5}
+# bfloat16 lookups: a value that is rounded to the other side changes by 2**-8 of its size.
+RESUMED_BF16 = {"rtol": 1e-2, "atol": 1e-2}
+# AUCs are of 300 rows, of which two pairs that change places change 1e-4, or fewer.
+COUNTED = {"rtol": 0, "atol": 1e-4}
+
+
+class Written(NamedTuple):
+    """What a version wrote, unpacked, and what `expected.json` says of it."""
+
+    folder: Path
+    expected: dict[str, Any]
+
+    def entry(self, kind: str, name: str) -> Any:
+        """The entry of a dataset or a run; skips where that version did not write it yet."""
+        if name not in self.expected[kind]:
+            pytest.skip(f"{self.folder.name} has no {name}")
+        return self.expected[kind][name]
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """Expected arrays."""
+        with np.load(self.folder / "expected" / f"{name}.npz") as arrays:
+            return {key: arrays[key] for key in arrays.files}
+
+
+@pytest.fixture(scope="session", params=ARCHIVES, ids=lambda path: path.name.split(".tar")[0])
+def written(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written") / request.param.name.removesuffix(".tar.xz")
+    with tarfile.open(request.param) as tar:
+        tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return Written(folder, json.loads((folder / "expected.json").read_text()))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_all_that_is_written_is_tested(written):
+    assert ARCHIVES
+    assert written.expected["rows"].keys() <= DATASETS.keys()
+    assert written.expected["runs"].keys() <= RUNS.keys()
+    assert sum(path.stat().st_size for path in ARCHIVES) < 1 << 20
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_dataset_has_its_rows(written, name):
+    if name == "hdf5":
+        pytest.importorskip("h5py", reason="needs dlrm[text]")
+    kind, options = written.entry("rows", name)
+    directory = written.folder / name
+    before = {path: path.stat().st_ino for path in directory.rglob("*")}
+    found, expected = observations.read_rows(kind, directory, options), written.arrays(name)
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_array_equal(found[key], values, err_msg=key)
+    assert {path: path.stat().st_ino for path in directory.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", DATASETS.keys() - {"hdf5"})
+def test_nothing_is_wrong_with_a_dataset(written, name):
+    _, options = written.entry("rows", name)
+    assert list(verify(written.folder / name, options.get("num_numerical_features", 13))) == []
+
+
+def test_a_synthetic_dataset_is_a_split_one(written):
+    data = open_datasets(DataConfig(dataset=str(written.folder / "synthetic")))
+    labels = data.train.batch(0).labels.numpy()
+    np.testing.assert_array_equal(labels, written.arrays("synthetic")["train labels"])
+
+
+def assert_measures(found, expected, tolerance):
+    """Measures of tests are the same, but for what another processor rounds otherwise."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        counted = any(part in name for part in ("auc", "top", "accuracy"))
+        limits = COUNTED if counted and tolerance is not RESUMED_BF16 else tolerance
+        np.testing.assert_allclose(found[name], value, **limits, err_msg=name)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if RUNS[name][0] == "main"])
+def test_checkpoints_of_a_dlrm_score_rows(written, name):
+    run, expected = written.entry("runs", name), written.arrays(f"scores-{name}")
+    directory = written.folder / "runs" / name
+    found = observations.scores_of_rows(written.folder, run["flags"], directory)
+    for key, scores in found.items():
+        assert scores.dtype == np.float32
+        np.testing.assert_allclose(scores, expected[key], **SCORES, err_msg=key)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_checkpoints_test_as_they_did(written, name):
+    run, directory = written.entry("runs", name), written.folder / "runs" / name
+    assert best_checkpoint(directory).name == f"step-{run['best_step']:09d}"
+    found = observations.score(run["command"], run["flags"], directory, written.folder)
+    assert found.keys() == run["tested"].keys()
+    for checkpoint, measures in run["tested"].items():
+        assert_measures(found[checkpoint], measures, SCORES)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_goes_on_as_if_nothing_had_stopped_it(written, name, tmp_path, capsys):
+    run = written.entry("runs", name)
+    directory = _copied(written, name, tmp_path)
+    resumed = _resuming(written, run, directory, tmp_path)
+    summary = observations.known(observations.run(run["command"], resumed))
+    assert _says_resumed(run, directory) in capsys.readouterr().out
+    _assert_ends(written, name, directory, summary)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_with_a_run_of_two(written, tmp_path):
+    run = written.entry("runs", "two_processes")
+    directory = _copied(written, "two_processes", tmp_path)
+    resumed = _resuming(written, run, directory, tmp_path)
+    launcher = ["torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    command = [sys.executable, "-m", *launcher, "-m", "dlrm.scripts.main", *resumed]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert _says_resumed(run, directory) in done.stdout
+    summary = json.loads((tmp_path / "log.json").read_text().splitlines()[-1][5:])["data"]
+    _assert_ends(written, "two_processes", directory, observations.known(summary))
+
+
+def _copied(written: Written, name: str, folder: Path) -> Path:
+    return Path(shutil.copytree(written.folder / "runs" / name, folder / "run"))
+
+
+def _resuming(written: Written, run: dict, directory: Path, folder: Path) -> list[str]:
+    """The command line of a run that goes on, whose dataset was moved meanwhile."""
+    flags = [flag.format(written.folder) for flag in run["flags"]]
+    own = [f"--save_checkpoint_path={directory}", f"--log_path={folder / 'log.json'}"]
+    return [*flags, *own, "--resume"]
+
+
+def _says_resumed(run: dict, directory: Path) -> str:
+    step = run["step"]
+    return f"resumed from {directory}/step-{step:09d}: {step} steps are done"
+
+
+def _assert_ends(written: Written, name: str, directory: Path, summary: dict) -> None:
+    """The run ends where, and as, the one did that nothing stopped."""
+    run = written.expected["runs"][name]
+    tolerance = RESUMED_BF16 if name == "bf16" else RESUMED
+    assert last_checkpoint(directory).name == f"step-{run['final_step']:09d}"
+    assert run["final_step"] > run["step"]
+    assert_measures(summary, run["final_metrics"], tolerance)
+    tested = observations.score(run["command"], run["flags"], directory, written.folder)
+    for weights, measures in run["final_tested"].items():
+        if weights == "last" or f"step-{run['final_step']:09d}" in weights:
+            assert_measures(tested[weights], measures, tolerance)
+    if run["command"] == "main":
+        found = observations.scores_of_rows(written.folder, run["flags"], directory)["last"]
+        expected = written.arrays(f"scores-{name}")
+        np.testing.assert_allclose(found, expected["final"], **tolerance)
+        assert abs(expected["final"] - expected["last"]).max() > 0.05  # it has learnt meanwhile
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_checkpoint_is_inspected(written, name, monkeypatch, capsys):
+    run = written.entry("runs", name)
+    monkeypatch.setattr(checkpoint_tool, "FLAGS", absl_flags.FlagValues())
+    checkpoint_tool.define_flags(checkpoint_tool.FLAGS)
+    path = written.folder / "runs" / name / f"step-{run['step']:09d}"
+    words = checkpoint_tool.parse(["checkpoint", "inspect", "--check", "--json", str(path)])
+    assert checkpoint_tool.main(words) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == run["step"]
+
+
+@pytest.fixture
+def ask():
+    """Asks an exported version, for which ONNX Runtime must be there."""
+    pytest.importorskip("onnxruntime", reason="needs dlrm[serve]")
+    return observations.ask
+
+
+def test_an_export_answers(written, ask):
+    stored = written.arrays("answers")
+    found = ask(written.folder / "models" / "model" / "1", stored)
+    for name, answer in found.items():
+        np.testing.assert_allclose(answer, stored[name], **SCORES)
+
+
+def test_an_export_takes_a_further_version(written, ask, root, tmp_path):
+    for package in ("tritonclient.grpc", "onnxscript"):
+        pytest.importorskip(package, reason="needs dlrm[serve]")
+    models = Path(shutil.copytree(written.folder / "models", tmp_path / "models"))
+    command = [
+        *(sys.executable, root / "triton" / "export.py", "--update", f"--save-dir={models}"),
+        f"--checkpoint={written.folder / 'runs' / 'single'}",
+        f"--dataset={written.folder / 'split'}",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
+    done = run(list(map(str, command)), env=environment)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (models / "model").glob("[0-9]*")) == ["1", "2"]
+    stored = written.arrays("answers")
+    for version in ("1", "2"):
+        for name, answer in ask(models / "model" / version, stored).items():
+            np.testing.assert_allclose(answer, stored[name], **SCORES)
