@@ -2,11 +2,11 @@
 
     python benchmarks/verify_data.py [--rows 4000000] [--rounds 5] [--directory DIR]
 
-Reads a synthetic Criteo-shaped dataset (13 numerical features, 26 tables) from the page cache, batch
-after batch: without comparing (`--verify_data never`), in a first run (`first`, nothing remembered)
-and in every later one (`first`, all remembered). An epoch of training is of the small model of
-`make demo` with lazy Adam at batch 2048, over a part of the rows. All take turns; medians over rounds
-are compared. Set OMP_NUM_THREADS to choose the threads of the training.
+Reads a synthetic Criteo-shaped dataset (13 numerical features, 26 tables) from the page cache,
+batch after batch: without comparing (`--verify_data never`), in a first run (`first`, nothing
+remembered) and in a later one (`first`, all remembered). An epoch of training is of the model of
+`make demo` with lazy Adam at batch 2048, over a part of the rows. All take turns; medians over
+rounds are compared. OMP_NUM_THREADS chooses the threads of the training.
 """
 
 import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded

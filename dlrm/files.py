@@ -129,7 +129,9 @@ def _swap(staging: Path, final: Path) -> None:
         except BaseException:
             old.rename(final)
             raise
-        shutil.rmtree(old, ignore_errors=True)
+        # Half removed it must not come back, as a whole one does in `tidy_after_killed`.
+        removed = old.rename(_partial(final))
+        shutil.rmtree(removed, ignore_errors=True)
     sync(final.parent)
 
 
