@@ -99,7 +99,7 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "images": ("images", {}),
-    "shards": ("text", {"check_crc": True}),
+    "shards": ("text", {}),
     "hdf5": ("text", {}),
 }
 

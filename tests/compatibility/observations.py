@@ -61,6 +61,7 @@ def read_rows(kind: str, dataset: Path, options: dict[str, Any]) -> dict[str, np
         options: of `DataConfig`, or of `open_pretraining`.
     """
     if kind == "text":
+        options = {n: v for n, v in options.items() if n != "check_crc"}  # a keyword of 0.1.0
         data = open_pretraining(dataset, **options)
         batch = data.read(np.arange(data.num_samples))._asdict()
         return {name: t.numpy() for name, t in batch.items() if isinstance(t, torch.Tensor)}

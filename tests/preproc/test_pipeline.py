@@ -9,6 +9,7 @@ from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.log_lines import LogFormat
 from dlrm.data.text_columns import TextColumn
 from dlrm.data.transform import Transform
+from dlrm.manifest import read_manifest
 from preproc import pipeline
 from preproc.engines import TaskError, local_engine
 from preproc.options import Options
@@ -130,7 +131,7 @@ def test_real_rows_equal_the_reference(engine, tmp_path, shared_data):
 
 def test_dataset_describes_itself(good):
     spec = FeatureSpec.load(good)
-    manifest = layout.read_dataset_manifest(good, check_crc=True)
+    manifest = read_manifest(good, layout.KIND, check_crc=True)
     assert manifest["rows"] == {name: spec.num_rows(name) for name in layout.SPLITS}
     assert manifest["rows"] == {"train": 935, "test": 234, "validation": 234}
     assert manifest["cardinalities"] == spec.cardinalities == layout.read_model_size(good)

@@ -34,7 +34,7 @@ def prepare(root, tmp_path):
 def test_the_command_writes_a_dataset_and_says_what_is_in_it(prepare, tmp_path):
     done = prepare("--max_seq_length=16", "--max_predictions_per_seq=3", "--processes=2")
     assert done.returncode == 0, done.stderr
-    dataset = open_pretraining(tmp_path / "out", check_crc=True)
+    dataset = open_pretraining(tmp_path / "out", verify_data="always")
     assert (dataset.length, dataset.max_predictions, dataset.vocab_size) == (16, 3, 8)
     assert "read: 1 file, 3 documents, 4 sentences, 13 tokens" in done.stdout
     assert re.search(
