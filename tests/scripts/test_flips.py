@@ -1,0 +1,209 @@
+"""A campaign: one flipped byte in any file is named by every command that reads the file.
+
+Flips are seeded, and the seed is printed; `DLRM_FLIPS_SEED` chooses another.
+"""
+
+import multiprocessing
+import os
+import random
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trained_model
+
+from dlrm.data.verification import MEMORY
+
+pytestmark = pytest.mark.slow
+
+SEED = int(os.environ.get("DLRM_FLIPS_SEED", "1"))
+FLIPS = 100  # of a kind of directory, over all of its files
+# What commands import; the commands themselves define flags, and so are imported by each process.
+PRELOADED = ["dlrm.scripts.environment", "dlrm.tasks.recommendation", "dlrm.train.trainer"]
+
+
+def run(words, output):
+    """Runs a command in a process that has imported torch already; returns its exit code."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=_be, args=([str(word) for word in words], str(output)))
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None, f"{words}: still runs"
+    return process.exitcode, output.read_text()
+
+
+def _be(words, output):
+    with open(output, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.argv = words
+    if words[0].endswith(".py"):
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")
+    else:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+class Campaign:
+    """Flips bytes in copies of what commands read, and counts what is named."""
+
+    def __init__(self, folder, files):
+        self.folder, self.files, self.random = folder, files, random.Random(SEED)
+        self.named, self.missed = 0, []
+
+    def flip(self, number):
+        """Flips a byte of one file after another; returns which, and how to undo it."""
+        path = self.files[number % len(self.files)]
+        whole = path.read_bytes()
+        damaged, place = bytearray(whole), self.random.randrange(len(whole))
+        damaged[place] ^= self.random.randrange(1, 256)
+        path.write_bytes(damaged)
+        return path, place, lambda: path.write_bytes(whole)
+
+    def expect(self, path, place, command, words):
+        code, printed = run(words, self.folder / "output")
+        if code not in (0, None) and path.name in printed:
+            self.named += 1
+        else:
+            last = printed.strip().splitlines()[-1:] or [""]
+            self.missed.append(f"{path} byte {place}, {command}: exit code {code}, {last[0]}")
+
+    def report(self, what):
+        print(f"\n{what}: {self.named + len(self.missed)} runs after {FLIPS} flips, seed {SEED}: ")
+        print(f"{self.named} named, {len(self.missed)} missed")
+        assert not self.missed, "\n".join(self.missed[:20])
+
+
+def files_below(directory):
+    return sorted(
+        path
+        for path in directory.rglob("*")
+        if path.is_file() and path.stat().st_size and path.name != MEMORY
+    )
+
+
+def whole(words, tmp_path):
+    code, printed = run(words, tmp_path / "output")
+    assert code == 0, printed
+
+
+def test_flips_in_a_split_dataset(trained, tmp_path):
+    dataset, model = tmp_path / "dataset", tmp_path / "run"
+    shutil.copytree(trained.dataset, dataset)
+    shutil.copytree(trained.checkpoint, model)
+    steps = ["--max_steps=3", f"--log_path={tmp_path / 'log.json'}"]
+    main = ["dlrm.scripts.main", f"--dataset={dataset}", *trained_model.TRAINING, *steps]
+    loaded = [*main, f"--load_checkpoint_path={model}"]
+    # To be resumed, the run must be of the copy; its flags are those of the training before.
+    resumed = [*main[:-2], *trained_model.MODEL, main[-1], "--resume", "--epochs=3"]
+    commands = {
+        "train": [*main, *trained_model.MODEL],
+        "train on": [*loaded],
+        "resume": [*resumed, f"--save_checkpoint_path={tmp_path / 'resumed'}"],
+        "test": [*loaded, "--mode=test"],
+        "predict": [
+            "dlrm.scripts.predict",
+            *(f"--checkpoint={model}", f"--input={dataset}", f"--output={tmp_path / 'scores.npy'}"),
+        ],
+    }
+    reads_train = {"train", "train on", "resume"}
+    campaign = Campaign(tmp_path, files_below(dataset))
+    for name, words in commands.items():
+        shutil.copytree(model, tmp_path / "resumed", dirs_exist_ok=True)
+        whole(words, tmp_path)
+        shutil.rmtree(tmp_path / "resumed")
+        (dataset / MEMORY).unlink()
+        assert name
+    for number in range(FLIPS):
+        path, place, undo = campaign.flip(number)
+        for name, words in commands.items():
+            if path.parent.name == "train" and name not in reads_train:
+                continue
+            shutil.copytree(model, tmp_path / "resumed", dirs_exist_ok=True)
+            campaign.expect(path, place, name, words)
+            shutil.rmtree(tmp_path / "resumed")
+        undo()
+    campaign.report("split dataset")
+
+
+def test_flips_in_a_checkpoint(trained, tmp_path):
+    model, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(trained.checkpoint, model)
+    shutil.copytree(trained.checkpoint, other)
+    (step,) = model.glob("step-*")
+    main = ["dlrm.scripts.main", f"--dataset={trained.dataset}", *trained_model.TRAINING]
+    main += [f"--log_path={tmp_path / 'log.json'}"]
+    commands = {
+        "test": [*main, "--mode=test", f"--load_checkpoint_path={model}"],
+        "train on": [*main, f"--load_checkpoint_path={model}", "--max_steps=3"],
+        "resume": [
+            *(*main, *trained_model.MODEL, f"--save_checkpoint_path={model}", "--resume"),
+        ],
+        "predict": [
+            "dlrm.scripts.predict",
+            *(f"--checkpoint={model}", f"--input={trained.log}"),
+            f"--output={tmp_path / 'scores.npy'}",
+        ],
+        "inspect a run": ["dlrm.scripts.checkpoint", "inspect", model],
+        "inspect": ["dlrm.scripts.checkpoint", "inspect", step],
+        "diff": ["dlrm.scripts.checkpoint", "diff", other, model],
+        "convert": [
+            *("dlrm.scripts.checkpoint", "convert", "--to=nvidia"),
+            *(f"--output={tmp_path / 'theirs'}", model),
+        ],
+    }
+    for words in commands.values():
+        whole(words, tmp_path)
+        shutil.rmtree(tmp_path / "theirs", ignore_errors=True)
+    campaign = Campaign(tmp_path, files_below(model))
+    for number in range(FLIPS):
+        path, place, undo = campaign.flip(number)
+        for name, words in commands.items():
+            reads_no_table = name == "inspect a run" and path.parent.name == "tables"
+            reads_no_pointer = name == "inspect" and path.name == "best.json"
+            if not reads_no_table and not reads_no_pointer:
+                campaign.expect(path, place, name, words)
+                shutil.rmtree(tmp_path / "theirs", ignore_errors=True)
+        undo()
+    campaign.report("checkpoint")
+
+
+def test_flips_in_a_binary_dataset(trained, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="needs dlrm[preproc]")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    random = np.random.default_rng(0)
+    rows = 2000
+    columns = {"label": random.integers(0, 2, rows, np.int8)}
+    columns |= {f"n{i}": random.random(rows, np.float32) for i in range(3)}
+    columns |= {f"c{i}": random.integers(0, 50, rows, np.int32) for i in range(4)}
+    (tmp_path / "parquet").mkdir()
+    parquet.write_table(pyarrow.table(columns), tmp_path / "parquet/rows.parquet")
+    dataset = tmp_path / "dataset"
+    whole(
+        [
+            *("preproc.convert_to_binary", f"--source={tmp_path / 'parquet'}"),
+            *(f"--output={dataset}", "--output_format=binary"),
+        ],
+        tmp_path,
+    )
+    main = ["dlrm.scripts.main", f"--dataset={dataset}", "--dataset_type=binary"]
+    main += ["--num_numerical_features=3", *trained_model.TRAINING, *trained_model.MODEL]
+    main += [f"--log_path={tmp_path / 'log.json'}"]
+    model = f"--save_checkpoint_path={tmp_path / 'run'}"
+    whole([*main, model], tmp_path)
+    commands = {
+        "train": [*main, "--max_steps=3"],
+        "test": [*main, "--mode=test", f"--load_checkpoint_path={tmp_path / 'run'}"],
+    }
+    campaign = Campaign(tmp_path, files_below(dataset))
+    for number in range(FLIPS // 4):
+        path, place, undo = campaign.flip(number)
+        for name, words in commands.items():
+            if name == "train" or path.name not in ("train_data.bin", "validation_data.bin"):
+                campaign.expect(path, place, name, words)
+        undo()
+    campaign.report("binary dataset")
