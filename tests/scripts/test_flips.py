@@ -20,9 +20,13 @@ from dlrm.data.verification import MEMORY
 pytestmark = pytest.mark.slow
 
 SEED = int(os.environ.get("DLRM_FLIPS_SEED", "1"))
-FLIPS = 100  # of a kind of directory, over all of its files
+FLIPS = int(os.environ.get("DLRM_FLIPS", "100"))  # of a kind of directory, over all of its files
 # What commands import; the commands themselves define flags, and so are imported by each process.
-PRELOADED = ["dlrm.scripts.environment", "dlrm.tasks.recommendation", "dlrm.train.trainer"]
+PRELOADED = [
+    *("dlrm.scripts.environment", "dlrm.scripts.session", "dlrm.tasks.footprint"),
+    *("dlrm.tasks.recommendation", "dlrm.serving.predictor", "dlrm.serving.runtimes"),
+    *("dlrm.train.nvidia", "dlrm.train.compare", "matplotlib.pyplot", "torch.distributed"),
+]
 
 
 def run(words, output):
