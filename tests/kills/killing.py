@@ -115,17 +115,23 @@ class Forks:
         return outcome.value
 
 
-def kill_points(calls: str, every: int, seed: int) -> list[tuple[int, bool]]:
+def kill_points(calls: str, every: int, seed: int, first: int = 1) -> list[tuple[int, bool]]:
     """Returns where to kill, (call, by half): everywhere, or at one place in `every`; says so.
 
     Not at a call of fsync: that leaves what a kill at the next call does.
+
+    Args:
+        calls: of the uninterrupted run, as `Outcome` has them.
+        every: of how many places one is taken.
+        seed: of which.
+        first: the first call to kill at.
     """
-    before = [(n, False) for n, kind in enumerate(calls, 1) if kind != "s"]
-    halves = [(n, True) for n, kind in enumerate(calls, 1) if kind == "w"]
-    points = sorted(before + halves)
+    numbered = list(enumerate(calls, 1))[first - 1 :]
+    points = [(n, False) for n, kind in numbered if kind != "s"]
+    points = sorted(points + [(n, True) for n, kind in numbered if kind == "w"])
     if every > 1:
         points = sorted(random.Random(seed).sample(points, -(-len(points) // every)))
-    print(f"{len(calls)} calls, {len(points)} kills: one place in {every}, seed {seed}")
+    print(f"calls {first} to {len(calls)}: {len(points)} kills, one place in {every}, seed {seed}")
     return points
 
 
@@ -135,6 +141,19 @@ def report(what: str, kills: int, faults: Sequence[tuple[Any, str]], began: floa
     print(f"{what}: {kills} kills, {kills - len(faults)} whole ({seconds:.0f} s)")
     shown = "\n".join(f"killed at {points}: {fault}" for points, fault in faults[:20])
     assert not faults, f"{what}: {len(faults)} of {kills} kills cost something:\n{shown}"
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Returns the bytes of all files, and None for each directory, by their relative path."""
+    names = {path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*")}
+    return {name: None if path.is_dir() else path.read_bytes() for name, path in names.items()}
+
+
+def difference(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Names what of two folders is not the same."""
+    missing = object()
+    names = sorted(found.keys() | expected.keys())
+    return [name for name in names if found.get(name, missing) != expected.get(name, missing)]
 
 
 def _serve(pipe, shim: str, modules: Sequence[str]) -> None:

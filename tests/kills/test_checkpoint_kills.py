@@ -6,7 +6,7 @@ import time
 
 import pytest
 import training
-from killing import Call, Forks, kill_points, report
+from killing import Call, Forks, contents, kill_points, report
 
 SEED = 20261122
 _SYNC, _BACKGROUND = (1, False), (2, True)  # how many are kept, in background
@@ -40,20 +40,19 @@ class Campaign:
 
     def __init__(self, forks, folder, kind, size=1, victim=0):
         self.forks, self.folder, self.kind, self.size = forks, folder, kind, size
-        self.victim, self._attempts, self.faults = victim, 0, []
-        self.every_step, final = folder / f"every step by {size}", folder / "final"
+        self.victim, self.faults = victim, []
+        self.every_step, final = folder / f"every-step-by-{size}", folder / "final"
         if not self.every_step.exists():
             self._succeed(self.train(self.every_step, (100, False)))
         assert self._steps(self.every_step) == training.SAVED
         self.calls = self._succeed(self.train(final, kind)).calls
         assert self._steps(final) == ((8, 12) if kind[0] == 1 else (8, 9, 12))
-        self.whole = training.contents(final)
+        self.whole = contents(final)
         shutil.rmtree(final)
 
     def train(self, run, kind, at=0, half=False):
         """Returns the outcomes of the ranks that train to the end, or are killed."""
-        self._attempts += 1
-        store = (self.folder / f"store {self._attempts}").as_uri()
+        store = (self.folder / f"store-{time.monotonic_ns()}").as_uri()
         calls = []
         for rank in range(self.size):
             arguments = (run, *kind, rank, self.size, store)
@@ -127,7 +126,7 @@ def test_a_kill_of_what_was_killed_costs_nothing(forks, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "every"), [(0, 6), (1, 1)], ids=str)
+@pytest.mark.parametrize(("victim", "every"), [(0, 12), (1, 3)], ids=str)
 @pytest.mark.parametrize("kind", [_SYNC, _BACKGROUND], ids=str)
 def test_a_killed_rank_costs_nothing(forks, folder, kind, victim, every):
     run_campaign(Campaign(forks, folder, kind, 2, victim), every)

@@ -7,7 +7,6 @@ functions run in forks, see killing.py.
 import dlrm.scripts.environment  # noqa: F401  # first, as in the commands
 
 # isort: split
-import json
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # which torch's optimizers import at their first step
 import torch.distributed as dist
+from killing import contents, difference
 from tqdm import tqdm
 
 import dlrm
@@ -146,27 +146,6 @@ def read_again_and_again(run, reads, end):
             errors.append(repr(error))
     Path(end).touch()
     return errors
-
-
-def contents(folder):
-    """Returns all that is in a folder by its relative path; of JSON the values."""
-    found = {}
-    for path in sorted(Path(folder).rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_dir():
-            found[name + "/"] = None
-        else:
-            found[name] = (
-                json.loads(path.read_bytes()) if path.suffix == ".json" else path.read_bytes()
-            )
-    return found
-
-
-def difference(found, expected):
-    """Names the files that are not what they should be."""
-    names = sorted(found.keys() | expected.keys())
-    missing = object()
-    return [n for n in names if found.get(n, missing) != expected.get(n, missing)]
 
 
 def check_left(run, every_step):
