@@ -98,6 +98,18 @@ def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_pat
         shutil.rmtree(output)
 
 
+def test_what_a_killed_process_was_writing_gets_into_no_dataset(raw, whole, tmp_path, monkeypatch):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    begin(raw, tmp_path, monkeypatch, **options)
+    (run,) = (path for path in (tmp_path / "dataset.unfinished").iterdir() if path.is_dir())
+    output = run / "output"
+    (output / "transform").mkdir(parents=True, exist_ok=True)
+    for name in ("transform/.transform.json.partial-77", ".feature_spec.yaml.partial-77", ".a.77"):
+        (output / name).touch()
+    prepare(Inline(), raw, tmp_path, **options)
+    assert contents(tmp_path) == whole
+
+
 def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
     """A power failure leaves of a file what it had when it was last waited for."""
     on_disk, fsync, rename, seen = {}, os.fsync, Path.replace, [0]
