@@ -7,6 +7,7 @@ it outlives the processes, so that a run that was killed goes on, and every engi
 
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.files import sync
+
+_UNFINISHED = re.compile(r"\..+\.(partial-)?[0-9]+")
 
 
 @contextmanager
@@ -37,9 +40,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Removes what killed processes were writing by `replacing` anywhere in a directory."""
+    """Removes what killed processes were writing anywhere in a directory.
+
+    That is by `replacing`, or by `dlrm.files.write_atomically`.
+    """
     for partial in directory.rglob(".*"):
-        if partial.is_file() and partial.suffix[1:].isdigit():
+        if partial.is_file() and _UNFINISHED.fullmatch(partial.name):
             partial.unlink(missing_ok=True)
 
 

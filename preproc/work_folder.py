@@ -5,7 +5,8 @@
     OUTPUT.unfinished/<digest>/...       a file a task, written when it is done; what tasks leave
 
 A task that is done is not run again, so a run that was killed goes on where it was. The digest is
-of options and input, so that nothing of one run gets into another.
+of options and input, so that nothing of one run gets into another. A run whose output is neither
+here nor at OUTPUT, as its manifest tells, begins anew.
 """
 
 import fcntl
@@ -23,7 +24,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlrm.files import check_replaceable, publish_directory, sync_tree, tidy_after_killed
+from dlrm.files import (
+    MANIFEST,
+    check_replaceable,
+    publish_directory,
+    read_manifest,
+    sync_tree,
+    tidy_after_killed,
+)
 from preproc.engines import Engine
 from preproc.shuffle_files import replacing
 
@@ -69,7 +77,21 @@ class WorkFolder:
     def finish_output(self, result: Any) -> None:
         """Marks the output as whole, `result("described")` from now on, once it is on the disk."""
         sync_tree(self.output)
+        self.finish("manifest", _digest(self.output / MANIFEST))
         self.finish("described", result)
+
+    def is_published(self) -> bool:
+        """Whether what stands at `final` is the output of this run, with all its files."""
+        manifest = self.final / MANIFEST
+        if self.output.exists() or not manifest.is_file():
+            return False
+        if self.result("described") is None or self.result("manifest") != _digest(manifest):
+            return False
+        try:
+            read_manifest(self.final, json.loads(manifest.read_text(encoding="utf-8"))["kind"])
+        except (FileNotFoundError, ValueError):  # a file is missing, or of another size
+            return False
+        return True
 
     def _marker(self, stage: str) -> Path:
         return self.path / f"{stage}.done"
@@ -103,9 +125,13 @@ class WorkFolder:
 
     def publish(self) -> None:
         """Makes the output `final`; the folder is removed."""
-        if self.output.exists():  # else it was published by a run that was killed before the next
+        if not self.is_published():  # by a run that was killed before the next
             publish_directory(self.output, self.final)
         remove_work_folder(self.path.parent)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _once(task: Callable[[Any], dict[str, Any]], results: str, item: tuple[int, Any]) -> None:
@@ -149,7 +175,7 @@ def open_work_folder(
     Args:
         final: what the run writes; the folder is beside it.
         facts: options, by flag, and input, by file, which decide what is written; JSON.
-        replace: whether an earlier output of ours may be replaced.
+        replace: whether an earlier output of ours may be replaced, other than this run's.
         restart: whether an unfinished run may be given up.
 
     Raises:
@@ -158,32 +184,39 @@ def open_work_folder(
     """
     final = final.resolve()
     folder = final.with_name(f"{final.name}.unfinished")
-    tidy_after_killed(final)
-    check_replaceable(final, replace)
     facts = json.loads(json.dumps(facts))
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    work = WorkFolder(folder / digest, final, resumed=False)
+    tidy_after_killed(final)
+    if restart or not work.is_published():
+        check_replaceable(final, replace)
     if folder.exists() and restart:
         _check_ours(folder)
     final.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         for removed in folder.glob(f"*{_REMOVED}"):
             shutil.rmtree(removed)
-        if restart or (folder / _FACTS).exists() and not _anything_done(folder):
+        if restart or (folder / _FACTS).exists() and not _is_to_go_on(folder, work):
             _empty(folder)
             (folder / _FACTS).unlink(missing_ok=True)
-        resumed = (folder / _FACTS).exists()
-        if resumed:
+        work.resumed = (folder / _FACTS).exists()
+        if work.resumed:
             _check_same(folder, facts)
         else:
             _check_ours(folder)
             _write(folder / _FACTS, {"kind": _KIND, "facts": facts})
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-        work = WorkFolder(folder / digest, final, resumed)
         work.path.mkdir(exist_ok=True)
         yield work
 
 
-def _anything_done(folder: Path) -> bool:
-    """Whether a task of any run in the folder is finished, and not only its work divided."""
+def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
+    """Whether a task of any run in the folder is finished, and not only its work divided.
+
+    A run whose output has left the folder goes on only to say so, and only where that is true.
+    """
+    described = [path.parent for path in folder.glob("*/described.done")]
+    if any(not (run / "output").exists() for run in described):
+        return work.is_published()
     stages = (path.name for path in folder.glob("*/*.done"))
     plans = (".splits.done", ".buckets.done")
     return any(not name.endswith(plans) for name in stages) or any(folder.glob("*/*.tasks/*.json"))

@@ -34,11 +34,11 @@ class Inline:
             task(item)
 
 
-def prepare(engine, raw, output, restart=False, **options):
+def prepare(engine, raw, output, restart=False, replace=True, **options):
     options = Options(frequency_limit="1", **options)
     days = find_days(raw)
     facts = options.facts() | pipeline.input_facts(days)
-    with open_work_folder(output / "dataset", facts, True, restart) as work:
+    with open_work_folder(output / "dataset", facts, replace, restart) as work:
         pipeline.prepare(Run(engine, work, options, lambda text: None), days)
         work.publish()
 
@@ -98,6 +98,18 @@ def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_pat
         shutil.rmtree(output)
 
 
+def test_what_a_killed_process_was_writing_gets_into_no_dataset(raw, whole, tmp_path, monkeypatch):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    begin(raw, tmp_path, monkeypatch, **options)
+    (run,) = (path for path in (tmp_path / "dataset.unfinished").iterdir() if path.is_dir())
+    output = run / "output"
+    (output / "transform").mkdir(parents=True, exist_ok=True)
+    for name in ("transform/.transform.json.partial-77", ".feature_spec.yaml.partial-77", ".a.77"):
+        (output / name).touch()
+    prepare(Inline(), raw, tmp_path, **options)
+    assert contents(tmp_path) == whole
+
+
 def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
     """A power failure leaves of a file what it had when it was last waited for."""
     on_disk, fsync, rename, seen = {}, os.fsync, Path.replace, [0]
@@ -134,6 +146,38 @@ def test_killed_while_it_publishes(raw, whole, tmp_path, monkeypatch):
     assert (tmp_path / "dataset" / "manifest.json").exists()
     prepare(Inline(), raw, tmp_path, **options)
     assert contents(tmp_path) == whole
+
+
+@pytest.mark.parametrize("became", ["deleted", "another", "cut off"])
+def test_complete_means_that_the_output_is_there(raw, whole, tmp_path, monkeypatch, became):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    if became == "another":
+        prepare(Inline(), raw, tmp_path / "other", seed=1, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr("preproc.work_folder.remove_work_folder", lambda folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(Inline(), raw, tmp_path / "run", **options)
+    dataset = tmp_path / "run" / "dataset"
+    if became == "cut off":
+        (dataset / "train" / "label.bin").write_bytes(b"")
+    else:
+        shutil.rmtree(dataset)
+    if became == "another":
+        (tmp_path / "other" / "dataset").rename(dataset)
+    prepare(Inline(), raw, tmp_path / "run", **options)
+    assert contents(tmp_path / "run") == whole
+
+
+def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_path, monkeypatch):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000, "replace": False}
+    with monkeypatch.context() as patch:
+        patch.setattr("preproc.work_folder.remove_work_folder", lambda folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(Inline(), raw, tmp_path, **options)
+    prepare(Inline(), raw, tmp_path, **options)
+    assert contents(tmp_path) == whole
+    with pytest.raises(FileExistsError, match="exists and is not empty"):
+        prepare(Inline(), raw, tmp_path, **options)
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -1,0 +1,101 @@
+"""Commands that prepare data, and what any kill must leave of them; run in forks, see killing.py.
+
+Tasks run in the process itself: tests/preproc/test_resume.py kills those of a pool.
+"""
+
+import multiprocessing.resource_tracker
+import os
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from killing import contents, difference
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # preproc/ is not installed
+
+from preproc import convert_to_binary, prepare_text, spark_data_utils
+
+multiprocessing.resource_tracker.ensure_running()  # those with the shim can start no program
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+class Inline:
+    """An engine without processes."""
+
+    cores, address = 1, None
+
+    def run(self, stage, task, items):
+        for item in items:
+            task(item)
+
+
+@contextmanager
+def inline_engine(cores):
+    yield Inline()
+
+
+def images(arguments):
+    """Runs `prepare_images`, whose import needs Pillow."""
+    from preproc import prepare_images
+
+    prepare_images.local_engine = inline_engine
+    return prepare_images.main(arguments)
+
+
+spark_data_utils.local_engine = inline_engine
+COMMANDS = {
+    "logs": spark_data_utils.main,
+    "parquet": convert_to_binary.main,
+    "images": images,
+    "text": prepare_text.main,
+}
+
+
+def command(kind, arguments):
+    """Runs a command; raises AssertionError unless its exit status is 0."""
+    status = COMMANDS[kind](arguments)
+    assert status == 0, f"ended with {status}"
+
+
+def check(kind, arguments, folder, output, whole, older):
+    """Raises AssertionError unless the same command ends a killed one, whatever became of `output`.
+
+    Args:
+        kind, arguments: the command that was killed.
+        folder: what it wrote in, as the kill left it.
+        output: in `folder`, what the command writes.
+        whole: what is in `folder` after the command was not killed.
+        older: the same of another command.
+    """
+    standing, name = contents(output), output.relative_to(folder).as_posix()
+    assert standing in ({}, _within(whole, name), _within(older, name)), "a part stands there"
+    killed = folder.with_name("as killed")
+    folder.rename(killed)
+    for case in ("kept", "deleted", "another")[: 3 if standing else 1]:
+        shutil.copytree(killed, folder)
+        if case != "kept":
+            shutil.rmtree(output, ignore_errors=True)
+        if case == "another":
+            write(folder, older)
+        try:
+            command(kind, arguments)
+        except AssertionError as error:
+            raise AssertionError(f"output {case}: {error}") from None
+        wrong = difference(contents(folder), whole)
+        assert not wrong, f"output {case}: it says complete, but otherwise are {wrong[:3]}"
+        shutil.rmtree(folder)
+    shutil.rmtree(killed)
+
+
+def write(folder, files):
+    """Writes what `contents` read."""
+    for name, content in files.items():
+        path = folder / name
+        (path if content is None else path.parent).mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+
+
+def _within(files, folder):
+    return {n.removeprefix(f"{folder}/"): v for n, v in files.items() if n.startswith(f"{folder}/")}

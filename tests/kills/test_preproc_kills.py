@@ -1,0 +1,153 @@
+"""Preparing data, killed anywhere: the same command ends in the same bytes, and they are there."""
+
+import shutil
+import time
+
+import numpy as np
+import preprocessing
+import pytest
+from killing import Forks, contents, kill_points, report
+
+from preproc.simulate_logs import Simulation, simulate
+
+SEED = 20261122
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with Forks("preprocessing") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("raw") / "logs"
+    simulate(Simulation(rows=60, days=2, num_numerical=1, num_categorical=2), folder)
+    return folder
+
+
+def of_logs(logs, mode, folder):
+    flag = f"--output_folder={folder}" if mode == "prepare" else f"--model_folder={folder / 'fit'}"
+    output = folder / ("binary_dataset" if mode == "prepare" else "fit")
+    shape = ("--num_numerical=1", "--num_categorical=2", "--frequency_limit=1", "--cores=1")
+    return [f"--mode={mode}", f"--input_folder={logs}", flag, "--engine=local", *shape], output
+
+
+class Campaign:
+    """Kills of a command.
+
+    Args:
+        forks: run everything.
+        folder: new; the command writes in it.
+        kind: of `preprocessing.COMMANDS`.
+        arguments: of the command.
+        output: what it writes.
+        other: a further argument, with which it writes another output.
+        over: whether the other output stands there before.
+    """
+
+    def __init__(self, forks, folder, kind, arguments, output, other, over):
+        self._forks, self._folder, self._output = forks, folder, output
+        self._command, self._over, self.faults = (kind, arguments), over, []
+        self.older, _ = self._uninterrupted([*arguments, other], {})
+        self.whole, self.calls = self._uninterrupted(arguments, self.older if over else {})
+        assert self.whole != self.older
+
+    def _uninterrupted(self, arguments, before):
+        self._folder.mkdir()
+        preprocessing.write(self._folder, before)
+        run = preprocessing.command, self._command[0], arguments
+        outcome = self._forks.run(*run, below=self._folder)
+        assert not outcome.error, outcome.error
+        assert self._output.is_dir()
+        found = contents(self._folder)
+        shutil.rmtree(self._folder)
+        return found, outcome.calls
+
+    def kill(self, at, half):
+        """Kills the command at a call, and checks what it left."""
+        self._folder.mkdir()
+        preprocessing.write(self._folder, self.older if self._over else {})
+        kill = {"below": self._folder, "at": at, "half": half}
+        outcome = self._forks.run(preprocessing.command, *self._command, **kill)
+        assert outcome.killed, outcome.error
+        left = (self._folder, self._output, self.whole, self.older)
+        place = self._folder.parent
+        check = self._forks.run(preprocessing.check, *self._command, *left, below=place)
+        if check.error:
+            self.faults.append(((at, half), check.error.strip().splitlines()[-1]))
+        for folder in (self._folder, self._folder.with_name("as killed")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_campaign(campaign, what, every=1, since=0.0):
+    """Kills at one place in `every`, from a share of all calls on."""
+    began = time.monotonic()
+    points = kill_points(campaign.calls, every, SEED, 1 + int(since * len(campaign.calls)))
+    for point in points:
+        campaign.kill(*point)
+    report(what, len(points), campaign.faults, began)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_no_kill_while_publishing_costs_anything(forks, logs, tmp_path, over):
+    folder = tmp_path / "new"
+    command = ("logs", *of_logs(logs, "generate_models", folder), "--frequency_limit=2")
+    campaign = Campaign(forks, folder, *command, over)
+    run_campaign(campaign, f"generate_models, over another {over}", since=0.8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "over", "every"),
+    [("prepare", False, 1), ("prepare", True, 4), ("generate_models", True, 1)],
+)
+def test_no_kill_of_preprocessing_costs_anything(forks, logs, tmp_path, mode, over, every):
+    folder = tmp_path / "new"
+    command = ("logs", *of_logs(logs, mode, folder), "--frequency_limit=2")
+    campaign = Campaign(forks, folder, *command, over)
+    run_campaign(campaign, f"{mode}, over another {over}", every)
+
+
+def parquet(folder):
+    pyarrow, file = pytest.importorskip("pyarrow"), folder / "rows.parquet"
+    random = np.random.default_rng(0)
+    columns = {"label": random.integers(0, 2, 40), "a": random.random(40, np.float32)}
+    columns |= {"b": random.integers(0, 9, 40), "c": random.integers(0, 300, 40)}
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), file)
+    return [f"--source={file}"], "--output_format=binary"
+
+
+def images(folder):
+    image = pytest.importorskip("PIL.Image")
+    for i in range(8):
+        file = folder / f"class {i % 2}" / f"{i}.png"
+        file.parent.mkdir(exist_ok=True)
+        image.fromarray(np.full((9, 9, 3), 30 * i, np.uint8)).save(file)
+    return [f"--source={folder}", "--size=4", "--test_fraction=0.5", "--shard_images=2"], "--seed=1"
+
+
+def text(folder):
+    pytest.importorskip("tokenizers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    document = "a b c d e\nf g h a\nb b a c d\nh g f\n\n"
+    (folder / "text").mkdir()
+    (folder / "text" / "documents.txt").write_text(document * 6)
+    shape = ["--max_seq_length=16", "--max_predictions_per_seq=3", "--dupe_factor=2"]
+    source = [f"--source={folder / 'text'}", f"--vocab_file={folder / 'vocab.txt'}"]
+    return [*source, *shape, "--num_shards=2", "--processes=1"], "--seed=1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("source", [parquet, images, text])
+def test_no_kill_of_another_command_costs_anything(forks, tmp_path, source, over):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    arguments, other = source(folder)
+    new = tmp_path / "new"
+    arguments.append(f"--output={new / 'dataset'}")
+    name = source.__name__
+    campaign = Campaign(forks, new, name, arguments, new / "dataset", other, over)
+    run_campaign(campaign, f"{name}, over another {over}")

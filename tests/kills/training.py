@@ -1,0 +1,194 @@
+"""A small training run that changes its best and prunes, and what any kill must leave of it.
+
+Steps 3, 6, 9 and 12 are saved, and those that are the best when they are tested: 2, 6 and 8. The
+functions run in forks, see killing.py.
+"""
+
+import dlrm.scripts.environment  # noqa: F401  # first, as in the commands
+
+# isort: split
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch._dynamo  # which torch's optimizers import at their first step
+import torch.distributed as dist
+from killing import contents, difference
+from tqdm import tqdm
+
+import dlrm
+from dlrm.data.batch import Batch, Shard, Sharded
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.scripts import session
+from dlrm.scripts.checkpoint import describe_run
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.checkpoint import (
+    CheckpointDirectory,
+    best_checkpoint,
+    find_checkpoint,
+    last_checkpoint,
+)
+from dlrm.train.log import RunLog
+from dlrm.train.optim import OptimizerConfig
+from dlrm.train.saved import read_saved
+from dlrm.train.trainer import StoppedError, TrainConfig, Trainer
+
+torch.set_num_threads(1)
+tqdm.get_lock()  # starts a process, which those with the shim cannot
+
+SCORES = {2: 0.60, 4: 0.55, 6: 0.65, 8: 0.70, 10: 0.50, 12: 0.60}  # of the steps that are tested
+SAVED = (2, 3, 6, 8, 9, 12)
+TABLE_SIZES = (7, 20, 3)
+ARCHITECTURE = {"embedding_dim": 4, "bottom_mlp_sizes": [4], "top_mlp_sizes": [8, 1]}
+
+
+class Clicks:
+    """Batches that are pure functions of their index."""
+
+    table_sizes, num_numerical, batch_size = list(TABLE_SIZES), 2, 8
+    categorical_names = ["a", "b", "c"]
+
+    def __init__(self, num_batches, seed):
+        self._num_batches, self._seed = num_batches, seed
+        self.num_samples = num_batches * self.batch_size
+
+    def __len__(self):
+        return self._num_batches
+
+    def batch(self, index):
+        random = torch.Generator().manual_seed(1000 * self._seed + index)
+        ids = [torch.randint(size, (self.batch_size,), generator=random) for size in TABLE_SIZES]
+        numerical = torch.randn(self.batch_size, 2, generator=random)
+        return Batch(numerical, torch.stack(ids, 1), torch.arange(self.batch_size) % 2.0)
+
+
+class Scored(Recommendation):
+    """Tests as it should, but for the score, which the step decides."""
+
+    trainer = None
+
+    def evaluate(self, loader):
+        step = self.trainer.progress.step
+        rising = 1 - 1 / step if step % 4 == 0 else 0.1
+        return super().evaluate(loader) | {"auc": SCORES.get(step, rising)}
+
+
+def train(run, keep, in_background, rank=0, size=1, store=None):
+    """Begins or resumes a run, as the command does, and ends it."""
+    world = World(rank, size)
+    if size > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=30),
+        )
+    config = TrainConfig(print_freq=5, test_freq=2, checkpoint_freq=3)
+    trainer, batches = begin(run, config, keep, in_background, world)
+    trainer.fit(*batches)
+    trainer.checkpoints.release()
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def begin(run, config, keep, in_background=False, world=World(), beat=lambda step: None):
+    """Returns the trainer of a run that begins or is resumed, and its two sets of batches."""
+    sizes = {name: tuple(v) if isinstance(v, list) else v for name, v in ARCHITECTURE.items()}
+    task = Scored(DLRMConfig(TABLE_SIZES, 2, **sizes), world, seed=1)
+    shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+    notes = Path(run).with_name("notes")
+    checkpoints = CheckpointDirectory(run, keep, notes, world, in_background)
+    session.new_or_resumed(checkpoints, resume=True)
+    log = RunLog(quiet=True)
+    task.trainer = Trainer(
+        task,
+        task.optimizers(OptimizerConfig("adagrad", "adam")),
+        lambda step: 0.01 * min(step, 12),
+        config,
+        world,
+        log,
+        checkpoints=checkpoints,
+        run={"flags": ARCHITECTURE, "dataset": {"table sizes": list(TABLE_SIZES)}},
+        beat=beat,
+    )
+    session.resume(task.trainer, log, lambda run: {})
+    batches = [Batches(Sharded(data, shard)) for data in (Clicks(12, 1), Clicks(2, 2))]
+    return task.trainer, batches
+
+
+def train_until(run, end):
+    """Trains, saves and prunes at every step until there is a file `end`."""
+    config = TrainConfig(epochs=100_000, test_freq=2, checkpoint_freq=1)
+
+    def stop_at_end(step):
+        trainer.stop_requested = Path(end).exists()
+
+    trainer, batches = begin(run, config, keep=1, beat=stop_at_end)
+    try:
+        trainer.fit(*batches)
+    except StoppedError:
+        return trainer.progress.step
+    raise AssertionError("the run ended by itself")
+
+
+def read_again_and_again(run, reads, end):
+    """Loads the best model of a run that is training; returns what went wrong."""
+    while last_checkpoint(run) is None:
+        time.sleep(0.01)
+    errors = []
+    for _ in range(reads):
+        try:
+            dlrm.load(run)
+        except Exception as error:
+            errors.append(repr(error))
+    Path(end).touch()
+    return errors
+
+
+def check_left(run, every_step):
+    """Raises AssertionError unless readers find a run as it was after a step, whole.
+
+    Args:
+        run: the directory that a kill left.
+        every_step: that of the same run, uninterrupted, with all checkpoints that it saved.
+    """
+    last = last_checkpoint(run)
+    if last is None:
+        assert best_checkpoint(run) is None
+        for reader in (find_checkpoint, describe_run, dlrm.load):
+            try:
+                raise AssertionError(f"{reader.__name__} found {reader(Path(run))}")
+            except FileNotFoundError:
+                pass
+        return
+    listed = describe_run(Path(run), check_crc=True)["checkpoints"]
+    names = [entry["name"] for entry in listed]
+    assert last.name == names[-1], (last, names)
+    for name in names:
+        expected = contents(Path(every_step, name))
+        assert expected, f"{name} is no step that is saved"
+        wrong = difference(contents(Path(run, name)), expected)
+        assert not wrong, f"{name}: not that of the uninterrupted run: {wrong}"
+    progress = read_saved(last, check_crc=True).progress
+    best = f"step-{int(progress['best']['step']):09d}" if progress["best"] else None
+    found = best_checkpoint(run)
+    assert (found and found.name) == best, f"{last.name} says best {best}, readers find {found}"
+    assert [entry["name"] for entry in listed if entry["best"]] == ([best] if best else [])
+    assert find_checkpoint(run).name == (best or last.name)
+    assert dlrm.load(run).path.name == (best or last.name)
+
+
+def resume_and_check(run, every_step, whole, *arguments):
+    """Resumes, and compares with how an uninterrupted run ends."""
+    train(run, *arguments)
+    check_end(run, every_step, whole)
+
+
+def check_end(run, every_step, whole):
+    """Raises AssertionError unless a run ended as the uninterrupted one, with nothing left over."""
+    wrong = difference(contents(run), whole)
+    assert not wrong, f"resumed, it ends otherwise than an uninterrupted run: {wrong}"
+    check_left(run, every_step)
