@@ -100,8 +100,8 @@ def _differences(
             if theirs is None or theirs != ours:
                 yield from _of_dictionaries(f"categorical {index}", *pair, _hexadecimal)
     else:
-        kinds = {True: "of the columns of a CSV", False: "of the fields of a log"}
-        yield from _unequal("it is", *(kinds[isinstance(t, CsvTransform)] for t in (model, here)))
+        kinds = {True: "columns of a CSV", False: "fields of a log"}
+        yield from _unequal("kind", *(kinds[isinstance(t, CsvTransform)] for t in (model, here)))
 
 
 def _of_csv(model: CsvTransform, here: CsvTransform) -> Iterator[str]:
