@@ -38,10 +38,11 @@ class Shares:
             for index in range(len(missing)):
                 cells = text.strings(index)
                 missing[index] = [cell.strip() in self._missing_values for cell in cells]
+        counts = missing.sum(1)
         self._rows += text.rows
-        self._missing += missing.sum(1)
-        unknown = (ids == 0).T & ~missing[self._first_table :]
-        self._unknown[self._first_table :] += unknown.sum(1)
+        self._missing += counts
+        # A missing value has the id 0, too.
+        self._unknown[self._first_table :] += (ids == 0).sum(0) - counts[self._first_table :]
 
     def add_ids(self, ids: np.ndarray) -> None:
         """Counts rows of which only the ids are known, so that missing and unknown are one."""
