@@ -62,6 +62,15 @@ def other_trained(tmp_path_factory: pytest.TempPathFactory) -> trained_model.Tra
 
 
 @pytest.fixture(scope="session")
+def other_ids(trained: trained_model.Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of `trained`, with tables of the same sizes, whose ids mean other values."""
+    lines = trained.dataset.with_name("day_0").read_text().splitlines()
+    directory = tmp_path_factory.mktemp("ids") / "dataset"
+    directory.mkdir()
+    return trained_model.write_dataset(directory, lines, other_ids=True)
+
+
+@pytest.fixture(scope="session")
 def ranks():
     """Returns so many processes that have joined over gloo; see `ranks.Ranks`."""
     with contextlib.ExitStack() as stack:

@@ -1,5 +1,6 @@
 """A small log with its dataset and a model that was trained on it, for the tests of serving."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.text_columns import TextColumn, parse_hexadecimal
 from dlrm.data.transform import Transform
 from dlrm.data.writer import SplitWriter
+from dlrm.files import write_manifest
+from dlrm.train.checkpoint import find_checkpoint
 
 NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)
 ROWS = {"train": 4000, "test": 1000}
@@ -50,14 +53,17 @@ def write_log(path: Path, seed: int = 0) -> list[str]:
     return lines
 
 
-def write_dataset(directory: Path, lines: list[str]) -> None:
-    """Fits the transform on all lines and writes the dataset, as preprocessing does."""
+def write_dataset(directory: Path, lines: list[str], other_ids: bool = False) -> Path:
+    """Fits the transform on all lines and writes the dataset, as preprocessing does.
+
+    With `other_ids` its tables have the same sizes, and every id means another value.
+    """
     columns = [
         TextColumn.from_strings(c) for c in zip(*(x.split("\t") for x in lines), strict=True)
     ]
     hashes = columns[1 + NUM_NUMERICAL :]
     counts = [frequent(count_values(parse_hexadecimal(column)), LIMIT) for column in hashes]
-    dictionaries = [fit_dictionary(count) for count in counts]
+    dictionaries = [np.roll(fit_dictionary(count), int(other_ids)) for count in counts]
     transform = Transform(NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT))
     numerical, ids, _ = transform(columns[1:])
     labels = np.array([line[0] == "1" for line in lines])
@@ -71,6 +77,7 @@ def write_dataset(directory: Path, lines: list[str]) -> None:
     transform.save(directory / layout.TRANSFORM)
     spec.save()
     layout.write_dataset_manifest(directory, ROWS, transform.cardinalities, {})
+    return directory
 
 
 def train(dataset: Path, checkpoints: Path, *flags: str) -> Path:
@@ -81,6 +88,27 @@ def train(dataset: Path, checkpoints: Path, *flags: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return checkpoints
+
+
+def overflowing(trained: Trained, directory: Path) -> tuple[Path, int]:
+    """Copies the checkpoint; rows whose first and second id are 1 have no finite score.
+
+    All its weights are finite.
+
+    Returns:
+        The copy, and the first such row of the test split.
+    """
+    copy = shutil.copytree(find_checkpoint(trained.checkpoint), directory / "overflowing")
+    for table in (0, 1):
+        path = copy / "tables" / f"{table}.bin"
+        rows = np.fromfile(path, np.float32).reshape(-1, 8)
+        rows[1] = 1e25  # alone it is no more than a large score
+        path.unlink()  # it may be a link to that of another checkpoint
+        rows.tofile(path)
+    write_manifest(copy, "checkpoint")
+    spec = FeatureSpec.load(trained.dataset)
+    ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical[:2]]
+    return copy, int(((ids[0] == 1) & (ids[1] == 1)).argmax())
 
 
 def make(directory: Path, seed: int = 0) -> Trained:

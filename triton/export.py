@@ -32,7 +32,7 @@ from dlrm.serving.narrow import PRECISIONS, NarrowTables, narrow_tables
 from dlrm.serving.plain import PlainDLRM
 from dlrm.serving.predictor import Predictor, check_dataset, load, probability
 from dlrm.serving.reader import FACTS
-from dlrm.serving.rows import Inputs
+from dlrm.serving.rows import Inputs, RowError
 from dlrm.serving.scorer import ONNX
 from dlrm.train.checkpoint import find_checkpoint, read_config
 
@@ -81,6 +81,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     flag("save-dir", default="./triton_models", type=Path, help="model repository")
     flag("dataset", type=Path, help="rows to judge by; default: what the model was trained on")
     flag("dataset-type", choices=["split", "binary"], help="default: as in training")
+    flag(
+        "allow-other-transform",
+        action="store_true",
+        help="judge by a dataset whose fitted transform is not the checkpoint's",
+    )
     flag("verify-rows", type=int, default=65536, help="rows of its test split to judge by, at most")
     platform = parser.add_mutually_exclusive_group()
     for name, what in (
@@ -174,7 +179,7 @@ def _load(options: argparse.Namespace) -> Export:
             "--dataset: expected the directory of a dataset, whose real rows the exported model "
             f"is judged by; {path} was trained on {dataset} ({kind}), which is not there"
         )
-    predictor = load(path, dataset)
+    predictor = load(path, dataset, options.allow_other_transform, print)
     config = predictor.model.config
     rows = open_datasets(
         DataConfig(
@@ -188,7 +193,10 @@ def _load(options: argparse.Namespace) -> Export:
     if not rows.num_samples:
         raise ValueError(f"{dataset}: expected rows in the test split, got none (--dataset)")
     batch = rows.batch(0)
-    logits, labels = predictor.score_batch(batch)
+    try:
+        logits, labels = predictor.score_batch(batch)
+    except RowError as error:
+        raise ValueError(f"{dataset}: test row {error.row}{error.problem}") from None
     serving = Serving(
         platform=options.platform,
         numerical_dtype="float16" if options.fp16 else "float32",

@@ -41,12 +41,16 @@ class CsvTransform:
         scales: numerical feature -> its mean and standard deviation (standardise only).
         dictionaries: categorical feature -> the values that have the ids 1, 2, ...
         missing_values: cells that mean "missing", besides empty ones.
+        label: column of the label; None in transforms of versions that did not keep it.
+        positive: value of the label that counts as 1; None where labels are 0 and 1.
     """
 
     numeric_transform: str
     scales: dict[str, tuple[float, float]]
     dictionaries: dict[str, list[str]]
     missing_values: tuple[str, ...]
+    label: str | None = None
+    positive: str | None = None
 
     def __call__(
         self, columns: Mapping[str, Sequence[str]]
@@ -120,11 +124,15 @@ class CsvTransform:
             facts = json.loads(path.read_text(encoding="utf-8"))
             if facts["version"] != 1:
                 raise ValueError(f"expected version 1, got {facts['version']}")
+            label = {name: facts.get(name) for name in ("label", "positive")}
+            if not all(text is None or isinstance(text, str) for text in label.values()):
+                raise ValueError(f"expected texts as label and positive, got {label}")
             return cls(
                 facts["numeric_transform"],
                 {name: (mean, deviation) for name, (mean, deviation) in facts["scales"].items()},
                 facts["dictionaries"],
                 tuple(facts["missing_values"]),
+                **label,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: not a fitted transform ({error!r})") from error

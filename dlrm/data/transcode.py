@@ -141,7 +141,8 @@ def transcode_csv(config: CsvConfig) -> Report:
         train = orders["train"]
 
         codes_to_ids = {}
-        transform = CsvTransform(config.numeric_transform, {}, {}, config.missing_values)
+        label = (config.label, config.positive)
+        transform = CsvTransform(config.numeric_transform, {}, {}, config.missing_values, *label)
         for name in config.numerical:
             try:
                 transform.scales[name] = _fit_scale(

@@ -32,6 +32,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("mode", "epochs", "max_steps", "resume", "auc_threshold", "auc_device", "backend"),
         *("dataset", "verify_data", "synthetic_dataset_dir", "log_path", "output_dir"),
         *("load_checkpoint_path", "save_checkpoint_path", "checkpoint_freq", "keep_checkpoints"),
+        "allow_other_transform",
         *("print_freq", "test_freq", "test_after", "test_batch_size"),
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
         *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
@@ -358,6 +359,12 @@ def _define_optimizers() -> None:
 def _define_files() -> None:
     flags.DEFINE_string(
         "load_checkpoint_path", None, "Checkpoint, or directory of checkpoints, to load"
+    )
+    flags.DEFINE_boolean(
+        "allow_other_transform",
+        False,
+        "Go on where the dataset's fitted transform is not the checkpoint's, so that the same ids "
+        "mean other values",
     )
     flags.DEFINE_string(
         "save_checkpoint_path", None, "Directory in which to save the best and the last checkpoint"

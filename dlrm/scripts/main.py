@@ -9,8 +9,8 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from dlrm import __version__, ops
 from dlrm.data import layout
 from dlrm.data.batch import Batch, Shard
 from dlrm.data.loader import DATASET_TYPES, DataConfig, Datasets, open_datasets
+from dlrm.data.transform_difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.scripts import flags, session
+from dlrm.scripts.bad_rows import bad_ids_named, check_scores
 from dlrm.scripts.host_memory import host_memory, machine
 from dlrm.serving.runtimes import RUNTIMES, open_runtimes
 from dlrm.tasks.footprint import Room, agree_that_tables_fit
@@ -42,6 +44,7 @@ from dlrm.train.checkpoint import (
 )
 from dlrm.train.cuda_graph import CALLS_BEFORE, CudaRecorder
 from dlrm.train.log import RunLog, Watched
+from dlrm.train.metrics import one_class_note
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
 from dlrm.train.trainer import TrainConfig, Trainer
@@ -88,6 +91,7 @@ def run() -> dict[str, float]:
         _check_numericals(whole)
         checkpoint = FLAGS.load_checkpoint_path and find_checkpoint(FLAGS.load_checkpoint_path)
         resumed = last_checkpoint(FLAGS.save_checkpoint_path) if FLAGS.resume else None
+        note = _compare_transforms(resumed or checkpoint, world)
         adopted = _adopted(resumed or checkpoint)
         architecture = _architecture(whole, adopted)
     _agree_that_tables_fit(architecture, world, checkpoint, resumed)
@@ -101,7 +105,7 @@ def run() -> dict[str, float]:
         if checkpoints:
             at_the_end.callback(checkpoints.release)
         log.parameters(values | adopted)
-        for line in _notices(world, precision):
+        for line in [*_notices(world, precision), *([note] if note else [])]:
             log.line(line)
         varies = FLAGS.mode == "train" and task.updates_vary(flags.optimizer_config())
         if varies and not FLAGS.deterministic:
@@ -110,7 +114,7 @@ def run() -> dict[str, float]:
             shown = ", ".join(f"{name} {value}" for name, value in adopted.items())
             log.line(f"architecture from {resumed or checkpoint}: {shown}")
         log.line(_describe(task, whole, world))
-        with _bad_ids_named(whole):
+        with bad_ids_named(whole, _data_name()):
             datasets = _own_part(task)
             if FLAGS.mode == "train":
                 run = {"flags": values | adopted, "dataset": fingerprint}
@@ -233,6 +237,7 @@ def _train(
         summary = trainer.fit(train, Batches(datasets.test, device), validation)
     watchdog.rest()
     session.report_files(trainer, log, FLAGS.log_path)
+    check_scores(task, _data_name(), "validation")  # the trainer checks those of other tests
     return summary
 
 
@@ -255,8 +260,11 @@ def _test(
     began = time.perf_counter()
     metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: watchdog.beat(0)))
     seconds = time.perf_counter() - began
+    check_scores(task, _data_name(), "test")
     shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
     log.line(f"Finished testing: {shown}")
+    if note := one_class_note(metrics, test.num_samples):
+        log.line(note)
     return metrics | {
         "avg_inference_latency": seconds / len(test),
         "average_test_throughput": test.num_samples / seconds,
@@ -377,6 +385,14 @@ def _check_mode(world: World) -> None:
         raise ValueError(f"--checkpoint_freq {FLAGS.checkpoint_freq} needs --save_checkpoint_path")
 
 
+def _compare_transforms(checkpoint: Path | None, world: World) -> str | None:
+    """Refuses, on rank 0, a dataset whose ids mean other values; returns a line to be said."""
+    if checkpoint is None or world.rank > 0:
+        return None
+    dataset = None if _is_synthetic() else FLAGS.dataset
+    return compare_transforms(checkpoint, dataset, FLAGS.allow_other_transform)
+
+
 def _adopted(checkpoint: Path | None) -> dict[str, Any]:
     """The architecture flags that the user did not give and a checkpoint has otherwise."""
     if checkpoint is None:
@@ -430,6 +446,10 @@ def _checkpoints(world: World, watchdog: Watchdog) -> CheckpointDirectory | None
     return checkpoints
 
 
+def _data_name() -> str:
+    return FLAGS.dataset or f"--dataset_type {FLAGS.dataset_type}"
+
+
 def _is_synthetic() -> bool:
     return DATASET_TYPES[FLAGS.dataset_type].startswith("synthetic")
 
@@ -454,35 +474,6 @@ def _fingerprint(datasets: Datasets) -> dict[str, Any]:
         "table sizes": train.table_sizes,
         "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
     }
-
-
-@contextmanager
-def _bad_ids_named(datasets: Datasets) -> Iterator[None]:
-    """Says of an id outside its table where the dataset has it; a batch knows only its own rows."""
-    try:
-        yield
-    except RuntimeError as error:
-        where = _bad_id(datasets) if "embedding: id " in str(error) else None
-        if where is None:
-            raise
-        raise ValueError(where) from error
-
-
-def _bad_id(datasets: Datasets) -> str | None:
-    for split in ("train", "test", "validation"):
-        data = getattr(datasets, split)
-        for index in range(len(data) if data else 0):
-            ids = data.batch(index).categorical.cpu()
-            wrong = ((ids < 0) | (ids >= torch.tensor(data.table_sizes))).nonzero()
-            if len(wrong):
-                row, table = wrong[0].tolist()
-                return (
-                    f"{FLAGS.dataset}: {split} row {index * data.batch_size + row}, feature "
-                    f"{data.categorical_names[table]}: expected an id from 0 to "
-                    f"{data.table_sizes[table] - 1}, got {ids[row, table].item()}. "
-                    "--hash_indices takes ids modulo the size of their table"
-                )
-    return None
 
 
 def start() -> None:

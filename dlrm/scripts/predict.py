@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -22,11 +23,22 @@ import numpy as np
 import torch
 from absl import app, flags
 
+from dlrm.data.csv_cells import BadCellError, Parser, label_parser, positive_parser
 from dlrm.data.csv_columns import CsvFormat
+from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.loader import DataConfig, Dataset, open_datasets
-from dlrm.serving.predictor import BATCH_SIZE, Predictor, check_dataset, load, probability
-from dlrm.serving.rows import RowError, read_lines, text_of_fields
-from dlrm.train.metrics import click_metrics
+from dlrm.data.transform_difference import compare_transforms
+from dlrm.serving.predictor import (
+    BATCH_SIZE,
+    Predictor,
+    ScoreError,
+    check_dataset,
+    load,
+    probability,
+)
+from dlrm.serving.rows import RowError, Text, read_lines, text_of_fields
+from dlrm.serving.shares import Shares
+from dlrm.train.metrics import click_metrics, one_class_note
 
 FLAGS = flags.FLAGS
 Scored = Iterator[tuple[np.ndarray, np.ndarray | None]]  # logits of some rows; labels if known
@@ -49,9 +61,19 @@ def define_flags() -> None:
     flags.DEFINE_enum(
         "output_kind", "probability", OUTPUT_KINDS, "Probability of a click, or the model's logit"
     )
-    flags.DEFINE_boolean("label", True, "Whether the lines of a log begin with the label")
+    flags.DEFINE_boolean(
+        "label",
+        True,
+        "Whether the lines of a log begin with the label, and a CSV's is read where it has one",
+    )
     flags.DEFINE_string(
         "dataset", None, "Dataset whose fitted transform is applied where a checkpoint has none"
+    )
+    flags.DEFINE_boolean(
+        "allow_other_transform",
+        False,
+        "Go on where a dataset's fitted transform is not the checkpoint's, so that the same ids "
+        "mean other values",
     )
     flags.DEFINE_enum("split", "test", SPLITS, "Which rows of a dataset are scored")
     flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of a dataset")
@@ -80,11 +102,11 @@ def run() -> None:
     """
     scored = FLAGS.input if Path(FLAGS.input).is_dir() else None
     _check_paths()
-    predictor = load(FLAGS.checkpoint, FLAGS.dataset or scored)
-    predictor.batch_size = FLAGS.batch_size
+    predictor = _load(scored)
     began, labels, logits = time.perf_counter(), [], []
+    shares = _shares(predictor)
     with ScoreFile(Path(FLAGS.output)) as file:
-        for part, known in _scored(predictor):
+        for part, known in _scored(predictor, shares):
             file.write(probability(part) if FLAGS.output_kind == "probability" else part)
             if known is not None:
                 labels.append(known)
@@ -96,9 +118,38 @@ def run() -> None:
     )
     if not file.rows:
         print(f"note: there are no rows in {FLAGS.input}")
-    if labels:
-        metrics = _metrics(np.concatenate(logits), np.concatenate(labels))
-        print("  ".join(f"{name} {value:.6f}" for name, value in metrics.items()))
+    if labels and file.rows:
+        _print_metrics(np.concatenate(logits), np.concatenate(labels))
+    if line := shares.line() if file.rows else None:
+        print(line)
+
+
+def _load(scored: str | None) -> Predictor:
+    """Loads the model; what is scored, if it is a dataset, must have its transform."""
+    allowed = FLAGS.allow_other_transform
+    predictor = load(FLAGS.checkpoint, FLAGS.dataset or scored, allowed, print)
+    predictor.batch_size = FLAGS.batch_size
+    if FLAGS.dataset and scored:
+        source = predictor.transform.directory if predictor.transform else None
+        if note := compare_transforms(source or predictor.path, scored, allowed):
+            print(note)
+    return predictor
+
+
+def _shares(predictor: Predictor) -> Shares:
+    """Returns counters of the values that the model's transform knows."""
+    transform = predictor.transform
+    if transform is None:
+        return Shares((), ())
+    csv = _csv_transform(predictor) if transform.is_csv else None
+    missing = csv.missing_values if csv else ()
+    return Shares(transform.numerical_names, transform.categorical_names, missing)
+
+
+def _csv_transform(predictor: Predictor) -> CsvTransform:
+    directory = predictor.row_transform.directory
+    assert directory is not None, "what predict loads comes from files"
+    return CsvTransform.load(directory)
 
 
 def _check_paths() -> None:
@@ -159,19 +210,25 @@ class ScoreFile:
         return header.getvalue()
 
 
-def _scored(predictor: Predictor) -> Scored:
+def _scored(predictor: Predictor, shares: Shares) -> Scored:
     path = Path(FLAGS.input)
     is_csv = predictor.transform is not None and predictor.transform.is_csv
     if not is_csv and (given := [name for name in _CSV_FLAGS if FLAGS[name].present]):
         raise ValueError(f"--{given[0]}: is for models of CSV data; {predictor.path} is none")
     if FLAGS.input != "-" and path.is_dir():
-        return _score_dataset(predictor, path)
+        return _score_dataset(predictor, path, shares)
     if is_csv and FLAGS.input == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a CSV")
-    return _score_csv(predictor, path) if is_csv else _score_log(predictor, path)
+    return (_score_csv if is_csv else _score_log)(predictor, path, shares)
 
 
-def _score_dataset(predictor: Predictor, path: Path) -> Scored:
+def _score_text(predictor: Predictor, text: Text, shares: Shares) -> np.ndarray:
+    inputs = predictor.row_transform(text)
+    shares.add(text, inputs.ids)
+    return predictor.logits_of(inputs)
+
+
+def _score_dataset(predictor: Predictor, path: Path, shares: Shares) -> Scored:
     config = predictor.model.config
     datasets = open_datasets(
         DataConfig(
@@ -188,15 +245,18 @@ def _score_dataset(predictor: Predictor, path: Path) -> Scored:
     check_dataset(path, dataset, config)
     first_row = 0
     for index in range(len(dataset)):
+        batch = dataset.batch(index)
         try:
-            yield predictor.score_batch(dataset.batch(index))
+            yield predictor.score_batch(batch)
         except RowError as error:
             where = f"{path}: {FLAGS.split} row {first_row + error.row}"
             raise ValueError(f"{where}{error.problem}") from None
+        if predictor.transform is not None:  # else nothing says that id 0 is no value's
+            shares.add_ids(batch.categorical.numpy())
         first_row += dataset.batch_size
 
 
-def _score_log(predictor: Predictor, path: Path) -> Scored:
+def _score_log(predictor: Predictor, path: Path, shares: Shares) -> Scored:
     transform, first_row = predictor.row_transform, 0
     columns = len(transform.names) + FLAGS.label
     if path.suffix in (".gz", ".zst"):
@@ -206,35 +266,62 @@ def _score_log(predictor: Predictor, path: Path) -> Scored:
             for text in read_lines(file, columns):
                 labels = text.labels() if FLAGS.label else None
                 fields = text.without_first() if FLAGS.label else text
-                yield predictor.logits_of_text(fields), labels
+                yield _score_text(predictor, fields, shares), labels
                 first_row += text.rows
         except RowError as error:
-            hint = "" if FLAGS["label"].present else "; lines without a label need --nolabel"
+            known = FLAGS["label"].present or isinstance(error, ScoreError)
+            hint = "" if known else "; lines without a label need --nolabel"
             where = f"{FLAGS.input}, line {first_row + error.row + 1}"
             raise ValueError(f"{where}{error.problem}{hint}") from None
 
 
-def _score_csv(predictor: Predictor, path: Path) -> Scored:
-    names = predictor.row_transform.names
+def _score_csv(predictor: Predictor, path: Path, shares: Shares) -> Scored:
+    names, fitted = predictor.row_transform.names, _csv_transform(predictor)
     header = not FLAGS.columns if FLAGS.header is None else FLAGS.header
     chunks = CsvFormat(tuple(FLAGS.columns), header, FLAGS.delimiter).chunks(path)
+    parse = _label_parser(fitted)
     for found, lines, records in chunks:
         if missing := [name for name in names if name not in found]:
             hint = "" if FLAGS.columns else "; where the file has no header, --columns names them"
             raise ValueError(f"{path}: no column {missing[0]!r}; the columns are {found}{hint}")
-        if twice := [name for name in names if found.count(name) > 1]:
+        label = fitted.label if FLAGS.label and fitted.label in found else None
+        used = names if label is None else [*names, label]
+        if twice := [name for name in used if found.count(name) > 1]:
             raise ValueError(f"{path}: two columns are called {twice[0]!r}")
         chosen = [found.index(name) for name in names]
         cells = [[record[index].encode() for index in chosen] for record in records]
         try:
-            yield predictor.logits_of_text(text_of_fields(cells, len(names))), None
+            labels = None
+            if label is not None:
+                labels = _labels(parse, label, [record[found.index(label)] for record in records])
+            yield _score_text(predictor, text_of_fields(cells, len(names)), shares), labels
         except RowError as error:
             raise ValueError(f"{path}, line {lines[error.row]}{error.problem}") from None
 
 
-def _metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def _label_parser(fitted: CsvTransform) -> Parser:
+    """Returns what reads labels as `transcode` has read them."""
+    if fitted.positive is None:
+        return label_parser()
+    return positive_parser(fitted.positive, fitted.missing_values, Counter())
+
+
+def _labels(parse: Parser, column: str, cells: list[str]) -> np.ndarray:
+    try:
+        return parse([cell.strip() for cell in cells]).astype(np.float32)
+    except BadCellError as error:
+        expected = error.expected.partition(" (")[0]  # what follows is of transcode's flags
+        problem = f"expected {expected}, got {cells[error.index].strip()!r}"
+        hint = "--nolabel scores rows without their labels"
+        raise RowError(error.index, f", column {column}: {problem}; {hint}") from None
+
+
+def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
     metrics = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
-    return {name: value for name, value in metrics.items() if not math.isnan(value)}
+    known = {name: value for name, value in metrics.items() if not math.isnan(value)}
+    print("  ".join(f"{name} {value:.6f}" for name, value in known.items()))
+    if note := one_class_note(metrics, len(labels)):
+        print(note)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Scores in this process: `dlrm.load(DIR).predict(rows)` from a checkpoint alone."""
 
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from dlrm.data import layout
 from dlrm.data.batch import Batch, Dataset
+from dlrm.data.transform_difference import compare_transforms
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving.rows import (
     Inputs,
@@ -23,26 +24,41 @@ from dlrm.serving.rows import (
     text_of_fields,
 )
 from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint, read_config
+from dlrm.train.metrics import unscored_text
 
 BATCH_SIZE = 32768  # the default of --test_batch_size
 
 
-def load(checkpoint: str | os.PathLike, dataset: str | os.PathLike | None = None) -> "Predictor":
+def load(
+    checkpoint: str | os.PathLike,
+    dataset: str | os.PathLike | None = None,
+    allow_other_transform: bool = False,
+    say: Callable[[str], object] = warnings.warn,
+) -> "Predictor":
     """Loads a trained model to score rows with.
 
     Args:
         checkpoint: a checkpoint, or a run's directory of checkpoints, of which the best is taken.
         dataset: whose fitted transform raw rows go through where the checkpoint has none. One
-            trained on a dataset of ours has that dataset's.
+            trained on a dataset of ours has that dataset's, and the two must be the same.
+        allow_other_transform: go on where they are not; the checkpoint's is taken.
+        say: what is called with a line where they are not, or where the dataset has none.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ValueError: it is damaged, or the dataset is that of another model.
+        ValueError: it is damaged, or the dataset's transform is another; all fields that differ
+            are named, up to three.
     """
     path = find_checkpoint(checkpoint)
+    if dataset and (note := compare_transforms(path, dataset, allow_other_transform)):
+        say(note)
     model = load_model(path)
     transform = load_transform(path, model.config, dataset)
     return Predictor(model, transform, path)
+
+
+class ScoreError(RowError):
+    """A row whose score is no finite number."""
 
 
 class Predictor:
@@ -88,7 +104,7 @@ class Predictor:
                 text = text_of_fields(fields[begin : begin + self.batch_size], len(names))
                 parts.append(self.logits_of_text(text))
             except RowError as error:
-                raise RowError(begin + error.row, error.problem) from None
+                raise type(error)(begin + error.row, error.problem) from None
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     @property
@@ -115,6 +131,7 @@ class Predictor:
 
         Raises:
             ValueError: their shapes, types or values do not fit the model.
+            ScoreError: a row's logit is no finite number.
         """
         config, device = self.model.config, next(self.model.parameters()).device
         check_model_inputs(inputs, config, self.transform)
@@ -125,7 +142,11 @@ class Predictor:
             ).cpu()
             for begin in range(0, len(inputs.ids), self.batch_size)
         ]
-        return torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
+        logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
+        if not np.isfinite(logits).all():
+            row = int(np.isfinite(logits).argmin())
+            raise ScoreError(row, f": {unscored_text(float(logits[row]))}")
+        return logits
 
     def score_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits and labels of a dataset's batch of one id a table.
@@ -205,18 +226,12 @@ def load_transform(
     """Returns the transform of a checkpoint, or else of a dataset; None where neither has one.
 
     Raises:
-        ValueError: it is that of another model.
+        ValueError: it does not fit the model, or is damaged.
     """
-    own = (path / layout.TRANSFORM).is_dir()
-    other = dataset is not None and Path(dataset, layout.TRANSFORM).is_dir()
-    if own and other and not _same_transform(path, Path(dataset)):  # type: ignore[arg-type]
-        raise ValueError(
-            f"{dataset}: the dataset of another model: its transform is not that of {path}, so "
-            "its ids mean other values"
-        )
-    if not own and not other:
+    sources = [path, *([Path(dataset)] if dataset else [])]
+    source = next((one for one in sources if (one / layout.TRANSFORM).is_dir()), None)
+    if source is None:
         return None
-    source = path if own else Path(dataset)  # type: ignore[arg-type]
     transform = RowTransform.load(source)
     found = (len(transform.numerical_names), transform.table_sizes)
     expected = (config.num_numerical_features, list(config.table_sizes))
@@ -226,21 +241,6 @@ def load_transform(
             f"and tables of {expected[1]} rows, got {found[0]} and {found[1]}"
         )
     return transform
-
-
-def _same_transform(one: Path, other: Path) -> bool:
-    """Whether two manifests have the same files of a transform."""
-
-    def files(directory: Path) -> dict[str, Any]:
-        try:
-            manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        prefix = f"{layout.TRANSFORM}/"
-        return {name: f for name, f in manifest["files"].items() if name.startswith(prefix)}
-
-    theirs = files(other)
-    return not theirs or theirs == files(one)
 
 
 def _fields(rows: Any, names: Sequence[str]) -> list[list[bytes]]:

@@ -1,14 +1,14 @@
 """Click-through prediction: a DLRM, binary cross-entropy, ROC AUC."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm.data.loader import Batch, Dataset, batch_order, prefetch
-from dlrm.distributed import World
+from dlrm.distributed import World, gather
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.train.agreement import raise_device_errors
@@ -57,6 +57,10 @@ class Recommendation:
         auc_on_cpu: collect scores in host memory and not on the device.
         optimized_mlp: run `ops.mlp`, and not the MLPs' layers one by one.
         recorder: records what `infer` does, which is replayed from then on; None does not.
+
+    Attributes:
+        unscored: the first row of the last `evaluate` whose score was no finite number, and that
+            score; None where all were. It is the same on every rank.
     """
 
     metric = "auc"
@@ -73,6 +77,7 @@ class Recommendation:
         recorder: Recorder | None = None,
     ):
         self.world, self.auc_on_cpu, self.recorder = world, auc_on_cpu, recorder
+        self.unscored: tuple[int, float] | None = None
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
         self._infer = Graphed(self.predict, recorder) if recorder else self.predict
 
@@ -105,15 +110,33 @@ class Recommendation:
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns AUC, log loss, normalised entropy and calibration over a data set."""
+        """Returns AUC, log loss, normalised entropy and calibration over a data set.
+
+        All are NaN where a score is no finite number; `unscored` says of which row.
+        """
         device = "cpu" if self.auc_on_cpu else self.world.device
-        logits, labels = [], []
-        with self.weights_unchanged(), closing(loader.batches()) as batches:
+        logits, labels, rows, done = [], [], [], 0
+        with self._tested(loader) as batches:
             for batch in batches:
                 logits.append(self.infer(batch).to(device))
                 labels.append(batch.labels.to(device))
+                count = self.num_samples(batch)
+                rows.append(done + self.world.part(count).start)
+                done += count
         raise_device_errors(self.world)
+        self.unscored = _first_unscored(logits, rows, self.world)
         return click_metrics(torch.cat(logits), torch.cat(labels), self.world)
+
+    @contextmanager
+    def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:
+        """Yields the batches of a test to a model in evaluation mode."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with self.weights_unchanged(), closing(loader.batches()) as batches:
+                yield batches
+        finally:
+            self.model.train(training)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Returns the parameters of the tables, with sparse gradients, and the dense ones."""
@@ -163,3 +186,24 @@ class Recommendation:
         if not config.freeze_mlps:
             result.append(dense_optimizer(config.mlp_optimizer, groups["dense"]))
         return result
+
+
+def _first_unscored(
+    logits: Sequence[Tensor], rows: Sequence[int], world: World
+) -> tuple[int, float] | None:
+    """Returns the first row of all ranks whose score is no finite number, and the score.
+
+    Args:
+        logits: of this rank's part of each batch.
+        rows: the first row of each part, among all rows.
+        world: the ranks, which return the same.
+    """
+    own = None
+    if not torch.cat(list(logits)).isfinite().all():
+        own = next(
+            (first + int(wrong[0]), float(part[wrong[0]]))
+            for first, part in zip(rows, logits, strict=True)
+            if len(wrong := part.isfinite().logical_not().nonzero())
+        )
+    found = [theirs for theirs in gather(own, world) if theirs is not None]
+    return min(found, key=lambda one: one[0], default=None)

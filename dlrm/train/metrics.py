@@ -46,6 +46,22 @@ def click_metrics(logits: Tensor, labels: Tensor, world: World = World()) -> dic
     }
 
 
+def one_class_note(metrics: dict[str, float], rows: int) -> str | None:
+    """Says why there is no AUC where all labels are of one class; None where there is one."""
+    if not math.isnan(metrics["auc"]) or not rows or math.isnan(metrics["log_loss"]):
+        return None
+    label = 0 if math.isnan(metrics["calibration"]) else 1
+    return f"note: no AUC can be computed, since all {rows:,} rows have the label {label}"
+
+
+def unscored_text(score: float) -> str:
+    """Says what is wrong with a score that is no finite number."""
+    return (
+        f"expected a finite score, got {score}: the model's weights are not finite, or too large "
+        "for the row's numbers"
+    )
+
+
 def _sums(logits: Tensor, labels: Tensor) -> tuple[int, float, float, float]:
     """Rows; sums of losses, labels and predicted probabilities."""
     parts = []

@@ -80,6 +80,7 @@ LATER = {
 }
 
 OURS = {
+    "allow_other_transform": False,
     "amp_dtype": None,
     "async_checkpoint": False,
     "checkpoint_freq": None,

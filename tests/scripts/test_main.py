@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import trained_model
 from op_recorder import OpRecorder
 from sklearn.metrics import roc_auc_score
 from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
@@ -487,6 +488,41 @@ def test_ruined_weights_are_neither_judged_nor_saved(command, tmp_path, steps):
     with pytest.raises(FloatingPointError, match="became (nan|inf) between steps 1 and 1"):
         command(*flags, f"--max_steps={steps}", "--save_checkpoint_path=run")
     assert not list((tmp_path / "run").glob("step-*"))
+
+
+def test_a_test_names_the_row_without_a_finite_score(command, trained, tmp_path):
+    checkpoint, row = trained_model.overflowing(trained, tmp_path)
+    named = f"{trained.dataset}: test row {row}: expected a finite score, got (nan|-?inf)"
+    tested = ["--mode=test", f"--load_checkpoint_path={checkpoint}"]
+    with pytest.raises(ValueError, match=named):
+        command(*tested, data=trained.dataset, model=[], training=["--test_batch_size=77"])
+
+
+def test_a_validation_row_without_a_finite_score_ends_the_run(command, dataset, monkeypatch):
+    whole, rows = main.Recommendation.infer, {"test": 1500, "validation": 1501}
+    seen = 0
+
+    def infer(task, batch):
+        nonlocal seen
+        seen += len(batch.labels)
+        logits = whole(task, batch)
+        if seen > rows["test"] + 800:
+            logits[3] = float("nan")
+        return logits
+
+    monkeypatch.setattr(main.Recommendation, "infer", infer)
+    with pytest.raises(ValueError, match=f"{dataset}: validation row 803: expected a finite score"):
+        command("--epochs=1")
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_test_of_one_class_says_that_there_is_no_auc(command, tmp_path, capsys, label):
+    data = write_dataset(tmp_path / "data")
+    spec = FeatureSpec.load(data)
+    np.full(1500, label, bool).tofile(spec.file("test", spec.label))
+    command("--mode=test", data=data)
+    said = f"note: no AUC can be computed, since all 1,500 rows have the label {label}\n"
+    assert said in capsys.readouterr().out
 
 
 def test_main_refuses_words_that_are_no_flags():

@@ -1,13 +1,21 @@
 """`dlrm.scripts.predict`: a score for every row of a log, a CSV or a dataset, in order."""
 
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import trained_model
+from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
+from dlrm.data.feature_spec import FeatureSpec
+from dlrm.files import write_manifest
+from dlrm.train.checkpoint import find_checkpoint
 
 
 def predict(*flags, stdin=None):
@@ -22,6 +30,12 @@ def flags_of(trained, source, output, *others):
         f"--output={output}",
         *others,
     )
+
+
+def ids_of_test(trained, index):
+    spec = FeatureSpec.load(trained.dataset)
+    name = spec.categorical[index]
+    return np.fromfile(spec.file("test", name), spec.dtype(name))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +99,7 @@ def test_bad_flags_are_named(trained, tmp_path, flags, message):
 def test_the_dataset_of_another_model_is_refused(trained, other_trained, tmp_path):
     done = predict(*flags_of(trained, other_trained.dataset, tmp_path / "s.npy"))
     assert done.returncode == 1
-    assert "the dataset of another model" in done.stderr
+    assert "its transform is not that of" in done.stderr
 
 
 def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
@@ -108,6 +122,7 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
         command = [sys.executable, "-m", f"dlrm.scripts.{words[0]}", *map(str, words[1:])]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+    assert "auc 0." in done.stdout  # labels of 0 and 1
     scores = np.load(tmp_path / "scores.npy")
     columns = {"age": ages.tolist(), "city": cities.tolist()}
     np.testing.assert_allclose(dlrm.load(tmp_path / "run").predict(columns), scores, rtol=1e-5)
@@ -147,3 +162,121 @@ def test_an_output_that_is_a_link_stays_one(trained, tmp_path):
     assert predict(*flags_of(trained, trained.log, tmp_path / "link.npy")).returncode == 0
     assert (tmp_path / "link.npy").is_symlink()
     assert len(np.load(tmp_path / "scores.npy")) == len(trained.lines)
+
+
+def test_a_row_without_a_finite_score_is_named(trained, tmp_path):
+    checkpoint, row = trained_model.overflowing(trained, tmp_path)
+    ruined = trained._replace(checkpoint=checkpoint)
+    for source, where in (
+        (trained.log, f"{trained.log}, line {row + 1}"),
+        (trained.dataset, f"{trained.dataset}: test row {row}"),
+    ):
+        done = predict(*flags_of(ruined, source, tmp_path / "s.npy", "--batch_size=32"))
+        assert done.returncode == 1
+        problem = "expected a finite score, got (nan|-?inf): the model's weights .* numbers\n$"
+        assert re.match(f"error: {re.escape(where)}: {problem}", done.stderr)
+        assert not (tmp_path / "s.npy").exists()
+
+
+def test_values_that_say_nothing_are_counted(trained, tmp_path):
+    log = tmp_path / "log"
+    rows = [line.split("\t") for line in trained.lines[:200]]
+    for index, row in enumerate(rows):
+        row[6] = "deadbeef" if index % 4 else ""  # of 4 values one is missing
+    log.write_text("".join("\t".join(row) + "\n" for row in rows))
+    done = predict(*flags_of(trained, log, tmp_path / "s.npy"))
+    first = "values: categorical 2 is unknown in 75.0 % and missing in 25.0 % of the rows, "
+    assert first in done.stdout
+    assert done.stdout.endswith("; of the other 4 fields fewer\n")
+    known = predict(*flags_of(trained, trained.dataset, tmp_path / "s.npy"))
+    names = range(len(trained_model.TABLES))
+    shares = [100 * float((ids_of_test(trained, i) == 0).mean()) for i in names]
+    most = int(np.argmax(shares))
+    expected = f"values: categorical {most} is without an id in {shares[most]:.1f} % of the rows, "
+    assert expected in known.stdout
+
+
+def test_rows_of_one_class_are_said_to_have_no_auc(trained, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("".join(f"0{line[1:]}\n" for line in trained.lines[:50]))
+    done = predict(*flags_of(trained, log, tmp_path / "s.npy"))
+    assert done.returncode == 0
+    assert "auc" not in done.stdout
+    assert "log_loss" in done.stdout
+    assert "note: no AUC can be computed, since all 50 rows have the label 0\n" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def csv_model(tmp_path_factory):
+    """A CSV whose labels are words, and the flags that score it with a model of it."""
+    folder = tmp_path_factory.mktemp("csv")
+    random = np.random.default_rng(0)
+    ages, cities = random.integers(18, 90, 300), random.choice(list("xyz?"), 300)
+    clicks = ages + 20 * (cities == "x") + random.normal(0, 10, 300) > 60
+    words = np.where(clicks, "yes", "no")
+    rows = [f"{c},{word},{a}" for c, word, a in zip(cities, words, ages, strict=True)]
+    csv = folder / "rows.csv"
+    csv.write_text("city,clicked,age\n" + "\n".join(rows) + "\n")
+    model = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
+    run = ["--max_steps=20", "--batch_size=64", "--lr=0.1", "--warmup_steps=0", "--decay_steps=0"]
+    for words in (
+        ["transcode", "--input", csv, "--output", folder / "dataset", "--label=clicked"]
+        + ["--positive=yes", "--numerical=age", "--categorical=city", "--test_fraction=0"],
+        ["main", f"--dataset={folder / 'dataset'}", "--base_device=cpu", *model, *run]
+        + [f"--save_checkpoint_path={folder / 'run'}", f"--log_path={folder / 'log'}"],
+    ):
+        command = [sys.executable, "-m", f"dlrm.scripts.{words[0]}", *map(str, words[1:])]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return csv, clicks, [f"--checkpoint={folder / 'run'}", f"--output={folder / 's.npy'}"]
+
+
+def test_a_csv_with_labels_is_judged(csv_model):
+    csv, clicks, flags = csv_model
+    done = predict(*flags, f"--input={csv}")
+    assert done.returncode == 0, done.stderr
+    scores = np.load(csv.with_name("s.npy"))
+    auc = re.search(r"^auc ([\d.]+)  log_loss ([\d.]+)", done.stdout, re.MULTILINE)
+    assert float(auc[1]) == pytest.approx(roc_auc_score(clicks, scores), abs=1e-5)
+    assert float(auc[2]) == pytest.approx(log_loss(clicks, scores.astype(float)), abs=1e-5)
+    assert re.search(r"^values: city is missing in 2\d\.\d % of the rows; ", done.stdout, re.M)
+    assert "auc" not in predict(*flags, f"--input={csv}", "--nolabel").stdout
+
+
+def test_a_csv_without_labels_is_scored(csv_model, tmp_path):
+    csv, _, flags = csv_model
+    bare = tmp_path / "bare.csv"
+    bare.write_text("age,city\n30,x\n40,y\n")
+    done = predict(*flags, f"--input={bare}")
+    assert done.returncode == 0, done.stderr
+    assert "2 scores" in done.stdout
+    assert "log_loss" not in done.stdout
+
+
+def test_a_label_that_cannot_be_read_is_named(csv_model, tmp_path):
+    _, _, flags = csv_model
+    bad = tmp_path / "bad.csv"
+    bad.write_text("age,city,clicked\n30,x,yes\n40,y,?\n")
+    done = predict(*flags, f"--input={bad}")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: {bad}, line 3, column clicked: expected a label that is not missing, got '?'; "
+        "--nolabel scores rows without their labels\n"
+    )
+    assert predict(*flags, f"--input={bad}", "--nolabel").returncode == 0
+
+
+def test_a_checkpoint_of_before_labels_were_kept_is_silent_about_them(csv_model, tmp_path):
+    csv, _, flags = csv_model
+    run = find_checkpoint(flags[0].removeprefix("--checkpoint="))
+    older = shutil.copytree(run, tmp_path / "older")
+    path = older / "transform" / "csv.json"
+    facts = json.loads(path.read_text())
+    assert (facts.pop("label"), facts.pop("positive")) == ("clicked", "yes")
+    path.unlink()
+    path.write_text(json.dumps(facts))
+    write_manifest(older, "checkpoint")
+    done = predict(*flags, f"--checkpoint={older}", f"--input={csv}")
+    assert done.returncode == 0, done.stderr
+    assert "300 scores" in done.stdout
+    assert "log_loss" not in done.stdout

@@ -95,7 +95,7 @@ def test_bad_rows_are_named(predictor, rows, message):
 
 
 def test_the_dataset_of_another_model_is_refused(trained, other_trained):
-    with pytest.raises(ValueError, match="dataset of another model"):
+    with pytest.raises(ValueError, match="its transform is not that of"):
         dlrm.load(trained.checkpoint, other_trained.dataset)
 
 
@@ -154,3 +154,15 @@ def test_what_is_no_row_is_named(predictor):
     ):
         with pytest.raises(ValueError, match=message):
             predictor.predict(rows)
+
+
+def test_a_row_without_a_finite_score_is_named(trained, tmp_path):
+    checkpoint, row = trained_model.overflowing(trained, tmp_path)
+    model = dlrm.load(checkpoint)
+    assert all(bool(weight.isfinite().all()) for weight in model.model.parameters())
+    model.batch_size = 7
+    rows = unlabelled(trained)
+    named = f"^row {row}: expected a finite score, got (nan|-?inf): the model's weights"
+    with pytest.raises(ValueError, match=named):
+        model.predict(rows)
+    assert np.isfinite(model.predict(rows[:row])).all()

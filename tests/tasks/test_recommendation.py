@@ -1,9 +1,12 @@
 """Click-through prediction as the trainer sees it: batches that are computed in parts."""
 
+import itertools
+import math
+
 import pytest
 import torch
 
-from dlrm.data.batch import Batch
+from dlrm.data.batch import Batch, Shard
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks import recommendation
@@ -110,3 +113,78 @@ def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatc
         trained = task(embedding_type=layout)
         trained.world = World(device="cuda")
         assert trained.updates_vary(OptimizerConfig("adagrad")) == vary
+
+
+class Loader:
+    """Batches of `size` rows each, of which a rank takes its own."""
+
+    def __init__(self, sizes, shard=None):
+        self.sizes, self.shard, self.num_samples = sizes, shard or Shard(), sum(sizes)
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def batches(self, epoch=0, start=0):
+        for size in self.sizes:
+            yield self.shard.take(batch(size=size))
+
+
+def test_a_model_is_tested_in_evaluation_mode_and_trains_on():
+    tested, modes = task(), []
+    tested.model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    for training in (True, False):
+        tested.model.train(training)
+        tested.evaluate(Loader([5, 4]))
+        assert tested.model.training is training
+    assert modes == [False] * 4
+    tested.model.train()
+
+    class Broken(Loader):
+        def batches(self, epoch=0, start=0):
+            yield batch()
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        tested.evaluate(Broken([5]))
+    assert tested.model.training
+
+
+def ruin(logits, rows):
+    logits[list(rows)] = torch.tensor(list(rows.values()))
+    return logits
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
+def test_the_first_row_without_a_finite_score_is_kept(score, monkeypatch):
+    tested = task()
+    assert not math.isnan(tested.evaluate(Loader([5, 4, 6]))["log_loss"])
+    assert tested.unscored is None
+    whole, changes = tested.infer, iter([{}, {3: score, 1: -score}, {0: 7.0, 2: score}])
+    monkeypatch.setattr(tested, "infer", lambda given: ruin(whole(given), next(changes)))
+    metrics = tested.evaluate(Loader([5, 4, 6]))
+    assert all(map(math.isnan, metrics.values()))
+    row, found = tested.unscored
+    assert (row, str(found)) == (6, str(-score))
+
+
+def _unscored(world, bad_rank):
+    tested = Recommendation(
+        DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1)), world
+    )
+    shard = Shard(world, tuple(tested.model.tables_by_rank[world.rank]))
+    whole, calls = tested.infer, itertools.count()
+
+    def infer(given):
+        logits = whole(given)
+        return ruin(logits, {1: float("inf")} if next(calls) and world.rank == bad_rank else {})
+
+    tested.infer = infer
+    metrics = tested.evaluate(Loader([10, 8], shard))
+    return tested.unscored, math.isnan(metrics["auc"])
+
+
+@pytest.mark.parametrize(("bad_rank", "row"), [(0, 11), (1, 15), (None, None)])
+def test_every_rank_knows_of_anothers_row(ranks, bad_rank, row):
+    found = ranks(2).call(_unscored, [(bad_rank,)] * 2)
+    expected = (None, False) if row is None else ((row, float("inf")), True)
+    assert found == [expected] * 2

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import trained_model
 
 import dlrm
 from dlrm.data.loader import DataConfig, open_datasets
@@ -169,7 +170,7 @@ def test_what_cannot_be_exported_is_named(export, trained, other_trained, tmp_pa
 
     with pytest.raises(FileNotFoundError, match="no checkpoint here"):
         export(NoCheckpoint, tmp_path / "repository")
-    refused("dataset of another model", f"--dataset={other_trained.dataset}")
+    refused("its transform is not that of", f"--dataset={other_trained.dataset}")
     refused("expected the directory of a dataset", f"--dataset={tmp_path / 'none'}")
     refused("--triton-max-batch-size 0: expected 1", "--triton-max-batch-size=0")
     file = tmp_path / "file"
@@ -179,6 +180,27 @@ def test_what_cannot_be_exported_is_named(export, trained, other_trained, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     export(trained, tmp_path / "repository")
     refused("there is a model of that name")
+
+
+def test_a_dataset_with_other_ids_judges_where_that_is_allowed(
+    export, trained, other_ids, tmp_path, capsys
+):
+    flags = [f"--dataset={other_ids}", "--ts-trace"]
+    with pytest.raises(ValueError, match="its transform is not that of .* categorical 0: id 1 is"):
+        export(trained, tmp_path / "repository", *flags)
+    assert not (tmp_path / "repository").exists()
+    export(trained, tmp_path / "repository", *flags, "--allow-other-transform")
+    assert f"note: {other_ids}: its transform is not that of" in capsys.readouterr().out
+
+
+def test_weights_that_score_no_number_are_not_exported(export, trained, tmp_path):
+    checkpoint, row = trained_model.overflowing(trained, tmp_path)
+    ruined = trained._replace(checkpoint=checkpoint)
+    with pytest.raises(
+        ValueError, match=f"test row {row}: expected a finite score, got (nan|-?inf)"
+    ):
+        export(ruined, tmp_path / "repository", f"--dataset={trained.dataset}")
+    assert not (tmp_path / "repository").exists()
 
 
 def test_an_update_adds_a_version_of_the_same_kind(export, trained, tmp_path):

@@ -1,0 +1,74 @@
+"""How many values of scored rows were missing or had no id: what says that a log is another one."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from dlrm.serving.rows import Text
+
+_MOST_FIELDS = 3  # that the line names
+
+
+class Shares:
+    """Counts missing and unknown values of each field, over blocks of rows.
+
+    Args:
+        numerical: names of the numerical fields.
+        categorical: names of the categorical fields, a table each.
+        missing_values: cells that mean "missing", besides empty ones (of a CSV).
+    """
+
+    def __init__(
+        self,
+        numerical: Sequence[str],
+        categorical: Sequence[str],
+        missing_values: Collection[str] = (),
+    ) -> None:
+        self._names = [*numerical, *categorical]
+        self._first_table = len(numerical)
+        self._missing_values = {"", *missing_values} if missing_values else None
+        self._missing = np.zeros(len(self._names), np.int64)
+        self._unknown = np.zeros(len(self._names), np.int64)
+        self._rows, self._word = 0, "unknown"
+
+    def add(self, text: Text, ids: np.ndarray) -> None:
+        """Counts rows of text and the ids `[rows, tables]` that their categorical fields have."""
+        missing = text.starts == text.ends
+        if self._missing_values is not None:
+            for index in range(len(missing)):
+                cells = text.strings(index)
+                missing[index] = [cell.strip() in self._missing_values for cell in cells]
+        counts = missing.sum(1)
+        self._rows += text.rows
+        self._missing += counts
+        # A missing value has the id 0, too.
+        self._unknown[self._first_table :] += (ids == 0).sum(0) - counts[self._first_table :]
+
+    def add_ids(self, ids: np.ndarray) -> None:
+        """Counts rows of which only the ids are known, so that missing and unknown are one."""
+        self._rows += len(ids)
+        self._unknown[self._first_table :] += (ids == 0).sum(0)
+        self._word = "without an id"
+
+    def line(self) -> str | None:
+        """Says which fields have most such values; None where no field has one."""
+        total = self._missing + self._unknown
+        order = np.argsort(-total, kind="stable")[:_MOST_FIELDS]
+        named = [index for index in order.tolist() if total[index]]
+        if not named:
+            return None
+        first, *others = named
+        parts = [f"{self._names[first]} is {self._of(first)} of the rows"]
+        parts += [f"{self._names[index]} {self._of(index)}" for index in others]
+        counted = len(self._names) - (self._first_table if self._word != "unknown" else 0)
+        rest = counted - len(named)
+        fewer = f"; of the other {rest} field{'s' * (rest > 1)} fewer" if rest else ""
+        return f"values: {', '.join(parts)}{fewer}"
+
+    def _of(self, index: int) -> str:
+        counts = ((self._word, self._unknown[index]), ("missing", self._missing[index]))
+        return " and ".join(f"{word} in {_percent(n / self._rows)}" for word, n in counts if n)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"

@@ -1,0 +1,134 @@
+"""Every command that brings a model and a dataset together compares their transforms first."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from small_dataset import MODEL, RUN, write_dataset
+
+import dlrm
+from dlrm.train.checkpoint import find_checkpoint
+
+DIFFERS = r"its transform is not that of .*: categorical 0: id 1 is \w{8} for the model and \w{8}"
+COMMANDS = {
+    "test": ["--mode=test"],
+    "inference_benchmark": [
+        *("--mode=inference_benchmark", "--inference_benchmark_batch_sizes=4"),
+        *("--inference_benchmark_runtimes=native", "--inference_benchmark_steps=2"),
+    ],
+    "train": ["--max_steps=2", "--save_checkpoint_path=next"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_dataset_whose_ids_mean_other_values_is_refused(
+    command, trained, other_ids, tmp_path, capsys, name
+):
+    loaded = [f"--load_checkpoint_path={trained.checkpoint}", *COMMANDS[name]]
+    command(*loaded, data=trained.dataset, model=[])
+    assert "its transform is not" not in capsys.readouterr().out
+    again = [flag.replace("=next", "=other") for flag in loaded]
+    with pytest.raises(ValueError, match=DIFFERS):
+        command(*again, data=other_ids, model=[])
+    assert not (tmp_path / "other").exists()
+    command(*again, "--allow_other_transform", data=other_ids, model=[])
+    out = capsys.readouterr().out
+    assert out.count(f"note: {other_ids}: its transform is not that of") == 1
+
+
+def test_what_was_silent_cost_the_auc(command, trained, other_ids):
+    tested = ["--mode=test", f"--load_checkpoint_path={trained.checkpoint}"]
+    right = command(*tested, data=trained.dataset, model=[])
+    wrong = command(*tested, "--allow_other_transform", data=other_ids, model=[])
+    assert right["auc"] > 0.7
+    assert wrong["auc"] < right["auc"] - 0.1
+
+
+def test_a_run_does_not_go_on_with_another_transform(command, trained, other_ids):
+    run = ["--max_steps=2", "--save_checkpoint_path=run"]
+    command(*run, data=trained.dataset)
+    resumed = ["--max_steps=3", "--save_checkpoint_path=run", "--resume"]
+    with pytest.raises(ValueError, match=DIFFERS):
+        command(*resumed, data=other_ids)
+    with pytest.raises(ValueError, match="dataset's first and last batch"):  # it is other data, too
+        command(*resumed, "--allow_other_transform", data=other_ids)
+    command(*resumed, data=trained.dataset)
+
+
+def test_a_dataset_without_transform_goes_on_with_a_note(command, trained, tmp_path, capsys):
+    sizes = json.loads((find_checkpoint(trained.checkpoint) / "config.json").read_text())
+    foreign = write_dataset(tmp_path / "data", table_sizes=sizes["dataset"]["table sizes"])
+    command("--mode=test", f"--load_checkpoint_path={trained.checkpoint}", data=foreign, model=[])
+    out = capsys.readouterr().out
+    assert f"note: {foreign} has no fitted transform, so nothing tells" in out
+
+
+def test_synthetic_data_go_on_with_a_note(command, trained, capsys):
+    sizes = json.loads((find_checkpoint(trained.checkpoint) / "config.json").read_text())
+    shown = ",".join(map(str, sizes["dataset"]["table sizes"]))
+    synthetic = [
+        *("--dataset_type=synthetic_gpu", "--num_numerical_features=3"),
+        *("--synthetic_dataset_num_entries=64", f"--synthetic_dataset_table_sizes={shown}"),
+    ]
+    loaded = f"--load_checkpoint_path={trained.checkpoint}"
+    command("--mode=test", loaded, *synthetic, data="/nowhere", model=[])
+    assert "note: the data has no fitted transform" in capsys.readouterr().out
+
+
+def test_a_model_without_transform_goes_on_without_a_word(command, trained, tmp_path, capsys):
+    sizes = json.loads((find_checkpoint(trained.checkpoint) / "config.json").read_text())
+    foreign = write_dataset(tmp_path / "data", table_sizes=sizes["dataset"]["table sizes"])
+    command("--max_steps=2", "--save_checkpoint_path=run", data=foreign)
+    command("--mode=test", "--load_checkpoint_path=run", data=trained.dataset, model=[])
+    assert "fitted transform" not in capsys.readouterr().out
+
+
+def predict(trained, source, output, *flags):
+    command = [sys.executable, "-m", "dlrm.scripts.predict", f"--checkpoint={trained.checkpoint}"]
+    words = [f"--input={source}", f"--output={output}", *flags]
+    return subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+
+
+def test_predict_refuses_it_as_input_and_as_dataset(trained, other_ids, tmp_path):
+    output = tmp_path / "scores.npy"
+    named = (
+        f"error: {other_ids}: its transform is not that of {find_checkpoint(trained.checkpoint)}"
+    )
+    for source, flags in (
+        (other_ids, []),
+        (trained.log, [f"--dataset={other_ids}"]),
+        (other_ids, [f"--dataset={trained.dataset}"]),
+    ):
+        done = predict(trained, source, output, *flags)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert done.stderr.startswith(named)
+        assert not output.exists()
+    done = predict(trained, other_ids, output, "--allow_other_transform")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"note: {other_ids}: its transform is not that of")
+    assert len(np.load(output)) == len(trained.lines)
+
+
+def test_load_refuses_it_and_goes_on_where_it_is_told_to(trained, other_ids):
+    with pytest.raises(ValueError, match=DIFFERS):
+        dlrm.load(trained.checkpoint, other_ids)
+    with pytest.warns(UserWarning, match="its transform is not that of"):
+        model = dlrm.load(trained.checkpoint, other_ids, allow_other_transform=True)
+    rows = [line.split("\t", 1)[1] for line in trained.lines[:9]]
+    scores = dlrm.load(trained.checkpoint).predict(rows)
+    np.testing.assert_array_equal(model.predict(rows), scores)  # the model's own is taken
+
+
+@pytest.mark.slow
+def test_all_of_two_processes_end(trained, other_ids, tmp_path):
+    launcher = ["torch.distributed.run", "--nproc_per_node=2", "-m", "dlrm.scripts.main"]
+    words = ["--mode=test", "--base_device=cpu", f"--dataset={other_ids}", *MODEL, *RUN]
+    loaded = f"--load_checkpoint_path={trained.checkpoint}"
+    command = [sys.executable, "-m", *launcher, *words, loaded]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=180
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("its transform is not that of") == 1

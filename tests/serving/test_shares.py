@@ -1,0 +1,64 @@
+"""The line about missing and unknown values."""
+
+import numpy as np
+
+from dlrm.serving.rows import text_of_fields
+from dlrm.serving.shares import Shares
+
+NAMES = (["age", "hours"], ["city", "job", "pet"])
+
+
+def line_of(rows, ids, missing_values=()):
+    shares = Shares(*NAMES, missing_values)
+    for begin in range(0, len(rows), 3):  # over blocks
+        part = slice(begin, begin + 3)
+        fields = [[field.encode() for field in row] for row in rows[part]]
+        shares.add(text_of_fields(fields, 5), np.array(ids)[part])
+    return shares.line()
+
+
+def test_the_fields_that_have_most_are_named_by_kind():
+    rows = [["1", "2", "x", "y", "z"] for _ in range(8)]
+    ids = np.ones((8, 3), np.int8)
+    ids[:5, 0] = 0
+    rows[0][2] = ""  # city: 1 missing, 4 unknown
+    ids[2, 2] = 0  # pet: 1 unknown
+    rows[3][0] = rows[4][0] = ""  # age: 2 missing
+    assert line_of(rows, ids) == (
+        "values: city is unknown in 50.0 % and missing in 12.5 % of the rows, age missing in "
+        "25.0 %, pet unknown in 12.5 %; of the other 2 fields fewer"
+    )
+
+
+def test_nothing_is_said_where_nothing_is_missing():
+    rows = [["1", "2", "x", "y", "z"]]
+    assert line_of(rows, [[1, 2, 3]]) is None
+    assert Shares(*NAMES).line() is None
+
+
+def test_cells_that_mean_missing_are_missing():
+    rows = [["1", " ? ", "?", "y", "z"]] * 4
+    said = line_of(rows, [[0, 1, 1]] * 4, missing_values=("?",))
+    assert said == (
+        "values: hours is missing in 100.0 % of the rows, city missing in 100.0 %; of the other 3 "
+        "fields fewer"
+    )
+    assert "city is unknown in 100.0 %" in line_of(rows, [[0, 1, 1]] * 4)
+
+
+def test_of_ids_alone_neither_is_known():
+    shares = Shares(*NAMES)
+    for _ in range(2):
+        shares.add_ids(np.array([[0, 1, 1], [1, 0, 1], [0, 1, 1]]))
+    assert shares.line() == (
+        "values: city is without an id in 66.7 % of the rows, job without an id in 33.3 %; of the "
+        "other 1 field fewer"
+    )
+
+
+def test_a_small_share_is_not_shown_as_none():
+    shares = Shares(["age"], ["city"])
+    ids = np.ones((10_000, 1), np.int32)
+    ids[77] = 0
+    shares.add_ids(ids)
+    assert shares.line() == "values: city is without an id in less than 0.1 % of the rows"
