@@ -171,6 +171,9 @@ def staged_file(path: str | os.PathLike) -> Iterator[Path]:
 
     Args:
         path: replaced if it is there; its parent must exist.
+
+    Raises:
+        OSError: it cannot be written; `path` is named.
     """
     final = Path(path)
     partial = _partial(final)
@@ -179,8 +182,10 @@ def staged_file(path: str | os.PathLike) -> Iterator[Path]:
         sync(partial)
         partial.replace(final)
         sync(final.parent)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(partial), partial):
+            raise OSError(error.errno, error.strerror, str(final)) from None
         raise
 
 

@@ -26,8 +26,9 @@ from dlrm.data.dictionaries import (
 from dlrm.data.id_lookup import IdLookup, lookup_directory, spread
 from dlrm.data.log_lines import LogFormat
 from dlrm.data.transform import Transform
+from dlrm.files import staged_file
 from preproc.raw_log import Rejected, Split, read_blocks
-from preproc.shuffle_files import read_bucket, replacing, write_buckets
+from preproc.shuffle_files import read_bucket, write_buckets
 
 _SORTED_AT_ONCE = 1 << 22
 
@@ -88,7 +89,7 @@ def merge_bucket(
     """Adds up a bucket's counts of all splits, and keeps the values that are frequent enough."""
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
     distinct, kept, occurrences = [], [], []
-    with replacing(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
+    with staged_file(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
         for column, counts in enumerate(zip(*parts, strict=True)):
             merged = merge_counts(counts)
             enough = frequent(merged, limit.of(column))
@@ -133,7 +134,7 @@ def _fit_column(column: int, job: FitJob) -> int:
     final = [*IdLookup.paths(job.lookups, column), dictionary_path(job.transform, column)]
     with ExitStack() as stack:
         hashes, ids, directory, dictionary = (
-            stack.enter_context(replacing(path)) for path in final
+            stack.enter_context(staged_file(path)) for path in final
         )
         keys, counts = (hashes.with_name(hashes.name + end) for end in (".keys", ".counts"))
         with open(hashes, "wb") as file1, open(keys, "wb") as file2, open(counts, "wb") as file3:
@@ -254,6 +255,6 @@ def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[s
         fitted.check(column)
         lookup = IdLookup.of(fitted.dictionaries[column])
         for array, path in zip(lookup, IdLookup.paths(folder, column), strict=True):
-            with replacing(path) as partial:
+            with staged_file(path) as partial:
                 partial.write_bytes(np.ascontiguousarray(array).data)
     return {}

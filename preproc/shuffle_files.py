@@ -6,52 +6,23 @@ it outlives the processes, so that a run that was killed goes on, and every engi
 """
 
 import io
-import os
-import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from dlrm.files import sync
-
-_UNFINISHED = re.compile(r"\..+\.(partial-)?[0-9]+")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path that becomes `path` at the end, so that two processes may write it at once.
-
-    Both it and its name are on the disk then, so that they outlive a power failure.
-
-    Raises:
-        OSError: it cannot be written; the file is named.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        sync(partial)
-        partial.replace(path)
-        sync(path.parent)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
+from dlrm.files import staged_file
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Removes what killed processes were writing anywhere in a directory.
-
-    That is by `replacing`, or by `dlrm.files.write_atomically`.
-    """
-    for partial in directory.rglob(".*"):
-        if partial.is_file() and _UNFINISHED.fullmatch(partial.name):
-            partial.unlink(missing_ok=True)
+    """Removes what killed processes were writing by `staged_file` anywhere in a directory."""
+    for partial in directory.rglob(".*.partial-[0-9]*"):
+        partial.unlink(missing_ok=True)
 
 
 def write_buckets(path: Path, buckets: Sequence[bytes | memoryview], counts: np.ndarray) -> None:
     """Writes the bytes of each bucket, and counts that go with them, `[buckets, ...]`."""
-    with replacing(path) as partial, open(partial, "wb") as file:
+    with staged_file(path) as partial, open(partial, "wb") as file:
         file.writelines(buckets)
     ends = np.cumsum([len(bucket) for bucket in buckets], dtype=np.int64)
     index = np.empty(
@@ -61,7 +32,7 @@ def write_buckets(path: Path, buckets: Sequence[bytes | memoryview], counts: np.
     index["begin"], index["end"], index["counts"] = ends - np.diff(ends, prepend=0), ends, counts
     text = io.BytesIO()  # np.save does not say why it could not write to a file
     np.save(text, index, allow_pickle=False)
-    with replacing(_index(path)) as partial:
+    with staged_file(_index(path)) as partial:
         partial.write_bytes(text.getbuffer())
 
 

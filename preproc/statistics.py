@@ -9,7 +9,7 @@ import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.transform import Transform, Transformed
-from preproc.shuffle_files import replacing
+from dlrm.files import staged_file
 
 _SHIFT = 4  # bits of a float16 that a bin of logarithms leaves out: bins are 0.8 % wide
 LOGARITHM_BINS = (int(np.array(42, np.float16).view(np.uint16)) >> _SHIFT) + 1  # ln 2**60 is 41.6
@@ -80,7 +80,7 @@ class Statistics:
             for name, counts in by_name.items()
             for i, array in enumerate(counts._arrays())
         }
-        with replacing(path) as partial, open(partial, "wb") as file:
+        with staged_file(path) as partial, open(partial, "wb") as file:
             np.savez(file, **arrays)
 
     @classmethod

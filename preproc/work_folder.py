@@ -28,12 +28,12 @@ from dlrm.files import (
     MANIFEST,
     check_replaceable,
     publish_directory,
-    read_manifest,
+    staged_file,
     sync_tree,
     tidy_after_killed,
 )
+from dlrm.manifest import read_json, read_manifest
 from preproc.engines import Engine
-from preproc.shuffle_files import replacing
 
 _FACTS = "run.json"
 _REMOVED = ".removed"
@@ -88,7 +88,7 @@ class WorkFolder:
         if self.result("described") is None or self.result("manifest") != _digest(manifest):
             return False
         try:
-            read_manifest(self.final, json.loads(manifest.read_text(encoding="utf-8"))["kind"])
+            read_manifest(self.final, read_json(manifest)["kind"])
         except (FileNotFoundError, ValueError):  # a file is missing, or of another size
             return False
         return True
@@ -140,7 +140,7 @@ def _once(task: Callable[[Any], dict[str, Any]], results: str, item: tuple[int, 
 
 
 def _write(path: Path, result: Any) -> None:
-    with replacing(path) as partial:
+    with staged_file(path) as partial:
         partial.write_text(json.dumps(result), encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.text_columns import TextColumn, parse_hexadecimal
 from dlrm.data.transform import Transform
 from dlrm.data.writer import SplitWriter
-from dlrm.files import write_manifest
+from dlrm.manifest import write_manifest
 from dlrm.train.checkpoint import find_checkpoint
 
 NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)

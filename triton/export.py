@@ -34,7 +34,7 @@ from dlrm.serving.predictor import Predictor, check_dataset, load, probability
 from dlrm.serving.reader import FACTS
 from dlrm.serving.rows import Inputs, RowError
 from dlrm.serving.scorer import ONNX
-from dlrm.train.checkpoint import find_checkpoint, read_config
+from dlrm.train.checkpoint import checkpoint_in_use, read_config
 
 ROWS_ON_DISK = ("split", "binary", "memmap", "parametric")
 MAX_DIFFERENCE = 1e-4  # of a score, relative to the greatest: float32 sums in another order
@@ -170,7 +170,11 @@ def _version(options: argparse.Namespace, directory: Path) -> int:
 
 def _load(options: argparse.Namespace) -> Export:
     """Loads the checkpoint and the rows to judge by; the rows must be the model's."""
-    path = find_checkpoint(options.checkpoint)
+    with checkpoint_in_use(options.checkpoint) as path:
+        return _load_from(path, options)
+
+
+def _load_from(path: Path, options: argparse.Namespace) -> Export:
     trained = read_config(path).get("flags", {})
     dataset = options.dataset or trained.get("dataset")
     kind = options.dataset_type or trained.get("dataset_type")
@@ -190,6 +194,7 @@ def _load(options: argparse.Namespace) -> Export:
         )
     ).test
     check_dataset(dataset, rows, config)
+    rows.check_files()
     if not rows.num_samples:
         raise ValueError(f"{dataset}: expected rows in the test split, got none (--dataset)")
     batch = rows.batch(0)

@@ -17,6 +17,8 @@ import numpy as np
 from dlrm.data import layout
 from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.transform import Transform
+from dlrm.data.verification import Verifier
+from dlrm.manifest import read_manifest
 
 _MOST_FIELDS, _MOST_IDS = 3, 2  # that a message names
 _BLOCK = 1 << 20  # numbers of a dictionary that are compared at a time
@@ -41,8 +43,12 @@ def compare_transforms(
         ValueError: they differ, and how; or a file of one is damaged, which is named.
         FileNotFoundError: a file of a transform is missing.
     """
-    model = _load(Path(checkpoint))
-    here = None if dataset is None else _load(Path(dataset))
+    path = Path(checkpoint)
+    read_manifest(path, "checkpoint", True, lambda name: name.startswith(f"{layout.TRANSFORM}/"))
+    model, here = _load(path), None
+    if dataset is not None:
+        Verifier(Path(dataset), layout.KIND, "first").check_folder(layout.TRANSFORM)
+        here = _load(Path(dataset))
     if model is None:
         return None
     if dataset is None or here is None:

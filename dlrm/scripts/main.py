@@ -37,7 +37,6 @@ from dlrm.train.benchmark import Latency, measure_inference
 from dlrm.train.checkpoint import (
     CheckpointDirectory,
     Parameters,
-    find_checkpoint,
     last_checkpoint,
     load_checkpoint,
     read_config,
@@ -86,10 +85,16 @@ def run() -> dict[str, float]:
     torch.backends.cuda.matmul.allow_tf32 = precision.tf32
     torch.backends.cudnn.allow_tf32 = precision.tf32
     torch.manual_seed(FLAGS.seed)
+    with session.held_checkpoint(FLAGS.load_checkpoint_path, world) as checkpoint:
+        return _run(world, values, precision, checkpoint)
+
+
+def _run(
+    world: World, values: dict[str, Any], precision: PrecisionConfig, checkpoint: Path | None
+) -> dict[str, float]:
     whole = _open_datasets(world)
     with agreed(world, *session.USER_ERRORS):
         _check_numericals(whole)
-        checkpoint = FLAGS.load_checkpoint_path and find_checkpoint(FLAGS.load_checkpoint_path)
         resumed = last_checkpoint(FLAGS.save_checkpoint_path) if FLAGS.resume else None
         note = _compare_transforms(resumed or checkpoint, world)
         adopted = _adopted(resumed or checkpoint)
@@ -456,7 +461,9 @@ def _is_synthetic() -> bool:
 
 def _frozen(run: dict[str, Any]) -> dict[str, Any]:
     """What must stay the same when a run goes on."""
-    run = json.loads(json.dumps(run))
+    # A flag that is newer than the run must have the default, which is what the run did.
+    newer = {k: v for k, v in flags.values().items() if not flags.given(k)}
+    run = json.loads(json.dumps({**run, "flags": {**newer, **run["flags"]}}))
     kept = {f"--{k}": v for k, v in run["flags"].items() if k not in flags.RESUME_MAY_CHANGE}
     kept["--base_device"] = session.device(kept["--base_device"])
     kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names

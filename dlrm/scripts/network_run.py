@@ -287,7 +287,9 @@ def _trainer(
 
 def _frozen(setup: Setup, run: dict[str, Any]) -> dict[str, Any]:
     """What must stay the same when a run goes on."""
-    run = json.loads(json.dumps(run))
+    # A flag that is newer than the run must have the default, which is what the run did.
+    newer = {k: v for k, v in setup.values.items() if k not in setup.values.given}
+    run = json.loads(json.dumps({**run, "flags": {**newer, **run["flags"]}}))
     kept = {f"--{k}": v for k, v in run["flags"].items() if k not in setup.may_change}
     kept["--base_device"] = session.device(kept["--base_device"])
     kept["the global batch (see --replicas)"] = run.get("global_batch")

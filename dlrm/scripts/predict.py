@@ -10,14 +10,13 @@ import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it i
 # isort: split
 import io
 import math
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -28,6 +27,9 @@ from dlrm.data.csv_columns import CsvFormat
 from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.loader import DataConfig, Dataset, open_datasets
 from dlrm.data.transform_difference import compare_transforms
+from dlrm.data.verification import VERIFY_DATA
+from dlrm.files import make_directories, staged_file
+from dlrm.scripts.config_flags import VERIFY_DATA_HELP
 from dlrm.serving.predictor import (
     BATCH_SIZE,
     Predictor,
@@ -76,6 +78,7 @@ def define_flags() -> None:
         "mean other values",
     )
     flags.DEFINE_enum("split", "test", SPLITS, "Which rows of a dataset are scored")
+    flags.DEFINE_enum("verify_data", "first", list(VERIFY_DATA), VERIFY_DATA_HELP)
     flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of a dataset")
     flags.DEFINE_integer("batch_size", BATCH_SIZE, "Rows scored at a time", lower_bound=1)
     flags.DEFINE_list("columns", [], "Names of a CSV's columns; without: those of its header")
@@ -105,7 +108,7 @@ def run() -> None:
     predictor = _load(scored)
     began, labels, logits = time.perf_counter(), [], []
     shares = _shares(predictor)
-    with ScoreFile(Path(FLAGS.output)) as file:
+    with score_file(Path(FLAGS.output)) as file:
         for part, known in _scored(predictor, shares):
             file.write(probability(part) if FLAGS.output_kind == "probability" else part)
             if known is not None:
@@ -168,40 +171,46 @@ def _check_paths() -> None:
         raise ValueError(f"--output {output}: is the --input, which it would replace")
 
 
-class ScoreFile:
-    """A .npy file of float32 whose length is known only when it ends; it appears when it is whole.
+@contextmanager
+def score_file(path: Path) -> Iterator["ScoreFile"]:
+    """Yields a file of scores that appears, whole, when the block ends without an error.
 
     Args:
         path: replaced if it is there; of a symbolic link, what it points to.
     """
+    path = path.resolve()
+    make_directories(path.parent)
+    with staged_file(path) as partial, open(partial, "wb") as file:
+        scores = ScoreFile(file)
+        yield scores
+        scores.finish()
 
-    def __init__(self, path: Path) -> None:
-        path = path.resolve()
-        self.rows, self._path = 0, path
-        self._partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
 
-    def __enter__(self) -> "ScoreFile":
-        self._path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._partial, "wb")  # noqa: SIM115
-        self._header_bytes = self._file.write(self._header())
-        return self
+class ScoreFile:
+    """A .npy file of float32 whose length is known only when it ends.
+
+    Args:
+        file: open for writing.
+
+    Attributes:
+        rows: scores in it.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.rows, self._file = 0, file
+        self._header_bytes = file.write(self._header())
 
     def write(self, scores: np.ndarray) -> None:
         """Appends scores."""
         self._file.write(scores.astype("<f4").tobytes())
         self.rows += len(scores)
 
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        with closing(self._file) as file:
-            if kind is None:
-                header = self._header()
-                assert len(header) == self._header_bytes, "numpy leaves room for a longer number"
-                file.seek(0)
-                file.write(header)
-        if kind is None:
-            self._partial.replace(self._path)
-        else:
-            self._partial.unlink()
+    def finish(self) -> None:
+        """Writes how many scores there are."""
+        header = self._header()
+        assert len(header) == self._header_bytes, "numpy leaves room for a longer number"
+        self._file.seek(0)
+        self._file.write(header)
 
     def _header(self) -> bytes:
         header = io.BytesIO()
@@ -237,12 +246,14 @@ def _score_dataset(predictor: Predictor, path: Path, shares: Shares) -> Scored:
             test_batch_size=FLAGS.batch_size,
             batch_size=FLAGS.batch_size,
             num_numerical_features=config.num_numerical_features,
+            verify_data=FLAGS.verify_data,
         )
     )
     dataset: Dataset | None = getattr(datasets, FLAGS.split)
     if dataset is None:
         raise ValueError(f"{path}: has no {FLAGS.split} split")
     check_dataset(path, dataset, config)
+    dataset.check_files()
     first_row = 0
     for index in range(len(dataset)):
         batch = dataset.batch(index)

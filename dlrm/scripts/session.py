@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dlrm.distributed import (
 from dlrm.train.checkpoint import (
     CheckpointDirectory,
     check_unchanged,
+    checkpoint_in_use,
     last_checkpoint,
     read_config,
 )
@@ -147,6 +148,21 @@ def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
+    """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
+
+    Raises:
+        FileNotFoundError, ValueError: there is none, or it is damaged.
+    """
+    with ExitStack() as held:
+        found = None
+        with agreed(world, ValueError, OSError):
+            if path and world.rank == 0:
+                found = held.enter_context(checkpoint_in_use(path))
+        yield from_first(found, world)
 
 
 def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:

@@ -23,7 +23,7 @@ from dlrm.serving.rows import (
     check_inputs,
     text_of_fields,
 )
-from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint, read_config
+from dlrm.train.checkpoint import Parameters, checkpoint_in_use, load_checkpoint, read_config
 from dlrm.train.metrics import unscored_text
 
 BATCH_SIZE = 32768  # the default of --test_batch_size
@@ -49,11 +49,11 @@ def load(
         ValueError: it is damaged, or the dataset's transform is another; all fields that differ
             are named, up to three.
     """
-    path = find_checkpoint(checkpoint)
-    if dataset and (note := compare_transforms(path, dataset, allow_other_transform)):
-        say(note)
-    model = load_model(path)
-    transform = load_transform(path, model.config, dataset)
+    with checkpoint_in_use(checkpoint) as path:
+        if dataset and (note := compare_transforms(path, dataset, allow_other_transform)):
+            say(note)
+        model = load_model(path)
+        transform = load_transform(path, model.config, dataset)
     return Predictor(model, transform, path)
 
 

@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
 from dlrm.data.feature_spec import FeatureSpec
-from dlrm.files import write_manifest
+from dlrm.manifest import write_manifest
 from dlrm.train.checkpoint import find_checkpoint
 
 
