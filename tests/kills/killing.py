@@ -139,7 +139,7 @@ def report(what: str, kills: int, faults: Sequence[tuple[Any, str]], began: floa
     """Prints how a campaign ended; raises AssertionError where a kill cost something."""
     seconds = time.monotonic() - began
     print(f"{what}: {kills} kills, {kills - len(faults)} whole ({seconds:.0f} s)")
-    shown = "\n".join(f"killed at {points}: {fault}" for points, fault in faults[:20])
+    shown = "\n".join(f"killed at {points}: {fault}" for points, fault in faults)
     assert not faults, f"{what}: {len(faults)} of {kills} kills cost something:\n{shown}"
 
 

@@ -109,7 +109,7 @@ def test_some_kills_cost_nothing(forks, folder, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "every"), [(_SYNC, 1), (_BACKGROUND, 1), ((2, False), 5), ((1, True), 5)], ids=str
+    ("kind", "every"), [(_SYNC, 1), (_BACKGROUND, 2), ((2, False), 10), ((1, True), 10)], ids=str
 )
 def test_no_kill_costs_anything(forks, folder, kind, every):
     run_campaign(Campaign(forks, folder, kind), every)
@@ -126,7 +126,7 @@ def test_a_kill_of_what_was_killed_costs_nothing(forks, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "every"), [(0, 12), (1, 3)], ids=str)
+@pytest.mark.parametrize(("victim", "every"), [(0, 16), (1, 4)], ids=str)
 @pytest.mark.parametrize("kind", [_SYNC, _BACKGROUND], ids=str)
 def test_a_killed_rank_costs_nothing(forks, folder, kind, victim, every):
     run_campaign(Campaign(forks, folder, kind, 2, victim), every)
