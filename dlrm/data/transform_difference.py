@@ -18,7 +18,6 @@ from dlrm.data import layout
 from dlrm.data.csv_transform import CsvTransform
 from dlrm.data.transform import Transform
 from dlrm.data.verification import Verifier
-from dlrm.manifest import read_manifest
 
 _MOST_FIELDS, _MOST_IDS = 3, 2  # that a message names
 _BLOCK = 1 << 20  # numbers of a dictionary that are compared at a time
@@ -43,12 +42,8 @@ def compare_transforms(
         ValueError: they differ, and how; or a file of one is damaged, which is named.
         FileNotFoundError: a file of a transform is missing.
     """
-    path = Path(checkpoint)
-    read_manifest(path, "checkpoint", True, lambda name: name.startswith(f"{layout.TRANSFORM}/"))
-    model, here = _load(path), None
-    if dataset is not None:
-        Verifier(Path(dataset), layout.KIND, "first").check_folder(layout.TRANSFORM)
-        here = _load(Path(dataset))
+    model = _load(Path(checkpoint), "checkpoint", "always")
+    here = None if dataset is None else _load(Path(dataset), layout.KIND, "first")
     if model is None:
         return None
     if dataset is None or here is None:
@@ -74,11 +69,12 @@ def compare_transforms(
 _Loaded = tuple[Transform | CsvTransform, list[str]]  # with the checksums of the dictionaries
 
 
-def _load(directory: Path) -> _Loaded | None:
-    """Reads `transform/`; returns None where there is none."""
+def _load(directory: Path, kind: str, verify_data: str) -> _Loaded | None:
+    """Reads `transform/` as its manifest has it; returns None where there is none."""
     folder = directory / layout.TRANSFORM
     if not folder.is_dir():
         return None
+    Verifier(directory, kind, verify_data).check_folder(layout.TRANSFORM)
     try:
         return CsvTransform.load(directory), []
     except FileNotFoundError:

@@ -417,6 +417,8 @@ class Trainer:
             self._check_finite(value.sum().item(), f"sum of {name}")
         self._clock.pause()
         self.progress.window_loss = self._global_window_loss()
+        # As a resumed run begins, so that both go on adding in the same order.
+        self._window_loss.fill_(0 if self.world.rank else self.progress.window_loss)
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
         self._clock.resume()
 

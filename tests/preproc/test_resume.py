@@ -104,7 +104,11 @@ def test_what_a_killed_process_was_writing_gets_into_no_dataset(raw, whole, tmp_
     (run,) = (path for path in (tmp_path / "dataset.unfinished").iterdir() if path.is_dir())
     output = run / "output"
     (output / "transform").mkdir(parents=True, exist_ok=True)
-    for name in ("transform/.transform.json.partial-77", ".feature_spec.yaml.partial-77", ".a.77"):
+    for name in (
+        "transform/.transform.json.partial-77",
+        ".feature_spec.yaml.partial-77",
+        ".a.partial-77",
+    ):
         (output / name).touch()
     prepare(Inline(), raw, tmp_path, **options)
     assert contents(tmp_path) == whole
