@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dlrm.serving.predictor import load as load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _hide_triton_folder() -> None:
