@@ -45,11 +45,11 @@ def test_a_tensor_is_lines_padded_with_zeros(lines):
     padded = np.array(["\t".join(row).encode() for row in lines])
     tensor = padded.view(np.uint8).reshape(len(lines), -1)
     if padded.dtype.itemsize:
-        assert fields_of(rows.text_of_tensor(tensor, COLUMNS)) == [*map(complete, lines)]
+        assert fields_of(rows.text_of_tensors([tensor], COLUMNS)) == [*map(complete, lines)]
 
 
 def test_a_tensor_may_have_no_rows():
-    assert rows.text_of_tensor(np.empty((0, 3), np.uint8), COLUMNS).rows == 0
+    assert rows.text_of_tensors([np.empty((0, 3), np.uint8)], COLUMNS).rows == 0
 
 
 def test_a_file_is_read_in_parts(monkeypatch):

@@ -24,7 +24,7 @@ def reader(tmp_path):
     }
     (tmp_path / "model.json").write_text(json.dumps(facts))
     Transform(1, DICTIONARIES).save(tmp_path / "transform")
-    return Reader(tmp_path)
+    return Reader(tmp_path, 4096)
 
 
 def raw(*lines):
