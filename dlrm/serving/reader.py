@@ -34,16 +34,22 @@ def together_or_alone(
     try:
         return list(answer(items))
     except Exception as error:
-        if len(items) > 1:
-            return [together_or_alone(answer, [item])[0] for item in items]
-        return [as_value_error(error)]
+        problem = as_value_error(error)
+    if len(items) == 1:
+        return [problem]
+    return [together_or_alone(answer, [item])[0] for item in items]
 
 
 def as_value_error(error: Exception) -> ValueError:
-    """Returns what a client is told of an error of its request."""
-    if isinstance(error, ValueError):
-        return error
-    return ValueError(f"expected a request that can be answered, got {error!r}")
+    """Returns what a client is told of an error of its request.
+
+    It forgets where it was raised: the frames there hold the arrays of the whole batch, and, as
+    they hold the error too, would keep them until garbage is collected.
+    """
+    if not isinstance(error, ValueError):
+        return ValueError(f"expected a request that can be answered, got {error!r}")
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 class Reader:

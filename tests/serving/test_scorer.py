@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tracemalloc
 from itertools import chain
 
 import numpy as np
@@ -168,6 +169,18 @@ def test_an_error_that_nobody_foresaw_fails_its_own_request_only(reader, monkeyp
     first, wrong, last = reader.read([raw("1\ta\tc"), raw("1\tbb\tc"), raw("1\tb\tc")])
     assert (first.ids.tolist(), last.ids.tolist()) == ([[1, 1]], [[2, 1]])
     assert str(wrong) == f"expected a request that can be answered, got {error!r}"
+
+
+def test_an_error_does_not_keep_the_data_of_its_request(reader):
+    wide = {"raw__0": np.full((1, 2**20), ord("1"), np.uint8)}
+    tracemalloc.start()
+    try:
+        errors = [reader.read([wide, raw("1\ta\tc")])[0] for _ in range(20)]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(isinstance(error, ValueError) for error in errors)
+    assert held < 2**20
 
 
 class Tensor:
