@@ -163,9 +163,11 @@ class Host:
 def _view(hashes: np.ndarray, ids: np.ndarray, directory: np.ndarray) -> _Table:
     if ids.dtype not in (np.int8, np.int16, np.int32):
         raise ValueError(f"ids: expected int8, int16 or int32, got {ids.dtype}")
-    if directory.size < 2:
+    prefixes = directory.size - 1  # of a hash, 2**k
+    if prefixes < 1 or prefixes & (prefixes - 1) or directory[-1] != hashes.size:
         raise ValueError(
-            f"sizes do not fit: expected a directory of 2 or more, got {directory.size}"
+            f"sizes do not fit: expected a directory of 2**k + 1 places that ends with "
+            f"{hashes.size}, got {list(directory.shape)}, which ends with {directory[-1:]}"
         )
     return _Table(
         _pointer(hashes, _UINT64, hashes.size),

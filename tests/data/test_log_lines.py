@@ -149,5 +149,8 @@ def test_a_lookup_of_wrong_sizes_is_refused():
         native.host.look_up(*numbers, native.Tables([lookup]), np.empty(3, lookup.ids.dtype))
     with pytest.raises(ValueError, match="sizes do not fit"):
         native.Tables([lookup._replace(ids=lookup.ids[:-1])])
+    for directory in ([], [0], [0, 3, 6, 9], [0, 8]):
+        with pytest.raises(ValueError, match=r"sizes do not fit: expected a directory of 2\*\*k"):
+            native.Tables([lookup._replace(directory=np.array(directory, np.int64))])
     with pytest.raises(ValueError, match="sizes do not fit: expected 9 of uint64"):
         native.Tables([lookup._replace(hashes=lookup.hashes.astype(np.int64))])
