@@ -24,7 +24,7 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
-	@$(PIP) setuptools wheel pybind11
+	@$(PIP) setuptools wheel
 	@$(PIP) --no-build-isolation -e ".[preproc,images,text,plots,serve,dev]"
 	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
@@ -89,4 +89,4 @@ bench: venv
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
-	rm -rf build *.egg-info $(VENV) dlrm/_ops_*.so dlrm/_host.*.so
+	rm -rf build *.egg-info $(VENV) dlrm/_*.so

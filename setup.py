@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,7 +48,10 @@ CUDA_FLAGS = [
     "-lineinfo",  # profilers show lines of the source
     "-Xfatbin=-compress-all",  # half as large
 ]
-HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall"]
+HOST_FLAGS = [
+    *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall"),
+    *("-static-libstdc++", "-static-libgcc"),  # a server may have older ones
+]
 
 
 def cpp_compiler() -> list[str] | None:
@@ -132,16 +134,9 @@ class BuildNative(build_ext):
             self.build_ops(ext)
 
     def build_host(self, ext: Extension) -> None:
-        import pybind11
-
         compiler = cpp_compiler()
         assert compiler is not None
-        output = Path(self.get_ext_fullpath(ext.name))
-        output.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = output.with_suffix(".unfinished")
-        include = ["-isystem", pybind11.get_include(), "-isystem", sysconfig.get_path("include")]
-        run([*compiler, *HOST_FLAGS, *include, "-shared", *ext.sources, "-o", str(unfinished)])
-        unfinished.replace(output)
+        self.link([*compiler, *HOST_FLAGS, "-shared", *ext.sources], ext)
 
     def build_ops(self, ext: Extension) -> None:
         compiler, torch = cpp_compiler(), torch_folder()
@@ -193,18 +188,14 @@ class BuildNative(build_ext):
         unfinished.replace(output)
 
     def get_ext_filename(self, fullname: str) -> str:
-        if fullname.rpartition(".")[2] == HOST.rpartition(".")[2]:  # with or without its package
-            return super().get_ext_filename(fullname)
-        return fullname.replace(".", "/") + ".so"  # no Python version: it knows none
+        return fullname.replace(".", "/") + ".so"  # no Python version: none of them knows one
 
 
 class Wheel(bdist_wheel):
-    """Tags the wheel for this platform; with the log parser also for this version of Python."""
+    """Tags the wheel for this platform and every Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        python, abi, platform = super().get_tag()
-        host = any(ext.name == HOST for ext in self.distribution.ext_modules)
-        return (python, abi, platform) if host else ("py3", "none", platform)
+        return "py3", "none", super().get_tag()[2]
 
 
 class Package(Distribution):
@@ -220,20 +211,12 @@ def run(command: list[str]) -> None:
 
 
 def extensions() -> list[Extension]:
-    found = [Extension("dlrm._ops_cpu", sources)]
+    found = [Extension(HOST, ["csrc/host/host.cpp"]), Extension("dlrm._ops_cpu", sources)]
     without_cuda = reason_to_skip_cuda()
     if without_cuda:
         print(f"dlrm is installed without CUDA kernels, because {without_cuda}.", flush=True)
     else:
         found.append(Extension(CUDA, sorted(map(str, Path("csrc/cuda").glob("*.cu")))))
-    if importlib.util.find_spec("pybind11") is None:
-        print(
-            "WARNING: dlrm is installed WITHOUT its native log parser, because there is no "
-            "pybind11. The numpy parser runs instead: the same values, several times slower.",
-            flush=True,
-        )
-    else:
-        found.append(Extension(HOST, ["csrc/host/host.cpp"]))
     return found
 
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from dlrm.data.log_lines import Lines, LogFormat, explain, parse_lines
+from dlrm.data.log_lines import LONGEST_LINE, Lines, LogFormat, explain, parse_lines
 from dlrm.files import sync
 
 SUFFIXES = (".gz", ".zst")  # of compressed files
 _BLOCK_BYTES = 4 << 20  # of text, whose columns then fit the caches
-_LONGEST_LINE = 1 << 20
 
 
 class Day(NamedTuple):
@@ -252,11 +251,11 @@ def _first_line(file: BinaryIO, split: Split) -> int:
 
 
 def _rest_of_line(file: BinaryIO, split: Split, position: int) -> bytes:
-    rest = file.readline(_LONGEST_LINE)
-    if len(rest) == _LONGEST_LINE and not rest.endswith(b"\n"):
+    rest = file.readline(LONGEST_LINE)
+    if len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
         raise BadLineError(
             f"{split.source}: line {_line_number(split.path, position)}: longer than "
-            f"{_LONGEST_LINE} bytes, so this is no log of lines"
+            f"{LONGEST_LINE} bytes, so this is no log of lines"
         )
     return rest
 

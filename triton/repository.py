@@ -4,7 +4,7 @@ REPO/NAME/config.pbtxt            written from Triton's own schema
 REPO/NAME/1/model.pt              TorchScript
 REPO/NAME/1/model.onnx/           ONNX, weights beside it
 REPO/NAME/1/model.py              python backend: scores `model.onnx/` by ONNX Runtime
-REPO/NAME/1/dlrm/                 and what it imports
+REPO/NAME/1/dlrm/                 and what it imports, with the native log parser
 REPO/NAME/1/transform/            the fitted transform, for raw rows
 REPO/NAME/1/model.json            tables, types and what the output is
 REPO/NAME/1/report.json           how far it agrees with the checkpoint
@@ -20,6 +20,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInstanceGroup
 
 import dlrm
+from dlrm.data import native
 
 PLATFORMS = {  # our name -> backend or platform, its model file
     "python": "python",
@@ -192,9 +193,13 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def write_backend(directory: Path, script: str) -> None:
-    """Puts `script` into a version as `model.py`, and beside it what it imports of dlrm."""
+    """Puts `script` into a version as `model.py`, and beside it what it imports of dlrm.
+
+    The native library goes with it where it was built; it does not depend on Python's version.
+    """
     shutil.copyfile(_HERE / script, directory / "model.py")
-    for source in sorted(_sources(_imported(_HERE / script))):
+    library = {native.LIBRARY} if native.LIBRARY.is_file() else set()
+    for source in sorted(_sources(_imported(_HERE / script)) | library):
         target = directory / source.relative_to(_PACKAGE.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)

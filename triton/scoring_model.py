@@ -20,15 +20,18 @@ class TritonPythonModel:
         from dlrm.serving import backend
         from dlrm.serving.scorer import Scorer
 
+        config = json.loads(args["model_config"])
+        threads = int(config["parameters"]["threads"]["string_value"])
         self._backend = backend
-        parameters = json.loads(args["model_config"])["parameters"]
-        self._scorer = Scorer(directory, int(parameters["threads"]["string_value"]))
+        self._scorer = Scorer(directory, config["max_batch_size"], threads)
+        backend.log_parser(pb_utils, self._scorer.reader)
 
     def execute(self, requests):
-        answers = self._scorer([self._backend.inputs_of(request) for request in requests])
-        return [
-            self._backend.response(
-                pb_utils, answer if isinstance(answer, ValueError) else {"output__0": answer}
-            )
-            for answer in answers
-        ]
+        answers = self._scorer(self._backend.read(requests, self._scorer.reader))
+        return self._backend.responses(
+            pb_utils,
+            [
+                answer if isinstance(answer, ValueError) else {"output__0": answer}
+                for answer in answers
+            ],
+        )

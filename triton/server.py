@@ -5,17 +5,24 @@
 
 Other flags go to tritonserver as they are. It has the python backend only, so it serves what
 `export.py --python` (the default) writes.
+
+This server is for trials and tests on one machine: README.md says what it does not withstand. What
+clients do not need is switched off: shared memory, loading and unloading of models, and the
+settings of traces and logs. `--http-restricted-api` and `--grpc-restricted-protocol` replace that.
 """
 
 import argparse
 import importlib.util
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+
+NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver's names
 
 
 def main() -> None:
@@ -44,6 +51,7 @@ def main() -> None:
             f"--http-port={options.http_port}",
             f"--grpc-port={options.grpc_port}",
             f"--metrics-port={options.metrics_port}",
+            *restrictions(others),
             *others,
         ]
         sys.exit(run(command, environment(package)))
@@ -65,6 +73,16 @@ def find_package() -> Path:
     if not stub.is_file():
         raise ModuleNotFoundError(f"nvidia-pytriton has no backend for this Python: {stub}")
     return package
+
+
+def restrictions(flags: list[str]) -> list[str]:
+    """Returns the flags that refuse what clients do not need, where `flags` have no own ones.
+
+    Whoever sends a header with the key may do it all the same; it is random, and told to nobody.
+    """
+    rule = f"{NOT_FOR_CLIENTS}:dlrm-admin={secrets.token_hex()}"
+    names = ("--http-restricted-api", "--grpc-restricted-protocol")
+    return [f"{name}={rule}" for name in names if not any(flag.startswith(name) for flag in flags)]
 
 
 def link_python_backend(package: Path, directory: Path) -> None:

@@ -4,6 +4,7 @@
 beside it, as the first step of an ensemble.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -19,15 +20,17 @@ class TritonPythonModel:
         from dlrm.serving import backend
         from dlrm.serving.reader import Reader
 
-        self._backend, self._reader = backend, Reader(directory)
+        config = json.loads(args["model_config"])
+        self._backend, self._reader = backend, Reader(directory, config["max_batch_size"])
+        backend.log_parser(pb_utils, self._reader)
 
     def execute(self, requests):
-        read = self._reader.read([self._backend.inputs_of(request) for request in requests])
         names = ("input__0", "input__1")
-        return [
-            self._backend.response(
-                pb_utils,
-                inputs if isinstance(inputs, ValueError) else dict(zip(names, inputs, strict=True)),
-            )
-            for inputs in read
-        ]
+        answers = self._reader.read(self._backend.read(requests, self._reader))
+        return self._backend.responses(
+            pb_utils,
+            [
+                inputs if isinstance(inputs, ValueError) else dict(zip(names, inputs, strict=True))
+                for inputs in answers
+            ],
+        )

@@ -1,86 +1,84 @@
-// The Python module dlrm._host: what preprocessing does to every byte of a log. No torch.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-
+// The library dlrm/_host.so: what preprocessing and serving do to every byte of a log. No torch.
+//
+// Its interface is plain C, so that one file serves every Python. dlrm/data/native.py is its only
+// caller: it makes the arrays, checks types and sizes, and passes pointers.
+#include "fields.h"
 #include "id_lookup.h"
 #include "log_parser.h"
 
-namespace py = pybind11;
+#define DLRM_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
+// A table of ids as native.py passes it; `ids` are of `id_bytes` bytes each.
+struct TableView {
+  const uint64_t* hashes;
+  const void* ids;
+  const int64_t* directory;
+  int64_t places;
+  int64_t id_bytes;
+};
 
-// Parses the lines of a text up to the first that cannot be read, and says where that one starts.
-py::tuple parse_lines(const py::buffer& text, py::ssize_t num_numerical,
-                      py::ssize_t num_categorical, bool labelled) {
-  const py::buffer_info info = text.request();
-  if (info.itemsize != 1 || info.ndim != 1) {
-    throw py::value_error("text: expected bytes in one piece");
-  }
-  const char* begin = static_cast<const char*>(info.ptr);
-  const char* end = begin + info.size;
-  py::ssize_t rows;
-  {
-    py::gil_scoped_release release;
-    rows = dlrm::host::count_lines(begin, end);
-  }
-  Array<bool> labels(rows);
-  Array<int64_t> integers({num_numerical, rows});
-  Array<uint64_t> hashes({num_categorical, rows});
-  Array<bool> missing({num_numerical + num_categorical, rows});
-  dlrm::host::ParsedLines lines{
-      num_numerical,
-      num_categorical,
-      labelled,
-      rows,
-      reinterpret_cast<uint8_t*>(labels.mutable_data()),
-      integers.mutable_data(),
-      hashes.mutable_data(),
-      reinterpret_cast<uint8_t*>(missing.mutable_data()),
-  };
-  const char* stopped;
-  {
-    py::gil_scoped_release release;
-    stopped = dlrm::host::parse_lines(begin, end, lines);
-  }
-  const py::object bad = stopped == end ? py::object(py::none()) : py::int_(stopped - begin);
-  return py::make_tuple(labels, integers, hashes, missing, lines.parsed, bad);
-}
-
-template <typename Id>
-void look_up(const Array<uint64_t>& values, const Array<bool>& missing,
-             const Array<uint64_t>& hashes, const Array<int64_t>& directory, const Array<Id>& ids,
-             Array<Id> output) {
-  const py::ssize_t rows = values.size();
-  if (missing.size() != rows || output.size() != rows || ids.size() != hashes.size() ||
-      directory.size() < 2) {
-    throw py::value_error("look_up: sizes do not fit together");
-  }
-  const dlrm::host::IdTable<Id> table(hashes.data(), ids.data(), directory.data(),
-                                      directory.size());
-  const uint64_t* value = values.data();
-  const bool* absent = missing.data();
-  Id* out = output.mutable_data();
-  py::gil_scoped_release release;
-  for (py::ssize_t row = 0; row < rows; ++row) {
-    out[row] = absent[row] ? Id{0} : table.find(value[row]);
+// The ids of some numbers; the id of row i is written to `output[i * stride]`.
+template <typename Id, typename Output>
+void look_up(const TableView& view, int64_t rows, const uint64_t* values, const uint8_t* missing,
+             Output* output, int64_t stride) {
+  const dlrm::host::IdTable<Id> table(view.hashes, static_cast<const Id*>(view.ids), view.directory,
+                                      view.places);
+  for (int64_t row = 0; row < rows; ++row) {
+    output[row * stride] = missing[row] ? Id{0} : table.find(values[row]);
   }
 }
 
 }  // namespace
 
-PYBIND11_MODULE(_host, module) {
-  module.def("parse_lines", &parse_lines, py::arg("text"), py::arg("num_numerical"),
-             py::arg("num_categorical"), py::arg("labelled"));
-  // Arrays are taken as they are: a conversion would copy, and write the ids into the copy.
-  const auto define = [&module](auto function) {
-    module.def("look_up", function, py::arg("values").noconvert(), py::arg("missing").noconvert(),
-               py::arg("hashes").noconvert(), py::arg("directory").noconvert(),
-               py::arg("ids").noconvert(), py::arg("output").noconvert());
-  };
-  define(&look_up<int8_t>);
-  define(&look_up<int16_t>);
-  define(&look_up<int32_t>);
+// Changes with every change of this interface.
+DLRM_EXPORT int64_t dlrm_host_version() { return 1; }
+
+DLRM_EXPORT int64_t dlrm_count_lines(const char* text, int64_t size) {
+  return dlrm::host::count_lines(text, text + size);
+}
+
+// Parses lines up to the first that cannot be read; returns where that one starts, or -1.
+DLRM_EXPORT int64_t dlrm_parse_lines(const char* text, int64_t size,
+                                     dlrm::host::ParsedLines* lines) {
+  const char* stopped = dlrm::host::parse_lines(text, text + size, *lines);
+  return stopped == text + size ? -1 : stopped - text;
+}
+
+// Parses fields; returns `row * columns + column` of the first that cannot be read, or -1.
+DLRM_EXPORT int64_t dlrm_parse_fields(const dlrm::host::Fields* fields, uint64_t* values,
+                                      uint8_t* missing) {
+  return dlrm::host::parse_fields(*fields, values, missing);
+}
+
+// Looks numbers up in one table; `output` has ids of its type.
+DLRM_EXPORT void dlrm_look_up(const TableView* table, int64_t rows, const uint64_t* values,
+                              const uint8_t* missing, void* output) {
+  switch (table->id_bytes) {
+    case 1:
+      return look_up<int8_t>(*table, rows, values, missing, static_cast<int8_t*>(output), 1);
+    case 2:
+      return look_up<int16_t>(*table, rows, values, missing, static_cast<int16_t*>(output), 1);
+    default:
+      return look_up<int32_t>(*table, rows, values, missing, static_cast<int32_t*>(output), 1);
+  }
+}
+
+// Looks up `[tables, rows]` numbers, each row of them in its table; `output` is `[rows, tables]`.
+DLRM_EXPORT void dlrm_look_up_rows(const TableView* tables, int64_t num_tables, int64_t rows,
+                                   const uint64_t* values, const uint8_t* missing,
+                                   int32_t* output) {
+  for (int64_t t = 0; t < num_tables; ++t, values += rows, missing += rows) {
+    switch (tables[t].id_bytes) {
+      case 1:
+        look_up<int8_t>(tables[t], rows, values, missing, output + t, num_tables);
+        break;
+      case 2:
+        look_up<int16_t>(tables[t], rows, values, missing, output + t, num_tables);
+        break;
+      default:
+        look_up<int32_t>(tables[t], rows, values, missing, output + t, num_tables);
+    }
+  }
 }

@@ -12,10 +12,11 @@
 namespace dlrm::host {
 
 // Columns to fill, `[columns, capacity]`; the caller owns them. Bytes are booleans.
+// dlrm/data/native.py has the same structure.
 struct ParsedLines {
   int64_t num_numerical;
   int64_t num_categorical;
-  bool labelled;
+  int64_t labelled;
   int64_t capacity;
   uint8_t* labels;
   int64_t* integers;

@@ -17,6 +17,7 @@ from dlrm.files import write_atomically
 
 NUMERIC_TRANSFORMS = ("log", "standardise", "none")
 _FILE = "csv.json"
+_LONGEST_SHOWN = 64  # characters of a cell in a message
 
 
 class BadRowError(ValueError):
@@ -67,11 +68,11 @@ class CsvTransform:
             try:
                 numbers, _ = self.numbers(name, parse([cell.strip() for cell in columns[name]]))
             except BadCellError as error:
-                got = repr(columns[name][error.index])
-                problem = f"expected {error.expected}, got {got}"
+                got = _shortened(columns[name][error.index])
+                problem = f"expected {error.expected}, got {got!r}"
                 raise BadRowError(error.index, name, problem) from None
             if (row := first_overflow(numbers)) is not None:
-                problem = overflow_text(columns[name][row], self.numeric_transform)
+                problem = overflow_text(_shortened(columns[name][row]), self.numeric_transform)
                 raise BadRowError(row, name, problem)
             numerical.append(numbers)
         ids = {}
@@ -136,6 +137,10 @@ class CsvTransform:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: not a fitted transform ({error!r})") from error
+
+
+def _shortened(cell: str) -> str:
+    return cell if len(cell) <= _LONGEST_SHOWN else cell[:_LONGEST_SHOWN] + "..."
 
 
 def first_overflow(numbers: np.ndarray) -> int | None:

@@ -1,6 +1,7 @@
 """Lookups: the ids of a dictionary's numbers, found by a hash."""
 
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,13 @@ def spread(keys: np.ndarray) -> np.ndarray:
     return keys.astype(np.uint64) * _HASH_FACTOR
 
 
-class IdLookup(NamedTuple):
+class _Arrays(NamedTuple):
+    hashes: np.ndarray
+    ids: np.ndarray
+    directory: np.ndarray
+
+
+class IdLookup(_Arrays):
     """Ids of a dictionary's numbers, sorted by a hash of the numbers.
 
     Attributes:
@@ -26,10 +33,6 @@ class IdLookup(NamedTuple):
         ids: theirs, in `layout.id_dtype` of the table.
         directory: int64 `[2**k + 1]`: where the hashes begin whose first k bits are 0, 1, ...
     """
-
-    hashes: np.ndarray
-    ids: np.ndarray
-    directory: np.ndarray
 
     @classmethod
     def of(cls, dictionary: np.ndarray) -> "IdLookup":
@@ -56,13 +59,17 @@ class IdLookup(NamedTuple):
         """The files of a column: hashes, ids and directory, without headers."""
         return [Path(directory, f"{name}_{index}") for name in ("hashes", "ids", "directory")]
 
+    @cached_property
+    def _table(self) -> native.Tables:
+        return native.Tables([self])
+
     def __call__(self, numbers: Parsed) -> np.ndarray:
         """Returns the ids of a column; 0 where a number is missing or has none."""
         values, missing = numbers
         if native.host is not None:
             found = np.empty(len(values), self.ids.dtype)
             values = np.ascontiguousarray(values, np.uint64)
-            native.host.look_up(values, missing, self.hashes, self.directory, self.ids, found)
+            native.host.look_up(values, missing, self._table, found)
             return found
         if not len(self.hashes):
             return np.zeros(len(values), self.ids.dtype)

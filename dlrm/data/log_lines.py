@@ -1,4 +1,4 @@
-"""Lines of raw logs to columns of numbers: natively where `dlrm/_host` is built, else with numpy.
+"""Lines of raw logs to columns of numbers: natively where `dlrm/_host.so` loads, else with numpy.
 
 A line is `label <tab> integers <tab> hexadecimal hashes`; it ends as lines of Unix or of Windows
 do. Fields that are empty, or that are cut off at the end of the line, are missing. Both parsers
@@ -19,6 +19,8 @@ from dlrm.data.text_columns import (
     read_hexadecimal,
     read_integer,
 )
+
+LONGEST_LINE = 1 << 20  # bytes; a longer one is no line of a log, offline or served
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Columns of a log's fields as text, and the numbers that they say."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from dlrm.data import native
 
 MAX_HEXADECIMAL_DIGITS = 16
 MAX_DECIMAL_DIGITS = 18  # so that every number fits int64
@@ -62,6 +64,47 @@ class BadValueError(ValueError):
 
 EXPECTED_HEXADECIMAL = f"up to {MAX_HEXADECIMAL_DIGITS} hexadecimal digits"
 EXPECTED_INTEGER = f"an integer of up to {MAX_DECIMAL_DIGITS} digits"
+
+
+def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed]:
+    """Reads integers and hexadecimal hashes, all columns at once.
+
+    Args:
+        fields: `starts` and `ends` are int64 `[columns, rows]`; columns of integers come first.
+        num_numerical: columns of integers.
+
+    Returns:
+        The integers and the hashes, `[columns, rows]` each.
+
+    Raises:
+        BadValueError: the first row, and the first column in it, that cannot be read.
+    """
+    data = fields.data
+    starts, ends = (np.ascontiguousarray(a, np.int64) for a in (fields.starts, fields.ends))
+    if native.host is not None:
+        numbers, missing, bad_at = native.host.parse_fields(data, starts, ends, num_numerical)
+        integers = Parsed(numbers[:num_numerical].view(np.int64), missing[:num_numerical])
+        hashes = Parsed(numbers[num_numerical:], missing[num_numerical:])
+    else:
+        integers, bad_integers = _read_all(read_integer, fields, slice(num_numerical))
+        hashes, bad_hashes = _read_all(read_hexadecimal, fields, slice(num_numerical, None))
+        bad = np.concatenate([bad_integers, bad_hashes]).T
+        bad_at = int(bad.argmax()) if bad.any() else None
+    if bad_at is not None:
+        row, column = divmod(bad_at, len(starts))
+        expected = EXPECTED_INTEGER if column < num_numerical else EXPECTED_HEXADECIMAL
+        got = TextColumn(data, starts[column], ends[column]).text(row)
+        raise BadValueError(row, expected, got, column)
+    return integers, hashes
+
+
+def _read_all(
+    read: Callable[[TextColumn], tuple[Parsed, np.ndarray]], fields: TextColumn, columns: slice
+) -> tuple[Parsed, np.ndarray]:
+    starts, ends = fields.starts[columns], fields.ends[columns]
+    numbers, bad = read(TextColumn(fields.data, starts.reshape(-1), ends.reshape(-1)))
+    values, missing, bad = (array.reshape(starts.shape) for array in (*numbers, bad))
+    return Parsed(values, missing), bad
 
 
 def parse_hexadecimal(column: TextColumn) -> Parsed:

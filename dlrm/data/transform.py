@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data import layout
+from dlrm.data import layout, native
 from dlrm.data.dictionaries import (
     FrequencyLimit,
     checksum,
@@ -29,6 +29,7 @@ from dlrm.data.text_columns import (
     BadValueError,
     Parsed,
     TextColumn,
+    parse_fields,
     parse_hexadecimal,
     parse_integer,
 )
@@ -96,6 +97,7 @@ class Transform:
         self.numeric_transform = numeric_transform
         self.frequency_limit = frequency_limit or FrequencyLimit()
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
+        self._tables: native.Tables | None = None  # of all lookups
         self._checksums: list[tuple[Path, str]] = []  # of dictionaries that come from files
 
     @property
@@ -115,11 +117,7 @@ class Transform:
             BadValueError: the first row, and the first column in it, that cannot be read.
             ValueError: another number of columns.
         """
-        if len(columns) != self.num_numerical + self.num_categorical:
-            raise ValueError(
-                f"expected {self.num_numerical} numerical and {self.num_categorical} categorical "
-                f"columns, got {len(columns)} in all"
-            )
+        self._check_columns(len(columns))
         parsed: list[Parsed] = []
         first_error: BadValueError | None = None
         for i, column in enumerate(columns):
@@ -132,6 +130,43 @@ class Transform:
         if first_error is not None:
             raise first_error
         return self.apply(parsed[: self.num_numerical], parsed[self.num_numerical :])
+
+    def of_fields(self, fields: TextColumn) -> tuple[np.ndarray, np.ndarray]:
+        """Transforms rows as `__call__` does, in a few operations whatever the number of columns.
+
+        Args:
+            fields: the text of all columns; `starts` and `ends` are int64 `[columns, rows]`.
+
+        Returns:
+            Numericals `[rows, num_numerical]`, and ids `[rows, tables]` of the widest of the
+            tables' types.
+
+        Raises:
+            BadValueError: the first row, and the first column in it, that cannot be read.
+            ValueError: another number of columns.
+        """
+        self._check_columns(len(fields.starts))
+        integers, hashes = parse_fields(fields, self.num_numerical)
+        logarithms, _ = log_numerical(integers, self.numeric_transform)
+        return np.ascontiguousarray(logarithms.T), self._encode_rows(hashes)
+
+    def _encode_rows(self, hashes: Parsed) -> np.ndarray:
+        dtype = layout.id_dtype(max(self.cardinalities, default=0))
+        if native.host is not None:
+            lookups = map(self._lookup, range(self.num_categorical))
+            self._tables = self._tables or native.Tables(list(lookups))
+            return native.host.look_up_rows(*hashes, self._tables).astype(dtype, copy=False)
+        ids = np.empty((hashes.values.shape[1], self.num_categorical), dtype)
+        for i, numbers in enumerate(zip(*hashes, strict=True)):
+            ids[:, i] = self.encode(i, Parsed(*numbers))
+        return ids
+
+    def _check_columns(self, columns: int) -> None:
+        if columns != self.num_numerical + self.num_categorical:
+            raise ValueError(
+                f"expected {self.num_numerical} numerical and {self.num_categorical} categorical "
+                f"columns, got {columns} in all"
+            )
 
     def apply(
         self,
@@ -156,11 +191,14 @@ class Transform:
 
     def encode(self, index: int, numbers: Parsed) -> np.ndarray:
         """Returns the ids of a categorical column, in `layout.id_dtype` of its cardinality."""
+        return self._lookup(index)(numbers)
+
+    def _lookup(self, index: int) -> IdLookup:
         lookup = self._lookups[index]
         if lookup is None:
             self.check(index)
             lookup = self._lookups[index] = IdLookup.of(self.dictionaries[index])
-        return lookup(numbers)
+        return lookup
 
     def check(self, index: int) -> None:
         """Reads a dictionary and compares it with its checksum, as is done before its first use.

@@ -6,34 +6,63 @@ repository.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from dlrm.data import native
+from dlrm.serving.reader import Reader, Request, as_value_error, together_or_alone
 
 _USED = b"used_dltensor"  # the name that the DLPack protocol has for a capsule that was taken over
 _set_name = ctypes.pythonapi.PyCapsule_SetName
 _set_name.argtypes = ctypes.py_object, ctypes.c_char_p
 
 
-def inputs_of(request: Any) -> dict[str, np.ndarray]:
-    """Returns the tensors of a request by name; those that were left out are not in it."""
-    return {tensor.name(): np.from_dlpack(tensor) for tensor in request.inputs()}
+def read(requests: Sequence[Any], reader: Reader) -> list[Request | ValueError]:
+    """Returns the tensors of each request by name, or what is wrong with it.
+
+    Inputs that were left out are not in it. Shapes are checked before data is touched: Triton's own
+    check of them against the bytes sent overflows.
+    """
+    return [together_or_alone(lambda one: [_inputs(one[0], reader)], [r])[0] for r in requests]
 
 
-def response(pb_utils: Any, answer: Mapping[str, np.ndarray] | ValueError) -> Any:
-    """Makes a response.
+def _inputs(request: Any, reader: Reader) -> Request:
+    tensors = {tensor.name(): tensor for tensor in request.inputs()}
+    for name, tensor in tensors.items():
+        reader.check_shape(name, tensor.shape())
+    return {name: np.from_dlpack(tensor) for name, tensor in tensors.items()}
+
+
+def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueError]) -> list[Any]:
+    """Makes the response to each request.
 
     Args:
         pb_utils: the module `triton_python_backend_utils`, which only the server has.
-        answer: arrays by output, or what is wrong with the request.
+        answers: arrays by output, or what is wrong with the request.
     """
-    if isinstance(answer, ValueError):
-        error = pb_utils.TritonError(str(answer), pb_utils.TritonError.INVALID_ARG)
-        return pb_utils.InferenceResponse(error=error)
-    return pb_utils.InferenceResponse(
-        [_tensor(pb_utils, name, array) for name, array in answer.items()]
-    )
+    return [_response(pb_utils, answer) for answer in answers]
+
+
+def _response(pb_utils: Any, answer: Mapping[str, np.ndarray] | ValueError) -> Any:
+    if not isinstance(answer, ValueError):
+        try:
+            tensors = [_tensor(pb_utils, name, array) for name, array in answer.items()]
+            return pb_utils.InferenceResponse(tensors)
+        except Exception as error:
+            answer = as_value_error(error)
+    problem = pb_utils.TritonError(str(answer), pb_utils.TritonError.INVALID_ARG)
+    return pb_utils.InferenceResponse(error=problem)
+
+
+def log_parser(pb_utils: Any, reader: Reader) -> None:
+    """Says in the server's log, once, where numpy reads raw rows instead of the native parser."""
+    if reader.transform and not reader.transform.is_csv and native.host is None:
+        pb_utils.Logger.log_warn(
+            "dlrm: numpy reads raw rows, which takes several times as long, since the native "
+            f"parser cannot be used: {native.why_not}"
+        )
 
 
 def _tensor(pb_utils: Any, name: str, array: np.ndarray) -> Any:

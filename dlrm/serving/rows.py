@@ -13,10 +13,12 @@ import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.csv_transform import BadRowError, CsvTransform
+from dlrm.data.log_lines import LONGEST_LINE
 from dlrm.data.text_columns import BadValueError, TextColumn
 from dlrm.data.transform import Transform
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
+_ZEROS = np.zeros(_PADDING, np.uint8)
 _BLOCK_BYTES = 4 << 20
 _TAB, _NEWLINE, _RETURN = b"\t\n\r"
 
@@ -78,10 +80,13 @@ class Text(NamedTuple):
         """Returns a column."""
         return TextColumn(self.data, self.starts[index], self.ends[index])
 
-    def strings(self, index: int) -> list[str]:
-        """Returns a column as strings, with bytes that are no UTF-8 replaced."""
-        text, column = self.data.tobytes(), zip(self.starts[index], self.ends[index], strict=True)
-        return [text[start:end].decode("utf-8", "replace") for start, end in column]
+    def strings(self) -> list[list[str]]:
+        """Returns each column as strings, with bytes that are no UTF-8 replaced."""
+        text = self.data.tobytes()
+        return [
+            [text[start:end].decode("utf-8", "replace") for start, end in zip(*column, strict=True)]
+            for column in zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        ]
 
 
 class RowTransform:
@@ -137,21 +142,21 @@ class RowTransform:
             RowError: a field cannot be read; row and column are named.
         """
         if isinstance(self._transform, CsvTransform):
-            cells = {name: text.strings(index) for index, name in enumerate(self.names)}
             try:
-                numerical, by_name = self._transform(cells)
+                numerical, by_name = self._transform(
+                    dict(zip(self.names, text.strings(), strict=True))
+                )
             except BadRowError as bad:
                 raise RowError(bad.row, f", {bad.column}: {bad.problem}") from None
             ids = [by_name[name] for name in self.categorical_names]
-        else:
-            try:
-                columns = [text.column(index) for index in range(len(self.names))]
-                numerical, ids, _ = self._transform(columns)
-            except BadValueError as bad_value:
-                name = self.names[bad_value.column or 0]
-                problem = f"expected {bad_value.expected}, got {bad_value.got!r}"
-                raise RowError(bad_value.row, f", {name}: {problem}") from None
-        return Inputs(numerical, np.stack(ids, 1) if ids else np.empty((text.rows, 0), np.int8))
+            none = np.empty((text.rows, 0), np.int8)
+            return Inputs(numerical, np.stack(ids, 1) if ids else none)
+        try:
+            return Inputs(*self._transform.of_fields(TextColumn(*text)))
+        except BadValueError as bad_value:
+            name = self.names[bad_value.column or 0]
+            problem = f"expected {bad_value.expected}, got {bad_value.got!r}"
+            raise RowError(bad_value.row, f", {name}: {problem}") from None
 
 
 def check_inputs(
@@ -165,18 +170,28 @@ def check_inputs(
         table_sizes: the rows of its tables; an empty sequence takes any id.
         names: of the tables, for the message.
     """
+    check_shapes(inputs, num_numerical, len(names) if names else len(table_sizes))
+    check_values(inputs, table_sizes, names)
+
+
+def check_shapes(inputs: Inputs, num_numerical: int, tables: int) -> None:
+    """Raises ValueError where shapes or types of inputs do not fit a model; reads no value."""
     numerical, ids = inputs
     if numerical.ndim != 2 or numerical.shape[1] != num_numerical or numerical.dtype.kind != "f":
         raise ValueError(
             f"numericals: expected [rows, {num_numerical}] of a floating type, got "
             f"{list(numerical.shape)} of {numerical.dtype}"
         )
-    tables = len(names) if names else len(table_sizes)
     if ids.shape != (len(numerical), tables) or ids.dtype.kind not in "iu":
         raise ValueError(
             f"ids: expected [{len(numerical)}, {tables}] of an integer type, as there are "
             f"{len(numerical)} rows of numericals, got {list(ids.shape)} of {ids.dtype}"
         )
+
+
+def check_values(inputs: Inputs, table_sizes: Sequence[int], names: Sequence[str] = ()) -> None:
+    """Raises RowError where a number is not finite or an id outside its table."""
+    numerical, ids = inputs
     if not np.isfinite(numerical).all():
         row, column = np.argwhere(~np.isfinite(numerical))[0]
         got = numerical[row, column]
@@ -207,31 +222,35 @@ def text_of_fields(rows: Sequence[Sequence[bytes]], num_columns: int) -> Text:
     return Text(data, (ends - lengths).reshape(shape).T.copy(), ends.reshape(shape).T.copy())
 
 
-def text_of_tensor(rows: np.ndarray, num_columns: int) -> Text:
-    """Makes text of uint8 `[rows, width]`: a line a row, padded with zeros.
+def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> Text:
+    """Makes text of uint8 tensors `[rows, width]`: a line a row, padded with zeros.
+
+    Rows lie one after another at their own width, so the cost is that of the bytes there are.
 
     Raises:
-        ValueError: another shape or type, or (`RowError`) too many fields.
+        RowError: a row, counted over all tensors, is too long or has too many fields.
     """
-    if rows.ndim != 2 or rows.dtype != np.uint8:
-        raise ValueError(
-            f"raw rows: expected uint8 [rows, width], got {list(rows.shape)} of {rows.dtype}"
-        )
-    lines = np.full((len(rows), rows.shape[1] + 1), _NEWLINE, np.uint8)
-    lines[:, :-1] = rows
-    padding = np.cumprod(rows[:, ::-1] == 0, axis=1)[:, ::-1].astype(bool)
-    ends = (~padding).sum(1)
-    lines[np.arange(len(rows)), ends] = _NEWLINE
-    flat = np.concatenate([lines.reshape(-1), np.zeros(_PADDING, np.uint8)])
-    starts = np.arange(len(rows)) * lines.shape[1]
-    return _cut(flat, starts, starts + ends, num_columns)
+    data = np.concatenate([*(tensor.reshape(-1) for tensor in tensors), _ZEROS])
+    rows, widths = zip(*(tensor.shape for tensor in tensors), strict=True)
+    width_of_row = np.repeat(widths, rows)
+    starts = width_of_row.cumsum() - width_of_row
+    lengths = np.concatenate([_lengths(tensor) for tensor in tensors])
+    return _cut(data, starts, starts + lengths, num_columns)
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    """Returns the length of each row without the zeros at its end."""
+    if not rows.size:
+        return np.zeros(len(rows), np.int64)
+    strings = np.ascontiguousarray(rows).view(f"S{rows.shape[1]}")  # whose padding numpy ignores
+    return np.char.str_len(strings)[:, 0]
 
 
 def text_of_lines(lines: bytes, num_columns: int) -> Text:
     """Makes text of whole lines; fields that are cut off at a line's end are missing.
 
     Raises:
-        RowError: a line is empty or has too many fields.
+        RowError: a line is empty, too long or has too many fields.
     """
     if not lines.endswith(b"\n"):
         lines += b"\n"
@@ -247,14 +266,21 @@ def text_of_lines(lines: bytes, num_columns: int) -> Text:
 
 def _cut(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: int) -> Text:
     """Cuts lines `[start, end)` into fields at their tabs."""
+    if (too_long := ends - starts > LONGEST_LINE).any():
+        row = int(too_long.argmax())
+        raise _too_long(row, f"{ends[row] - starts[row]}")
     ends = ends - ((ends > starts) & (data[ends - 1] == _RETURN))
-    tabs = np.flatnonzero(data[: ends[-1] if len(ends) else 0] == _TAB)
+    is_tab = data[: ends[-1] if len(ends) else 0] == _TAB
+    if np.count_nonzero(is_tab) > len(starts) * (num_columns - 1):  # places take 8 bytes a tab
+        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            _check_fields(row, int(np.count_nonzero(is_tab[start:end])) + 1, num_columns)
+    tabs = np.flatnonzero(is_tab)
     row_of_tab = np.searchsorted(starts, tabs, side="right") - 1
     first_tab = np.searchsorted(tabs, starts)
     fields = np.bincount(row_of_tab, minlength=len(starts)) + 1
     if (fields > num_columns).any():
         row = int((fields > num_columns).argmax())
-        raise RowError(row, f": expected up to {num_columns} fields, got {fields[row]}")
+        _check_fields(row, fields[row], num_columns)
     field_ends = np.repeat(ends[None], num_columns, axis=0)
     field_ends[np.arange(len(tabs)) - first_tab[row_of_tab], row_of_tab] = tabs
     field_starts = np.empty_like(field_ends)
@@ -263,16 +289,28 @@ def _cut(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: in
     return Text(data, field_starts, field_ends)
 
 
+def _check_fields(row: int, fields: int, num_columns: int) -> None:
+    if fields > num_columns:
+        raise RowError(row, f": expected up to {num_columns} fields, got {fields}")
+
+
+def _too_long(row: int, length: str) -> RowError:
+    return RowError(row, f": expected up to {LONGEST_LINE} bytes, got {length}")
+
+
 def read_lines(file: BinaryIO, num_columns: int) -> Iterator[Text]:
     """Yields the lines of a file, some megabytes at a time.
 
     Raises:
-        RowError: a line is empty or has too many fields; rows are counted from those last yielded.
+        RowError: a line is empty, too long or has too many fields; rows are counted from those
+            last yielded.
     """
     rest = b""
     while block := file.read(_BLOCK_BYTES):
         whole, newline, rest = (rest + block).rpartition(b"\n")
         if newline:
             yield text_of_lines(whole + newline, num_columns)
+        if len(rest) > LONGEST_LINE:
+            raise _too_long(0, f"{len(rest)} without an end")
     if rest:
         yield text_of_lines(rest, num_columns)

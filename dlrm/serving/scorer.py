@@ -11,36 +11,43 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from dlrm.serving.reader import Reader, Request
+from dlrm.serving.reader import Reader, Request, together_or_alone
+from dlrm.serving.rows import Inputs
 
 ONNX = "model.onnx"  # a directory
 _LEAST_ROWS, _MOST_ROWS = 256, 512  # that a thread takes at a time
 
 
 class Scorer:
-    """Scores requests by ONNX Runtime.
+    """Scores requests by ONNX Runtime; a bad request fails alone.
 
     Args:
         directory: a version of a served model, with `model.onnx/` too.
+        max_rows: of a request, as the model's configuration says.
         threads: to compute with; 0 is one a core.
     """
 
-    def __init__(self, directory: Path, threads: int = 0) -> None:
-        self._reader = Reader(directory)
+    def __init__(self, directory: Path, max_rows: int, threads: int = 0) -> None:
+        self.reader = Reader(directory, max_rows)
         self._score = open_session(directory / ONNX, threads)
 
-    def __call__(self, requests: Sequence[Request]) -> list[np.ndarray | ValueError]:
-        """Returns the scores of each request, float32 `[rows, 1]`, or what is wrong with it."""
-        read = self._reader.read(requests)
+    def __call__(self, requests: Sequence[Request | ValueError]) -> list[np.ndarray | ValueError]:
+        """Returns the scores of each request, float32 `[rows, 1]`, or what is wrong with it.
+
+        Args:
+            requests: tensors, or what was wrong with them already.
+        """
+        read = self.reader.read(requests)
         good = [inputs for inputs in read if not isinstance(inputs, ValueError)]
-        if not good:
-            return [answer for answer in read if isinstance(answer, ValueError)]
+        scores = iter(together_or_alone(self._together, good))
+        return [inputs if isinstance(inputs, ValueError) else next(scores) for inputs in read]
+
+    def _together(self, read: Sequence[Inputs]) -> list[np.ndarray]:
         scores = self._score(
-            np.concatenate([inputs.numerical for inputs in good]),
-            np.concatenate([inputs.ids for inputs in good]),
+            np.concatenate([inputs.numerical for inputs in read]),
+            np.concatenate([inputs.ids for inputs in read]),
         )
-        parts = iter(np.split(scores, np.cumsum([len(inputs.ids) for inputs in good])[:-1]))
-        return [inputs if isinstance(inputs, ValueError) else next(parts) for inputs in read]
+        return np.split(scores, np.cumsum([len(inputs.ids) for inputs in read])[:-1])
 
 
 def open_session(

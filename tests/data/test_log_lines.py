@@ -146,4 +146,11 @@ def test_a_lookup_of_wrong_sizes_is_refused():
     lookup = IdLookup.of(fit_dictionary(count_values(Parsed(np.arange(9), np.zeros(9, bool)))))
     numbers = parse_hexadecimal(TextColumn.from_strings(["1", "2"]))
     with pytest.raises(ValueError, match="sizes do not fit"):
-        native.host.look_up(*numbers, *lookup[::2], lookup.ids, np.empty(3, lookup.ids.dtype))
+        native.host.look_up(*numbers, native.Tables([lookup]), np.empty(3, lookup.ids.dtype))
+    with pytest.raises(ValueError, match="sizes do not fit"):
+        native.Tables([lookup._replace(ids=lookup.ids[:-1])])
+    for directory in ([], [0], [0, 3, 6, 9], [0, 8]):
+        with pytest.raises(ValueError, match=r"sizes do not fit: expected a directory of 2\*\*k"):
+            native.Tables([lookup._replace(directory=np.array(directory, np.int64))])
+    with pytest.raises(ValueError, match="sizes do not fit: expected 9 of uint64"):
+        native.Tables([lookup._replace(hashes=lookup.hashes.astype(np.int64))])

@@ -95,7 +95,7 @@ def test_line_number_is_that_of_the_file(log, monkeypatch, row):
 
 
 def test_line_without_end_is_refused(log, monkeypatch):
-    monkeypatch.setattr(raw_log, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(raw_log, "LONGEST_LINE", 1000)
     with open(log, "a") as file:
         file.write("1\t2\t" + "a" * 5000)
     with pytest.raises(BadLineError, match="line 301: longer than 1000 bytes"):

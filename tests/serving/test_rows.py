@@ -1,13 +1,17 @@
 """Text of rows, from lines, fields or tensors, and what is refused."""
 
 import io
+import re
+import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm.data import native
 from dlrm.data.csv_transform import CsvTransform
+from dlrm.data.log_lines import LONGEST_LINE
 from dlrm.data.transform import Transform
 from dlrm.serving import rows
 from dlrm.serving.rows import Inputs, RowError, RowTransform, check_inputs
@@ -45,11 +49,11 @@ def test_a_tensor_is_lines_padded_with_zeros(lines):
     padded = np.array(["\t".join(row).encode() for row in lines])
     tensor = padded.view(np.uint8).reshape(len(lines), -1)
     if padded.dtype.itemsize:
-        assert fields_of(rows.text_of_tensor(tensor, COLUMNS)) == [*map(complete, lines)]
+        assert fields_of(rows.text_of_tensors([tensor], COLUMNS)) == [*map(complete, lines)]
 
 
 def test_a_tensor_may_have_no_rows():
-    assert rows.text_of_tensor(np.empty((0, 3), np.uint8), COLUMNS).rows == 0
+    assert rows.text_of_tensors([np.empty((0, 3), np.uint8)], COLUMNS).rows == 0
 
 
 def test_a_file_is_read_in_parts(monkeypatch):
@@ -109,3 +113,169 @@ def test_inputs_that_do_not_fit_are_named(inputs, message):
     check_inputs(GOOD, 3, [9, 5], ["user", "city"])
     with pytest.raises(ValueError, match=message):
         check_inputs(inputs, 3, [9, 5], ["user", "city"])
+
+
+def tensor_of(lines):
+    padded = np.array(lines, bytes)
+    return padded.view(np.uint8).reshape(len(lines), padded.dtype.itemsize)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda line: rows.text_of_tensors([tensor_of([b"a", line])], COLUMNS),
+        lambda line: rows.text_of_tensors([tensor_of([b"a"]), tensor_of([line])], COLUMNS),
+        lambda line: rows.text_of_lines(b"a\n" + line + b"\nb\n", COLUMNS),
+        lambda line: list(rows.read_lines(io.BytesIO(b"a\n" + line + b"\nb\n"), COLUMNS)),
+    ],
+    ids=["a tensor", "tensors", "lines", "a file"],
+)
+def test_a_line_may_be_as_long_as_one_of_an_offline_log(read):
+    read(b"x" * LONGEST_LINE)
+    with pytest.raises(RowError, match="row 1: expected up to 1048576 bytes, got 1048577"):
+        read(b"x" * (LONGEST_LINE + 1))
+
+
+def test_a_file_without_line_ends_is_refused_early(monkeypatch):
+    monkeypatch.setattr(rows, "_BLOCK_BYTES", 1 << 16)
+
+    class Endless(io.RawIOBase):
+        given = 0
+
+        def read(self, size=-1):
+            self.given += size
+            return b"x" * size
+
+    file = Endless()
+    with pytest.raises(RowError, match="row 0: expected up to 1048576 bytes"):
+        list(rows.read_lines(file, COLUMNS))
+    assert file.given <= LONGEST_LINE + (2 << 16)
+
+
+@pytest.mark.parametrize("wide", [b"x" * 20_000, b"\t" * 3 + b"1" * 1_000_000, b"\t" * 1_000_000])
+def test_memory_is_proportional_to_the_bytes_sent(wide):
+    """A batch that is padded to its widest row takes 1,000 times the bytes."""
+    transform = RowTransform(Transform(1, [np.array([7], np.uint32)] * 3))
+    tensors = [tensor_of([b"12\t7\t8\t9"]) for _ in range(1000)] + [tensor_of([wide])]
+    sent = sum(tensor.nbytes for tensor in tensors)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RowError, match="row 1000"):
+            transform(rows.text_of_tensors(tensors, COLUMNS))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * sent + (1 << 20)
+
+
+FIELD = st.sampled_from([b"", b"0", b"-7", b"98", b"7", b"0000000A", b"aB", b"f" * 16]) | (
+    st.binary(max_size=20)
+)
+DICTIONARIES = [
+    np.array([0xA, 7, 2**64 - 1], np.uint64),
+    np.arange(100, 400, dtype=np.uint32)[::-1],
+    np.array([], np.uint32),
+]
+
+
+def expected_row(line):
+    """The numerical and the ids of a row, or None where it cannot be read."""
+    fields = line.rstrip(b"\0").removesuffix(b"\r").split(b"\t")
+    if len(fields) > COLUMNS:
+        return None
+    integer, *hashes = fields + [b""] * (COLUMNS - len(fields))
+    if not re.fullmatch(rb"(-?[0-9]{1,18})?", integer):
+        return None
+    if not all(re.fullmatch(rb"[0-9a-fA-F]{0,16}", text) for text in hashes):
+        return None
+    logarithm = np.log(max(float(int(integer or 0) + 2), 1.0))
+    ids = [
+        ([*map(int, numbers)].index(int(text, 16)) + 1)
+        if text and int(text, 16) in numbers.tolist()
+        else 0
+        for text, numbers in zip(hashes, DICTIONARIES, strict=True)
+    ]
+    return [np.float16(np.float32(logarithm))], ids
+
+
+@pytest.mark.parametrize(
+    "parser",
+    [
+        pytest.param(
+            "native", marks=pytest.mark.skipif(native.host is None, reason="it is not built")
+        ),
+        "numpy",
+    ],
+)
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.lists(
+            st.lists(FIELD, min_size=1, max_size=COLUMNS + 1).map(b"\t".join)
+            | st.binary(max_size=9),
+            min_size=1,
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
+    tensors = [tensor_of(lines) for lines in requests]
+    expected = [expected_row(line.rstrip(b"\0")) for lines in requests for line in lines]
+    with pytest.MonkeyPatch.context() as patch:
+        if parser == "numpy":
+            patch.setattr(native, "host", None)
+        transform = Transform(1, DICTIONARIES)
+        try:
+            inputs = RowTransform(transform)(rows.text_of_tensors(tensors, COLUMNS))
+        except RowError as error:
+            assert expected[error.row] is None  # noqa: PT017
+            return
+        assert None not in expected
+        assert inputs.numerical.tolist() == [row[0] for row in expected]
+        assert inputs.ids.tolist() == [row[1] for row in expected]
+        text = rows.text_of_tensors(tensors, COLUMNS)
+        numerical, ids, _ = transform([text.column(index) for index in range(COLUMNS)])
+    assert (inputs.numerical.dtype, inputs.ids.dtype) == (np.float16, np.int16)
+    np.testing.assert_array_equal(inputs.numerical.view(np.int16), numerical.view(np.int16))
+    np.testing.assert_array_equal(inputs.ids, np.stack(ids, 1))
+
+
+def test_both_parsers_name_the_same_field(monkeypatch):
+    def problem():
+        with pytest.raises(RowError) as error:
+            transform(rows.text_of_lines(b"1\t2\t7\n1\t-\tx\n1\tz\t7\n", 3))
+        return str(error.value)
+
+    transform = RowTransform(Transform(2, [np.array([7], np.uint32)]))
+    natively = problem()
+    monkeypatch.setattr(native, "host", None)
+    assert problem() == natively
+    assert natively.startswith(
+        "row 1, numerical 1: expected an integer of up to 18 digits, got '-'"
+    )
+
+
+@pytest.mark.skipif(native.host is None, reason="the parser is not built")
+@pytest.mark.parametrize(
+    ("starts", "ends"), [([[0]], [[9]]), ([[-1]], [[1]]), ([[3]], [[2]]), ([[2**62]], [[2**62]])]
+)
+def test_the_native_parser_reads_nothing_outside_the_data(starts, ends):
+    data, places = np.full(8, ord("1"), np.uint8), (np.array(starts), np.array(ends))
+    assert native.host.parse_fields(data, *places, 1)[2] == 0
+    with pytest.raises(ValueError, match="sizes do not fit"):
+        native.host.parse_fields(data, places[0], np.zeros((1, 2), np.int64), 1)
+    with pytest.raises(ValueError, match="sizes do not fit"):
+        native.host.parse_fields(data, places[0], places[1].astype(np.int32), 1)
+    with pytest.raises(ValueError, match="in one piece"):
+        native.host.parse_fields(data[::2], *places, 1)
+
+
+def test_a_long_cell_is_shortened_in_the_message():
+    transform = RowTransform(CsvTransform("none", {"age": (0.0, 1.0)}, {}, ()))
+    for cell in (b"x" * 1_000_000, b"9" * 100_000):
+        with pytest.raises(RowError, match=r"row 0, age: .*\.\.\.") as error:
+            transform(rows.text_of_tensors([tensor_of([cell])], 1))
+        shorter = len(str(error.value)) < 500
+        assert shorter

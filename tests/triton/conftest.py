@@ -1,11 +1,29 @@
 """The scripts of `triton/`, which are run by path, and a real server."""
 
+import signal
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 SCRIPTS = Path(__file__).parent.parent.parent / "triton"
+STARTS_WITHIN = 60  # seconds; it takes 4 to 8 on an idle machine
+
+
+class Running(NamedTuple):
+    """A server: its repository, its addresses, and the process that started it."""
+
+    repository: Path
+    http: str
+    grpc: str
+    process: subprocess.Popen
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +41,46 @@ def export():
 
     yield run
     sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture(scope="session")
+def serve():
+    """Runs `triton/server.py` on free ports of 127.0.0.1 while a block lasts."""
+
+    @contextmanager
+    def run(repository: Path, log: Path, *flags: str) -> Iterator[Running]:
+        http, grpc, metrics = _free_ports(3)
+        ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
+        command = [sys.executable, SCRIPTS / "server.py", "--model-repository", repository]
+        with (
+            open(log, "w") as file,
+            subprocess.Popen([*command, *ports, *flags], stdout=file, stderr=file) as process,
+        ):
+            try:
+                _wait_until_ready(process, http, log)
+                yield Running(repository, f"127.0.0.1:{http}", f"127.0.0.1:{grpc}", process)
+            finally:
+                process.send_signal(signal.SIGTERM)
+
+    return run
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for own in sockets:
+        own.bind(("127.0.0.1", 0))
+    ports = [own.getsockname()[1] for own in sockets]
+    for own in sockets:
+        own.close()
+    return ports
+
+
+def _wait_until_ready(process: subprocess.Popen, port: int, log: Path) -> None:
+    end = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")

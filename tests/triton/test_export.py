@@ -1,6 +1,7 @@
 """`triton/export.py`: a model repository that agrees with the checkpoint, or nothing."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 import trained_model
 
 import dlrm
+from dlrm.data import native
 from dlrm.data.loader import DataConfig, open_datasets
 from dlrm.serving import platforms
 
@@ -98,6 +100,77 @@ def test_narrow_tables_are_reported(export, trained, tmp_path, precision, share,
     assert 0 < report["greatest_difference"] < 0.1
     assert list(report["by_table"]) == [f"categorical {i}" for i in range(4)]
     assert "categorical 3" in capsys.readouterr().out
+
+
+ALONE = """
+import importlib.abc, json, sys
+from pathlib import Path
+
+directory = Path(sys.argv[1])
+sys.path.insert(0, str(directory))
+
+class OnlyWhatServersHave(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "yaml", "absl", "pytriton", "tritonclient", "onnx"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, OnlyWhatServersHave())
+import numpy as np
+from dlrm.data import native
+from dlrm.serving import backend
+from dlrm.serving.scorer import Scorer
+
+class Logger:
+    lines = []
+    log_warn = lines.append
+
+class Server:
+    Logger = Logger
+
+scorer = Scorer(directory, 4096)
+backend.log_parser(Server, scorer.reader)
+rows = np.array([line.encode() for line in json.loads(sys.stdin.read())])
+(scores,) = scorer([{"raw__0": rows.view(np.uint8).reshape(len(rows), -1)}])
+files = [Path(module.__file__) for name, module in sys.modules.items() if name.startswith("dlrm")]
+print(json.dumps([
+    all(directory in file.parents for file in [*files, native.LIBRARY]),
+    native.host is not None, Logger.lines, scores[:, 0].tolist(),
+]))
+"""
+
+
+@pytest.mark.parametrize("library", ["built", "damaged", "missing", "of another version"])
+def test_an_exported_version_runs_alone(export, trained, tmp_path, library):
+    version = export(trained, tmp_path / "repository") / "model" / "1"
+    file = version / "dlrm" / "_host.so"
+    if native.host is None:
+        pytest.skip("the parser is not built")
+    if library == "damaged":
+        file.write_bytes(b"no library")
+    elif library == "missing":
+        file.unlink()
+    elif library == "of another version":
+        source = version / "dlrm" / "data" / "native.py"
+        source.write_text(source.read_text().replace("\n_VERSION = ", "\n_VERSION = 9"))
+    lines = [line.split("\t", 1)[1] for line in trained.lines[:50]]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ALONE, version],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    inside, is_native, logged, scores = json.loads(done.stdout)
+    assert inside
+    assert is_native == (library == "built")
+    assert len(logged) == (library != "built")
+    reasons = {"damaged": "invalid ELF|too short", "missing": "not built"}
+    for line in logged:
+        assert re.search(reasons.get(library, "expected version"), line)
+    expected = dlrm.load(trained.checkpoint).logits(lines)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 
 COLUMNS = [

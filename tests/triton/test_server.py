@@ -6,15 +6,12 @@ The server is that of the pip package nvidia-pytriton, started by `triton/server
 import importlib.util
 import json
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -24,21 +21,15 @@ import dlrm
 if importlib.util.find_spec("pytriton") is None:
     pytest.skip("nvidia-pytriton is not installed", allow_module_level=True)
 grpc = pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")
+http = pytest.importorskip("tritonclient.http", reason="needs dlrm[serve]")
+InferenceServerException = pytest.importorskip("tritonclient.utils").InferenceServerException
 
 SCRIPTS = Path(__file__).parent.parent.parent / "triton"
-STARTS_WITHIN = ANSWERS_WITHIN = 60  # seconds; it takes 4 to 8 on an idle machine
-
-
-class Running(NamedTuple):
-    """A server and its repository."""
-
-    repository: Path
-    http: str
-    grpc: str
+ANSWERS_WITHIN = 60  # seconds
 
 
 @pytest.fixture(scope="module")
-def server(export, trained, tmp_path_factory):
+def server(export, serve, trained, tmp_path_factory):
     """Serves four models, and looks for changes in the repository every second."""
     directory = tmp_path_factory.mktemp("triton")
     repository = export(trained, directory / "repository")
@@ -48,43 +39,9 @@ def server(export, trained, tmp_path_factory):
     export(trained, repository, "--triton-model-name=steps", "--onnx")
     shutil.rmtree(repository / "steps")
     export(trained, repository, "--triton-model-name=steps", "--no-raw")
-    ports = free_ports(3)
-    names = ("http-port", "grpc-port", "metrics-port")
-    flags = [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
     poll = ["--model-control-mode=poll", "--repository-poll-secs=1", "--exit-timeout-secs=5"]
-    command = [sys.executable, SCRIPTS / "server.py", "--model-repository", repository]
-    with (
-        open(directory / "log", "w") as log,
-        subprocess.Popen([*command, *flags, *poll], stdout=log, stderr=log) as process,
-    ):
-        try:
-            wait_until_ready(process, ports[1], directory / "log")
-            yield Running(repository, *(f"127.0.0.1:{port}" for port in ports[:2]))
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for own in sockets:
-        own.bind(("127.0.0.1", 0))
-    ports = [own.getsockname()[1] for own in sockets]
-    for own in sockets:
-        own.close()
-    return ports
-
-
-def wait_until_ready(process, port, log):
-    client = grpc.InferenceServerClient(f"127.0.0.1:{port}")
-    end = time.monotonic() + STARTS_WITHIN
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if client.is_server_ready():
-                return
-        except grpc.InferenceServerException:
-            pass
-        time.sleep(0.2)
-    pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")
+    with serve(repository, directory / "log", *poll) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +230,53 @@ def test_a_new_version_comes_without_a_gap(server, export, trained, expected):
         for one in found[version]:
             np.testing.assert_allclose(one, logits, rtol=1e-4, atol=1e-5)
     assert 1e-4 < np.abs(new - expected[:100]).max() < 0.1  # int8 tables, and no others
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_clients_can_neither_register_memory_nor_change_the_server(server, protocol):
+    api = {"grpc": grpc, "http": http}[protocol]
+    client = api.InferenceServerClient(getattr(server, protocol))
+    for action, *arguments in (
+        (client.register_system_shared_memory, "own", "/triton_python_backend_shm", 64),
+        (client.register_cuda_shared_memory, "own", b"0" * 64, 0, 64),
+        (client.get_system_shared_memory_status,),
+        (client.unregister_system_shared_memory,),
+        (client.unload_model, "model"),
+        (client.load_model, "model"),
+        (client.update_log_settings, {"log_verbose_level": 1}),
+        (client.update_trace_settings, "model", {"trace_level": ["TIMESTAMPS"]}),
+    ):
+        with pytest.raises(InferenceServerException, match=r"This (API|protocol) is restricted"):
+            action(*arguments)
+    assert client.is_server_ready()
+    assert client.get_model_metadata("model")
+    assert client.get_inference_statistics("model")
+
+
+def test_own_restrictions_replace_those_of_the_script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    script = importlib.import_module("server")
+    both = script.restrictions(["--log-verbose=1"])
+    assert [flag.partition("=")[0] for flag in both] == [
+        "--http-restricted-api",
+        "--grpc-restricted-protocol",
+    ]
+    assert all("=shared-memory,model-repository,trace,logging:dlrm-admin=" in f for f in both)
+    assert script.restrictions([]) != both  # the key is drawn
+    (left,) = script.restrictions(["--http-restricted-api", "trace:a=b"])
+    assert left.startswith("--grpc-restricted-protocol=")
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [([2**62, 2], 2), ([2**32, 2], 2), ([2**62, 4], 4), ([1, 2**20 + 1], 2**20 + 1)],
+)
+def test_shapes_that_lie_are_refused_and_others_answered(server, trained, expected, shape, size):
+    client = http.InferenceServerClient(server.http)
+    tensor = http.InferInput("raw__0", shape, "UINT8")
+    tensor._raw_data = b"1" * size  # the client's own check would refuse it
+    tensor._parameters["binary_data_size"] = size
+    with pytest.raises(InferenceServerException, match="raw__0: expected .rows, width. of up to"):
+        client.infer("model", [tensor])
+    answer = ask(grpc.InferenceServerClient(server.grpc), raw(unlabelled(trained)[:2]))
+    np.testing.assert_allclose(scores(answer), expected[:2], rtol=1e-4, atol=1e-5)
