@@ -35,8 +35,7 @@ class Shares:
         """Counts rows of text and the ids `[rows, tables]` that their categorical fields have."""
         missing = text.starts == text.ends
         if self._missing_values is not None:
-            for index in range(len(missing)):
-                cells = text.strings(index)
+            for index, cells in enumerate(text.strings()):
                 missing[index] = [cell.strip() in self._missing_values for cell in cells]
         counts = missing.sum(1)
         self._rows += text.rows
