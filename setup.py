@@ -1,10 +1,10 @@
 """Builds the native ops and the native log parser, where there is a C++ compiler.
 
 `dlrm/_ops_cpu.so` is built against torch's stable C++ ABI: one file serves every torch from 2.11 on
-and every Python. `dlrm/_host` is for preprocessing, without torch, and for one version of Python,
-as pybind11 makes it. Without a compiler, or with `DLRM_NATIVE=0` in the environment, the package is
-installed without both, and its plain-torch references and its numpy parser run. A compile error
-fails the installation.
+and every Python. `dlrm/_host.so` is for preprocessing and serving, without torch, and has a plain C
+interface: it serves every Python, too. Without a compiler, or with `DLRM_NATIVE=0` in the
+environment, the package is installed without both, and its plain-torch references and its numpy
+parser run. A compile error fails the installation.
 
 `dlrm/_ops_cuda.so` is built where there is an nvcc (in `CUDA_HOME` or on the path) and the torch
 installed is one for CUDA; `DLRM_CUDA=1` builds it for any torch, `DLRM_CUDA=0` for none.
