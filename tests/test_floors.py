@@ -50,6 +50,7 @@ TORCH_FREE = [
     "dlrm.data.text_layout",
     "dlrm.data.text_report",
     "dlrm.data.wordpiece",
+    "dlrm.data.verification",
     "dlrm.data.workers",
     "preproc.convert_to_binary",
     "preproc.dictionaries",

@@ -24,8 +24,10 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from dlrm.data import layout
 from dlrm.data.criteo import SplitDataset
 from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.verification import Verifier
 from dlrm.train.metrics import click_metrics
 
 INPUTS = ("input__0", "input__1")
@@ -239,7 +241,9 @@ def _of_dataset(options: argparse.Namespace) -> Iterator[Batch]:
     spec = FeatureSpec.load(options.input)
     if options.split not in spec.splits:
         raise ValueError(f"--split {options.split}: expected one of {spec.splits}")
-    dataset = SplitDataset(spec, options.split, options.batch_size)
+    verifier = Verifier(spec.directory, layout.KIND, "first")
+    dataset = SplitDataset(spec, options.split, options.batch_size, verifier=verifier)
+    dataset.check_files()
     for index in range(len(dataset)):
         numerical, ids, labels, *_ = dataset.batch(index)
         arrays = dict(zip(INPUTS, (numerical.numpy(), ids.numpy()), strict=True))
