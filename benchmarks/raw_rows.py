@@ -2,7 +2,7 @@
 
     python benchmarks/raw_rows.py [--rounds 15] [--dictionary 5000]
 
-Rows are of Criteo's shape, 13 integers and 26 hashes. Each side is a process of its own, and the two
+Rows are of Criteo's shape, 13 integers and 26 hashes. Each side is a process of its own, and they
 take turns: with the compiled library, and with numpy alone, as on a server where the library cannot
 be loaded. Medians over rounds; "copy" is the time to copy the request's bytes.
 """

@@ -143,7 +143,8 @@ def validate_all(
 def load_tested(task: Task, path: Path, weights: str, world: World) -> dict[str, Any]:
     """Loads a checkpoint's "trained" weights or their "average"; returns its progress."""
     average = dict(task.model.state_dict()) if weights == "average" else {}
-    return load_checkpoint(path, Parameters(task.model, average=average), world=world)
+    # One that diverged has metrics that are NaN, and is not the best.
+    return load_checkpoint(path, Parameters(task.model, average=average), world=world, finite=False)
 
 
 def name_of(data: str, facts: Mapping[str, Any]) -> str:

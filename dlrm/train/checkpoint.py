@@ -97,6 +97,7 @@ def load_checkpoint(
     parameters: Parameters,
     resume: bool = False,
     world: World = World(),
+    finite: bool = True,
 ) -> dict[str, Any]:
     """Reads a checkpoint into a model and, to resume, into its optimizers and torch's generators.
 
@@ -107,6 +108,7 @@ def load_checkpoint(
         parameters: what to load into; each rank reads its own tables.
         resume: also load optimizer and generator state.
         world: the ranks; as many as saved it, or not.
+        finite: refuse weights that are NaN or infinite.
 
     Returns:
         The `progress` it was saved with.
@@ -124,7 +126,8 @@ def load_checkpoint(
         config = read_config(directory)
         dense = load_file(directory / "dense.safetensors")
         _check_architecture(directory, parameters, dense, config["tables"], num_tables)
-        _check_finite(directory, parameters, dense)
+        if finite:
+            _check_finite(directory, parameters, dense)
         kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
         known = config["optimizers"]
         if resume and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):

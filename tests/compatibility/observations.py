@@ -24,26 +24,69 @@ SPLITS = ("train", "test", "validation")
 _MEASURES = ("auc", "loss", "top1", "top5", "accuracy", "epoch", "step")
 
 # Scores requests with an exported version and nothing else: its folder has its own `dlrm`.
+# The server's part, played: what a version's model.py is given, and gives back.
 _ANSWER = """
-import sys
-sys.path.insert(0, sys.argv[1])
+import json, sys, types
 from pathlib import Path
 import numpy as np
+
+version = Path(sys.argv[1]).resolve()
+
+class Tensor:
+    def __init__(self, name, array):
+        self._name, self.array = name, array
+    def name(self):
+        return self._name
+    def shape(self):
+        return self.array.shape
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+    @staticmethod
+    def from_dlpack(name, lent):
+        return Tensor(name, np.from_dlpack(lent).copy())
+
+class Request:
+    def __init__(self, **arrays):
+        self.tensors = [Tensor(name, array) for name, array in arrays.items()]
+    def inputs(self):
+        return self.tensors
+
+class TritonError(Exception):
+    INVALID_ARG = 3
+
+class Response:
+    def __init__(self, tensors=(), error=None):
+        if error is not None:
+            raise error
+        (self.answer,) = [tensor.array for tensor in tensors]
+
+server = types.ModuleType("triton_python_backend_utils")
+server.Tensor, server.TritonError, server.InferenceResponse = Tensor, TritonError, Response
+sys.modules[server.__name__] = server
+model = types.ModuleType("model")
+exec(compile((version / "model.py").read_text(), "model.py", "exec"), model.__dict__)
+instance = model.TritonPythonModel()
+config = {"max_batch_size": 4096, "parameters": {"threads": {"string_value": "1"}}}
+instance.initialize(
+    {
+        "model_repository": str(version.parent),
+        "model_version": version.name,
+        "model_config": json.dumps(config),
+    }
+)
 import dlrm
-from dlrm.serving.scorer import Scorer
-assert Path(dlrm.__file__).resolve().is_relative_to(Path(sys.argv[1]).resolve()), dlrm.__file__
+assert Path(dlrm.__file__).resolve().is_relative_to(version), dlrm.__file__
 assert "torch" not in sys.modules
 asked = np.load(sys.argv[2])
-scorer = Scorer(Path(sys.argv[1]), 1)
-requests = [
-    {"raw__0": asked["raw"]},
-    {"input__0": asked["numerical"], "input__1": asked["ids"]},
-]
-found = scorer(requests)
-for answer in found:
-    if isinstance(answer, ValueError):
-        raise answer
-np.savez(sys.argv[3], raw=found[0], ids=found[1])
+found = instance.execute(
+    [
+        Request(raw__0=asked["raw"]),
+        Request(input__0=asked["numerical"], input__1=asked["ids"]),
+    ]
+)
+np.savez(sys.argv[3], raw=found[0].answer, ids=found[1].answer)
 """
 
 
