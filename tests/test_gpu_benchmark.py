@@ -19,6 +19,7 @@ def run(root, *words):
     )
 
 
+@pytest.mark.slow
 def test_every_figure_of_the_table_is_measured(root):
     done = run(root, "--device=cpu", "--tiny")
     assert done.returncode == 0, done.stderr

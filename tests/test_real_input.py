@@ -83,6 +83,7 @@ def adult_auc(shared_data, directory: Path, seed: int, *flags: str) -> float:
     return summary(directory / "log.json")["test_auc"]
 
 
+@pytest.mark.slow
 def test_adult_reaches_0_908_on_the_mean_of_five_random_fifths(shared_data, tmp_path):
     aucs = []
     for seed in range(1, 6):

@@ -104,7 +104,7 @@ def run_campaign(campaign, every):
 
 @pytest.mark.parametrize("kind", [_SYNC, _BACKGROUND], ids=str)
 def test_some_kills_cost_nothing(forks, folder, kind):
-    run_campaign(Campaign(forks, folder, kind), every=25)
+    run_campaign(Campaign(forks, folder, kind), every=40)
 
 
 @pytest.mark.slow
