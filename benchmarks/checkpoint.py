@@ -22,7 +22,8 @@ import torch
 
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
+from dlrm.train.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoint_directory import CheckpointDirectory
 from dlrm.train.optim import OptimizerConfig
 
 _TABLES, _DIM = 26, 128

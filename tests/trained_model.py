@@ -15,7 +15,7 @@ from dlrm.data.text_columns import TextColumn, parse_hexadecimal
 from dlrm.data.transform import Transform
 from dlrm.data.writer import SplitWriter
 from dlrm.manifest import write_manifest
-from dlrm.train.checkpoint import find_checkpoint
+from dlrm.train.checkpoint_directory import find_checkpoint
 
 NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)
 ROWS = {"train": 4000, "test": 1000}

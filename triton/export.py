@@ -34,7 +34,8 @@ from dlrm.serving.predictor import Predictor, check_dataset, load, probability
 from dlrm.serving.reader import FACTS
 from dlrm.serving.rows import Inputs, RowError
 from dlrm.serving.scorer import ONNX
-from dlrm.train.checkpoint import checkpoint_in_use, read_config
+from dlrm.train.checkpoint import read_config
+from dlrm.train.checkpoint_directory import checkpoint_in_use
 
 ROWS_ON_DISK = ("split", "binary", "memmap", "parametric")
 MAX_DIFFERENCE = 1e-4  # of a score, relative to the greatest: float32 sums in another order

@@ -34,11 +34,14 @@ class CheckedFile:
     Args:
         path: the file.
         checksum: eight digits for each block; see `dlrm.manifest.Checksum`.
-        known: bit k, as hexadecimal digits, is set where block k was compared before.
+        entry: what is remembered of the file, if anything.
     """
 
-    def __init__(self, path: Path, checksum: str, known: str = "0") -> None:
+    def __init__(self, path: Path, checksum: str, entry: list[Any] | None = None) -> None:
         self.path = path
+        # Of now: a file that changes after it was compared is not what is remembered.
+        self._facts = _facts(path, checksum)
+        known = entry[-1] if entry and entry[:-1] == self._facts else "0"
         self._sums = [checksum[place : place + 8] for place in range(0, len(checksum), 8)]
         self._size = path.stat().st_size
         self._block_bytes = BLOCK_BYTES if len(self._sums) > 1 else max(self._size, 1)
@@ -46,17 +49,20 @@ class CheckedFile:
         flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
         self._left = set(np.flatnonzero(flags[: len(self._sums)] == 0).tolist())
 
-    @property
-    def compared(self) -> str:
-        """The blocks that were compared, as `known`."""
+    def entry(self) -> list[Any]:
+        """Returns what is to be remembered.
+
+        Size, time and inode of the file, a digest of its checksum and, as hexadecimal digits, a
+        number whose bit k is set where block k was compared.
+        """
         flags = np.ones(len(self._sums), np.uint8)
         flags[list(self._left)] = 0
         bits = np.packbits(flags, bitorder="little").tobytes()
-        return f"{int.from_bytes(bits, 'little'):x}"
+        return [*self._facts, f"{int.from_bytes(bits, 'little'):x}"]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all blocks were compared."""
+    def is_done(self) -> bool:
+        """True once all blocks were compared."""
         return not self._left
 
     def touch(self, begin: int, end: int) -> None:
@@ -120,7 +126,7 @@ class Verifier:
         self._known = self._memory.read() if self._memory else {}
         self._opened: dict[str, CheckedFile] = {}
         if self._memory:
-            weakref.finalize(self, _remember, self._memory, self._checksums, self._opened)
+            weakref.finalize(self, _remember, self._memory, self._opened)
 
     def open(self, path: Path) -> CheckedFile | None:
         """Returns what to touch before bytes of a file are read; None where there is no need."""
@@ -128,11 +134,10 @@ class Verifier:
         if self._mode == "never" or name not in self._checksums:
             return None
         if name not in self._opened:
-            checksum, entry = self._checksums[name], self._known.get(name, ["0"])
-            known = entry[-1] if entry[:-1] == _facts(path, checksum) else "0"
-            self._opened[name] = CheckedFile(path, checksum, known)
+            known = self._known.get(name)
+            self._opened[name] = CheckedFile(path, self._checksums[name], known)
         file = self._opened[name]
-        return None if file.is_whole else file
+        return None if file.is_done else file
 
     def check(self, paths: Iterable[Path]) -> None:
         """Compares whole files, on all cores.
@@ -160,20 +165,16 @@ class Verifier:
 
 
 def _facts(path: Path, checksum: str) -> list[Any]:
-    """What a file must have kept for what was compared of it to hold."""
+    """Returns what must be the same for what was compared of a file to hold."""
     status = path.stat()
     digest = f"{zlib.crc32(checksum.encode()):08x}"
     return [status.st_size, status.st_mtime_ns, status.st_ino, digest]
 
 
-def _remember(memory: "_Memory", checksums: dict[str, str], files: dict[str, CheckedFile]) -> None:
+def _remember(memory: "_Memory", files: dict[str, CheckedFile]) -> None:
     """Adds what was compared to what is remembered."""
-    compared: dict[str, list[Any]] = {}
-    with suppress(OSError):  # a file that is gone by now, as a temporary dataset's
-        for name, file in files.items():
-            if (blocks := file.compared) != "0":
-                compared[name] = [*_facts(file.path, checksums[name]), blocks]
-        memory.add(compared)
+    entries = {name: file.entry() for name, file in files.items()}
+    memory.add({name: entry for name, entry in entries.items() if entry[-1] != "0"})
 
 
 class _Memory:
@@ -181,9 +182,10 @@ class _Memory:
 
     def __init__(self, directory: Path) -> None:
         directory = directory.resolve()
-        digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:24]
-        self._places = [directory / MEMORY, _CACHE.expanduser() / f"{digest}.json"]
-        self._manifest = directory / MANIFEST
+        self._places, self._manifest = [directory / MEMORY], directory / MANIFEST
+        with suppress(RuntimeError):  # a user without a home
+            digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:24]
+            self._places.append(_CACHE.expanduser() / f"{digest}.json")
 
     def read(self) -> dict[str, list[Any]]:
         """Returns what is remembered; nothing where a place cannot be read or is damaged."""
@@ -210,7 +212,7 @@ class _Memory:
                     return
 
     def _with(self, compared: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """What is remembered, and more."""
+        """Returns what is remembered, and more."""
         known = self.read()
         for name, entry in compared.items():
             before = known.get(name, [])

@@ -34,7 +34,8 @@ from dlrm.scripts.largest_batch import largest_batch
 from dlrm.scripts.network_run import Nothing, Setup, Watch
 from dlrm.scripts.text_sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint, read_config
+from dlrm.train.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoint_directory import find_checkpoint
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim import NetworkOptimizerConfig

@@ -23,7 +23,7 @@ from absl import app, flags
 
 from dlrm.files import MANIFEST, in_use
 from dlrm.scripts import bert_flags, cnn_flags
-from dlrm.train.checkpoint import all_checkpoints, best_checkpoint
+from dlrm.train.checkpoint_directory import all_checkpoints, best_checkpoint
 from dlrm.train.compare import (
     difference,
     map_differences,

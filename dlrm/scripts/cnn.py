@@ -28,7 +28,8 @@ from dlrm.scripts.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.scripts.config_flags import Values
 from dlrm.scripts.network_run import Nothing, Setup, Watch
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
-from dlrm.train.checkpoint import Parameters, find_checkpoint, read_config
+from dlrm.train.checkpoint import Parameters, read_config
+from dlrm.train.checkpoint_directory import find_checkpoint
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
 from dlrm.train.precision import PrecisionConfig

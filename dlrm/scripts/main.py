@@ -34,13 +34,8 @@ from dlrm.serving.runtimes import RUNTIMES, open_runtimes
 from dlrm.tasks.footprint import Room, agree_that_tables_fit
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.benchmark import Latency, measure_inference
-from dlrm.train.checkpoint import (
-    CheckpointDirectory,
-    Parameters,
-    last_checkpoint,
-    load_checkpoint,
-    read_config,
-)
+from dlrm.train.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoint_directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.cuda_graph import CALLS_BEFORE, CudaRecorder
 from dlrm.train.log import RunLog, Watched
 from dlrm.train.metrics import one_class_note

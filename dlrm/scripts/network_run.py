@@ -19,13 +19,8 @@ from dlrm.scripts.all_checkpoints import average_checkpoints
 from dlrm.scripts.config_flags import Values, show
 from dlrm.scripts.network_flags import BatchPlan
 from dlrm.train.averaging import MovingAverage, NoAverage
-from dlrm.train.checkpoint import (
-    CheckpointDirectory,
-    Parameters,
-    last_checkpoint,
-    load_checkpoint,
-    read_config,
-)
+from dlrm.train.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoint_directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.execution import partition
 from dlrm.train.log import Loader, RunLog
 from dlrm.train.optim import NetworkOptimizerConfig

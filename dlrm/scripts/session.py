@@ -21,13 +21,8 @@ from dlrm.distributed import (
     launch,
     shutdown,
 )
-from dlrm.train.checkpoint import (
-    CheckpointDirectory,
-    check_unchanged,
-    checkpoint_in_use,
-    last_checkpoint,
-    read_config,
-)
+from dlrm.train.checkpoint import check_unchanged, read_config
+from dlrm.train.checkpoint_directory import CheckpointDirectory, checkpoint_in_use, last_checkpoint
 from dlrm.train.log import RunLog, draw_curves
 from dlrm.train.trainer import StoppedError, Trainer
 

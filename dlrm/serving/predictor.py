@@ -23,7 +23,8 @@ from dlrm.serving.rows import (
     check_inputs,
     text_of_fields,
 )
-from dlrm.train.checkpoint import Parameters, checkpoint_in_use, load_checkpoint, read_config
+from dlrm.train.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoint_directory import checkpoint_in_use
 from dlrm.train.metrics import unscored_text
 
 BATCH_SIZE = 32768  # the default of --test_batch_size

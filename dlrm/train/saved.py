@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dlrm.files import staged_directory
 from dlrm.manifest import read_json, read_manifest, write_manifest
-from dlrm.train.checkpoint import find_checkpoint
+from dlrm.train.checkpoint_directory import find_checkpoint
 
 _BLOCK_BYTES = 1 << 24
 

@@ -16,7 +16,8 @@ from dlrm.distributed import OtherRankError, World, all_sum
 from dlrm.train.agreement import Agreement, raise_device_errors
 from dlrm.train.averaging import NoAverage
 from dlrm.train.benchmark import Stopwatch, Throughput
-from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
+from dlrm.train.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoint_directory import CheckpointDirectory
 from dlrm.train.cuda_graph import Graphed, Recorder, let_record
 from dlrm.train.gradient_sum import GradientSum, average_statistics
 from dlrm.train.log import Loader, RunLog, Watched

@@ -17,7 +17,7 @@ from dlrm.data.images import ImageDataset
 from dlrm.data.loader import DataConfig, open_datasets
 from dlrm.data.pretraining import open_pretraining
 from dlrm.scripts import bert, bert_flags, cnn, cnn_flags, main
-from dlrm.train.checkpoint import last_checkpoint
+from dlrm.train.checkpoint_directory import last_checkpoint
 
 SPLITS = ("train", "test", "validation")
 # What a run measures that does not depend on the machine's speed.

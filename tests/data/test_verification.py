@@ -130,6 +130,14 @@ def test_what_was_compared_is_remembered_and_not_compared_again(dataset):
         read_all(dataset)
 
 
+def test_a_file_that_changes_after_it_was_compared_is_compared_anew(dataset):
+    datasets = read_all(dataset)
+    flip(dataset / "train/cat_0.bin", 20)
+    del datasets  # the run ends, and remembers what it compared
+    with pytest.raises(ValueError, match="train/cat_0.bin"):
+        read_all(dataset)
+
+
 def test_blocks_that_were_not_read_are_not_remembered(large, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(large, copy, ignore=shutil.ignore_patterns(MEMORY))

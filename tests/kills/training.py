@@ -24,7 +24,7 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.scripts import session
 from dlrm.scripts.checkpoint import describe_run
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.checkpoint import (
+from dlrm.train.checkpoint_directory import (
     CheckpointDirectory,
     best_checkpoint,
     find_checkpoint,

@@ -67,7 +67,8 @@ def test_the_reported_auc_is_scikit_learns(command, dataset, device):
     import torch
 
     from dlrm.model.dlrm import DLRM, DLRMConfig
-    from dlrm.train.checkpoint import Parameters, find_checkpoint, load_checkpoint
+    from dlrm.train.checkpoint import Parameters, load_checkpoint
+    from dlrm.train.checkpoint_directory import find_checkpoint
 
     spec = FeatureSpec.load(dataset)
     numerical = np.fromfile(spec.file("test", "num_0"), np.float16).reshape(-1, 3)

@@ -11,7 +11,7 @@ from small_texts import LENGTH, STILL, WORDS, Rows, small
 from dlrm.data.text import NO_TOKEN, TextLoader
 from dlrm.distributed import World
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.train.checkpoint import CheckpointDirectory
+from dlrm.train.checkpoint_directory import CheckpointDirectory
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim import NetworkOptimizerConfig, set_learning_rate

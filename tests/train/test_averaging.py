@@ -7,7 +7,8 @@ from toy import Line, Points, trainer
 
 from dlrm.distributed import World
 from dlrm.train.averaging import MovingAverage, average_in_order
-from dlrm.train.checkpoint import CheckpointDirectory, load_checkpoint
+from dlrm.train.checkpoint import load_checkpoint
+from dlrm.train.checkpoint_directory import CheckpointDirectory
 from dlrm.train.trainer import TrainConfig, Trainer
 
 

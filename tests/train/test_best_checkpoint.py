@@ -13,15 +13,14 @@ from toy import Line, Points, trainer
 
 from dlrm.manifest import write_manifest
 from dlrm.scripts.checkpoint import describe_run
-from dlrm.train.checkpoint import (
+from dlrm.train.checkpoint import load_checkpoint, save_checkpoint
+from dlrm.train.checkpoint_directory import (
     CheckpointDirectory,
     best_checkpoint,
     best_record,
     checkpoint_in_use,
     find_checkpoint,
     last_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
 )
 
 
@@ -137,7 +136,7 @@ def test_a_checkpoint_is_under_its_name_only_while_it_is_whole(tmp_path):
     run.save(1, parameters(), {"flags": {}}, {})
     code = (
         "import sys; from pathlib import Path; from dlrm.manifest import read_manifest\n"
-        "from dlrm.train.checkpoint import checkpoint_in_use\n"
+        "from dlrm.train.checkpoint_directory import checkpoint_in_use\n"
         "print('looks', flush=True)\n"
         "while not Path(sys.argv[1], 'over').exists():\n"
         "    with checkpoint_in_use(sys.argv[1]) as found:\n"

@@ -10,14 +10,13 @@ import torch
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.train.checkpoint import (
-    CheckpointDirectory,
     Parameters,
     check_unchanged,
-    find_checkpoint,
     load_checkpoint,
     read_config,
     save_checkpoint,
 )
+from dlrm.train.checkpoint_directory import CheckpointDirectory, find_checkpoint
 from dlrm.train.optim import dense_optimizer, set_learning_rate, table_optimizer
 
 SMALL = DLRMConfig(

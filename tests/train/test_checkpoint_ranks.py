@@ -12,7 +12,8 @@ import torch
 from dlrm.distributed import OtherRankError, World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.checkpoint import CheckpointDirectory, Parameters, load_checkpoint
+from dlrm.train.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoint_directory import CheckpointDirectory
 from dlrm.train.optim import OptimizerConfig, set_learning_rate
 
 SIZES = (50, 7, 200)
