@@ -104,7 +104,10 @@ def tidy_leftovers(directory: Path) -> None:
     """
     for path in directory.glob(".*-[0-9]*"):
         if re.fullmatch(r"\..+\.(partial|removed)-\d+", path.name):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 def _is_running(leftover: Path) -> bool:
@@ -219,14 +222,17 @@ def in_use(directory: Path) -> Iterator[bool]:
 def remove_unused(directory: Path) -> bool:
     """Removes a directory unless another process has it in use; returns whether it did.
 
-    It is renamed first: no process meets a part of it under its name.
+    It is renamed first: no process meets a part of it under its name. A link stays. What cannot be
+    removed then, as a file that a reader on another machine has open, is left to `tidy_leftovers`.
     """
+    if directory.is_symlink():
+        return False
     lock = os.open(directory, os.O_RDONLY)
     try:
         _lock(lock, fcntl.LOCK_EX)
         removed = directory.rename(directory.with_name(f".{directory.name}.removed-{os.getpid()}"))
         sync(directory.parent)
-        shutil.rmtree(removed)
+        shutil.rmtree(removed, ignore_errors=True)
     except BlockingIOError:
         return False
     finally:

@@ -97,7 +97,9 @@ def damaged(path: Path, expected: str, found: str, first_block: int = 0) -> Valu
         first_block: the number of the first of these blocks.
     """
     if len(expected) == len(found) == 8 and not first_block:
-        return ValueError(f"{path}: expected CRC-32 {expected}, got {found}: damaged")
+        return ValueError(
+            f"{path}: expected CRC-32 {expected}, got {found}: damaged; copy or make it again"
+        )
     pairs = (
         (expected[place : place + 8], found[place : place + 8])
         for place in range(0, max(len(expected), len(found)), 8)
@@ -106,7 +108,7 @@ def damaged(path: Path, expected: str, found: str, first_block: int = 0) -> Valu
     begin = (first_block + block) * BLOCK_BYTES
     return ValueError(
         f"{path}: bytes {begin} to {begin + BLOCK_BYTES - 1}: expected CRC-32 {wanted}, got "
-        f"{got or 'none'}: damaged"
+        f"{got or 'none'}: damaged; copy or make it again"
     )
 
 
@@ -146,6 +148,13 @@ def write_manifest(
     write_atomically(directory / MANIFEST, text)
 
 
+def _are_sums(sums: Any, size: int) -> bool:
+    """Whether something is the checksum of a file of a size, or, as in version 1, of the whole."""
+    if not isinstance(sums, str) or not re.fullmatch(r"([0-9a-f]{8})+", sums):
+        return False
+    return len(sums) // 8 in (1, -(-size // BLOCK_BYTES))
+
+
 def sealed_json(entries: Mapping[str, Any]) -> str:
     """Returns JSON of a map that has a checksum of itself as its last entry, `own_crc32`."""
     kept = {name: value for name, value in entries.items() if name != _SEAL}
@@ -168,7 +177,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise damaged(path, expected, found)
     try:
         entries = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got {error}") from error
     if not isinstance(entries, dict):
         raise ValueError(f"{path}: expected a map, got {reprlib.repr(entries)}")
@@ -207,6 +216,12 @@ def read_manifest(
         files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a manifest ({error!r})") from error
+    for name, (size, sums) in files.items():
+        if type(size) is not int or not _are_sums(sums, size):
+            raise ValueError(
+                f"{path}: {name}: expected a number of bytes, and eight hexadecimal digits for the "
+                f"file or for each {BLOCK_BYTES} bytes of it, got {size!r} and {reprlib.repr(sums)}"
+            )
     if found != kind or version not in _VERSIONS:
         raise ValueError(
             f"{path}: expected a {kind} of version 1 or 2, got a {found} of version {version}"

@@ -88,8 +88,8 @@ class WorkFolder:
         if self.result("described") is None or self.result("manifest") != _digest(manifest):
             return False
         try:
-            read_manifest(self.final, read_json(manifest)["kind"])
-        except (FileNotFoundError, ValueError):  # a file is missing, or of another size
+            read_manifest(self.final, read_json(manifest)["kind"], check_crc=True)
+        except (FileNotFoundError, ValueError):  # a file is missing, or damaged
             return False
         return True
 

@@ -44,6 +44,8 @@ class CsvTransform:
         missing_values: cells that mean "missing", besides empty ones.
         label: column of the label; None in transforms of versions that did not keep it.
         positive: value of the label that counts as 1; None where labels are 0 and 1.
+        negatives: values of the label that were counted as 0; None where they are not known, or too
+            many to keep.
     """
 
     numeric_transform: str
@@ -52,6 +54,7 @@ class CsvTransform:
     missing_values: tuple[str, ...]
     label: str | None = None
     positive: str | None = None
+    negatives: tuple[str, ...] | None = None
 
     def __call__(
         self, columns: Mapping[str, Sequence[str]]
@@ -128,12 +131,14 @@ class CsvTransform:
             label = {name: facts.get(name) for name in ("label", "positive")}
             if not all(text is None or isinstance(text, str) for text in label.values()):
                 raise ValueError(f"expected texts as label and positive, got {label}")
+            negatives = facts.get("negatives")
             return cls(
                 facts["numeric_transform"],
                 {name: (mean, deviation) for name, (mean, deviation) in facts["scales"].items()},
                 facts["dictionaries"],
                 tuple(facts["missing_values"]),
                 **label,
+                negatives=None if negatives is None else tuple(negatives),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: not a fitted transform ({error!r})") from error

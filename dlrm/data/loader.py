@@ -185,7 +185,7 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
     kind = DATASET_TYPES[config.dataset_type]
     if kind in ("split", "synthetic_disk"):  # files of columns, of which a shard reads its own
         if kind == "split":
-            verifier = _verifier(_dataset_directory(config), config)
+            verifier = _verifier(described_directory(config), config)
             spec = _load_spec(config)
         else:
             spec = _synthetic_on_disk(config)
@@ -205,11 +205,20 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
     return datasets
 
 
+def described_directory(config: DataConfig) -> Path:
+    """Returns the folder of a split dataset's specification, which has its rows and transform.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such dataset.
+    """
+    return (_dataset_directory(config) / config.feature_spec).parent
+
+
 def _verifier(directory: Path, config: DataConfig) -> Verifier:
     """Compares what a dataset says of itself, and returns what compares its rows."""
     verifier = Verifier(directory, layout.KIND, config.verify_data)
-    verifier.check([directory / config.feature_spec, directory / layout.MODEL_SIZE])
-    verifier.check_folder(layout.TRANSFORM)
+    spec = Path(config.feature_spec).name
+    verifier.check_names(spec, layout.MODEL_SIZE, layout.TRANSFORM)
     return verifier
 
 

@@ -30,6 +30,7 @@ from dlrm.data.feature_spec import FeatureSpec
 from dlrm.data.writer import SplitWriter
 from dlrm.files import staged_directory
 
+_MOST_NEGATIVES = 100  # labels other than the positive one that are kept with the transform
 _ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
 
 
@@ -141,7 +142,8 @@ def transcode_csv(config: CsvConfig) -> Report:
         train = orders["train"]
 
         codes_to_ids = {}
-        label = (config.label, config.positive)
+        negatives = {text: n for text, n in labels.most_common() if text != config.positive}
+        label = (config.label, config.positive, _kept(negatives))
         transform = CsvTransform(config.numeric_transform, {}, {}, config.missing_values, *label)
         for name in config.numerical:
             try:
@@ -156,7 +158,6 @@ def transcode_csv(config: CsvConfig) -> Report:
             )
 
         cardinalities = {name: len(d) + 1 for name, d in transform.dictionaries.items()}
-        negatives = {text: n for text, n in labels.most_common() if text != config.positive}
         report = Report(cardinalities=cardinalities, negatives=negatives)
         spec = FeatureSpec.named(
             staging / config.feature_spec_out, config.label, config.numerical, cardinalities, orders
@@ -176,6 +177,11 @@ def transcode_csv(config: CsvConfig) -> Report:
         shutil.rmtree(staging / "columns")
         finish_dataset(spec, report, options)
     return report
+
+
+def _kept(negatives: dict[str, int]) -> tuple[str, ...] | None:
+    """Returns the labels that a later one is compared with, unless there are none or too many."""
+    return tuple(sorted(negatives)) if 0 < len(negatives) <= _MOST_NEGATIVES else None
 
 
 def _input_files(path: Path) -> list[Path]:

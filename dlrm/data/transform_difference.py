@@ -24,7 +24,10 @@ _BLOCK = 1 << 20  # numbers of a dictionary that are compared at a time
 
 
 def compare_transforms(
-    checkpoint: str | os.PathLike, dataset: str | os.PathLike | None, allowed: bool = False
+    checkpoint: str | os.PathLike,
+    dataset: str | os.PathLike | None,
+    allowed: bool = False,
+    verify_data: str = "first",
 ) -> str | None:
     """Compares the transform of a checkpoint with that of a dataset, both in their `transform/`.
 
@@ -34,6 +37,7 @@ def compare_transforms(
         checkpoint: a model.
         dataset: what it meets; None is data without files.
         allowed: go on where they differ.
+        verify_data: when the dataset's transform is compared with its checksums; see `Verifier`.
 
     Returns:
         A line that says what could not be compared or is allowed to differ, or None.
@@ -43,7 +47,7 @@ def compare_transforms(
         FileNotFoundError: a file of a transform is missing.
     """
     model = _load(Path(checkpoint), "checkpoint", "always")
-    here = None if dataset is None else _load(Path(dataset), layout.KIND, "first")
+    here = None if dataset is None else _load(Path(dataset), layout.KIND, verify_data)
     if model is None:
         return None
     if dataset is None or here is None:
@@ -74,7 +78,7 @@ def _load(directory: Path, kind: str, verify_data: str) -> _Loaded | None:
     folder = directory / layout.TRANSFORM
     if not folder.is_dir():
         return None
-    Verifier(directory, kind, verify_data).check_folder(layout.TRANSFORM)
+    Verifier(directory, kind, verify_data).check_names(layout.TRANSFORM)
     try:
         return CsvTransform.load(directory), []
     except FileNotFoundError:

@@ -8,6 +8,7 @@ standard library and numpy are imported.
 import fcntl
 import hashlib
 import os
+import time
 import weakref
 import zlib
 from collections.abc import Iterable
@@ -41,11 +42,12 @@ class CheckedFile:
         self.path = path
         # Of now: a file that changes after it was compared is not what is remembered.
         self._facts = _facts(path, checksum)
-        known = entry[-1] if entry and entry[:-1] == self._facts else "0"
+        known = int(entry[-1], 16) if entry and entry[:-1] == self._facts else 0
         self._sums = [checksum[place : place + 8] for place in range(0, len(checksum), 8)]
         self._size = path.stat().st_size
         self._block_bytes = BLOCK_BYTES if len(self._sums) > 1 else max(self._size, 1)
-        bits = int(known, 16).to_bytes(-(-len(self._sums) // 8), "little")
+        known &= (1 << len(self._sums)) - 1
+        bits = known.to_bytes(-(-len(self._sums) // 8), "little")
         flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
         self._left = set(np.flatnonzero(flags[: len(self._sums)] == 0).tolist())
 
@@ -93,6 +95,9 @@ class CheckedFile:
         begin, crc = block * self._block_bytes, 0
         left = min(self._block_bytes, self._size - begin)
         with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if [status.st_size, status.st_ino] != [self._facts[0], self._facts[2]]:
+                raise ValueError(f"{self.path}: was replaced by another file while it was read")
             file.seek(begin)
             while left > 0 and (part := file.read(min(left, BLOCK_BYTES))):
                 crc, left = zlib.crc32(part, crc), left - len(part)
@@ -129,10 +134,16 @@ class Verifier:
             weakref.finalize(self, _remember, self._memory, self._opened)
 
     def open(self, path: Path) -> CheckedFile | None:
-        """Returns what to touch before bytes of a file are read; None where there is no need."""
-        name = os.path.relpath(path, self._directory)
-        if self._mode == "never" or name not in self._checksums:
+        """Returns what to touch before bytes of a file are read; None where there is no need.
+
+        Raises:
+            ValueError: the manifest does not list the file.
+        """
+        if self._mode == "never" or not self._checksums:
             return None
+        name = os.path.relpath(path, self._directory)
+        if name not in self._checksums:
+            raise ValueError(f"{path}: not in {self._directory / MANIFEST}, so nothing checks it")
         if name not in self._opened:
             known = self._known.get(name)
             self._opened[name] = CheckedFile(path, self._checksums[name], known)
@@ -158,10 +169,11 @@ class Verifier:
         names = {path: os.path.relpath(path, self._directory) for path in paths}
         self.check(path for path, name in names.items() if len(self._checksums.get(name, "")) == 8)
 
-    def check_folder(self, name: str) -> None:
-        """Compares all files below a folder of the dataset; see `check`."""
-        names = [file for file in self._checksums if file.startswith(f"{name}/")]
-        self.check(self._directory / file for file in names)
+    def check_names(self, *names: str) -> None:
+        """Compares what the manifest lists of some files, and of all below folders; see `check`."""
+        folders = tuple(f"{name}/" for name in names)
+        listed = [n for n in self._checksums if n in names or n.startswith(folders)]
+        self.check(self._directory / name for name in listed)
 
 
 def _facts(path: Path, checksum: str) -> list[Any]:
@@ -190,7 +202,7 @@ class _Memory:
     def read(self) -> dict[str, list[Any]]:
         """Returns what is remembered; nothing where a place cannot be read or is damaged."""
         known: dict[str, list[Any]] = {}
-        for place in self._places:
+        for place in filter(Path.is_file, self._places):
             with suppress(OSError, ValueError, TypeError, KeyError):
                 entries = read_json(place)
                 del entries["own_crc32"]
@@ -225,11 +237,16 @@ class _Memory:
 
 @contextmanager
 def _locked(directory: Path):
-    """Waits for other processes that add; on a file system without locks it does not."""
-    descriptor = os.open(directory, os.O_RDONLY)
+    """Waits a second for others that add; who has it longer does something else with the lock."""
+    descriptor, end = os.open(directory, os.O_RDONLY), time.monotonic() + 1
     try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks
+            while time.monotonic() < end:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.01)
         yield
     finally:
         os.close(descriptor)

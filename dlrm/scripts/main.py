@@ -22,7 +22,14 @@ from absl import flags as absl_flags
 from dlrm import __version__, ops
 from dlrm.data import layout
 from dlrm.data.batch import Batch, Shard
-from dlrm.data.loader import DATASET_TYPES, DataConfig, Datasets, open_datasets
+from dlrm.data.loader import (
+    DATASET_TYPES,
+    DataConfig,
+    Dataset,
+    Datasets,
+    described_directory,
+    open_datasets,
+)
 from dlrm.data.transform_difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
@@ -97,7 +104,7 @@ def _run(
     _agree_that_tables_fit(architecture, world, checkpoint, resumed)
     with agreed(world, *session.USER_ERRORS):
         task = _make_task(architecture, world, precision)
-        fingerprint = _fingerprint(whole)
+        fingerprint = _fingerprint(whole.train if FLAGS.mode == "train" else whole.test)
         log = RunLog(FLAGS.log_path, quiet=world.rank > 0)
     check_same({f"the dataset's {name}": value for name, value in fingerprint.items()}, world)
     with log, Watchdog(world, FLAGS.rank_timeout) as watchdog, ExitStack() as at_the_end:
@@ -389,8 +396,18 @@ def _compare_transforms(checkpoint: Path | None, world: World) -> str | None:
     """Refuses, on rank 0, a dataset whose ids mean other values; returns a line to be said."""
     if checkpoint is None or world.rank > 0:
         return None
-    dataset = None if _is_synthetic() else FLAGS.dataset
-    return compare_transforms(checkpoint, dataset, FLAGS.allow_other_transform)
+    return compare_transforms(
+        checkpoint, _directory(), FLAGS.allow_other_transform, FLAGS.verify_data
+    )
+
+
+def _directory() -> Path | None:
+    """Where the dataset's rows and transform are; None of data without files."""
+    if _is_synthetic() or FLAGS.dataset is None:
+        return None
+    if DATASET_TYPES[FLAGS.dataset_type] == "split":
+        return described_directory(flags.config(DataConfig))
+    return Path(FLAGS.dataset)
 
 
 def _adopted(checkpoint: Path | None) -> dict[str, Any]:
@@ -433,11 +450,11 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
 def _checkpoints(world: World, watchdog: Watchdog) -> CheckpointDirectory | None:
     if FLAGS.save_checkpoint_path is None:
         return None
-    fitted = Path(FLAGS.dataset, layout.TRANSFORM) if FLAGS.dataset else None
+    fitted = folder / layout.TRANSFORM if (folder := _directory()) else None
     checkpoints = CheckpointDirectory(
         FLAGS.save_checkpoint_path,
         FLAGS.keep_checkpoints,
-        fitted if fitted and fitted.is_dir() and not _is_synthetic() else None,
+        fitted if fitted and fitted.is_dir() else None,
         world,
         FLAGS.async_checkpoint,
         watchdog.beat,
@@ -465,15 +482,14 @@ def _frozen(run: dict[str, Any]) -> dict[str, Any]:
     return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
 
 
-def _fingerprint(datasets: Datasets) -> dict[str, Any]:
-    """Tells one training set from another, wherever it lies and of whatever type it is."""
-    train = datasets.train
-    ends = (train.batch(0), train.batch(len(train) - 1))
+def _fingerprint(data: Dataset) -> dict[str, Any]:
+    """Tells one data set from another, wherever it lies and of whatever type it is."""
+    ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
     tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
     content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
     return {
-        "rows": train.num_samples,
-        "table sizes": train.table_sizes,
+        "rows": data.num_samples,
+        "table sizes": data.table_sizes,
         "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
     }
 

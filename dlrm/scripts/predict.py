@@ -46,6 +46,7 @@ FLAGS = flags.FLAGS
 Scored = Iterator[tuple[np.ndarray, np.ndarray | None]]  # logits of some rows; labels if known
 OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
+_MOST_LABELS = 4  # that an error names
 _CSV_FLAGS = ("columns", "header", "delimiter")
 
 
@@ -280,8 +281,10 @@ def _score_log(predictor: Predictor, path: Path, shares: Shares) -> Scored:
                 yield _score_text(predictor, fields, shares), labels
                 first_row += text.rows
         except RowError as error:
-            known = FLAGS["label"].present or isinstance(error, ScoreError)
-            hint = "" if known else "; lines without a label need --nolabel"
+            hint = "; lines without a label need --nolabel"
+            if FLAGS["label"].present or isinstance(error, ScoreError):
+                begins = not FLAGS.label and f"got {columns + 1}" in error.problem
+                hint = "; lines that begin with a label need no --nolabel" if begins else ""
             where = f"{FLAGS.input}, line {first_row + error.row + 1}"
             raise ValueError(f"{where}{error.problem}{hint}") from None
 
@@ -304,7 +307,8 @@ def _score_csv(predictor: Predictor, path: Path, shares: Shares) -> Scored:
         try:
             labels = None
             if label is not None:
-                labels = _labels(parse, label, [record[found.index(label)] for record in records])
+                cells_of_label = [record[found.index(label)].strip() for record in records]
+                labels = _labels(parse, fitted, cells_of_label)
             yield _score_text(predictor, text_of_fields(cells, len(names)), shares), labels
         except RowError as error:
             raise ValueError(f"{path}, line {lines[error.row]}{error.problem}") from None
@@ -317,14 +321,20 @@ def _label_parser(fitted: CsvTransform) -> Parser:
     return positive_parser(fitted.positive, fitted.missing_values, Counter())
 
 
-def _labels(parse: Parser, column: str, cells: list[str]) -> np.ndarray:
+def _labels(parse: Parser, fitted: CsvTransform, cells: list[str]) -> np.ndarray:
     try:
-        return parse([cell.strip() for cell in cells]).astype(np.float32)
+        if fitted.positive is not None and fitted.negatives is not None:
+            known = [fitted.positive, *fitted.negatives]
+            if unknown := set(cells) - {*known, "", *fitted.missing_values}:
+                index = next(index for index, cell in enumerate(cells) if cell in unknown)
+                shown = " or ".join(map(repr, known[:_MOST_LABELS]))
+                raise BadCellError(index, shown + (", ..." if len(known) > _MOST_LABELS else ""))
+        return parse(cells).astype(np.float32)
     except BadCellError as error:
         expected = error.expected.partition(" (")[0]  # what follows is of transcode's flags
-        problem = f"expected {expected}, got {cells[error.index].strip()!r}"
+        problem = f"expected {expected}, got {cells[error.index]!r}"
         hint = "--nolabel scores rows without their labels"
-        raise RowError(error.index, f", column {column}: {problem}; {hint}") from None
+        raise RowError(error.index, f", column {fitted.label}: {problem}; {hint}") from None
 
 
 def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:

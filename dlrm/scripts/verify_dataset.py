@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
         problems += 1
         print(f"WRONG  {problem}", flush=True)
     if problems:
-        raise SystemExit(f"verify_dataset: {directory}: {problems} problems")
+        raise SystemExit(f"verify_dataset: {directory}: {problems} problem{'s' * (problems > 1)}")
     print(f"{directory}: nothing wrong")
 
 

@@ -61,7 +61,8 @@ class Shares:
         parts += [f"{self._names[index]} {self._of(index)}" for index in others]
         counted = len(self._names) - (self._first_table if self._word != "unknown" else 0)
         rest = counted - len(named)
-        fewer = f"; of the other {rest} field{'s' * (rest > 1)} fewer" if rest else ""
+        verb = "fields have" if rest > 1 else "field has"
+        fewer = f"; the other {rest} {verb} fewer" if rest else ""
         return f"values: {', '.join(parts)}{fewer}"
 
     def _of(self, index: int) -> str:

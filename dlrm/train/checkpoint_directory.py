@@ -3,6 +3,7 @@
 import fcntl
 import math
 import os
+import re
 import reprlib
 import weakref
 from collections.abc import Callable, Iterator
@@ -80,8 +81,9 @@ class CheckpointDirectory:
 
         Raises:
             BlockingIOError: another run uses the directory.
+            ValueError: the best checkpoint is not there, or what says which it is is damaged.
         """
-        with agreed(self.world, OSError):
+        with agreed(self.world, OSError, ValueError):
             if self.world.rank == 0:
                 lock = os.open(self.path, os.O_RDONLY)
                 self.release = weakref.finalize(self, os.close, lock)
@@ -93,6 +95,7 @@ class CheckpointDirectory:
                 except OSError:  # a file system without locks
                     pass
                 tidy_leftovers(self.path)
+                best_checkpoint(self.path)  # so that a missing one is said before the training
                 if (record := best_record(self.path)) != _pointer(self.path):
                     _write_pointer(self.path, record)
 
@@ -186,7 +189,11 @@ def best_checkpoint(path: str | os.PathLike) -> Path | None:
             return best
         before, record = record, best_record(path)
         if record == before:  # else it was pruned since there is a better one
-            raise ValueError(f"{Path(path, _BEST)}: expected the best checkpoint, {best}, got none")
+            newest = last_checkpoint(path)
+            raise ValueError(
+                f"{path}: expected the best checkpoint, {best.name}, as {_BEST} or {newest} says, "
+                f"got none; name a checkpoint instead, as {newest}"
+            )
     return None
 
 
@@ -247,7 +254,9 @@ def _checked_record(file: Path, record: Any) -> dict[str, float]:
 
 def all_checkpoints(path: str | os.PathLike) -> list[Path]:
     """Returns the checkpoints in a run's directory, by step."""
-    return sorted(found.parent for found in Path(path).absolute().glob(f"step-[0-9]*/{MANIFEST}"))
+    found = (manifest.parent for manifest in Path(path).absolute().glob(f"step-*/{MANIFEST}"))
+    # Others, as a copy that somebody made, are nobody's to take for a step or to prune.
+    return sorted(one for one in found if re.fullmatch(r"step-[0-9]{9}", one.name))
 
 
 @contextmanager

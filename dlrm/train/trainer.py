@@ -245,7 +245,7 @@ class Trainer:
                     self.beat(self.progress.step)
                     self._report(loss, len(train), total)
                     reached = self._evaluate_if_due(test, len(train))
-                    self._checkpoint_if_due()
+                    self._checkpoint_if_due(total)
                     stopped = self._agree()
                     if self.progress.step == total or reached or stopped:
                         break
@@ -405,9 +405,10 @@ class Trainer:
         self.log.line(f"{self.task.metric} {score:.6f} has reached --auc_threshold {threshold}")
         return True
 
-    def _checkpoint_if_due(self) -> None:
+    def _checkpoint_if_due(self, total: int) -> None:
         freq = self.config.checkpoint_freq
-        if self.checkpoints and freq and self.progress.step % freq == 0:
+        last = self.progress.step == total  # which is saved when it has been tested
+        if self.checkpoints and freq and self.progress.step % freq == 0 and not last:
             self._save()
 
     def _save(self) -> None:

@@ -1,5 +1,6 @@
 """Files are compared with their checksums before their bytes are used, and only once."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -157,7 +158,11 @@ def test_blocks_that_were_not_read_are_not_remembered(large, tmp_path):
 
 def test_a_damaged_memory_is_as_none(dataset):
     read_all(dataset)
-    for content in ("", "[]", '{"train/label.bin": [1, 2]}', '{"train/label.bin": 5}'):
+    whole = json.loads((dataset / MEMORY).read_text())
+    odd = {name: [*entry[:-1], "-1" * 9] for name, entry in whole.items() if name != "own_crc32"}
+    many = {name: [*entry[:-1], "f" * 99] for name, entry in whole.items() if name != "own_crc32"}
+    damaged = ("", "[]", '{"train/label.bin": [1, 2]}', '{"train/label.bin": 5}', "[" * 100_000)
+    for content in (*damaged, sealed_json(odd), sealed_json(many)):
         (dataset / MEMORY).write_text(content)
         read_all(dataset)
 
@@ -189,6 +194,59 @@ def test_threads_that_read_at_once_compare_what_they_read(dataset):
     for thread in threads:
         thread.join()
     assert verifier.open(dataset / "train/cat_0.bin") is None
+
+
+def test_a_file_that_is_replaced_before_it_was_read_is_named(dataset):
+    train = open_datasets(DataConfig(dataset=str(dataset), batch_size=SMALL)).train
+    path = dataset / "train/cat_0.bin"
+    shutil.copy(path, dataset / "other")
+    (dataset / "other").replace(path)  # what is mapped is the file of before
+    with pytest.raises(ValueError, match=r"cat_0\.bin: was replaced"):
+        train.batch(0)
+
+
+def test_a_specification_in_another_folder_is_of_the_dataset_there(dataset, tmp_path):
+    flip(dataset / "train/cat_0.bin", 20)
+    config = DataConfig(
+        dataset=str(dataset.parent), feature_spec=f"{dataset.name}/feature_spec.yaml"
+    )
+    with pytest.raises(ValueError, match=r"train/cat_0\.bin: expected CRC-32"):
+        open_datasets(config).train.batch(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda files: files.pop("train/cat_0.bin"), r"train/cat_0\.bin: not in .*manifest\.json"),
+        (lambda files: files["train/cat_0.bin"].update(crc32=""), "eight hexadecimal digits"),
+        (lambda files: files["train/cat_0.bin"].update(crc32=None), "eight hexadecimal digits"),
+        (lambda files: files["train/cat_0.bin"].update(crc32="0" * 16), "eight hexadecimal digits"),
+        (lambda files: files["train/cat_0.bin"].update(bytes="256"), "a number of bytes"),
+    ],
+)
+def test_a_manifest_that_leaves_something_unchecked_is_refused(dataset, change, message):
+    path = dataset / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest["files"])
+    path.write_text(sealed_json(manifest))
+    with pytest.raises(ValueError, match=message):
+        read_all(dataset)
+
+
+def test_nobody_waits_long_for_what_is_only_a_note(dataset):
+    holder = os.open(dataset, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    read_all(dataset)
+    os.close(holder)
+
+
+def test_a_user_without_a_home_can_read(dataset, monkeypatch):
+    def none(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.expanduser", none)
+    read_all(dataset)
+    assert (dataset / MEMORY).is_file()
 
 
 def test_rows_in_any_order_are_compared(dataset):

@@ -526,6 +526,17 @@ def test_a_test_of_one_class_says_that_there_is_no_auc(command, tmp_path, capsys
     assert said in capsys.readouterr().out
 
 
+def test_a_test_does_not_read_the_training_rows(command, tmp_path):
+    data = write_dataset(tmp_path / "data")
+    spec = FeatureSpec.load(data)
+    numbers = np.fromfile(spec.file("train", spec.numerical[0]), np.float16)
+    numbers[:] = np.nan
+    numbers.tofile(spec.file("train", spec.numerical[0]))
+    assert command("--mode=test", data=data)["auc"] > 0
+    with pytest.raises(ValueError, match="numerical.bin: row 0, numerical feature num_0"):
+        command(data=data)
+
+
 def test_main_refuses_words_that_are_no_flags():
     from absl import app
 

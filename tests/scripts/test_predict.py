@@ -187,7 +187,7 @@ def test_values_that_say_nothing_are_counted(trained, tmp_path):
     done = predict(*flags_of(trained, log, tmp_path / "s.npy"))
     first = "values: categorical 2 is unknown in 75.0 % and missing in 25.0 % of the rows, "
     assert first in done.stdout
-    assert done.stdout.endswith("; of the other 4 fields fewer\n")
+    assert done.stdout.endswith("; the other 4 fields have fewer\n")
     known = predict(*flags_of(trained, trained.dataset, tmp_path / "s.npy"))
     names = range(len(trained_model.TABLES))
     shares = [100 * float((ids_of_test(trained, i) == 0).mean()) for i in names]
@@ -264,6 +264,24 @@ def test_a_label_that_cannot_be_read_is_named(csv_model, tmp_path):
         "--nolabel scores rows without their labels\n"
     )
     assert predict(*flags, f"--input={bad}", "--nolabel").returncode == 0
+
+
+def test_a_label_that_training_did_not_have_is_named(csv_model, tmp_path):
+    _, _, flags = csv_model
+    other = tmp_path / "other.csv"
+    other.write_text("age,city,clicked\n30,x,yes\n40,y,yes.\n")
+    done = predict(*flags, f"--input={other}")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: {other}, line 3, column clicked: expected 'yes' or 'no', got 'yes.'; "
+        "--nolabel scores rows without their labels\n"
+    )
+
+
+def test_a_log_with_labels_needs_no_flag_for_none(trained, tmp_path):
+    done = predict(*flags_of(trained, trained.log, tmp_path / "s.npy", "--nolabel"))
+    assert done.returncode == 1
+    assert "got 8; lines that begin with a label need no --nolabel\n" in done.stderr
 
 
 def test_a_checkpoint_of_before_labels_were_kept_is_silent_about_them(csv_model, tmp_path):

@@ -26,7 +26,7 @@ def test_the_fields_that_have_most_are_named_by_kind():
     rows[3][0] = rows[4][0] = ""  # age: 2 missing
     assert line_of(rows, ids) == (
         "values: city is unknown in 50.0 % and missing in 12.5 % of the rows, age missing in "
-        "25.0 %, pet unknown in 12.5 %; of the other 2 fields fewer"
+        "25.0 %, pet unknown in 12.5 %; the other 2 fields have fewer"
     )
 
 
@@ -40,8 +40,8 @@ def test_cells_that_mean_missing_are_missing():
     rows = [["1", " ? ", "?", "y", "z"]] * 4
     said = line_of(rows, [[0, 1, 1]] * 4, missing_values=("?",))
     assert said == (
-        "values: hours is missing in 100.0 % of the rows, city missing in 100.0 %; of the other 3 "
-        "fields fewer"
+        "values: hours is missing in 100.0 % of the rows, city missing in 100.0 %; the other 3 "
+        "fields have fewer"
     )
     assert "city is unknown in 100.0 %" in line_of(rows, [[0, 1, 1]] * 4)
 
@@ -51,8 +51,8 @@ def test_of_ids_alone_neither_is_known():
     for _ in range(2):
         shares.add_ids(np.array([[0, 1, 1], [1, 0, 1], [0, 1, 1]]))
     assert shares.line() == (
-        "values: city is without an id in 66.7 % of the rows, job without an id in 33.3 %; of the "
-        "other 1 field fewer"
+        "values: city is without an id in 66.7 % of the rows, job without an id in 33.3 %; the "
+        "other 1 field has fewer"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -78,6 +79,43 @@ def test_a_pointer_of_earlier_versions_is_read(tmp_path):
     save(tmp_path, 2, 2)
     (tmp_path / "best.json").write_text('{"auc": 0.7, "step": 2}\n')
     assert best_record(tmp_path) == {"auc": 0.7, "step": 2}
+
+
+def test_a_copy_that_somebody_made_is_neither_read_nor_pruned(tmp_path):
+    run = CheckpointDirectory(tmp_path, keep=1)
+    run.save(1, parameters(), {"flags": {}}, {})
+    for name in ("step-000000001-backup", "step-1", "step-000000009.old"):
+        shutil.copytree(tmp_path / "step-000000001", tmp_path / name)
+    run.save(2, parameters(), {"flags": {}}, {})
+    assert last_checkpoint(tmp_path).name == "step-000000002"
+    assert len(list(tmp_path.glob("step-*"))) == 4
+
+
+def test_a_link_to_a_checkpoint_is_not_pruned(tmp_path):
+    run = CheckpointDirectory(tmp_path / "run", keep=1)
+    run.save(1, parameters(), {"flags": {}}, {})
+    (tmp_path / "run/step-000000001").rename(tmp_path / "elsewhere")
+    (tmp_path / "run/step-000000001").symlink_to(tmp_path / "elsewhere")
+    run.save(2, parameters(), {"flags": {}}, {})
+    assert (tmp_path / "run/step-000000001/manifest.json").exists()
+
+
+def test_a_run_without_its_best_checkpoint_says_so_before_it_goes_on(tmp_path):
+    save(tmp_path, 4, 2)
+    with pytest.raises(ValueError, match=r"best checkpoint, step-000000002, .*; name a checkpoint"):
+        CheckpointDirectory(tmp_path).claim()
+
+
+@pytest.mark.parametrize("freq", [5, 10])
+def test_the_last_checkpoint_knows_that_it_is_the_best_without_the_pointer(tmp_path, freq):
+    checkpoints = CheckpointDirectory(tmp_path, keep=1)
+    run = trainer(
+        Line([0.2, 0.3]), checkpoints=checkpoints, epochs=2, max_steps=15, checkpoint_freq=freq
+    )
+    run.fit(Points(), Points())
+    (tmp_path / "best.json").unlink()
+    assert best_record(tmp_path)["step"] == 15
+    assert best_checkpoint(tmp_path).name == "step-000000015"
 
 
 def test_a_run_that_was_killed_before_it_marked_its_best_goes_on_as_if_not(tmp_path):
