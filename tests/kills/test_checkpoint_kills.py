@@ -109,7 +109,7 @@ def test_some_kills_cost_nothing(forks, folder, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "every"), [(_SYNC, 1), (_BACKGROUND, 2), ((2, False), 10), ((1, True), 10)], ids=str
+    ("kind", "every"), [(_SYNC, 1), (_BACKGROUND, 1), ((2, False), 10), ((1, True), 10)], ids=str
 )
 def test_no_kill_costs_anything(forks, folder, kind, every):
     run_campaign(Campaign(forks, folder, kind), every)
