@@ -41,8 +41,9 @@ $(OPS): setup.py $(NATIVE) | $(INSTALLED)
 demo: venv
 	@$(BIN)/python demo.py $(if $(RAW),--raw "$(RAW)") $(DEMO_ARGS)
 
+# A thread a worker: more would wait for each other on a machine of $(WORKERS) cores.
 test: venv
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 gpu: venv
 	@$(BIN)/python -c 'import sys, torch; from dlrm.ops import library as ops; sys.exit("error: torch finds no GPU here" if not torch.cuda.is_available() else ops.why_not_cuda_kernels())'
