@@ -74,6 +74,7 @@ def executors(pid):
     return named
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_killed_changes_nothing(java, raw, expected, tmp_path):
     output = tmp_path / "out"
     master = ["--master=local-cluster[2,1,1024]", "--conf=spark.executor.memory=512m"]
@@ -125,6 +126,7 @@ def wait_for(log, text, count):
     pytest.fail(f"no {text!r} in {log}: {log.read_text()[-2000:]}")
 
 
+@pytest.mark.slow
 def test_a_standalone_cluster_of_two_workers(java, raw, expected, tmp_path):
     pytest.importorskip("pyspark")
     port = free_port()

@@ -231,6 +231,7 @@ def test_a_hung_rank_is_named_with_its_stack(start, tmp_path):
     assert "rank 0 hangs" not in job.output()
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named(start):
     job = start("--rank_timeout=4", "--epochs=2000")
     job.wait_for(lambda: "Epoch:[0/" in job.output(), "step")
@@ -325,6 +326,7 @@ def test_a_refused_second_run_does_not_touch_the_first(start, tmp_path, command)
     assert "stopped after step" in job.output(), job.output()
 
 
+@pytest.mark.slow
 def test_restarts_do_not_meet_the_dead(start, tmp_path):
     (tmp_path / "dying.py").write_text(
         "import os\n"
