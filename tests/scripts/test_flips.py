@@ -57,10 +57,11 @@ class Campaign:
 
     def __init__(self, folder, files):
         self.folder, self.files, self.random = folder, files, random.Random(SEED)
-        self.named, self.missed = 0, []
+        self.flips, self.named, self.missed = 0, 0, []
 
     def flip(self, number):
         """Flips a byte of one file after another; returns which, and how to undo it."""
+        self.flips += 1
         path = self.files[number % len(self.files)]
         whole = path.read_bytes()
         damaged, place = bytearray(whole), self.random.randrange(len(whole))
@@ -77,7 +78,7 @@ class Campaign:
             self.missed.append(f"{path} byte {place}, {command}: exit code {code}, {last[0]}")
 
     def report(self, what):
-        print(f"\n{what}: {self.named + len(self.missed)} runs after {FLIPS} flips, seed {SEED}: ")
+        print(f"\n{what}: {self.named + len(self.missed)} runs after {self.flips} flips, seed {SEED}: ")
         print(f"{self.named} named, {len(self.missed)} missed")
         assert not self.missed, "\n".join(self.missed[:20])
 
