@@ -78,8 +78,8 @@ class Campaign:
             self.missed.append(f"{path} byte {place}, {command}: exit code {code}, {last[0]}")
 
     def report(self, what):
-        print(f"\n{what}: {self.named + len(self.missed)} runs after {self.flips} flips, seed {SEED}: ")
-        print(f"{self.named} named, {len(self.missed)} missed")
+        runs = self.named + len(self.missed)
+        print(f"\n{what}: {self.flips} flips, seed {SEED}: {self.named} of {runs} runs named them")
         assert not self.missed, "\n".join(self.missed[:20])
 
 
