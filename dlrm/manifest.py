@@ -149,7 +149,7 @@ def write_manifest(
 
 
 def _are_sums(sums: Any, size: int) -> bool:
-    """Whether something is the checksum of a file of a size, or, as in version 1, of the whole."""
+    """Returns whether a value is the checksum of a file of that size, by blocks or as a whole."""
     if not isinstance(sums, str) or not re.fullmatch(r"([0-9a-f]{8})+", sums):
         return False
     return len(sums) // 8 in (1, -(-size // BLOCK_BYTES))

@@ -206,9 +206,9 @@ class _Memory:
             with suppress(OSError, ValueError, TypeError, KeyError):
                 entries = read_json(place)
                 del entries["own_crc32"]
-                for name, (size, time, inode, digest, blocks) in entries.items():
+                for name, (size, changed, inode, digest, blocks) in entries.items():
                     int(blocks, 16)
-                    known[name] = [size, time, inode, digest, blocks]
+                    known[name] = [size, changed, inode, digest, blocks]
         return known
 
     def add(self, compared: dict[str, list[Any]]) -> None:
