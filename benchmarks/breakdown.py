@@ -13,7 +13,7 @@ out. Readers run in threads of their own: only the wait for them is in the step.
 of an operator is that of its kernels, and the rest is what lies between: no step is recorded here.
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -28,7 +28,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from train import DTYPES, WORKLOADS, StepLog, ours, products, synthetic
 
-from dlrm.data.loader import open_datasets
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.tasks.recommendation import Batches
 
 LOADER, REST = "loader wait", "Python and the autograd engine"

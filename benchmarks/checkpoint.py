@@ -7,7 +7,7 @@ one file after the other. "stall" is how long training stands still: all of it, 
 `--async_checkpoint` the copy in memory. All take turns; medians over rounds are compared.
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -22,9 +22,9 @@ import torch
 
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.checkpoint import Parameters, load_checkpoint
-from dlrm.train.checkpoint_directory import CheckpointDirectory
-from dlrm.train.optim import OptimizerConfig
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.optim.dense import OptimizerConfig
 
 _TABLES, _DIM = 26, 128
 

@@ -14,7 +14,7 @@ Served: a model is trained for a step and exported, once with dynamic batching a
 nvidia-pytriton's server is started and asked through gRPC by `triton/client.py`.
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -40,8 +40,8 @@ import torch.nn.functional as F
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving import platforms
-from dlrm.serving.narrow import narrow_tables
-from dlrm.serving.plain import PlainDLRM
+from dlrm.serving.exportable import PlainDLRM
+from dlrm.serving.quantize import narrow_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = {  # one-hot uniform ids

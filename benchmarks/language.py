@@ -9,7 +9,7 @@ They take turns, and medians over rounds are compared. Of MRPC a second line has
 trains: batches of like length, cut after their longest row. transformers is of the extra "peers".
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from vision import declared_operators
 
-from dlrm.data.generated_text import GeneratedText
-from dlrm.data.sentence_pairs import SentencePairs
-from dlrm.data.text import TextLoader, TextSource
-from dlrm.data.wordpiece import load_tokenizer
-from dlrm.model.bert import BertConfig
+from dlrm.data.text.generated import GeneratedText
+from dlrm.data.text.loader import TextLoader, TextSource
+from dlrm.data.text.pairs import SentencePairs
+from dlrm.data.text.wordpiece import load_tokenizer
+from dlrm.model.networks.bert import BertConfig
 from dlrm.tasks.language import SequenceClassification
 from dlrm.train.log import RunLog
-from dlrm.train.optim import NetworkOptimizerConfig
+from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler, PrecisionConfig
 from dlrm.train.trainer import TrainConfig, Trainer
 

@@ -6,7 +6,7 @@ Both take the same batches, compute the same loss and gradient and update with t
 They take turns; the difference of the medians is the trainer's own time.
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from dlrm.train.optim import dense_optimizer
+from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.trainer import TrainConfig, Trainer
 
 

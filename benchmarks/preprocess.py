@@ -33,9 +33,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dlrm.data import layout, native
-from dlrm.data.log_lines import LogFormat, parse_lines
-from preproc.simulate_logs import Simulation, simulate
+from dlrm.data.clicks import layout
+from dlrm.data.sources import native
+from dlrm.data.sources.log_lines import LogFormat, parse_lines
+from dlrm.preproc.simulate_logs import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 15

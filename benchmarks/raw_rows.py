@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm.data import native
-from dlrm.data.dictionaries import FrequencyLimit
-from dlrm.data.transform import Transform
+from dlrm.data.sources import native
+from dlrm.data.transform.dictionaries import FrequencyLimit
+from dlrm.data.transform.transform import Transform
 from dlrm.serving.reader import FACTS, RAW, Reader
 
 NUM_NUMERICAL, NUM_CATEGORICAL, BATCH = 13, 26, 4096

@@ -11,7 +11,7 @@ Communication is measured twice: by itself, on the same shapes with nothing else
 time for which training stands still until it has come ("exposed"); the rest is overlapped.
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -30,12 +30,12 @@ import torch.distributed as dist
 from train import DTYPES, WORKLOADS
 
 import dlrm.distributed as distributed
-from dlrm.data.batch import Shard
-from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.clicks.batch import Shard
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World, exchange
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.gradient_sum import GradientSum
-from dlrm.train.optim import OptimizerConfig
+from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.trainer import TrainConfig, Trainer
 
 

@@ -9,7 +9,7 @@ remembered) and in a later one (`first`, all remembered). An epoch of training i
 rounds are compared. OMP_NUM_THREADS chooses the threads of the training.
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -24,11 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dlrm.data.loader import DataConfig, Dataset, open_datasets, prefetch
+from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.prefetch import prefetch
 from dlrm.data.verification import MEMORY
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim import OptimizerConfig
+from dlrm.train.optim.dense import OptimizerConfig
 
 _TABLE_SIZES = (100_000,) * 9 + (10_000,) * 9 + (100,) * 8
 _BATCH = 2048

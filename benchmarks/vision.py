@@ -8,7 +8,7 @@ torch's fused kernel, channels last or not, the faster of which is compared. All
 medians over rounds are compared. torchvision is the extra "peers".
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlrm.data.augment import Augmentation
-from dlrm.data.images import SyntheticImages
+from dlrm.data.images.augmentation import Augmentation
+from dlrm.data.images.loader import SyntheticImages
 from dlrm.tasks.images import ImageClassification, NetworkConfig
-from dlrm.train.optim import NetworkOptimizerConfig
+from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.trainer import TrainConfig, Trainer
 

@@ -7,7 +7,7 @@ import filled_networks
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.bert import (
+from dlrm.model.networks.bert import (
     BertConfig,
     BertForPreTraining,
     BertForQuestionAnswering,

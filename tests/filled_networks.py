@@ -6,8 +6,8 @@
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.efficientnet import EfficientNet
-from dlrm.model.resnet import ResNet
+from dlrm.model.networks.efficientnet import EfficientNet
+from dlrm.model.networks.resnet import ResNet
 
 PIXELS, CLASSES = 64, 7
 PEERS_NORM_EPS = 1e-5  # of torchvision's and timm's batch norms

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from dlrm.data.text import NO_TOKEN, TextBatch
-from dlrm.model.bert import BertConfig
+from dlrm.data.text.loader import NO_TOKEN, TextBatch
+from dlrm.model.networks.bert import BertConfig
 
 LENGTH, WORDS, PREDICTIONS = 24, 50, 4
 SMALL = {

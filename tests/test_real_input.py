@@ -15,15 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm.data.sentence_pairs import (
-    COLUMNS,
-    Pairs,
-    accuracy_and_f1,
-    majority_baseline,
-    read_pairs,
-)
-from dlrm.data.squad import exact_match_and_f1, read_squad
-from dlrm.scripts import bert, bert_flags
+from dlrm.data.text.pairs import COLUMNS, Pairs, accuracy_and_f1, majority_baseline, read_pairs
+from dlrm.data.text.squad import exact_match_and_f1, read_squad
+from dlrm.scripts.bert import command as bert
+from dlrm.scripts.bert import flags as bert_flags
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "docs/images.md", "docs/language.md")

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data import layout
-from dlrm.data.dictionaries import FrequencyLimit, count_values, fit_dictionary, frequent
-from dlrm.data.feature_spec import FeatureSpec
-from dlrm.data.text_columns import TextColumn, parse_hexadecimal
-from dlrm.data.transform import Transform
-from dlrm.data.writer import SplitWriter
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.writer import SplitWriter
+from dlrm.data.sources.columns import TextColumn, parse_hexadecimal
+from dlrm.data.transform.dictionaries import FrequencyLimit, count_values, fit_dictionary, frequent
+from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
-from dlrm.train.checkpoint_directory import find_checkpoint
+from dlrm.train.checkpoints.directory import find_checkpoint
 
 NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)
 ROWS = {"train": 4000, "test": 1000}

@@ -23,19 +23,19 @@ from repository import Serving
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
-from dlrm.data import layout
-from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.files import staged_directory
 from dlrm.serving import platforms
 from dlrm.serving.compare import Agreement, agreement, compare_tables, score_rows, table_lines
-from dlrm.serving.narrow import PRECISIONS, NarrowTables, narrow_tables
-from dlrm.serving.plain import PlainDLRM
+from dlrm.serving.exportable import PlainDLRM
 from dlrm.serving.predictor import Predictor, check_dataset, load, probability
+from dlrm.serving.quantize import PRECISIONS, NarrowTables, narrow_tables
 from dlrm.serving.reader import FACTS
 from dlrm.serving.rows import Inputs, RowError
 from dlrm.serving.scorer import ONNX
-from dlrm.train.checkpoint import read_config
-from dlrm.train.checkpoint_directory import checkpoint_in_use
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.directory import checkpoint_in_use
 
 ROWS_ON_DISK = ("split", "binary", "memmap", "parametric")
 MAX_DIFFERENCE = 1e-4  # of a score, relative to the greatest: float32 sums in another order

@@ -20,7 +20,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInstanceGroup
 
 import dlrm
-from dlrm.data import native
+from dlrm.data.sources import native
 
 PLATFORMS = {  # our name -> backend or platform, its model file
     "python": "python",

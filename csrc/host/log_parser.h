@@ -12,7 +12,7 @@
 namespace dlrm::host {
 
 // Columns to fill, `[columns, capacity]`; the caller owns them. Bytes are booleans.
-// dlrm/data/native.py has the same structure.
+// dlrm/data/sources/native.py has the same structure.
 struct ParsedLines {
   int64_t num_numerical;
   int64_t num_categorical;

@@ -5,8 +5,7 @@ from typing import Generic
 
 import numpy as np
 
-from dlrm.data.batch import BatchedRows
-from dlrm.data.loader import BatchT, Readable, batch_order, prefetch
+from dlrm.data.prefetch import BatchedRows, BatchT, Readable, batch_order, prefetch
 from dlrm.distributed import World
 
 

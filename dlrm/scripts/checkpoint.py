@@ -22,17 +22,24 @@ from typing import Any
 from absl import app, flags
 
 from dlrm.files import MANIFEST, in_use
-from dlrm.scripts import bert_flags, cnn_flags
-from dlrm.train.checkpoint_directory import all_checkpoints, best_checkpoint
-from dlrm.train.compare import (
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.train.checkpoints.diff import (
     difference,
     map_differences,
     shape_of,
     statistics,
     weights_of,
 )
-from dlrm.train.nvidia import FEATURE_ORDERS, PADDINGS, is_nvidia, read_nvidia, write_nvidia
-from dlrm.train.saved import SavedModel, read_saved, write_saved
+from dlrm.train.checkpoints.directory import all_checkpoints, best_checkpoint
+from dlrm.train.checkpoints.nvidia import (
+    FEATURE_ORDERS,
+    PADDINGS,
+    is_nvidia,
+    read_nvidia,
+    write_nvidia,
+)
+from dlrm.train.checkpoints.saved_model import SavedModel, read_saved, write_saved
 
 FLAGS = flags.FLAGS
 _FLAGS_OF = {

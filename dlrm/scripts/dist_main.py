@@ -10,7 +10,7 @@ from dlrm.scripts import main  # isort: skip  # before torch is loaded
 
 from absl import flags as absl_flags
 
-from dlrm.scripts import flags
+from dlrm.scripts.common import flags
 
 DEFAULTS = {  # NVIDIA's, of June 2020
     "batch_size": 65536,

@@ -1,6 +1,6 @@
 """Trains, tests or times a DLRM: python -m dlrm.scripts.main --mode train ..."""
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import functools
@@ -20,29 +20,28 @@ from absl import app
 from absl import flags as absl_flags
 
 from dlrm import __version__, ops
-from dlrm.data import layout
-from dlrm.data.batch import Batch, Shard
-from dlrm.data.loader import (
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import Batch, Dataset, Shard
+from dlrm.data.clicks.datasets import (
     DATASET_TYPES,
     DataConfig,
-    Dataset,
     Datasets,
     described_directory,
     open_datasets,
 )
-from dlrm.data.transform_difference import compare_transforms
+from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
-from dlrm.scripts import flags, session
-from dlrm.scripts.bad_rows import bad_ids_named, check_scores
-from dlrm.scripts.host_memory import host_memory, machine
+from dlrm.scripts.common import flags, session
+from dlrm.scripts.common.bad_rows import bad_ids_named, check_scores
+from dlrm.scripts.common.host_memory import host_memory, machine
 from dlrm.serving.runtimes import RUNTIMES, open_runtimes
 from dlrm.tasks.footprint import Room, agree_that_tables_fit
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.benchmark import Latency, measure_inference
-from dlrm.train.checkpoint import Parameters, load_checkpoint, read_config
-from dlrm.train.checkpoint_directory import CheckpointDirectory, last_checkpoint
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.cuda_graph import CALLS_BEFORE, CudaRecorder
 from dlrm.train.log import RunLog, Watched
 from dlrm.train.metrics import one_class_note

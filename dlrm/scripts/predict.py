@@ -5,7 +5,7 @@ The input is a log as it was trained on (`day_0`: a label, integers and hashes, 
 a time, and the scores, a float32 each, are written in the order of the rows.
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import io
@@ -22,14 +22,15 @@ import numpy as np
 import torch
 from absl import app, flags
 
-from dlrm.data.csv_cells import BadCellError, Parser, label_parser, positive_parser
-from dlrm.data.csv_columns import CsvFormat
-from dlrm.data.csv_transform import CsvTransform
-from dlrm.data.loader import DataConfig, Dataset, open_datasets
-from dlrm.data.transform_difference import compare_transforms
+from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, positive_parser
+from dlrm.data.sources.csv_columns import CsvFormat
+from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.files import make_directories, staged_file
-from dlrm.scripts.config_flags import VERIFY_DATA_HELP
+from dlrm.scripts.common.config_flags import VERIFY_DATA_HELP
 from dlrm.serving.predictor import (
     BATCH_SIZE,
     Predictor,

@@ -6,8 +6,8 @@ from pathlib import Path
 from absl import app, flags
 from tqdm import tqdm
 
-from dlrm.data.feature_spec import FeatureSpec
-from dlrm.data.synthetic import IDS, write_synthetic_dataset
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.synthetic import IDS, write_synthetic_dataset
 
 FLAGS = flags.FLAGS
 

@@ -11,10 +11,10 @@ specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "aut
 
 from absl import app, flags
 
-from dlrm.data.csv_transform import NUMERIC_TRANSFORMS
-from dlrm.data.layout import FEATURE_SPEC
-from dlrm.data.transcode import CsvConfig, Report, transcode_csv
-from dlrm.data.transcode_spec import transcode_spec
+from dlrm.data.clicks.layout import FEATURE_SPEC
+from dlrm.data.transform.csv_transform import NUMERIC_TRANSFORMS
+from dlrm.preproc.transcode import CsvConfig, Report, transcode_csv
+from dlrm.preproc.transcode_spec import transcode_spec
 
 FLAGS = flags.FLAGS
 _MOST_NEGATIVES = 10  # values in the summary

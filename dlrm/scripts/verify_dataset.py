@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from dlrm.data import image_layout, layout, text_layout
-from dlrm.data.csv_transform import CsvTransform
-from dlrm.data.feature_spec import FeatureSpec
-from dlrm.data.transform import Transform
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.images import layout as image_layout
+from dlrm.data.text import layout as text_layout
+from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import MEMORY, Verifier
 from dlrm.files import MANIFEST
 from dlrm.manifest import check_file, read_manifest

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data import native
+from dlrm.data.sources import native
 from dlrm.serving.reader import Reader, Request, as_value_error, together_or_alone
 
 _USED = b"used_dltensor"  # the name that the DLPack protocol has for a capsule that was taken over

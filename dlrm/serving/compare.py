@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.narrow import NarrowTables, narrow_tables
-from dlrm.serving.plain import PlainDLRM
+from dlrm.serving.exportable import PlainDLRM
 from dlrm.serving.platforms import Score
+from dlrm.serving.quantize import NarrowTables, narrow_tables
 from dlrm.serving.rows import Inputs
 from dlrm.train.metrics import click_metrics
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from dlrm.data import layout
-from dlrm.data.batch import Batch, Dataset
-from dlrm.data.transform_difference import compare_transforms
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.transform.difference import compare_transforms
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving.rows import (
     Inputs,
@@ -23,8 +23,8 @@ from dlrm.serving.rows import (
     check_inputs,
     text_of_fields,
 )
-from dlrm.train.checkpoint import Parameters, load_checkpoint, read_config
-from dlrm.train.checkpoint_directory import checkpoint_in_use
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.metrics import unscored_text
 
 BATCH_SIZE = 32768  # the default of --test_batch_size

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from dlrm.data import layout
-from dlrm.data.log_lines import LONGEST_LINE
+from dlrm.data.clicks import layout
+from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.serving.rows import Inputs, RowTransform, check_shapes, check_values, text_of_tensors
 
 FACTS = "model.json"

@@ -11,11 +11,11 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from dlrm.data import layout
-from dlrm.data.csv_transform import BadRowError, CsvTransform
-from dlrm.data.log_lines import LONGEST_LINE
-from dlrm.data.text_columns import BadValueError, TextColumn
-from dlrm.data.transform import Transform
+from dlrm.data.clicks import layout
+from dlrm.data.sources.columns import BadValueError, TextColumn
+from dlrm.data.sources.log_lines import LONGEST_LINE
+from dlrm.data.transform.csv_transform import BadRowError, CsvTransform
+from dlrm.data.transform.transform import Transform
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
 _ZEROS = np.zeros(_PADDING, np.uint8)

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dlrm.data.batch import Batch
+from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
 from dlrm.serving import platforms
-from dlrm.serving.narrow import narrow_tables
-from dlrm.serving.plain import PlainDLRM
+from dlrm.serving.exportable import PlainDLRM
 from dlrm.serving.platforms import Score
+from dlrm.serving.quantize import narrow_tables
 
 RUNTIMES = ("eager", "torchscript", "onnx", "aot")
 Predict = Callable[[Batch], object]

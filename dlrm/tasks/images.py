@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.data.augment import Augmentation, Prepared
-from dlrm.data.images import ImageBatch
+from dlrm.data.images.augmentation import Augmentation, Prepared
+from dlrm.data.images.loader import ImageBatch
 from dlrm.distributed import World, all_sum
-from dlrm.model import efficientnet, resnet
+from dlrm.model.networks import efficientnet, resnet
 from dlrm.tasks.network import NetworkTask
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.data.sentence_pairs import accuracy_and_f1
-from dlrm.data.text import NO_TOKEN, TextBatch
+from dlrm.data.text.loader import NO_TOKEN, TextBatch
+from dlrm.data.text.pairs import accuracy_and_f1
 from dlrm.distributed import World, all_sum, from_first, gather
-from dlrm.model.bert import (
+from dlrm.model.networks.bert import (
     BertConfig,
     BertForPreTraining,
     BertForQuestionAnswering,

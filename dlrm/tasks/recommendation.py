@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.data.loader import Batch, Dataset, batch_order, prefetch
+from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World, gather
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
@@ -15,7 +16,7 @@ from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import Graphed, Recorder
 from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics
-from dlrm.train.optim import OptimizerConfig, dense_optimizer, table_optimizer
+from dlrm.train.optim.dense import OptimizerConfig, dense_optimizer, table_optimizer
 
 
 class Batches:

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 from dlrm.distributed import OtherRankError, World, all_sum
 from dlrm.train.agreement import Agreement, raise_device_errors
-from dlrm.train.averaging import NoAverage
 from dlrm.train.benchmark import Stopwatch, Throughput
-from dlrm.train.checkpoint import Parameters, load_checkpoint
-from dlrm.train.checkpoint_directory import CheckpointDirectory
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.cuda_graph import Graphed, Recorder, let_record
+from dlrm.train.ema import NoAverage
 from dlrm.train.gradient_sum import GradientSum, average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
-from dlrm.train.optim import set_learning_rate
+from dlrm.train.optim.dense import set_learning_rate
 from dlrm.train.precision import LossScaler
 
 

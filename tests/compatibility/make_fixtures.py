@@ -34,8 +34,8 @@ import torch
 from observations import answers, known, read_rows, score, scores_of_rows
 from safetensors.torch import save_file
 
-from dlrm.model.efficientnet import EfficientNet
-from dlrm.train.checkpoint_directory import best_checkpoint, last_checkpoint
+from dlrm.model.networks.efficientnet import EfficientNet
+from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = "work"  # inputs and uninterrupted runs: not packed

@@ -13,11 +13,15 @@ import torch
 from absl import flags as absl_flags
 
 import dlrm
-from dlrm.data.images import ImageDataset
-from dlrm.data.loader import DataConfig, open_datasets
-from dlrm.data.pretraining import open_pretraining
-from dlrm.scripts import bert, bert_flags, cnn, cnn_flags, main
-from dlrm.train.checkpoint_directory import last_checkpoint
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.images.loader import ImageDataset
+from dlrm.data.text.pretraining.dataset import open_pretraining
+from dlrm.scripts import main
+from dlrm.scripts.bert import command as bert
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.cnn import command as cnn
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.train.checkpoints.directory import last_checkpoint
 
 SPLITS = ("train", "test", "validation")
 # What a run measures that does not depend on the machine's speed.

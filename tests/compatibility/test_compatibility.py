@@ -17,11 +17,11 @@ import torch
 from absl import flags as absl_flags
 from make_fixtures import DATASETS, RUNS
 
-from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.verification import MEMORY
 from dlrm.scripts import checkpoint as checkpoint_tool
 from dlrm.scripts.verify_dataset import verify
-from dlrm.train.checkpoint_directory import best_checkpoint, last_checkpoint
+from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 # Logits are of order 1 and sums of some ten float32 products, each rounded to 6e-8 of its size in

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.data import layout
-from dlrm.data.feature_spec import FeatureSpec
-from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.verification import MEMORY, Verifier
-from dlrm.data.writer import SplitWriter
 from dlrm.manifest import BLOCK_BYTES, crc32, sealed_json
 
 ROWS = BLOCK_BYTES // 2 + 1000  # of int32 ids: two blocks and the beginning of another

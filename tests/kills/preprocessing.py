@@ -6,15 +6,11 @@ Tasks run in the process itself: tests/preproc/test_resume.py kills those of a p
 import multiprocessing.resource_tracker
 import os
 import shutil
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 from killing import contents, difference
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # preproc/ is not installed
-
-from preproc import convert_to_binary, prepare_text, spark_data_utils
+from dlrm.preproc import convert_to_binary, prepare_logs, prepare_text
 
 multiprocessing.resource_tracker.ensure_running()  # those with the shim can start no program
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -37,15 +33,15 @@ def inline_engine(cores):
 
 def images(arguments):
     """Runs `prepare_images`, whose import needs Pillow."""
-    from preproc import prepare_images
+    from dlrm.preproc import prepare_images
 
     prepare_images.local_engine = inline_engine
     return prepare_images.main(arguments)
 
 
-spark_data_utils.local_engine = inline_engine
+prepare_logs.local_engine = inline_engine
 COMMANDS = {
-    "logs": spark_data_utils.main,
+    "logs": prepare_logs.main,
     "parquet": convert_to_binary.main,
     "images": images,
     "text": prepare_text.main,

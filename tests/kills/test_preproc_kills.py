@@ -8,7 +8,7 @@ import preprocessing
 import pytest
 from killing import Forks, contents, kill_points, report
 
-from preproc.simulate_logs import Simulation, simulate
+from dlrm.preproc.simulate_logs import Simulation, simulate
 
 SEED = 20261122
 

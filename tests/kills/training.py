@@ -4,7 +4,7 @@ Steps 3, 6, 9 and 12 are saved, and those that are the best when they are tested
 functions run in forks, see killing.py.
 """
 
-import dlrm.scripts.environment  # noqa: F401  # first, as in the commands
+import dlrm.scripts.common.environment  # noqa: F401  # first, as in the commands
 
 # isort: split
 import time
@@ -18,21 +18,21 @@ from killing import contents, difference
 from tqdm import tqdm
 
 import dlrm
-from dlrm.data.batch import Batch, Shard, Sharded
+from dlrm.data.clicks.batch import Batch, Shard, Sharded
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
-from dlrm.scripts import session
 from dlrm.scripts.checkpoint import describe_run
+from dlrm.scripts.common import session
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.checkpoint_directory import (
+from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,
     best_checkpoint,
     find_checkpoint,
     last_checkpoint,
 )
+from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.log import RunLog
-from dlrm.train.optim import OptimizerConfig
-from dlrm.train.saved import read_saved
+from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.trainer import StoppedError, TrainConfig, Trainer
 
 torch.set_num_threads(1)

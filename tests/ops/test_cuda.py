@@ -9,12 +9,12 @@ import torch
 from ops_testing import assert_as_close_as_reference
 
 from dlrm import ops
-from dlrm.data.loader import Batch
+from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.ops.library import why_not_cuda_kernels
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim import OptimizerConfig
+from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.trainer import TrainConfig, Trainer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

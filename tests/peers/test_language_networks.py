@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from filled_bert import CONFIG, GOLDEN, LENGTH, LENGTHS, NUM_LABELS
 from torch import nn
 
-from dlrm.model.bert import SIZES, BertConfig
-from dlrm.train.optim import NetworkOptimizerConfig, network_optimizer, set_learning_rate
+from dlrm.model.networks.bert import SIZES, BertConfig
+from dlrm.train.checkpoints.pretrained import load_bert_weights
+from dlrm.train.optim.dense import NetworkOptimizerConfig, network_optimizer, set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
-from dlrm.train.weights import load_bert_weights
 
 CLASSES = {
     "pretraining": "BertForPreTraining",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dlrm.data.wordpiece import load_tokenizer
+from dlrm.data.text.wordpiece import load_tokenizer
 
 TEXTS = [
     "Der Übergrößenträger kostet 3,50 €!",

@@ -1,12 +1,10 @@
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # preproc/ is not installed
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +21,8 @@ def java():
 def spark(java, tmp_path_factory):
     """One Spark for all tests: starting it takes seconds."""
     pytest.importorskip("pyspark")
-    from preproc.engines import EngineError
-    from preproc.spark_engine import spark_engine
+    from dlrm.preproc.execution.engines import EngineError
+    from dlrm.preproc.execution.spark_engine import spark_engine
 
     folder = tmp_path_factory.mktemp("spark")
     os.environ["SPARK_LOCAL_DIRS"] = str(folder)
@@ -40,7 +38,7 @@ def spark(java, tmp_path_factory):
 @pytest.fixture(scope="session")
 def local():
     """Two processes for all tests."""
-    from preproc.engines import local_engine
+    from dlrm.preproc.execution.engines import local_engine
 
     with local_engine(2) as engine:
         yield engine

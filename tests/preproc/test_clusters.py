@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from preproc_testing import binary_files
 
-from preproc.simulate_logs import Simulation, simulate
+from dlrm.preproc.simulate_logs import Simulation, simulate
 
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
 

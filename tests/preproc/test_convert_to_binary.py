@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dlrm.data import layout
-from dlrm.data.criteo import open_binary
-from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.readers import open_binary
+from dlrm.preproc import convert_to_binary
 from dlrm.scripts.verify_dataset import verify
-from preproc import convert_to_binary
 
 
 def table(rows, seed=0, **changes):

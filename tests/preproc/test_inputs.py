@@ -15,12 +15,12 @@ import pyarrow
 import pytest
 from preproc_testing import GOOD, binary_files, reference_dataset, write_days
 
-from dlrm.data import layout
-from dlrm.data.criteo import open_binary
-from dlrm.data.feature_spec import FeatureSpec
-from preproc import spark_data_utils
-from preproc.simulate_logs import Simulation, simulate
-from preproc.work_folder import Progress
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.readers import open_binary
+from dlrm.preproc import prepare_logs
+from dlrm.preproc.execution.work_folder import Progress
+from dlrm.preproc.simulate_logs import Simulation, simulate
 
 SMALL = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=1"]
 
@@ -30,7 +30,7 @@ def run(raw, output, *arguments):
     handler = signal.getsignal(signal.SIGTERM)
     paths = [f"--input_folder={raw}", f"--output_folder={output}"]
     try:
-        return spark_data_utils.main([*paths, "--engine=local", "--cores=2", *arguments])
+        return prepare_logs.main([*paths, "--engine=local", "--cores=2", *arguments])
     finally:
         signal.signal(signal.SIGTERM, handler)
 
@@ -128,7 +128,7 @@ def test_kaggle_test_without_labels_is_transformed_too(days, tmp_path):
     command = ["--mode=transform", f"--input_file={tmp_path / 'day'}", "--output_ordering=input"]
     models = [f"--model_folder={dataset / 'transform'}", "--num_numerical=2", "--num_categorical=3"]
     assert (
-        spark_data_utils.main(
+        prepare_logs.main(
             [*command, *models, "--engine=local", f"--output_folder={tmp_path / 'labelled'}"]
         )
         == 0
@@ -267,13 +267,13 @@ def test_a_transform_of_other_logs_is_suspected(days, tmp_path, capsys):
     dataset = prepared(raw, tmp_path / "out", *SMALL)
     command = ["--mode=transform", f"--input_file={other / 'day_0'}", "--engine=local"]
     command += [f"--model_folder={dataset / 'transform'}", f"--output_folder={tmp_path / 'o'}"]
-    assert spark_data_utils.main([*command, *SMALL]) == 0
+    assert prepare_logs.main([*command, *SMALL]) == 0
     assert "warning: only 0.0% of the categorical values have an id" in capsys.readouterr().out
 
 
 def test_sigterm_ends_the_processes(days, tmp_path):
     simulate(Simulation(rows=200_000, days=2), tmp_path / "raw")
-    command = [sys.executable, Path(spark_data_utils.__file__), "--engine=local", "--cores=2"]
+    command = [sys.executable, Path(prepare_logs.__file__), "--engine=local", "--cores=2"]
     process = subprocess.Popen(
         [*command, f"--input_folder={tmp_path / 'raw'}", f"--output_folder={tmp_path / 'out'}"],
         stdout=subprocess.PIPE,

@@ -10,14 +10,14 @@ import tarfile
 import numpy as np
 import pytest
 
-from dlrm.data.image_layout import BAD_IMAGES
-from dlrm.data.images import ImageDataset
-from dlrm.data.tfrecord import find_records, masked_crc32c, parse_example
+from dlrm.data.images.layout import BAD_IMAGES
+from dlrm.data.images.loader import ImageDataset
+from dlrm.preproc.images.tfrecord import find_records, masked_crc32c, parse_example
 
 Image = pytest.importorskip("PIL.Image", reason="no Pillow (extra images)")
-from preproc.image_shards import BadImageError, decode  # noqa: E402
-from preproc.image_sources import find_images, read  # noqa: E402
-from preproc.prepare_images import main  # noqa: E402
+from dlrm.preproc.images.shards import BadImageError, decode  # noqa: E402
+from dlrm.preproc.images.sources import find_images, read  # noqa: E402
+from dlrm.preproc.prepare_images import main  # noqa: E402
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", mode: str | None = None, **options) -> bytes:

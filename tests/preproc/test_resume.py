@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from preproc_testing import GOOD, write_days
 
-from dlrm.data.log_lines import LogFormat
+from dlrm.data.sources.log_lines import LogFormat
 from dlrm.manifest import read_manifest
-from preproc import pipeline
-from preproc.engines import EngineError, TaskError, local_engine
-from preproc.options import Options
-from preproc.raw_log import find_days
-from preproc.simulate_logs import Simulation, simulate
-from preproc.stage import Run
-from preproc.work_folder import open_work_folder
+from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
+from dlrm.preproc.execution.work_folder import open_work_folder
+from dlrm.preproc.logs import pipeline
+from dlrm.preproc.logs.options import Options
+from dlrm.preproc.logs.raw_log import find_days
+from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.simulate_logs import Simulation, simulate
 
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
 
@@ -144,7 +144,7 @@ def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
 def test_killed_while_it_publishes(raw, whole, tmp_path, monkeypatch):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     with monkeypatch.context() as patch:
-        patch.setattr("preproc.work_folder.remove_work_folder", lambda folder: 1 / 0)
+        patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(Inline(), raw, tmp_path, **options)
     assert (tmp_path / "dataset" / "manifest.json").exists()
@@ -158,7 +158,7 @@ def test_complete_means_that_the_output_is_there(raw, whole, tmp_path, monkeypat
     if became == "another":
         prepare(Inline(), raw, tmp_path / "other", seed=1, **options)
     with monkeypatch.context() as patch:
-        patch.setattr("preproc.work_folder.remove_work_folder", lambda folder: 1 / 0)
+        patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(Inline(), raw, tmp_path / "run", **options)
     dataset = tmp_path / "run" / "dataset"
@@ -175,7 +175,7 @@ def test_complete_means_that_the_output_is_there(raw, whole, tmp_path, monkeypat
 def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_path, monkeypatch):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000, "replace": False}
     with monkeypatch.context() as patch:
-        patch.setattr("preproc.work_folder.remove_work_folder", lambda folder: 1 / 0)
+        patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(Inline(), raw, tmp_path, **options)
     prepare(Inline(), raw, tmp_path, **options)
@@ -201,7 +201,7 @@ def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
         raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr("preproc.work_folder.shutil.rmtree", remove_half)
+        patch.setattr("dlrm.preproc.execution.work_folder.shutil.rmtree", remove_half)
         with pytest.raises(KilledError):
             prepare(Inline(), raw, tmp_path, restart=restart, **options)
     prepare(Inline(), raw, tmp_path, **options)
@@ -313,7 +313,7 @@ def test_a_process_that_is_killed_is_replaced(tmp_path):
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     code = (
         "import sys, time; sys.path[:0] = sys.argv[1:]\n"
-        "from preproc.engines import local_engine\n"
+        "from dlrm.preproc.execution.engines import local_engine\n"
         "if __name__ == '__main__':\n"
         "  with local_engine(2) as e: e.run('sleep', time.sleep, [0, 0]);"
         " print(*e._pool._processes, flush=True); time.sleep(60)\n"

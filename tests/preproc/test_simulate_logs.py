@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from preproc import simulate_logs
-from preproc.simulate_logs import Simulation, Simulator, main, simulate
+from dlrm.preproc import simulate_logs
+from dlrm.preproc.simulate_logs import Simulation, Simulator, main, simulate
 
 
 def files(folder):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from preproc.spark_engine import configuration
+from dlrm.preproc.execution.spark_engine import configuration
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 

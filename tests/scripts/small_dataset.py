@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dlrm.data import layout
-from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
 
 TABLE_SIZES = (50, 200, 3, 130)
 NUM_NUMERICAL = 3

@@ -15,17 +15,17 @@ from nvidia_model import NvidiaModel
 from sklearn.metrics import roc_auc_score
 from small_dataset import NUM_NUMERICAL, TABLE_SIZES
 
-from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.files import MANIFEST
 from dlrm.manifest import write_manifest
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.scripts import checkpoint as script
 from dlrm.scripts.checkpoint import compare, describe, describe_run
 from dlrm.serving.predictor import load_model
-from dlrm.train.checkpoint import Parameters, save_checkpoint
-from dlrm.train.compare import difference, statistics
-from dlrm.train.nvidia import read_nvidia, write_nvidia
-from dlrm.train.saved import Rows, read_saved, write_saved
+from dlrm.train.checkpoints.checkpoint import Parameters, save_checkpoint
+from dlrm.train.checkpoints.diff import difference, statistics
+from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia
+from dlrm.train.checkpoints.saved_model import Rows, read_saved, write_saved
 
 NATURAL, BY_SIZE, MAPPED = [0, 1, 2, 3], [1, 3, 0, 2], [3, 0, 2, 1]
 FLAGS_2020 = {"loss_scale": 1024, "interaction_op": "dot", "lr": 28.0, "hash_indices": False}
@@ -478,7 +478,7 @@ def test_nothing_is_overwritten(tool, tmp_path):
 
 
 def test_large_tables_are_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("dlrm.train.saved._BLOCK_BYTES", 40)
+    monkeypatch.setattr("dlrm.train.checkpoints.saved_model._BLOCK_BYTES", 40)
     values = np.arange(35, dtype=np.float32).reshape(7, 5)
     changed = values.copy()
     changed[4] *= 3

@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlrm.model import efficientnet, resnet
+from dlrm.model.networks import efficientnet, resnet
 from dlrm.ops.library import cuda_switches
-from dlrm.scripts import bert, bert_flags, cnn, cnn_flags, session
+from dlrm.scripts.bert import command as bert
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.cnn import command as cnn
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import session
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 IMAGES = [

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from small_dataset import MODEL, RUN, write_dataset
 
-from dlrm.train.checkpoint_directory import find_checkpoint
+from dlrm.train.checkpoints.directory import find_checkpoint
 
 SECONDS = 180  # after which a test gives up
 TRAIN = ["--mode=train", "--base_device=cpu", *MODEL, *RUN]

@@ -8,11 +8,13 @@ import sys
 import pytest
 from absl import flags as absl_flags
 
-from dlrm.data.loader import DataConfig
-from dlrm.model.bert import BertConfig
+from dlrm.data.clicks.datasets import DataConfig
 from dlrm.model.dlrm import DLRMConfig
-from dlrm.scripts import bert_flags, cnn_flags, dist_main, main  # noqa: F401  main defines the flags
-from dlrm.train.optim import OptimizerConfig
+from dlrm.model.networks.bert import BertConfig
+from dlrm.scripts import dist_main, main  # noqa: F401  main defines the flags
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
 from dlrm.train.trainer import TrainConfig
@@ -115,7 +117,7 @@ CHOICES = {
 
 
 def test_every_flag_has_its_documented_default():
-    defined = absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.flags"]
+    defined = absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.common.flags"]
     assert {flag.name: flag.default for flag in defined} == JUNE_2020 | LATER | OURS
 
 
@@ -124,7 +126,7 @@ CONFIGS = [DataConfig, DLRMConfig, OptimizerConfig, PrecisionConfig, ScheduleCon
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_flags_and_configurations_have_the_same_defaults(config):
-    defined = {f.name for f in absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.flags"]}
+    defined = {f.name for f in absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.common.flags"]}
     shared = [field for field in dataclasses.fields(config) if field.name in defined]
     assert len(shared) > 1
     for field in shared:

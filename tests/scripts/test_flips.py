@@ -23,9 +23,14 @@ SEED = int(os.environ.get("DLRM_FLIPS_SEED", "1"))
 FLIPS = int(os.environ.get("DLRM_FLIPS", "100"))  # of a kind of directory, over all of its files
 # What commands import; the commands themselves define flags, and so are imported by each process.
 PRELOADED = [
-    *("dlrm.scripts.environment", "dlrm.scripts.session", "dlrm.tasks.footprint"),
+    *("dlrm.scripts.common.environment", "dlrm.scripts.common.session", "dlrm.tasks.footprint"),
     *("dlrm.tasks.recommendation", "dlrm.serving.predictor", "dlrm.serving.runtimes"),
-    *("dlrm.train.nvidia", "dlrm.train.compare", "matplotlib.pyplot", "torch.distributed"),
+    *(
+        "dlrm.train.checkpoints.nvidia",
+        "dlrm.train.checkpoints.diff",
+        "matplotlib.pyplot",
+        "torch.distributed",
+    ),
 ]
 
 
@@ -189,7 +194,7 @@ def test_flips_in_a_binary_dataset(trained, tmp_path):
     dataset = tmp_path / "dataset"
     whole(
         [
-            *("preproc.convert_to_binary", f"--source={tmp_path / 'parquet'}"),
+            *("dlrm.preproc.convert_to_binary", f"--source={tmp_path / 'parquet'}"),
             *(f"--output={dataset}", "--output_format=binary"),
         ],
         tmp_path,

@@ -14,7 +14,7 @@ from op_recorder import OpRecorder
 from sklearn.metrics import roc_auc_score
 from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 
-from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
 
 
@@ -67,8 +67,8 @@ def test_the_reported_auc_is_scikit_learns(command, dataset, device):
     import torch
 
     from dlrm.model.dlrm import DLRM, DLRMConfig
-    from dlrm.train.checkpoint import Parameters, load_checkpoint
-    from dlrm.train.checkpoint_directory import find_checkpoint
+    from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+    from dlrm.train.checkpoints.directory import find_checkpoint
 
     spec = FeatureSpec.load(dataset)
     numerical = np.fromfile(spec.file("test", "num_0"), np.float16).reshape(-1, 3)

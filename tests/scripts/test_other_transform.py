@@ -9,7 +9,7 @@ import pytest
 from small_dataset import MODEL, RUN, write_dataset
 
 import dlrm
-from dlrm.train.checkpoint_directory import find_checkpoint
+from dlrm.train.checkpoints.directory import find_checkpoint
 
 DIFFERS = r"its transform is not that of .*: categorical 0: id 1 is \w{8} for the model and \w{8}"
 COMMANDS = {

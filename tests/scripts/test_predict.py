@@ -13,9 +13,9 @@ import trained_model
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
-from dlrm.data.feature_spec import FeatureSpec
+from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.manifest import write_manifest
-from dlrm.train.checkpoint_directory import find_checkpoint
+from dlrm.train.checkpoints.directory import find_checkpoint
 
 
 def predict(*flags, stdin=None):

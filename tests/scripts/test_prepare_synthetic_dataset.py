@@ -8,8 +8,8 @@ import subprocess
 import sys
 import termios
 
-from dlrm.data.feature_spec import FeatureSpec
-from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.feature_spec import FeatureSpec
 
 
 def run(root, *arguments):

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from small_dataset import write_dataset
 
-from dlrm.data import image_layout, layout, text_layout
-from dlrm.data.transcode import CsvConfig, transcode_csv
-from dlrm.data.transform import Transform
+from dlrm.data.clicks import layout
+from dlrm.data.images import layout as image_layout
+from dlrm.data.text import layout as text_layout
+from dlrm.data.transform.transform import Transform
 from dlrm.manifest import sealed_json, write_manifest
+from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.scripts.verify_dataset import verify
 
 

@@ -8,12 +8,12 @@ import torch
 import trained_model
 
 import dlrm
-from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.serving.predictor import Predictor, load_model
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.checkpoint import Parameters, load_checkpoint
-from dlrm.train.checkpoint_directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoints.directory import find_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm.data import native
-from dlrm.data.csv_transform import CsvTransform
-from dlrm.data.log_lines import LONGEST_LINE
-from dlrm.data.transform import Transform
+from dlrm.data.sources import native
+from dlrm.data.sources.log_lines import LONGEST_LINE
+from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.serving import rows
 from dlrm.serving.rows import Inputs, RowError, RowTransform, check_inputs
 

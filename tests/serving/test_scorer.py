@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from dlrm.data.transform import Transform
+from dlrm.data.transform.transform import Transform
 from dlrm.serving import backend
 from dlrm.serving.reader import Reader
 from dlrm.serving.rows import RowTransform

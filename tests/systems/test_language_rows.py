@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from dlrm.distributed import World
-from dlrm.model.bert import BertConfig
-from dlrm.scripts import bert, bert_flags, network_flags
+from dlrm.model.networks.bert import BertConfig
+from dlrm.scripts.bert import command as bert
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.common import network_flags
 from dlrm.systems.language import LANGUAGE
 from dlrm.systems.rows import System
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.execution import ExecutionConfig, partition
-from dlrm.train.optim import NetworkOptimizerConfig
+from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 from dlrm.train.trainer import TrainConfig

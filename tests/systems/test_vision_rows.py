@@ -6,14 +6,16 @@ from collections import Counter
 import pytest
 import torch
 
-from dlrm.data.augment import Augmentation
-from dlrm.model import efficientnet, resnet
-from dlrm.scripts import cnn, cnn_flags, network_flags
+from dlrm.data.images.augmentation import Augmentation
+from dlrm.model.networks import efficientnet, resnet
+from dlrm.scripts.cnn import command as cnn
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import network_flags
 from dlrm.systems.rows import System
 from dlrm.systems.vision import VISION
 from dlrm.tasks.images import ImageLossConfig, NetworkConfig
 from dlrm.train.execution import ExecutionConfig, partition
-from dlrm.train.optim import NetworkOptimizerConfig
+from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig
 from dlrm.train.trainer import TrainConfig

@@ -8,17 +8,17 @@ from fake_device import NAME, fake_device
 from small_texts import Rows, small
 
 from dlrm import ops
-from dlrm.data import augment
-from dlrm.data.batch import Batch
-from dlrm.data.images import GeneratedImages, ImageLoader
-from dlrm.data.text import TextLoader
-from dlrm.model import efficientnet, resnet
+from dlrm.data.clicks.batch import Batch
+from dlrm.data.images import augmentation as augment
+from dlrm.data.images.loader import GeneratedImages, ImageLoader
+from dlrm.data.text.loader import TextLoader
 from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.networks import efficientnet, resnet
 from dlrm.tasks.images import ImageClassification, NetworkConfig
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.averaging import MovingAverage
-from dlrm.train.optim import (
+from dlrm.train.ema import MovingAverage
+from dlrm.train.optim.dense import (
     DENSE_OPTIMIZERS,
     NETWORK_OPTIMIZERS,
     TABLE_OPTIMIZERS,

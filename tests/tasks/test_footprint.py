@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from dlrm.data.batch import Batch
+from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import OtherRankError, World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.footprint import (
@@ -18,7 +18,7 @@ from dlrm.tasks.footprint import (
     table_bytes,
 )
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim import OptimizerConfig
+from dlrm.train.optim.dense import OptimizerConfig
 
 # Rows of 1 KiB: 3, 1 and 1 GiB, and as much again for each float of an optimizer's.
 LARGE = DLRMConfig((3 << 20, 1 << 20, 1 << 20), embedding_dim=256, bottom_mlp_sizes=(512, 256))

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from dlrm.data.batch import Shard, Sharded
-from dlrm.data.feature_spec import FeatureSpec
-from dlrm.data.synthetic import SyntheticDataset
+from dlrm.data.clicks.batch import Shard, Sharded
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import OtherRankError, World, gather
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.optim import OptimizerConfig
+from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.trainer import StoppedError, TrainConfig, Trainer
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlrm.data.augment import Augmentation, Prepared
-from dlrm.data.images import GeneratedImages, ImageLoader
+from dlrm.data.images.augmentation import Augmentation, Prepared
+from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.distributed import World
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.execution import ExecutionConfig
-from dlrm.train.optim import NetworkOptimizerConfig, set_learning_rate
+from dlrm.train.optim.dense import NetworkOptimizerConfig, set_learning_rate
 from dlrm.train.precision import PrecisionConfig
 
 SIZE, CLASSES = 32, 11
@@ -20,7 +20,7 @@ SIZE, CLASSES = 32, 11
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Few blocks and channels: all there is to a network but its size."""
-    from dlrm.model import efficientnet, resnet
+    from dlrm.model.networks import efficientnet, resnet
 
     for name, variant in resnet.VARIANTS.items():
         monkeypatch.setitem(resnet.VARIANTS, name, variant._replace(depths=(1, 1, 1, 1)))

@@ -4,12 +4,12 @@ import pytest
 import torch
 from ranks import Ranks
 
-from dlrm.data.augment import Augmentation
-from dlrm.data.images import GeneratedImages, ImageLoader
+from dlrm.data.images.augmentation import Augmentation
+from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.distributed import World
-from dlrm.model import efficientnet
+from dlrm.model.networks import efficientnet
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
-from dlrm.train.optim import NetworkOptimizerConfig
+from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.trainer import TrainConfig, Trainer
 

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from small_texts import LENGTH, STILL, WORDS, Rows, small
 
-from dlrm.data.text import NO_TOKEN, TextLoader
+from dlrm.data.text.loader import NO_TOKEN, TextLoader
 from dlrm.distributed import World
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.train.checkpoint_directory import CheckpointDirectory
+from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
-from dlrm.train.optim import NetworkOptimizerConfig, set_learning_rate
+from dlrm.train.optim.dense import NetworkOptimizerConfig, set_learning_rate
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.trainer import TrainConfig, Trainer
 

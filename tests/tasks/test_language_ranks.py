@@ -5,10 +5,10 @@ import pytest
 import torch
 from small_texts import STILL, Rows, small
 
-from dlrm.data.text import TextLoader
+from dlrm.data.text.loader import TextLoader
 from dlrm.distributed import World
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.train.optim import NetworkOptimizerConfig
+from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.trainer import TrainConfig, Trainer
 

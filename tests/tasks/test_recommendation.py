@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from dlrm.data.batch import Batch, Shard
+from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks import recommendation
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim import OptimizerConfig, set_learning_rate
+from dlrm.train.optim.dense import OptimizerConfig, set_learning_rate
 
 SIZES, BATCH = (50, 7, 200), 13
 

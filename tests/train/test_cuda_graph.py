@@ -7,14 +7,14 @@ import pytest
 import torch
 from op_recorder import OpRecorder
 
-from dlrm.data.batch import Batch
-from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.clicks.batch import Batch
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.averaging import MovingAverage
 from dlrm.train.cuda_graph import CudaRecorder, Graphed
-from dlrm.train.optim import OptimizerConfig
+from dlrm.train.ema import MovingAverage
+from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.trainer import TrainConfig, Trainer
 

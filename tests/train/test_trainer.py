@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Line, Points, trainer
 
-from dlrm.train.checkpoint_directory import CheckpointDirectory
+from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.log import RunLog
 from dlrm.train.trainer import TrainConfig
 

@@ -12,8 +12,8 @@ import torch
 import trained_model
 
 import dlrm
-from dlrm.data import native
-from dlrm.data.loader import DataConfig, open_datasets
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.sources import native
 from dlrm.serving import platforms
 
 PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
@@ -306,8 +306,8 @@ def test_an_ensemble_takes_no_other_transform(export, trained, other_trained, tm
 def test_tables_beyond_2_gb_are_written(export, tmp_path):
     """ONNX itself ends at 2 GB; the weights lie beside it."""
     from dlrm.model.dlrm import DLRM, DLRMConfig
-    from dlrm.serving.narrow import NarrowTables
-    from dlrm.serving.plain import PlainDLRM
+    from dlrm.serving.exportable import PlainDLRM
+    from dlrm.serving.quantize import NarrowTables
 
     if shutil.disk_usage(tmp_path).free < 8e9:
         pytest.skip("needs 8 GB of disk")

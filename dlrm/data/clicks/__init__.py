@@ -1,0 +1,1 @@
+"""Batches of clicks: readers, writer and description of a dataset on disk."""

@@ -1,0 +1,167 @@
+"""What a dataset is to the rest of the package: batches, each a pure function of its index."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dlrm.distributed import World, part
+
+
+class Batch(NamedTuple):
+    """Samples as the model takes them; ids and numericals stay as narrow as they were stored.
+
+    Among several processes, numericals and labels are those of a process's own samples, ids those
+    of its own tables for all samples; see `Shard`.
+
+    Attributes:
+        numerical: `[batch, num_numerical]`, float16 (as on disk) or float32.
+        categorical: `[batch, tables]`, int8 to int64, one id for each table; with `lengths`,
+            `[total]`, the ids bag after bag as `ops.joint_embedding_bag` takes them.
+        labels: `[batch]`, float32, 0 or 1.
+        lengths: ids of each sample and table, `[batch, tables]`, int8 to int64; None is one each.
+        global_size: samples of the batch that this is a part of; None: it is a whole one.
+        samples_by_rank: of this part, where it is one; None is `World.part`.
+    """
+
+    numerical: Tensor
+    categorical: Tensor
+    labels: Tensor
+    lengths: Tensor | None = None
+    global_size: int | None = None
+    samples_by_rank: tuple[int, ...] | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Returns the batch with `function` applied to each tensor that it has."""
+        return Batch(*(function(v) if isinstance(v, Tensor) else v for v in self))  # type: ignore[arg-type]
+
+    def split(self, parts: int, world: World = World()) -> list["Batch"]:
+        """Cuts the batch in `parts` or, where no process has so many samples, in fewer.
+
+        Each process cuts its own samples; ids go with the samples. With `lengths` this waits for
+        the device, since where ids are cut depends on them.
+        """
+        whole = len(self.categorical if self.lengths is None else self.lengths)
+        slices = [part(whole, rank, world.size) for rank in range(world.size)]
+        sizes = [own.stop - own.start for own in slices]
+        parts = min(parts, max(sizes))
+        if parts <= 1:
+            return [self]
+        result = []
+        for index in range(parts):
+            cuts = [part(size, index, parts) for size in sizes]
+            bounds = [
+                (o.start + c.start, o.start + c.stop) for o, c in zip(slices, cuts, strict=True)
+            ]
+            categorical, lengths = self._ids_of(bounds)
+            mine = cuts[world.rank]
+            counts = tuple(end - begin for begin, end in bounds)
+            result.append(
+                Batch(
+                    self.numerical[mine],
+                    categorical,
+                    self.labels[mine],
+                    lengths,
+                    self.global_size or whole,
+                    counts,
+                )
+            )
+        return result
+
+    def _ids_of(self, bounds: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+        """The ids, and their lengths, of samples from `begin` to `end`, for each pair of them."""
+        if self.lengths is None:
+            return torch.cat([self.categorical[begin:end] for begin, end in bounds]), None
+        ends = [0, *self.lengths.sum(1, dtype=torch.int64).cumsum(0).tolist()]
+        ids = [self.categorical[ends[begin] : ends[end]] for begin, end in bounds]
+        return torch.cat(ids), torch.cat([self.lengths[begin:end] for begin, end in bounds])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one process reads of every batch: some of its samples, and of all samples some tables.
+
+    Attributes:
+        world: the processes; numericals and labels are those of the samples `World.part(batch)`.
+        tables: whose ids are read, for the batch of all processes; None is all tables.
+    """
+
+    world: World = World()
+    tables: tuple[int, ...] | None = None
+
+    def take(self, batch: Batch) -> Batch:
+        """Cuts the shard out of a whole batch."""
+        numerical, categorical, labels, lengths, *_ = batch
+        own = self.world.part(len(labels))
+        if self.tables is not None:
+            tables = list(self.tables)
+            if lengths is None:
+                categorical = categorical[:, tables]
+            else:
+                wanted = torch.zeros_like(lengths, dtype=torch.bool)
+                wanted[:, tables] = True
+                categorical = categorical[wanted.flatten().repeat_interleave(lengths.flatten())]
+                lengths = lengths[:, tables]
+        return Batch(numerical[own], categorical, labels[own], lengths)
+
+
+class Sharded:
+    """A dataset of which one process takes its shard; others are as those of the dataset.
+
+    Args:
+        dataset: makes whole batches.
+        shard: what to take of each.
+    """
+
+    def __init__(self, dataset: "Dataset", shard: Shard) -> None:
+        self._dataset, self._shard = dataset, shard
+        self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
+        self.categorical_names = dataset.categorical_names
+        self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batch(self, index: int) -> Batch:
+        """Returns this process's shard of a batch."""
+        return self._shard.take(self._dataset.batch(index))
+
+    def check_files(self) -> None:
+        """As of the dataset."""
+        self._dataset.check_files()
+
+
+class Dataset(Protocol):
+    """One split of a dataset.
+
+    Attributes:
+        table_sizes: rows of each table, in feature order.
+        categorical_names: the tables' features, in the same order.
+        num_numerical: numerical features of a sample.
+        num_samples: samples in all batches together.
+        batch_size: samples of every batch but possibly the last.
+    """
+
+    table_sizes: list[int]
+    categorical_names: list[str]
+    num_numerical: int
+    num_samples: int
+    batch_size: int
+
+    def __len__(self) -> int:
+        """Returns the number of batches, the short last one included."""
+        ...
+
+    def batch(self, index: int) -> Batch:
+        """Returns a batch, which depends on `index` and on nothing that was read before."""
+        ...
+
+    def check_files(self) -> None:
+        """Compares files with their checksums where that cannot wait until they are read.
+
+        Raises:
+            ValueError: a file is damaged; it is named.
+        """
+        ...

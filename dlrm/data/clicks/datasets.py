@@ -1,0 +1,314 @@
+"""Opens the dataset of clicks that a configuration names."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import Dataset, Shard, Sharded
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
+from dlrm.data.clicks.synthetic import IDS, SyntheticDataset, ensure_synthetic_dataset
+from dlrm.data.verification import VERIFY_DATA, Verifier
+
+# What each type is read as; "memmap" is a name of 2020, "parametric" of 2021.
+DATASET_TYPES = {
+    "split": "split",
+    "memmap": "split",
+    "parametric": "split",
+    "binary": "binary",
+    "synthetic_gpu": "synthetic_gpu",
+    "synthetic_disk": "synthetic_disk",
+}
+_DEFAULT_TABLE_SIZES = (100_000,) * 26
+
+
+class Datasets(NamedTuple):
+    """The splits of a dataset; `validation` is None where there is none."""
+
+    train: Dataset
+    test: Dataset
+    validation: Dataset | None
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data to read and how; the fields are the flags of the same names.
+
+    Attributes:
+        dataset: the dataset's directory.
+        dataset_type: a key of `DATASET_TYPES`.
+        feature_spec: file in `dataset` that describes it; a `model_size.json` does instead.
+        batch_size: samples of a training batch.
+        test_batch_size: samples of a test or validation batch.
+        shuffle_batch_order: whether each epoch takes the training batches in a new order.
+        dataset_subset: fraction of the training batches to use, in (0, 1]; None is all.
+        seed: of the order of batches and of the synthetic values.
+        num_numerical_features: of a binary dataset and of a synthetic one; others know theirs.
+        synthetic_dataset_dir: where synthetic_disk writes.
+        synthetic_dataset_table_sizes: rows of each synthetic table.
+        synthetic_dataset_num_entries: samples of each synthetic split.
+        synthetic_dataset_numerical_features: overrides `num_numerical_features` where given.
+        synthetic_dataset_use_feature_spec: take table sizes, names and the number of numerical
+            features of synthetic data from `dataset` and `feature_spec`.
+        synthetic_dataset_hotness: ids that a sample of synthetic_gpu has at most for each table,
+            one number for all or one a table; None is one id each, without lengths.
+        synthetic_ids: "uniform" over each table, or "power_law".
+        device: where synthetic_gpu makes its batches.
+        verify_data: "first" compares files with the dataset's checksums before they are first read,
+            "always" in every run, "never" not at all.
+
+    Raises:
+        ValueError: an impossible value; the flag, what it expects and what came are named.
+    """
+
+    dataset: str | None = None
+    dataset_type: str = "split"
+    feature_spec: str = layout.FEATURE_SPEC
+    batch_size: int = 32768
+    test_batch_size: int = 32768
+    shuffle_batch_order: bool = False
+    dataset_subset: float | None = None
+    seed: int = 12345
+    num_numerical_features: int = 13
+    synthetic_dataset_dir: str = "/tmp/dlrm_sythetic_dataset"
+    synthetic_dataset_table_sizes: tuple[int, ...] = _DEFAULT_TABLE_SIZES
+    synthetic_dataset_num_entries: int = 2**25
+    synthetic_dataset_numerical_features: int | None = None
+    synthetic_dataset_use_feature_spec: bool = False
+    synthetic_dataset_hotness: tuple[int, ...] | None = None
+    synthetic_ids: str = "uniform"
+    device: str = "cpu"
+    verify_data: str = "first"
+
+    def __post_init__(self) -> None:
+        _expect("dataset_type", self.dataset_type, tuple(DATASET_TYPES))
+        _expect("verify_data", self.verify_data, VERIFY_DATA)
+        _expect("synthetic_ids", self.synthetic_ids, IDS)
+        for flag in ("batch_size", "test_batch_size", "synthetic_dataset_num_entries"):
+            _expect_at_least(flag, getattr(self, flag), 1)
+        for flag in ("num_numerical_features", "synthetic_dataset_numerical_features", "seed"):
+            if getattr(self, flag) is not None:
+                _expect_at_least(flag, getattr(self, flag), 0)
+        if self.dataset_subset is not None and not 0 < self.dataset_subset <= 1:
+            raise ValueError(
+                f"--dataset_subset: expected a fraction in (0, 1], got {self.dataset_subset}"
+            )
+        for flag in ("synthetic_dataset_table_sizes", "synthetic_dataset_hotness"):
+            if (sizes := getattr(self, flag)) is not None:
+                # A list from the command line becomes a tuple: the configuration stays hashable.
+                object.__setattr__(self, flag, tuple(sizes))
+                for size in sizes:
+                    _expect_at_least(flag, size, 1)
+        for size in self.synthetic_dataset_table_sizes:
+            if size > layout.MAX_CARDINALITY:
+                raise ValueError(
+                    "--synthetic_dataset_table_sizes: expected at most "
+                    f"{layout.MAX_CARDINALITY}, got {size}"
+                )
+        self._check_dataset()
+
+    def _check_dataset(self) -> None:
+        if self.synthetic_dataset_hotness is not None and self.dataset_type != "synthetic_gpu":
+            raise ValueError(
+                "--synthetic_dataset_hotness: expected --dataset_type synthetic_gpu, got "
+                f"{self.dataset_type}"
+            )
+        synthetic = self.dataset_type.startswith("synthetic")
+        if not synthetic and self.synthetic_dataset_use_feature_spec:
+            raise ValueError(
+                "--synthetic_dataset_use_feature_spec: expected --dataset_type synthetic_gpu or "
+                f"synthetic_disk, got {self.dataset_type}"
+            )
+        if self.dataset is None and (not synthetic or self.synthetic_dataset_use_feature_spec):
+            reason = (
+                "--synthetic_dataset_use_feature_spec"
+                if synthetic
+                else f"--dataset_type {self.dataset_type}"
+            )
+            raise ValueError(f"--dataset: expected the dataset's directory for {reason}, got none")
+
+
+def _expect(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"--{flag}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def _expect_at_least(flag: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"--{flag}: expected an integer of {least} or more, got {value!r}")
+
+
+def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
+    """Opens the splits of the dataset that `config` describes, and checks their files' sizes.
+
+    Args:
+        config: which data.
+        shard: what this process reads of every batch; None is everything.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: a directory or file is missing.
+        ValueError: a specification breaks a rule, a file has another size than its rows need or is
+            damaged, or there are no training rows.
+    """
+    kind = DATASET_TYPES[config.dataset_type]
+    if kind in ("split", "synthetic_disk"):  # files of columns, of which a shard reads its own
+        if kind == "split":
+            verifier = _verifier(described_directory(config), config)
+            spec = _load_spec(config)
+        else:
+            spec = _synthetic_on_disk(config)
+            verifier = _verifier(spec.directory, config)
+        datasets = _split_datasets(spec, config, shard or Shard(), verifier)
+    else:
+        datasets = _open_binary(config) if kind == "binary" else _open_synthetic_gpu(config)
+        if shard is not None:
+            train, test, validation = datasets
+            datasets = Datasets(
+                Sharded(train, shard),
+                Sharded(test, shard),
+                Sharded(validation, shard) if validation else None,
+            )
+    if not datasets.train.num_samples:
+        raise ValueError(f"{config.dataset}: the training split has no rows")
+    return datasets
+
+
+def described_directory(config: DataConfig) -> Path:
+    """Returns the folder of a split dataset's specification, which has its rows and transform.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such dataset.
+    """
+    return (_dataset_directory(config) / config.feature_spec).parent
+
+
+def _verifier(directory: Path, config: DataConfig) -> Verifier:
+    """Compares what a dataset says of itself, and returns what compares its rows."""
+    verifier = Verifier(directory, layout.KIND, config.verify_data)
+    spec = Path(config.feature_spec).name
+    verifier.check_names(spec, layout.MODEL_SIZE, layout.TRANSFORM)
+    return verifier
+
+
+def _split_datasets(
+    spec: FeatureSpec, config: DataConfig, shard: Shard, verifier: Verifier
+) -> Datasets:
+    _check_manifest(spec)
+    size, subset = config.test_batch_size, config.dataset_subset or 1.0
+    train = SplitDataset(spec, "train", config.batch_size, subset, shard, verifier)
+    test, validation = (
+        SplitDataset(spec, split, size, shard=shard, verifier=verifier)
+        if split in spec.splits
+        else None
+        for split in ("test", "validation")
+    )
+    assert test is not None
+    return Datasets(train, test, validation)
+
+
+def _check_manifest(spec: FeatureSpec) -> None:
+    """Compares a dataset of ours with its manifest; the sizes of foreign ones `num_rows` checks."""
+    manifest = layout.read_dataset_manifest(spec.directory)
+    if manifest is None:
+        return
+    found = {split: spec.num_rows(split) for split in spec.splits}
+    if manifest["rows"] != found:
+        raise ValueError(
+            f"{spec.directory}: expected the rows of the manifest, {manifest['rows']}, got {found}"
+        )
+    if manifest["cardinalities"] != spec.cardinalities:
+        raise ValueError(
+            f"{spec.path}: expected the cardinalities of the manifest, "
+            f"{manifest['cardinalities']}, got {spec.cardinalities}"
+        )
+
+
+def _load_spec(config: DataConfig) -> FeatureSpec:
+    directory = _dataset_directory(config)
+    path = directory / config.feature_spec
+    if path.is_file():
+        return FeatureSpec.load(path)
+    if config.feature_spec == layout.FEATURE_SPEC and (directory / layout.MODEL_SIZE).is_file():
+        return FeatureSpec.load(directory)
+    hint = (
+        "; it has train_data.bin: --dataset_type binary reads that"
+        if (directory / BINARY_FILES["train"][0]).is_file()
+        else ""
+    )
+    raise FileNotFoundError(
+        f"{directory}: expected {config.feature_spec} (or the {layout.MODEL_SIZE} of a dataset of "
+        f"2020), found neither{hint}"
+    )
+
+
+def _dataset_directory(config: DataConfig) -> Path:
+    assert config.dataset is not None
+    directory = Path(config.dataset)
+    if not directory.exists():
+        raise FileNotFoundError(f"{directory}: no such dataset directory (--dataset)")
+    if not directory.is_dir():
+        raise NotADirectoryError(
+            f"{directory}: expected a dataset directory (--dataset), got a file"
+        )
+    return directory
+
+
+def _open_binary(config: DataConfig) -> Datasets:
+    directory = _dataset_directory(config)
+    verifier = _verifier(directory, config)
+    train, test, validation = (
+        open_binary(directory, split, config.num_numerical_features, size, subset, verifier)
+        for split, size, subset in (
+            ("train", config.batch_size, config.dataset_subset or 1.0),
+            ("test", config.test_batch_size, 1.0),
+            ("validation", config.test_batch_size, 1.0),
+        )
+    )
+    assert train is not None
+    assert test is not None
+    return Datasets(train, test, validation)
+
+
+def _open_synthetic_gpu(config: DataConfig) -> Datasets:
+    spec = _synthetic_spec(config)
+    splits = (
+        ("train", config.batch_size, config.dataset_subset or 1.0),
+        ("test", config.test_batch_size, 1.0),
+    )
+    train, test = (
+        SyntheticDataset(
+            spec,
+            split,
+            config.synthetic_dataset_num_entries,
+            batch_size,
+            seed=config.seed,
+            ids=config.synthetic_ids,
+            hotness=config.synthetic_dataset_hotness,
+            device=config.device,
+            subset=subset,
+        )
+        for split, batch_size, subset in splits
+    )
+    return Datasets(train, test, None)
+
+
+def _synthetic_on_disk(config: DataConfig) -> FeatureSpec:
+    return ensure_synthetic_dataset(
+        config.synthetic_dataset_dir,
+        _synthetic_spec(config),
+        config.synthetic_dataset_num_entries,
+        seed=config.seed,
+        ids=config.synthetic_ids,
+    )
+
+
+def _synthetic_spec(config: DataConfig) -> FeatureSpec:
+    if config.synthetic_dataset_use_feature_spec:
+        return _load_spec(config)
+    num_numerical = config.synthetic_dataset_numerical_features
+    if num_numerical is None:
+        num_numerical = config.num_numerical_features
+    return FeatureSpec.default(
+        config.synthetic_dataset_dir, num_numerical, config.synthetic_dataset_table_sizes
+    )

@@ -1,0 +1,390 @@
+"""`feature_spec.yaml`: which features a dataset has, where their files are, what the model sees.
+
+The format is NVIDIA's, with four sections: `feature_spec` (dtype and cardinality of each feature),
+`source_spec` (the files of each split), `channel_spec` (label, numerical, categorical) and a free
+`metadata`. A dataset that has only `model_size.json` is given the same object.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from dlrm.data.clicks import layout
+from dlrm.files import write_atomically
+
+CHANNELS = ("categorical", "numerical", "label")
+_REQUIRED_SPLITS, _OPTIONAL_SPLITS = {"train", "test"}, {"validation"}
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """The features of a dataset, checked when it is made.
+
+    Attributes:
+        feature_spec: feature name -> {"dtype": numpy dtype name, "cardinality": rows of its table}.
+        source_spec: split -> list of chunks {"type", "features", "files"}.
+        channel_spec: channel -> feature names; their order is that of the model's inputs.
+        metadata: anything.
+        path: the yaml file; the files of the chunks are relative to its directory.
+
+    Raises:
+        ValueError: a rule is broken; the file, the rule and what was found are named.
+    """
+
+    feature_spec: dict[str, dict[str, Any]]
+    source_spec: dict[str, list[dict[str, Any]]]
+    channel_spec: dict[str, list[str]]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    path: Path = Path(layout.FEATURE_SPEC)
+
+    def __post_init__(self) -> None:
+        _check_sections(self)
+        _check_channels(self)
+        _check_features(self)
+        _check_splits(self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "FeatureSpec":
+        """Reads a feature specification, or that of a dataset directory.
+
+        A directory without `feature_spec.yaml` but with `model_size.json` is read by the latter:
+        its tables are `cat_0.bin`, `cat_1.bin`, ... and its id widths those of the files.
+        """
+        path = Path(path)
+        if path.is_dir():
+            if not (path / layout.FEATURE_SPEC).exists() and (path / layout.MODEL_SIZE).exists():
+                return _from_model_size(path)
+            path = path / layout.FEATURE_SPEC
+        return cls(**read_sections(path), path=path)
+
+    @classmethod
+    def default(
+        cls,
+        directory: str | os.PathLike,
+        num_numerical: int,
+        cardinalities: Sequence[int],
+        splits: Sequence[str] = ("train", "test"),
+        metadata: dict[str, Any] | None = None,
+    ) -> "FeatureSpec":
+        """Describes a dataset with NVIDIA's default feature and file names.
+
+        Args:
+            directory: the dataset's directory (nothing is written; see `save`).
+            num_numerical: numerical features of a sample.
+            cardinalities: rows of each table.
+            splits: "train" and "test", and possibly "validation".
+            metadata: stored as it is.
+        """
+        return cls.named(
+            Path(directory) / layout.FEATURE_SPEC,
+            layout.LABEL,
+            [layout.numerical_name(i) for i in range(num_numerical)],
+            {layout.categorical_name(i): int(size) for i, size in enumerate(cardinalities)},
+            splits,
+            metadata,
+        )
+
+    @classmethod
+    def named(
+        cls,
+        path: Path,
+        label: str,
+        numerical: Sequence[str],
+        cardinalities: Mapping[str, int],
+        splits: Iterable[str],
+        metadata: dict[str, Any] | None = None,
+    ) -> "FeatureSpec":
+        """Describes a dataset with NVIDIA's default file names and feature names of one's own.
+
+        Args:
+            path: the specification (nothing is written; see `save`).
+            label: name of the label.
+            numerical: names of the numerical features, in the order of the model's inputs.
+            cardinalities: categorical feature -> rows of its table, in that order too.
+            splits: "train" and "test", and possibly "validation".
+            metadata: stored as it is.
+        """
+        features: dict[str, dict[str, Any]] = {
+            name: {"dtype": str(layout.id_dtype(size)), "cardinality": size}
+            for name, size in cardinalities.items()
+        }
+        features |= {name: {"dtype": str(layout.NUMERICAL_DTYPE)} for name in numerical}
+        features[label] = {"dtype": str(layout.LABEL_DTYPE)}
+        channels = {
+            "categorical": list(cardinalities),
+            "numerical": list(numerical),
+            "label": [label],
+        }
+        return cls(
+            feature_spec=features,
+            source_spec={split: _default_chunks(split, channels) for split in splits},
+            channel_spec=channels,
+            metadata=metadata or {},
+            path=path,
+        )
+
+    def save(self) -> None:
+        """Writes the four sections to `path`."""
+        sections = {
+            "feature_spec": self.feature_spec,
+            "source_spec": self.source_spec,
+            "channel_spec": self.channel_spec,
+            "metadata": self.metadata,
+        }
+        write_atomically(self.path, yaml.safe_dump(sections, sort_keys=False))
+
+    @property
+    def directory(self) -> Path:
+        """The dataset's directory, to which the files of the chunks are relative."""
+        return self.path.parent
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that there are, in the order train, test, validation."""
+        return [split for split in layout.SPLITS if split in self.source_spec]
+
+    @property
+    def numerical(self) -> list[str]:
+        """Names of the numerical features, in the order of the model's inputs."""
+        return self.channel_spec["numerical"]
+
+    @property
+    def categorical(self) -> list[str]:
+        """Names of the categorical features, in the order of the model's tables."""
+        return self.channel_spec["categorical"]
+
+    @property
+    def label(self) -> str:
+        """Name of the label."""
+        return self.channel_spec["label"][0]
+
+    @property
+    def cardinalities(self) -> list[int]:
+        """Rows of each table, in the order of the categorical channel."""
+        return [self.feature_spec[name]["cardinality"] for name in self.categorical]
+
+    def dtype(self, feature: str) -> np.dtype:
+        """Returns the dtype that a feature has in its file."""
+        return np.dtype(self.feature_spec[feature]["dtype"])
+
+    def file(self, split: str, feature: str) -> Path:
+        """Returns the file that holds a feature of a split (the numerical features share one)."""
+        if split not in self.source_spec:
+            raise ValueError(f"{self.path}: no split {split!r}, only {', '.join(self.splits)}")
+        for chunk in self.source_spec[split]:
+            if feature in chunk["features"]:
+                return self.directory / chunk["files"][0]
+        raise ValueError(f"{self.path}: no feature {feature!r} in split {split!r}")
+
+    def num_rows(self, split: str) -> int:
+        """Returns the samples of a split, after checking that every file has that many.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is longer or shorter than the label file says.
+        """
+        rows = _size(self.file(split, self.label))
+        for name, width in self._row_bytes(split).items():
+            size = _size(self.directory / name)
+            if size != rows * width:
+                raise ValueError(
+                    f"{self.directory / name}: expected {rows * width} bytes ({rows} rows, as the "
+                    f"label file has, of {width} bytes), got {size}"
+                )
+        return rows
+
+    def _row_bytes(self, split: str) -> dict[str, int]:
+        """File -> bytes of a row."""
+        return {
+            chunk["files"][0]: sum(self.dtype(name).itemsize for name in chunk["features"])
+            for chunk in self.source_spec[split]
+        }
+
+
+def read_sections(path: Path) -> dict[str, Any]:
+    """Reads the four sections of a specification without checking what is in them.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not yaml, or not the four sections.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such feature specification")
+    try:
+        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not yaml in UTF-8 ({error})") from error
+    expected = {"feature_spec", "source_spec", "channel_spec", "metadata"}
+    if not isinstance(sections, dict) or not expected - {"metadata"} <= set(sections) <= expected:
+        found = (
+            sorted(map(str, sections)) if isinstance(sections, dict) else type(sections).__name__
+        )
+        raise ValueError(f"{path}: expected the sections {sorted(expected)}, got {found}")
+    sections["metadata"] = sections.get("metadata") or {}
+    for name in expected:
+        if not isinstance(sections[name], dict):
+            raise ValueError(f"{path}: section {name}: expected a map, got {sections[name]!r}")
+    return sections
+
+
+def _default_chunks(folder: str, channels: dict[str, list[str]]) -> list[dict]:
+    chunks = [(channels["numerical"], layout.NUMERICAL_FILE)] if channels["numerical"] else []
+    chunks += [(channels["label"], layout.LABEL_FILE)]
+    chunks += [
+        ([name], layout.categorical_name(i)) for i, name in enumerate(channels["categorical"])
+    ]
+    return [
+        {"type": "split_binary", "features": list(features), "files": [f"{folder}/{file}"]}
+        for features, file in chunks
+    ]
+
+
+def _from_model_size(directory: Path) -> FeatureSpec:
+    """Describes a dataset of 2020, whose numericals and id widths only its file sizes tell.
+
+    NVIDIA's writer and reader disagreed by one about when an id needs a wider type, so the width is
+    taken from the files and not from the cardinality.
+    """
+    cardinalities = layout.read_model_size(directory)
+    rows = _size(directory / "train" / layout.LABEL_FILE)
+    num_numerical = _width(directory / "train" / layout.NUMERICAL_FILE, rows) // 2 if rows else 0
+    validation = next((n for n in ("validation", "val") if (directory / n).is_dir()), None)
+    splits = ["train", "test"] + (["validation"] if validation else [])
+    spec = FeatureSpec.default(directory, num_numerical, cardinalities, splits)
+    features = dict(spec.feature_spec)
+    for name in spec.categorical:
+        width = _width(spec.file("train", name), rows)
+        features[name] = {**features[name], "dtype": f"int{8 * width}"} if width else features[name]
+    sources = dict(spec.source_spec)
+    if validation:
+        sources["validation"] = _default_chunks(validation, spec.channel_spec)
+    return replace(spec, feature_spec=features, source_spec=sources)
+
+
+def _width(file: Path, rows: int) -> int:
+    size = _size(file)
+    if rows and (size % rows or not size):
+        raise ValueError(
+            f"{file}: {size} bytes are no whole number of bytes for each of {rows} rows"
+        )
+    return size // rows if rows else 0
+
+
+def _size(file: Path) -> int:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: missing")
+    return file.stat().st_size
+
+
+def _fail(spec: FeatureSpec, message: str) -> None:
+    raise ValueError(f"{spec.path}: {message}")
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _check_sections(spec: FeatureSpec) -> None:
+    splits = set(spec.source_spec)
+    if not _REQUIRED_SPLITS <= splits <= _REQUIRED_SPLITS | _OPTIONAL_SPLITS:
+        _fail(
+            spec,
+            "source_spec: expected the splits train and test, and possibly validation, "
+            f"got {sorted(splits)}",
+        )
+    if set(spec.channel_spec) != set(CHANNELS):
+        _fail(
+            spec,
+            f"channel_spec: expected the channels {list(CHANNELS)}, got {list(spec.channel_spec)}",
+        )
+    for channel, names in spec.channel_spec.items():
+        if not _is_list_of_text(names):
+            _fail(spec, f"channel {channel}: expected a list of feature names, got {names!r}")
+
+
+def _check_channels(spec: FeatureSpec) -> None:
+    if len(spec.channel_spec["label"]) != 1:
+        _fail(spec, f"channel label: expected one feature, got {spec.channel_spec['label']}")
+    used = [name for names in spec.channel_spec.values() for name in names]
+    if repeated := [name for name, count in Counter(used).items() if count > 1]:
+        _fail(spec, f"channel_spec: features used twice: {repeated}")
+    if set(used) != set(spec.feature_spec):
+        _fail(
+            spec,
+            "feature_spec and channel_spec name different features: only in feature_spec "
+            f"{sorted(set(spec.feature_spec) - set(used))}, only in channel_spec "
+            f"{sorted(set(used) - set(spec.feature_spec))}",
+        )
+    if not spec.numerical and not spec.categorical:
+        _fail(spec, "channel_spec: expected at least one numerical or categorical feature")
+
+
+def _check_features(spec: FeatureSpec) -> None:
+    for name, facts in spec.feature_spec.items():
+        try:
+            dtype = np.dtype(facts["dtype"])
+        except (KeyError, TypeError) as error:
+            _fail(spec, f"feature {name}: expected a numpy dtype, got {facts!r} ({error})")
+        if name in spec.categorical:
+            size = facts.get("cardinality")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(
+                    f"{spec.path}: feature {name}: expected a cardinality >= 1, got {size!r}"
+                )
+            if dtype.kind != "i":
+                _fail(spec, f"feature {name}: expected a signed integer dtype, got {dtype}")
+            if size - 1 > np.iinfo(dtype).max:
+                _fail(spec, f"feature {name}: cardinality {size} does not fit dtype {dtype}")
+        expected = {
+            **dict.fromkeys(spec.numerical, layout.NUMERICAL_DTYPE),
+            spec.label: layout.LABEL_DTYPE,
+        }
+        if name in expected and dtype != expected[name]:
+            _fail(spec, f"feature {name}: expected dtype {expected[name]}, got {dtype}")
+
+
+def _check_splits(spec: FeatureSpec) -> None:
+    for split, chunks in spec.source_spec.items():
+        if not isinstance(chunks, list):
+            _fail(spec, f"source_spec {split}: expected a list of chunks, got {chunks!r}")
+        covered: list[str] = []
+        for number, chunk in enumerate(chunks):
+            where = f"source_spec {split} chunk {number}"
+            _check_chunk(spec, chunk, where)
+            covered += chunk["features"]
+        counts = Counter(covered)
+        missing = sorted(set(spec.feature_spec) - set(counts))
+        wrong = sorted(n for n in counts if n not in spec.feature_spec or counts[n] > 1)
+        if missing or wrong:
+            _fail(
+                spec,
+                f"source_spec {split}: expected every feature once; missing {missing}, "
+                f"unknown or repeated {wrong}",
+            )
+
+
+def _check_chunk(spec: FeatureSpec, chunk: Any, where: str) -> None:
+    if not isinstance(chunk, dict) or not {"type", "features", "files"} <= set(chunk):
+        _fail(spec, f"{where}: expected type, features and files, got {chunk!r}")
+    features, files = chunk["features"], chunk["files"]
+    if chunk["type"] != "split_binary":
+        _fail(spec, f"{where}: expected type split_binary, got {chunk['type']!r}")
+    if not _is_list_of_text(features) or not features:
+        _fail(spec, f"{where}: expected one feature or more, got {features!r}")
+    if not _is_list_of_text(files) or len(files) != 1:
+        _fail(spec, f"{where}: expected one file, got {files!r}")
+    if set(features) & set(spec.numerical):
+        if features != spec.numerical:
+            _fail(
+                spec,
+                f"{where}: expected all numerical features in channel order, {spec.numerical}, "
+                f"got {features}",
+            )
+    elif len(features) != 1:
+        _fail(spec, f"{where}: expected the label or one categorical feature alone, got {features}")

@@ -1,0 +1,186 @@
+"""Batches of any kind in the order of an epoch, read ahead of their use."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Movable(Protocol):
+    """A batch of any kind: something with tensors."""
+
+    def map(self: "BatchT", function: Callable[[Tensor], Tensor]) -> "BatchT":
+        """Returns the same with `function` applied to each tensor."""
+        ...
+
+
+BatchT = TypeVar("BatchT", bound=Movable)
+
+
+BatchT_co = TypeVar("BatchT_co", bound=Movable, covariant=True)
+
+
+class Readable(Protocol[BatchT_co]):
+    """What can be read ahead: batches, each a pure function of its index."""
+
+    def batch(self, index: int) -> BatchT_co:
+        """Returns a batch, which depends on `index` and on nothing that was read before."""
+        ...
+
+
+def batch_order(num_batches: int, epoch: int, seed: int, shuffle: bool) -> np.ndarray:
+    """Returns the order in which an epoch takes its batches.
+
+    It depends on the arguments alone, so that a resumed run can start in the middle of an epoch. A
+    shuffled order sorts random keys: numpy guarantees those over its versions, a permutation not.
+
+    Args:
+        num_batches: length of the training set.
+        epoch: counted from 0; each has an order of its own.
+        seed: 0 or more.
+        shuffle: whether the order is random; only whole batches move, never rows.
+    """
+    if not shuffle:
+        return np.arange(num_batches)
+    keys = np.random.SFC64([seed, epoch]).random_raw(num_batches)
+    return np.argsort(keys, kind="stable")
+
+
+def prefetch(
+    dataset: Readable[BatchT],
+    indices: Iterable[int],
+    device: str | torch.device = "cpu",
+    depth: int = 4,
+) -> Generator[BatchT, None, None]:
+    """Yields batches in the order of `indices`, read ahead by background threads.
+
+    An error in a reader is raised here, at the batch it belongs to. No thread outlives the
+    generator: exhaust it, or close it (`contextlib.closing`). Reading starts at the first `next`.
+
+    On CUDA the readers also copy, through pinned memory and on a stream of their own, so that a
+    batch is on the device before its turn. They allocate while the caller computes: whoever
+    captures a CUDA graph meanwhile uses `capture_error_mode="thread_local"`.
+
+    Args:
+        dataset: what to read.
+        indices: batches to read; taken from as the reading advances.
+        device: where the batches are wanted.
+        depth: batches that are read, or being read, ahead of the one in use.
+    """
+    if depth < 1:
+        raise ValueError(f"depth: expected 1 or more, got {depth}")
+    device = torch.device(device)
+    if device.type == "cuda":
+        reader = _CudaReader(dataset, device)
+        return _in_order(reader.read, reader.take, indices, depth)
+    return _in_order(
+        lambda index: _on_device(dataset.batch(index), device), _itself, indices, depth
+    )
+
+
+def _in_order(
+    read: Callable, take: Callable, indices: Iterable[int], depth: int
+) -> Generator[Any, None, None]:
+    pending: deque[Future] = deque()
+    remaining = iter(indices)
+    readers = ThreadPoolExecutor(depth, thread_name_prefix="dlrm-reader")
+    try:
+        pending.extend(readers.submit(read, index) for index in islice(remaining, depth))
+        while pending:
+            batch = take(pending.popleft().result())
+            pending.extend(readers.submit(read, index) for index in islice(remaining, 1))
+            yield batch
+    finally:
+        readers.shutdown(wait=True, cancel_futures=True)
+
+
+def _itself(batch: BatchT) -> BatchT:
+    return batch
+
+
+def _on_device(batch: BatchT, device: torch.device) -> BatchT:
+    return batch.map(lambda tensor: tensor.to(device))  # no copy where it is there already
+
+
+class _CudaReader:
+    """Reads batches and copies them to a device on a side stream."""
+
+    def __init__(self, dataset: Readable, device: torch.device) -> None:
+        self._dataset = dataset
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._device, self._stream = torch.device("cuda", index), _copying_stream(index)
+
+    def read(self, index: int) -> tuple[Any, torch.cuda.Event]:
+        """In a reader's thread: starts the copy and marks its end."""
+        # Else a thread has the first device, and leaving the stream would take memory there.
+        torch.cuda.set_device(self._device)
+        with torch.cuda.stream(self._stream):
+            batch = self._dataset.batch(index)
+            moved = batch.map(self._move)
+            return moved, self._stream.record_event()
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":
+            return tensor
+        # numpy copies on this thread alone; torch would start a team of threads for each reader.
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        np.copyto(pinned.numpy(), tensor.numpy())
+        return pinned.to(self._device, non_blocking=True)  # torch keeps it until it is copied
+
+    def take(self, read: tuple[Any, torch.cuda.Event]) -> Any:
+        """In the caller's thread: makes its stream wait for the copy, without waiting itself."""
+        batch, copied = read
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(copied)
+
+        def used(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        return batch.map(used)
+
+
+@cache
+def _copying_stream(index: int) -> torch.cuda.Stream:
+    """The one of a device for all readers: freed memory serves the same stream only, and of 32
+    streams the 33rd is the first again, on which somebody may record a graph."""
+    return torch.cuda.Stream(index)
+
+
+class BatchedRows:
+    """Divides rows into batches; the datasets inherit their length from it.
+
+    Args:
+        num_rows: rows that there are.
+        batch_size: rows of a batch.
+        subset: use only this fraction of the batches, in (0, 1], rounded up.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, subset: float = 1.0) -> None:
+        self.batch_size = batch_size
+        self._num_batches = math.ceil(math.ceil(num_rows / batch_size) * subset)
+        self.num_samples = min(num_rows, self._num_batches * batch_size)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def check_files(self) -> None:
+        """As of `Dataset`; rows that are in no file have none to compare."""
+
+    def rows(self, index: int) -> tuple[int, int]:
+        """Returns the first row of a batch and the one after its last.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
+        if not 0 <= index < self._num_batches:
+            raise IndexError(f"batch {index}: expected one of 0 to {self._num_batches - 1}")
+        start = index * self.batch_size
+        return start, min(start + self.batch_size, self.num_samples)

@@ -1,0 +1,1 @@
+"""Raw rows of Criteo logs and CSV as columns; needs no torch."""

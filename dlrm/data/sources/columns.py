@@ -1,0 +1,221 @@
+"""Columns of a log's fields as text, and the numbers that they say."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.sources import native
+
+MAX_HEXADECIMAL_DIGITS = 16
+MAX_DECIMAL_DIGITS = 18  # so that every number fits int64
+
+
+class TextColumn(NamedTuple):
+    """The text of one field in every row: field k is `data[starts[k]:ends[k]]`, empty if missing.
+
+    `data` is uint8 with 8 bytes or more after the last field, which are read but mean nothing.
+    """
+
+    data: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def from_strings(cls, fields: Iterable[str | None]) -> "TextColumn":
+        """Makes a column of strings, of which None and "" are missing."""
+        return cls.from_bytes([(text or "").encode() for text in fields])
+
+    @classmethod
+    def from_bytes(cls, texts: Sequence[bytes]) -> "TextColumn":
+        """Makes a column of encoded strings."""
+        lengths = np.array([len(text) for text in texts], np.int64)
+        ends = np.cumsum(lengths)
+        return cls(np.frombuffer(b"".join(texts) + bytes(8), np.uint8), ends - lengths, ends)
+
+    def text(self, row: int) -> str:
+        """Returns one field, shortened if it is very long, and with any byte shown."""
+        raw = self.data[self.starts[row] : self.ends[row]].tobytes()
+        shown = raw[:64] + (b"..." if len(raw) > 64 else b"")
+        return shown.decode("utf-8", "backslashreplace")
+
+
+class Parsed(NamedTuple):
+    """The numbers of a column; where `missing`, the value is 0."""
+
+    values: np.ndarray
+    missing: np.ndarray
+
+
+class BadValueError(ValueError):
+    """A field that cannot be read.
+
+    Attributes:
+        row: the first such row of the column.
+        column: the index of the column, label excluded; None before a `Transform` knows it.
+        expected, got: what the message says.
+    """
+
+    def __init__(self, row: int, expected: str, got: str, column: int | None = None) -> None:
+        self.row, self.expected, self.got, self.column = row, expected, got, column
+        where = "" if column is None else f"column {column}, "
+        super().__init__(f"{where}row {row}: expected {expected}, got {got!r}")
+
+
+EXPECTED_HEXADECIMAL = f"up to {MAX_HEXADECIMAL_DIGITS} hexadecimal digits"
+EXPECTED_INTEGER = f"an integer of up to {MAX_DECIMAL_DIGITS} digits"
+
+
+def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed]:
+    """Reads integers and hexadecimal hashes, all columns at once.
+
+    Args:
+        fields: `starts` and `ends` are int64 `[columns, rows]`; columns of integers come first.
+        num_numerical: columns of integers.
+
+    Returns:
+        The integers and the hashes, `[columns, rows]` each.
+
+    Raises:
+        BadValueError: the first row, and the first column in it, that cannot be read.
+    """
+    data = fields.data
+    starts, ends = (np.ascontiguousarray(a, np.int64) for a in (fields.starts, fields.ends))
+    if native.host is not None:
+        numbers, missing, bad_at = native.host.parse_fields(data, starts, ends, num_numerical)
+        integers = Parsed(numbers[:num_numerical].view(np.int64), missing[:num_numerical])
+        hashes = Parsed(numbers[num_numerical:], missing[num_numerical:])
+    else:
+        integers, bad_integers = _read_all(read_integer, fields, slice(num_numerical))
+        hashes, bad_hashes = _read_all(read_hexadecimal, fields, slice(num_numerical, None))
+        bad = np.concatenate([bad_integers, bad_hashes]).T
+        bad_at = int(bad.argmax()) if bad.any() else None
+    if bad_at is not None:
+        row, column = divmod(bad_at, len(starts))
+        expected = EXPECTED_INTEGER if column < num_numerical else EXPECTED_HEXADECIMAL
+        got = TextColumn(data, starts[column], ends[column]).text(row)
+        raise BadValueError(row, expected, got, column)
+    return integers, hashes
+
+
+def _read_all(
+    read: Callable[[TextColumn], tuple[Parsed, np.ndarray]], fields: TextColumn, columns: slice
+) -> tuple[Parsed, np.ndarray]:
+    starts, ends = fields.starts[columns], fields.ends[columns]
+    numbers, bad = read(TextColumn(fields.data, starts.reshape(-1), ends.reshape(-1)))
+    values, missing, bad = (array.reshape(starts.shape) for array in (*numbers, bad))
+    return Parsed(values, missing), bad
+
+
+def parse_hexadecimal(column: TextColumn) -> Parsed:
+    """Reads up to 16 hexadecimal digits of either case as uint64; "1f" and "0000001f" are equal.
+
+    Raises:
+        BadValueError: other characters or more digits.
+    """
+    numbers, bad = read_hexadecimal(column)
+    _refuse(column, bad, EXPECTED_HEXADECIMAL)
+    return numbers
+
+
+def read_hexadecimal(column: TextColumn) -> tuple[Parsed, np.ndarray]:
+    """Reads as `parse_hexadecimal` does, and returns which rows cannot be read."""
+    lengths = column.ends - column.starts
+    values, bad = _hexadecimal_words(column, np.minimum(lengths, 8))
+    long = np.flatnonzero(lengths > 8)
+    if len(long):
+        low = TextColumn(column.data, column.ends[long] - 8, column.ends[long])
+        low_values, low_bad = _hexadecimal_words(low, np.full(len(long), 8))
+        high = TextColumn(column.data, column.starts[long], low.starts)
+        high_values, high_bad = _hexadecimal_words(high, np.minimum(lengths[long] - 8, 8))
+        values[long] = (high_values << np.uint64(32)) | low_values
+        bad[long] = low_bad | high_bad | (lengths[long] > MAX_HEXADECIMAL_DIGITS)
+    return Parsed(values, lengths == 0), bad
+
+
+def parse_integer(column: TextColumn) -> Parsed:
+    """Reads decimal integers of up to 18 digits, with "-" before negative ones, as int64.
+
+    Raises:
+        BadValueError: anything else.
+    """
+    numbers, bad = read_integer(column)
+    _refuse(column, bad, EXPECTED_INTEGER)
+    return numbers
+
+
+def read_integer(column: TextColumn) -> tuple[Parsed, np.ndarray]:
+    """Reads as `parse_integer` does, and returns which rows cannot be read."""
+    missing = column.ends == column.starts
+    negative = column.data[column.starts] == ord("-")
+    negative &= ~missing
+    starts = column.starts + negative
+    lengths = column.ends - starts
+    values, bad = _decimal_words(column.data, starts, np.minimum(lengths, 8))
+    bad |= negative & (lengths == 0)
+    long = np.flatnonzero(lengths > 8)
+    if len(long):
+        ends = column.ends[long]
+        values[long], bad[long] = 0, lengths[long] > MAX_DECIMAL_DIGITS
+        for skipped, factor in ((0, 1), (8, 10**8), (16, 10**16)):
+            length = np.clip(lengths[long] - skipped, 0, 8)
+            part, part_bad = _decimal_words(column.data, ends - skipped - length, length)
+            values[long] += part * np.uint64(factor)
+            bad[long] |= part_bad & (length > 0)
+    signed = values.astype(np.int64)
+    np.negative(signed, out=signed, where=negative)
+    return Parsed(signed, missing), bad
+
+
+def _refuse(column: TextColumn, bad: np.ndarray, expected: str) -> None:
+    if bad.any():
+        row = int(bad.argmax())
+        raise BadValueError(row, expected, column.text(row))
+
+
+# Eight characters at a time, as the bytes of one 64-bit number. Every constant is a byte repeated.
+
+
+def _bytes(byte: int) -> np.uint64:
+    return np.uint64(byte * 0x0101010101010101)
+
+
+def _words(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Reads 0 to 8 characters of each field as a word, the last one highest, with "0" in front."""
+    if len(starts) == 0:
+        return np.empty(0, np.uint64)
+    anywhere: np.ndarray = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))
+    words = anywhere[starts]
+    if (lengths == 8).all():
+        return words
+    bits = (8 * lengths).astype(np.uint64)
+    return (words << (np.uint64(64) - bits)) | (_bytes(ord("0")) >> bits)
+
+
+def _hexadecimal_words(column: TextColumn, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values of up to 8 digits, and which are none."""
+    words = _words(column.data, column.starts, lengths)
+    letters = (words >> np.uint64(6)) & _bytes(1)
+    nibbles = (words & _bytes(0x0F)) + letters * np.uint64(9)
+    # A digit is what these nibbles would be written as, in lower case; else it was no digit.
+    above_nine = ((nibbles + _bytes(6)) >> np.uint64(4)) & _bytes(1)
+    written = nibbles + _bytes(ord("0")) + above_nine * np.uint64(ord("a") - ord("0") - 10)
+    lower_case = words | (letters << np.uint64(5))
+    bad = ((written ^ lower_case) | (nibbles & _bytes(0x10))) != 0
+    x = nibbles.byteswap() if np.little_endian else nibbles
+    x = (x | (x >> np.uint64(4))) & np.uint64(0x00FF00FF00FF00FF)
+    x = (x | (x >> np.uint64(8))) & np.uint64(0x0000FFFF0000FFFF)
+    return (x | (x >> np.uint64(16))) & np.uint64(0xFFFFFFFF), bad
+
+
+def _decimal_words(
+    data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values of up to 8 digits, and which are none."""
+    digits = _words(data, starts, lengths) ^ _bytes(ord("0"))
+    bad = ((digits | (digits + _bytes(6))) & _bytes(0xF0)) != 0
+    # Neighbours are joined: 8 digits, 4 numbers to 99, 2 to 9999, 1 to 99999999.
+    x = ((digits & _bytes(0x0F)) * np.uint64(10 * 2**8 + 1)) >> np.uint64(8)
+    x = ((x & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
+    x = ((x & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)
+    return x, bad

@@ -1,0 +1,115 @@
+"""What the text of CSV cells means: parsers from the cells of a column to their values."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+
+MOST_LISTED = 20  # labels or columns in an error message
+Parser = Callable[[Sequence[str]], np.ndarray]  # stripped cells of a column -> their values
+
+
+class BadCellError(Exception):
+    """A cell that its parser refuses; whoever knows the file, line and column names them."""
+
+    def __init__(self, index: int, expected: str) -> None:
+        super().__init__(index, expected)
+        self.index, self.expected = index, expected
+
+
+def number_parser(missing: Collection[str]) -> Parser:
+    """Numbers as float64, missing ones (empty cells, and those in `missing`) as NaN.
+
+    A number is what `float` reads, in ASCII and without underscores. "nan", "inf" and what float64
+    cannot hold are refused unless `missing` has them: whether they mean so is for users to say.
+    """
+    missing = {"", *missing}
+
+    def parse(cells: Sequence[str]) -> np.ndarray:
+        if missing.isdisjoint(cells) and _is_plain("".join(cells)):
+            with suppress(ValueError):
+                values = np.array(list(map(float, cells)), np.float64)
+                if np.isfinite(values).all():
+                    return values
+        return np.array([to_number(index, cell) for index, cell in enumerate(cells)], np.float64)
+
+    def to_number(index: int, cell: str) -> float:
+        if cell in missing:
+            return np.nan
+        try:
+            value = float(cell) if _is_plain(cell) else None
+        except ValueError:
+            value = None
+        if value is None:
+            raise BadCellError(index, "a number")
+        if not math.isfinite(value):
+            raise BadCellError(index, "a finite number")
+        return value
+
+    return parse
+
+
+def _is_plain(text: str) -> bool:
+    """Not so where `float` would read what only Python calls a number: 1_000, or other digits."""
+    return text.isascii() and "_" not in text
+
+
+def code_parser(dictionary: dict[str, int], missing: Collection[str]) -> Parser:
+    """Values as places in `dictionary`, which grows, missing ones as -1."""
+    missing = {"", *missing}
+
+    def parse(cells: Sequence[str]) -> np.ndarray:
+        codes = [
+            -1 if cell in missing else dictionary.setdefault(cell, len(dictionary))
+            for cell in cells
+        ]
+        return np.array(codes, np.int32)
+
+    return parse
+
+
+def label_parser() -> Parser:
+    """Labels that are written 0, 1, 0.0 or 1.0."""
+    known = {"0": False, "1": True, "0.0": False, "1.0": True}
+
+    def parse(cells: Sequence[str]) -> np.ndarray:
+        for index, cell in enumerate(cells):
+            if cell not in known:
+                raise BadCellError(
+                    index, "a label of 0 or 1 (--positive names any other value that counts as 1)"
+                )
+        return np.array([known[cell] for cell in cells], layout.LABEL_DTYPE)
+
+    return parse
+
+
+def positive_parser(positive: str, missing: Collection[str], counts: Counter[str]) -> Parser:
+    """Labels as whether they are `positive`; `counts` gets how often each value occurs."""
+    missing = {"", *missing}
+
+    def parse(cells: Sequence[str]) -> np.ndarray:
+        if not missing.isdisjoint(cells):
+            index = next(index for index, cell in enumerate(cells) if cell in missing)
+            raise BadCellError(index, "a label that is not missing (--missing_values)")
+        counts.update(cells)
+        return np.array([cell == positive for cell in cells], layout.LABEL_DTYPE)
+
+    return parse
+
+
+def id_parser(cardinality: int | None) -> Parser:
+    """Integer ids as they are; `cardinality` None allows every one that a table can have."""
+    limit = cardinality or np.iinfo(np.int32).max - 1
+
+    def parse(cells: Sequence[str]) -> np.ndarray:
+        for index, cell in enumerate(cells):
+            if not (cell.isascii() and cell.isdecimal() and int(cell) < limit):
+                name = "its cardinality, " if cardinality else ""
+                raise BadCellError(index, f"an integer id from 0 and less than {name}{limit}")
+        return np.array([int(cell) for cell in cells], np.int64)
+
+    return parse

@@ -1,0 +1,169 @@
+"""Columns of CSV files: read once, parsed, and kept in a temporary file each."""
+
+import bisect
+import csv
+import gzip
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.data.sources.csv_cells import MOST_LISTED, BadCellError, Parser
+
+_MOST_LINES = 100  # of a record; a stray pair of quotes makes one of all rows between them
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """How the records of a file are read.
+
+    Attributes:
+        columns: their names; without them those of the header, or 0, 1, ...
+        header: whether the first line is one.
+    """
+
+    columns: Sequence[str] = ()
+    header: bool = False
+    delimiter: str = ","
+    chunk_size: int = 65536
+
+    def chunks(self, path: Path) -> Iterator[tuple[list[str], list[int], list[list[str]]]]:
+        """Yields the columns' names, and the line numbers and cells of up to `chunk_size` rows.
+
+        A file without rows yields its names once, with no rows, if they are known.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: not a text, a quote is not closed, a row spans more than 100 lines or has
+                another number of cells than there are columns.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file")
+        opened: Any = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=self.delimiter, skipinitialspace=True, strict=True)
+            records = _records(path, reader)
+            try:
+                first = next(records, None) if self.header else None
+                names = [name.strip() for name in self.columns or (first[1] if first else ())]
+                while rows := list(islice(records, self.chunk_size)):
+                    names = names or [str(index) for index in range(len(rows[0][1]))]
+                    for line, record in rows:
+                        if len(record) != len(names):
+                            raise ValueError(
+                                f"{path}, line {line}: expected {len(names)} columns "
+                                f"({_listed(names)}), got {len(record)}"
+                            )
+                    yield names, [line for line, _ in rows], [record for _, record in rows]
+            except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+                raise ValueError(
+                    f"{path}, line {reader.line_num + 1}: not CSV in UTF-8 ({error})"
+                ) from error
+
+
+class Columns:
+    """Parsed columns of a split, each in a file of its own.
+
+    Args:
+        directory: where these files go; it must not exist.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self.num_rows = 0
+        self._directory = directory
+        self._parts: list[tuple[str, list[int], list[Path]]] = []  # lines, first rows, their files
+        self._stored: dict[str, tuple[Path, np.dtype]] = {}
+        self._part_of: dict[str, int] = {}
+
+    def append_part(
+        self, files: Sequence[Path], csv_format: CsvFormat, parsers: Mapping[str, Parser]
+    ) -> None:
+        """Parses the columns that `parsers` name; a later part must have as many rows.
+
+        Raises:
+            ValueError: a column or a cell is wrong; file, line and column are named.
+        """
+        lines_name, first_rows, num_rows = f"lines of part {len(self._parts)}", [], 0
+        for file in files:
+            first_rows.append(num_rows)
+            for names, lines, records in csv_format.chunks(file):
+                _check_names(file, names, csv_format, parsers)
+                columns = dict(zip(names, zip(*records, strict=True), strict=True))
+                for name, parse in parsers.items():
+                    cells = [cell.strip() for cell in columns[name]]
+                    try:
+                        self._append(name, parse(cells))
+                    except BadCellError as error:
+                        raise ValueError(
+                            f"{file}, line {lines[error.index]}, column {name}: expected "
+                            f"{error.expected}, got {cells[error.index]!r}"
+                        ) from None
+                self._append(lines_name, np.array(lines))
+                num_rows += len(lines)
+        if self._parts and num_rows != self.num_rows:
+            raise ValueError(
+                f"{files[0]}: expected {self.num_rows} rows, as the files of the features before "
+                f"it have, got {num_rows}"
+            )
+        self.num_rows = num_rows
+        self._part_of |= dict.fromkeys(parsers, len(self._parts))
+        self._parts.append((lines_name, first_rows, list(files)))
+
+    def _append(self, name: str, values: np.ndarray) -> None:
+        path, _ = self._stored.setdefault(
+            name, (self._directory / f"{len(self._stored)}.bin", values.dtype)
+        )
+        with open(path, "ab") as file:
+            values.tofile(file)
+
+    def load(self, name: str) -> np.ndarray:
+        """Returns the values of a column in all rows."""
+        return np.fromfile(*self._stored[name]) if name in self._stored else np.empty(0)
+
+    def where(self, name: str, row: int) -> str:
+        """Says in which file and line a row of a column stood."""
+        lines, first_rows, files = self._parts[self._part_of[name]]
+        file = files[bisect.bisect_right(first_rows, row) - 1]
+        return f"{file}, line {self.load(lines)[row]}, column {name}"
+
+
+def _records(path: Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yields the last line and the cells of each record; blank lines are none."""
+    line = 0
+    try:
+        for record in reader:
+            if reader.line_num - line > _MOST_LINES:
+                raise ValueError(
+                    f"{path}, line {line + 1}: expected a row of at most {_MOST_LINES} lines, got "
+                    f"one that a quoted cell extends to line {reader.line_num}"
+                )
+            line = reader.line_num
+            if record:
+                yield line, record
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {line + 1}: not CSV ({error}, reading up to line {reader.line_num}); "
+            "is a quote not closed?"
+        ) from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
+def _check_names(
+    file: Path, names: Sequence[str], csv_format: CsvFormat, wanted: Collection[str]
+) -> None:
+    if missing := [name for name in wanted if name not in names]:
+        source = "its header" if csv_format.header else "a file without a header"
+        hint = "" if csv_format.columns else f" ({source}; --columns or --noheader say otherwise)"
+        raise ValueError(
+            f"{file}: no column {missing[0]!r}; the columns are {_listed(names)}{hint}"
+        )
+    if repeated := [name for name in wanted if list(names).count(name) > 1]:
+        raise ValueError(f"{file}: two columns are called {repeated[0]!r}")

@@ -1,0 +1,192 @@
+"""Lines of raw logs to columns of numbers: natively where `dlrm/_host.so` loads, else with numpy.
+
+A line is `label <tab> integers <tab> hexadecimal hashes`; it ends as lines of Unix or of Windows
+do. Fields that are empty, or that are cut off at the end of the line, are missing. Both parsers
+give the same numbers and stop at the same line; `benchmarks/preprocess.py` says how fast they are.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.sources import native
+from dlrm.data.sources.columns import (
+    EXPECTED_HEXADECIMAL,
+    EXPECTED_INTEGER,
+    Parsed,
+    TextColumn,
+    read_hexadecimal,
+    read_integer,
+)
+
+LONGEST_LINE = 1 << 20  # bytes; a longer one is no line of a log, offline or served
+
+
+@dataclass(frozen=True)
+class LogFormat:
+    """Columns of a line: the label (column 0, if there are labels), integers, then hashes."""
+
+    num_numerical: int = 13
+    num_categorical: int = 26
+    labelled: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.num_numerical, self.num_categorical) < 0 or not self.num_features:
+            raise ValueError(
+                f"--num_numerical {self.num_numerical} --num_categorical {self.num_categorical}: "
+                "expected 0 or more of each, and one in all"
+            )
+
+    @property
+    def num_features(self) -> int:
+        """Fields of a line, without the label."""
+        return self.num_numerical + self.num_categorical
+
+    @property
+    def num_columns(self) -> int:
+        """Fields of a line, with the label where there is one."""
+        return self.labelled + self.num_features
+
+    def describe(self, column: int) -> str:
+        """Says which field of a line a column is."""
+        feature = column - self.labelled
+        if feature < 0:
+            return "column 0 (label)"
+        if feature < self.num_numerical:
+            return f"column {column} (numerical {feature})"
+        return f"column {column} (categorical {feature - self.num_numerical})"
+
+
+class Lines(NamedTuple):
+    """Numbers of some lines: labels `[rows]`, False where there are none, and the columns."""
+
+    labels: np.ndarray
+    integers: list[Parsed]
+    hashes: list[Parsed]
+
+    def part(self, begin: int, end: int) -> "Lines":
+        """Returns the rows from `begin` to `end`."""
+        if (begin, end) == (0, len(self.labels)):
+            return self
+        integers, hashes = (
+            [Parsed(c.values[begin:end], c.missing[begin:end]) for c in columns]
+            for columns in (self.integers, self.hashes)
+        )
+        return Lines(self.labels[begin:end], integers, hashes)
+
+
+class Reason(NamedTuple):
+    """Why a line cannot be read: its column, or None where it is the whole line."""
+
+    column: int | None
+    expected: str
+    got: str
+
+
+def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
+    """Reads lines up to the first that cannot be read.
+
+    Returns:
+        The lines before that one, and where in `text` it starts: None if all could be read.
+    """
+    if native.host is None:
+        return _parse_with_numpy(text, log_format)
+    num_numerical, num_categorical = log_format.num_numerical, log_format.num_categorical
+    labels, integers, hashes, missing, rows, bad_at = native.host.parse_lines(
+        text, num_numerical, num_categorical, log_format.labelled
+    )
+    lines = Lines(
+        labels[:rows],
+        [Parsed(integers[i, :rows], missing[i, :rows]) for i in range(num_numerical)],
+        [
+            Parsed(hashes[i, :rows], missing[num_numerical + i, :rows])
+            for i in range(num_categorical)
+        ],
+    )
+    return lines, bad_at
+
+
+def explain(line: bytes, log_format: LogFormat) -> Reason:
+    """Says what is wrong with a line that `parse_lines` stopped at."""
+    fields = line.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")
+    if fields == [b""]:
+        return Reason(None, "a label and fields", "an empty line")
+    if len(fields) > log_format.num_columns:
+        wanted = f"up to {log_format.num_columns} fields separated by tabs"
+        return Reason(None, wanted, f"{len(fields)}")
+    if log_format.labelled and fields[0] not in (b"0", b"1"):
+        return Reason(0, "the label 0 or 1", _shown(fields[0]))
+    for column, field in enumerate(fields[log_format.labelled :], int(log_format.labelled)):
+        text = TextColumn.from_bytes([field])
+        if column - log_format.labelled < log_format.num_numerical:
+            _, bad = read_integer(text)
+            expected = EXPECTED_INTEGER
+        else:
+            _, bad = read_hexadecimal(text)
+            expected = EXPECTED_HEXADECIMAL
+        if bad[0]:
+            return Reason(column, expected, _shown(field))
+    raise AssertionError(f"{line!r} can be read")
+
+
+def _shown(field: bytes) -> str:
+    return repr(TextColumn.from_bytes([field]).text(0))
+
+
+def _parse_with_numpy(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
+    data = np.frombuffer(
+        text + (b"" if text.endswith(b"\n") or not text else b"\n") + bytes(8), "u1"
+    )
+    starts, ends, bad_at = _find_fields(data[:-8], log_format.num_columns)
+    columns = [TextColumn(data, start, end) for start, end in zip(starts, ends, strict=True)]
+    rows = len(starts[0])
+    labels, bad = np.zeros(rows, bool), np.zeros(rows, bool)
+    if log_format.labelled:
+        digits = data[starts[0]] - np.uint8(ord("0"))
+        bad |= (digits > 1) | (ends[0] - starts[0] != 1)
+        labels = digits == 1
+        columns = columns[1:]
+    integers: list[Parsed] = []
+    hashes: list[Parsed] = []
+    for i, column in enumerate(columns):
+        read = read_integer if i < log_format.num_numerical else read_hexadecimal
+        numbers, wrong = read(column)
+        (integers if i < log_format.num_numerical else hashes).append(numbers)
+        bad |= wrong
+    lines = Lines(labels, integers, hashes)
+    if bad.any():
+        row = int(bad.argmax())
+        return lines.part(0, row), int(starts[0][row])
+    return lines, bad_at
+
+
+def _find_fields(data: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray, int | None]:
+    """Returns where each field starts and ends, as arrays `[columns, rows]`.
+
+    The rows end before the first line that is empty or has too many fields, whose start comes last.
+    """
+    marks = np.flatnonzero((data - np.uint8(ord("\t"))) < 2).astype(np.int32)  # tab, newline
+    last_marks = np.flatnonzero(data[marks] == ord("\n"))
+    line_ends = marks[last_marks]
+    line_starts = np.concatenate([np.zeros(min(len(line_ends), 1), np.int32), line_ends[:-1] + 1])
+    fields = np.diff(last_marks, prepend=-1)
+    text_ends = line_ends - (data[line_ends - 1] == ord("\r"))  # at 0, data[-1] is a newline
+    wrong = (text_ends <= line_starts) | (fields > columns)
+    if wrong.any():
+        bad_at = int(line_starts[wrong.argmax()])
+        return *_find_fields(data[:bad_at], columns)[:2], bad_at
+    ends = np.empty((columns, len(fields)), np.int32)
+    if (fields == columns).all():
+        ends[:] = marks.reshape(-1, columns).T
+    else:
+        ends[:] = line_ends
+        row_of_mark = np.repeat(np.arange(len(fields)), fields)
+        column_of_mark = np.arange(len(marks)) - np.repeat(last_marks - fields + 1, fields)
+        ends[column_of_mark, row_of_mark] = marks
+    if (text_ends < line_ends).any():
+        np.minimum(ends, text_ends, out=ends)
+    starts = np.empty_like(ends)
+    starts[0] = line_starts
+    np.minimum(ends[:-1] + 1, ends[1:], out=starts[1:])  # a field that is cut off is empty
+    return starts, ends, None

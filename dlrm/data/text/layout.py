@@ -1,0 +1,199 @@
+"""Where a dataset of pre-training rows has its files, and what is in them.
+
+manifest.json       sequence length, most predictions, vocabulary, rows of each shard, and how they
+                    were made
+tokens_00000.bin    [rows, length + 2 predictions], little-endian uint16, or int32 where the
+                    vocabulary is larger: ids; positions of masked tokens; these tokens
+rows_00000.bin      little-endian uint16 [rows, 4]: length, where B begins, number of masked tokens,
+                    and whether B comes from elsewhere (1) or follows A (0)
+
+What a row does not use is 0. Where the manifest has `output_format` "hdf5", rows are in part_*.hdf5
+instead, which `dlrm.data.text.pretraining.formats` reads.
+"""
+
+import reprlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlrm.data.verification import CheckedFile, Verifier
+from dlrm.files import MANIFEST
+from dlrm.manifest import Checksum, read_manifest, write_manifest
+
+KIND = "pre-training dataset"
+FACT_DTYPE = np.dtype("<u2")
+LENGTH, SECOND, NUM_MASKED, LABEL = range(4)  # columns of rows_*.bin
+MAX_LENGTH = (1 << 16) - 1
+
+
+class Rows(NamedTuple):
+    """Pre-training rows as arrays, of any integer dtype.
+
+    Attributes:
+        ids: [CLS] A [SEP] B [SEP] and zeros, some tokens masked, `[rows, length]`.
+        facts: `[rows, 4]`, by the columns LENGTH, SECOND, NUM_MASKED and LABEL.
+        masked_positions: ascending, then zeros, `[rows, predictions]`.
+        masked_ids: the tokens that were there, then zeros, `[rows, predictions]`.
+    """
+
+    ids: np.ndarray
+    facts: np.ndarray
+    masked_positions: np.ndarray
+    masked_ids: np.ndarray
+
+
+def shard_files(directory: Path, shard: int) -> tuple[Path, Path]:
+    """Returns the files of the tokens and of the facts of a shard."""
+    return directory / f"tokens_{shard:05}.bin", directory / f"rows_{shard:05}.bin"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns what tokens of a vocabulary are stored as."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
+
+
+def write_shard(
+    directory: Path, shard: int, blocks: Iterable[Rows], vocab_size: int
+) -> dict[str, str]:
+    """Writes a shard block by block; returns the checksums of its files by their names."""
+    dtype, paths = token_dtype(vocab_size), shard_files(directory, shard)
+    sums = Checksum(), Checksum()
+    with open(paths[0], "wb") as tokens_file, open(paths[1], "wb") as facts_file:
+        for rows in blocks:
+            parts = (rows.ids, rows.masked_positions, rows.masked_ids)
+            tokens = np.concatenate([part.astype(dtype, copy=False) for part in parts], axis=1)
+            facts = np.ascontiguousarray(rows.facts, FACT_DTYPE)
+            for which, (file, array) in enumerate(((tokens_file, tokens), (facts_file, facts))):
+                file.write(array.data)
+                sums[which].update(array.data)
+    return {path.name: str(value) for path, value in zip(paths, sums, strict=True)}
+
+
+def write_text_manifest(
+    directory: Path,
+    rows: list[int],
+    *,
+    max_seq_length: int,
+    max_predictions: int,
+    vocab_size: int,
+    checksums: dict[str, str] | None = None,
+    **facts: Any,
+) -> None:
+    """Writes the manifest, last of all files.
+
+    Args:
+        directory: where the shards are.
+        rows: of each shard.
+        max_seq_length: tokens of a row.
+        max_predictions: masked tokens that a row has at most.
+        vocab_size: ids are less.
+        checksums: what `write_shard` returned.
+        facts: further entries.
+    """
+    write_manifest(
+        directory,
+        KIND,
+        checksums,
+        rows=rows,
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        vocab_size=vocab_size,
+        **facts,
+    )
+
+
+def read_text_manifest(directory: Path) -> dict[str, Any]:
+    """Returns the manifest of a dataset.
+
+    Raises:
+        FileNotFoundError: there is no manifest, or a file is missing.
+        ValueError: an entry is missing or wrong, or a file has another size.
+    """
+    manifest = read_manifest(directory, KIND)
+    rows, path = manifest.get("rows"), directory / MANIFEST
+    if not (isinstance(rows, list) and rows and all(type(n) is int and n >= 0 for n in rows)):
+        raise ValueError(f"{path}: rows: expected the rows of each shard, got {reprlib.repr(rows)}")
+    for name, most in (
+        ("max_seq_length", MAX_LENGTH),
+        ("max_predictions", MAX_LENGTH),
+        ("vocab_size", np.iinfo(np.int32).max),
+    ):
+        value = manifest.get(name)
+        if type(value) is not int or not 1 <= value <= most:
+            got = reprlib.repr(value)
+            raise ValueError(f"{path}: {name}: expected a number in [1, {most}], got {got}")
+    return manifest
+
+
+class Shard(NamedTuple):
+    """A shard of a dataset, mapped.
+
+    Attributes:
+        path: of its tokens.
+        facts: `[rows, 4]`, in memory.
+        tokens: `[rows, length + 2 predictions]`.
+        checked: what compares the tokens' file with its checksum, where there is one to compare.
+    """
+
+    path: Path
+    facts: np.ndarray
+    tokens: np.ndarray
+    checked: CheckedFile | None = None
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the tokens of rows.
+
+        Raises:
+            ValueError: the file is damaged; it is named.
+        """
+        if self.checked:
+            self.checked.touch_rows(rows, self.tokens.strides[0])
+        return self.tokens[rows]
+
+
+def open_shards(directory: Path, verifier: Verifier) -> tuple[dict[str, Any], list[Shard]]:
+    """Returns the manifest of a dataset, and its shards.
+
+    Args:
+        directory: the dataset.
+        verifier: compares its files with their checksums.
+
+    Raises:
+        FileNotFoundError: there is no manifest, or a file is missing.
+        ValueError: an entry of the manifest is missing or wrong, its shards are not those it has
+            files of, or a file has another size than the manifest says or is damaged.
+    """
+    manifest = read_text_manifest(directory)
+    own = {
+        path.name
+        for shard in range(len(manifest["rows"]))
+        for path in shard_files(directory, shard)
+    }
+    if wrong := sorted(own ^ {name for name in manifest["files"] if name.endswith(".bin")}):
+        raise ValueError(
+            f"{directory / MANIFEST}: rows: expected the shards that have files, differing: "
+            f"{', '.join(wrong[:4])}"
+        )
+    dtype = token_dtype(manifest["vocab_size"])
+    width = manifest["max_seq_length"] + 2 * manifest["max_predictions"]
+    files = [shard_files(directory, number) for number in range(len(manifest["rows"]))]
+    verifier.check(facts_file for _, facts_file in files)
+    verifier.check_single(tokens_file for tokens_file, _ in files)
+    shards = []
+    for count, (tokens_file, facts_file) in zip(manifest["rows"], files, strict=True):
+        facts = np.array(_map(facts_file, FACT_DTYPE, (count, 4)))
+        tokens = _map(tokens_file, dtype, (count, width))
+        shards.append(Shard(tokens_file, facts, tokens, verifier.open(tokens_file)))
+    return manifest, shards
+
+
+def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
+    expected = dtype.itemsize * shape[0] * shape[1]
+    if (size := path.stat().st_size) != expected:
+        raise ValueError(
+            f"{path}: truncated or too long: expected {expected} bytes for {shape[0]} rows, got "
+            f"{size}"
+        )
+    return np.memmap(path, dtype, "r", shape=shape) if expected else np.empty(shape, dtype)

@@ -1,0 +1,241 @@
+"""Token sequences for language models: batches, and the loader that cuts their padding off."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from dlrm.data.prefetch import BatchedRows
+from dlrm.data.row_loader import RowLoader
+from dlrm.distributed import World
+
+_MULTIPLE = 8  # batches are cut to a multiple of it, as tensor cores like
+_OF_BATCHES, _IN_BATCH = 1, 2  # ends of keys: numpy takes [1, 2] and [1, 2, 0] for the same
+NO_TOKEN = -1  # in `masked_ids`: nothing is masked in this place
+
+
+class TextBatch(NamedTuple):
+    """A process's rows of a global batch; integers are as narrow as they were stored.
+
+    Attributes:
+        ids: tokens, `[rows, length]`, int32; [CLS] A [SEP] B [SEP] and padding.
+        segments: 0 in A, 1 in B, `[rows, length]`, int8.
+        lengths: tokens of each row that are no padding, `[rows]`, int32.
+        indices: the source's number of each row, `[rows]`, int64.
+        labels: of the row, `[rows]`, int64: its class, or whether B comes from elsewhere.
+        spans: first and last token of an answer, `[rows, 2]`, int64; 0 and 0 where there is none.
+        masked_positions: of tokens to be predicted, `[rows, predictions]`, int32, 0 where fewer.
+        masked_ids: these tokens, `[rows, predictions]`, int32, NO_TOKEN where fewer.
+        global_size: rows of the global batch.
+        global_masked: tokens to be predicted in the global batch.
+        padded: whether any row is shorter than `length`.
+        parts: of each part, when the batch is split in so many: its length, and whether any of its
+            rows is shorter.
+    """
+
+    ids: Tensor
+    segments: Tensor
+    lengths: Tensor
+    indices: Tensor
+    labels: Tensor | None = None
+    spans: Tensor | None = None
+    masked_positions: Tensor | None = None
+    masked_ids: Tensor | None = None
+    global_size: int = 0
+    global_masked: int = 0
+    padded: bool = True
+    parts: tuple[tuple[int, bool], ...] = ()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "TextBatch":
+        """Returns the batch with `function` applied to each tensor that it has."""
+        return TextBatch(*(function(v) if isinstance(v, Tensor) else v for v in self))  # type: ignore[arg-type]
+
+    def split(self, parts: int) -> list["TextBatch"]:
+        """Cuts the rows in `parts`, or one a row where there are fewer; sizes differ by one."""
+        bounds = _bounds(len(self.ids), parts)
+        batches = [
+            self.map(lambda tensor, a=a, b=b: tensor[a:b])._replace(parts=())  # type: ignore[misc]
+            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+        if len(self.parts) != len(batches):
+            return batches
+        return [
+            part._replace(
+                ids=part.ids[:, :length], segments=part.segments[:, :length], padded=padded
+            )
+            for part, (length, padded) in zip(batches, self.parts, strict=True)
+        ]
+
+
+def _bounds(rows: int, parts: int) -> list[int]:
+    """The first row of each part, and the end of the last."""
+    parts = max(1, min(parts, rows))
+    return [-(-rows * part // parts) for part in range(parts + 1)]
+
+
+class TextSource(Protocol):
+    """Rows that can be read in any order.
+
+    Attributes:
+        num_samples: rows that there are.
+        length: tokens of a row with its padding.
+        lengths: tokens of each row without it, `[num_samples]`.
+        num_masked: tokens to be predicted in each row, `[num_samples]`; None: there are none.
+    """
+
+    num_samples: int
+    length: int
+    lengths: np.ndarray
+    num_masked: np.ndarray | None
+
+    def read(self, rows: np.ndarray) -> TextBatch:
+        """Returns rows, padded to `length`, on the host."""
+        ...
+
+
+class TextLoader(RowLoader[TextBatch]):
+    """Batches of a source, in a new order each epoch, read ahead by background threads.
+
+    Rank r of W takes `World.part` of each batch and reads no others. What a batch holds depends on
+    the arguments, the epoch and its index alone.
+
+    Args:
+        source: what to read.
+        batch_size: rows of a global batch.
+        shuffle: whether each epoch takes the rows in a new order.
+        drop_last: leave out the last batch of an epoch where it has fewer rows.
+        window: batches whose rows are sorted by length, so that those of a batch have about the
+            same: less padding. Rows of a batch are in a random order. 0 sorts nothing.
+        cut: cut batches after their longest row; else all have the source's length, as graphs
+            want it.
+        parts: micro-batches that a process's rows will be split in. If they are cut, these rows are
+            sorted by length, so that each micro-batch can be cut after its own longest row.
+        seed: of the order.
+        world: which rows are this process's, and the device on which batches are wanted.
+        depth: batches read ahead.
+
+    Attributes:
+        num_samples: rows of an epoch, all ranks together.
+
+    Raises:
+        ValueError: there is not one batch; the sizes are named.
+    """
+
+    def __init__(
+        self,
+        source: TextSource,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        window: int = 0,
+        cut: bool = True,
+        parts: int = 1,
+        seed: int = 0,
+        world: World = World(),
+        depth: int = 4,
+    ) -> None:
+        super().__init__(source.num_samples, batch_size, shuffle, drop_last, seed, world, depth)
+        if window < 0:
+            raise ValueError(f"window: expected 0 or more batches, got {window}")
+        if parts < 1:
+            raise ValueError(f"parts: expected 1 or more, got {parts}")
+        self.source, self._window = source, window
+        self._parts = parts if cut else 0
+
+    def epoch(self, epoch: int) -> "Epoch":
+        """Returns the batches of an epoch, to be read in any order."""
+        order, keys = self._order(epoch), None
+        if self._window:
+            order, keys = self._of_like_length(order, epoch), (self._seed, epoch)
+        return Epoch(self.source, self._batches, order, keys, self._parts, self._world)
+
+    def _of_like_length(self, order: np.ndarray, epoch: int) -> np.ndarray:
+        """Sorts the rows of each window by length, and puts its batches in a random order.
+
+        The last batch stays where it is if it is short, since batches are of equal size.
+        """
+        size = self._batches.batch_size
+        of_window = size * self._window
+        whole = len(order) - len(order) % of_window
+        windows = self._by_length(order[:whole].reshape(-1, of_window))
+        rest = self._by_length(order[None, whole:])[0]
+        whole_rest = len(rest) - len(rest) % size
+        if self._shuffle:
+            random = np.random.SFC64([self._seed, epoch, 0, _OF_BATCHES])
+            keys = random.random_raw(len(order) // size)
+            num_whole = whole // size
+            windows = _permuted(windows, keys[:num_whole].reshape(-1, self._window), size)
+            rest[:whole_rest] = _permuted(rest[None, :whole_rest], keys[None, num_whole:], size)[0]
+        return np.concatenate([windows.reshape(-1), rest])
+
+    def _by_length(self, windows: np.ndarray) -> np.ndarray:
+        lengths = self.source.lengths[windows]
+        if self.source.length < 1 << 16:
+            lengths = lengths.astype(np.uint16)  # which numpy sorts ten times as fast
+        return np.take_along_axis(windows, np.argsort(lengths, axis=1, kind="stable"), axis=1)
+
+
+def _permuted(windows: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
+    """Sorts the batches of each window, `[windows, batches * size]`, by keys of them."""
+    batches = windows.reshape(*keys.shape, size)
+    order = np.argsort(keys, axis=1, kind="stable")
+    return np.take_along_axis(batches, order[:, :, None], axis=1).reshape(windows.shape)
+
+
+class Epoch(NamedTuple):
+    """The batches of one epoch of a `TextLoader`."""
+
+    source: TextSource
+    batches: BatchedRows
+    order: np.ndarray
+    keys: tuple[int, int] | None
+    parts: int  # that batches are cut in by their lengths; 0 cuts nothing
+    world: World
+
+    def rows(self, index: int) -> np.ndarray:
+        """Returns the rows of a global batch."""
+        rows = self.order[slice(*self.batches.rows(index))]
+        if self.keys is None:
+            return rows
+        # They come sorted by length, and would give the last rank the longest ones.
+        mixed = np.random.SFC64([*self.keys, index, _IN_BATCH]).random_raw(len(rows))
+        return rows[np.argsort(mixed, kind="stable")]
+
+    def batch(self, index: int) -> TextBatch:
+        """Returns a batch, which depends on `index` and on nothing that was read before."""
+        rows, source = self.rows(index), self.source
+        own = rows[self.world.part(len(rows))]
+        if self.parts > 1:
+            own = own[np.argsort(source.lengths[own], kind="stable")]
+        batch = source.read(own)
+        masked = 0 if source.num_masked is None else int(source.num_masked[rows].sum())
+        lengths: np.ndarray = source.lengths[own]
+        parts: tuple[tuple[int, bool], ...] = ()
+        if self.parts:
+            bounds = _bounds(len(own), self.parts)
+            parts = tuple(
+                self._shape(lengths[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            )
+            batch = _cut(batch, max(length for length, _ in parts))
+        padded = bool((lengths < batch.ids.shape[1]).any())
+        return batch._replace(
+            global_size=len(rows), global_masked=masked, padded=padded, parts=parts
+        )
+
+    def _shape(self, lengths: np.ndarray) -> tuple[int, bool]:
+        """To what rows of these lengths are cut, and whether any is shorter."""
+        longest = int(lengths.max(initial=1))
+        length = min(self.source.length, -(-longest // _MULTIPLE) * _MULTIPLE)
+        return length, bool((lengths < length).any())
+
+
+def _cut(batch: TextBatch, length: int) -> TextBatch:
+    batch = batch._replace(ids=batch.ids[:, :length], segments=batch.segments[:, :length])
+    if batch.masked_ids is None or batch.masked_positions is None:
+        return batch
+    used = int((batch.masked_ids != NO_TOKEN).any(dim=0).sum())
+    return batch._replace(
+        masked_ids=batch.masked_ids[:, :used], masked_positions=batch.masked_positions[:, :used]
+    )

@@ -1,0 +1,229 @@
+"""Documents to the rows of BERT's pre-training: pairs of segments, and masked tokens.
+
+The procedure is that of Devlin et al., 2019, appendix A.2, as Google's, NVIDIA's and Graphcore's
+programs have it. Everything is a function of its arguments: random numbers are keyed by the seed
+and by what they are for, and are those that Python and numpy guarantee over their versions.
+
+A pair is made of places in the tokens of all documents, and rows are filled for many pairs at once.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.text.layout import MAX_LENGTH, Rows
+from dlrm.data.text.wordpiece import Slices, Tokenizer
+
+A_BEGIN, A_END, B_BEGIN, B_END, IS_RANDOM = range(5)  # columns of pairs
+_NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+_PAIRS, _MASKS = 1, 2  # what random numbers are for
+_SHARE_MASK, _SHARE_KEPT = 0.8, 0.1  # of the tokens to be predicted; the rest become random ones
+
+
+class Documents(NamedTuple):
+    """Documents of sentences of tokens.
+
+    Attributes:
+        tokens: of all sentences, one after the other, `[tokens]`.
+        sentences: where each begins in `tokens`, and the end of the last, `[sentences + 1]`, int64;
+            none is empty.
+        documents: which sentence each begins with, and the end of the last, `[documents + 1]`,
+            int64; none is empty.
+    """
+
+    tokens: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+
+
+@dataclass(frozen=True)
+class InstanceConfig:
+    """How rows are made of documents; the fields are the flags of the same names.
+
+    Attributes:
+        max_seq_length: tokens of a row.
+        max_predictions_per_seq: masked tokens that a row has at most.
+        masked_lm_prob: share of a row's tokens that are masked.
+        short_seq_prob: how often a document is cut into shorter rows than would fit.
+        seed: of everything random.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    max_seq_length: int = 128
+    max_predictions_per_seq: int = 20
+    masked_lm_prob: float = 0.15
+    short_seq_prob: float = 0.1
+    seed: int = 12345
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.max_seq_length <= MAX_LENGTH:
+            raise ValueError(
+                f"--max_seq_length: expected 8 to {MAX_LENGTH}, got {self.max_seq_length}"
+            )
+        if not 1 <= self.max_predictions_per_seq <= self.max_seq_length - _NUM_SPECIAL:
+            raise ValueError(
+                "--max_predictions_per_seq: expected 1 to --max_seq_length - 3 = "
+                f"{self.max_seq_length - _NUM_SPECIAL}, got {self.max_predictions_per_seq}"
+            )
+        if not 0 < self.masked_lm_prob <= 0.5:  # of more, a row of five tokens has not enough
+            raise ValueError(f"--masked_lm_prob: expected (0, 0.5], got {self.masked_lm_prob}")
+        if not 0 <= self.short_seq_prob <= 1:
+            raise ValueError(f"--short_seq_prob: expected [0, 1], got {self.short_seq_prob}")
+        if self.seed < 0:
+            raise ValueError(f"--seed: expected 0 or more, got {self.seed}")
+
+
+def segment_pairs(
+    documents: Documents, first: int, last: int, repetition: int, config: InstanceConfig
+) -> np.ndarray:
+    """Cuts documents into pairs of segments, which together fill a row or are shorter.
+
+    Of consecutive sentences that fill a row, the first few are A. In half the pairs, and where A is
+    all of them, B comes from another document, and what follows A is used again; else B is that.
+
+    Args:
+        documents: all of them, at least two.
+        first: the first document to cut.
+        last: the one after the last.
+        repetition: counted from 0; each cuts the documents in another way.
+        config: of lengths and seed.
+
+    Returns:
+        Where A and B begin and end in the tokens, and whether B is from elsewhere, `[pairs, 5]`,
+        int64.
+    """
+    sentences = memoryview(np.ascontiguousarray(documents.sentences))  # type: ignore[arg-type]
+    starts = memoryview(np.ascontiguousarray(documents.documents))  # type: ignore[arg-type]
+    pairs: list[tuple[int, int, int, int, int]] = []
+    for document in range(first, last):
+        _cut_document(sentences, starts, document, repetition, config, pairs)
+    return np.array(pairs, np.int64).reshape(-1, 5)
+
+
+def _cut_document(
+    sentences: memoryview,
+    starts: memoryview,
+    document: int,
+    repetition: int,
+    config: InstanceConfig,
+    pairs: list[tuple[int, int, int, int, int]],
+) -> None:
+    """Appends the pairs of a document."""
+    random = Random((config.seed << 96) | (repetition << 64) | (document << 8) | _PAIRS).random
+    most = config.max_seq_length - _NUM_SPECIAL
+    target = most
+    if random() < config.short_seq_prob:
+        target = 2 + int(random() * (most - 1))
+    begin, end = starts[document], starts[document + 1]
+    while begin < end:
+        chunk_end = bisect_left(sentences, sentences[begin] + target, begin + 1, end)
+        a_end = begin + 1
+        if chunk_end > a_end:
+            a_end += int(random() * (chunk_end - a_end))
+        is_random = chunk_end == begin + 1 or random() < 0.5
+        if is_random:
+            other = int(random() * (len(starts) - 2))
+            other += other >= document
+            b_begin, b_end = starts[other], starts[other + 1]
+            b_begin += int(random() * (b_end - b_begin))
+            missing = target - (sentences[a_end] - sentences[begin])
+            b_end = bisect_left(sentences, sentences[b_begin] + missing, b_begin + 1, b_end)
+        else:
+            b_begin, b_end = a_end, chunk_end
+        a, b = (sentences[begin], sentences[a_end]), (sentences[b_begin], sentences[b_end])
+        cut = _excess(a[1] - a[0], b[1] - b[0], most)
+        (a0, a1), (b0, b1) = (
+            _cut_ends(segment, number, random) for segment, number in zip((a, b), cut, strict=True)
+        )
+        pairs.append((a0, a1, b0, b1, int(is_random)))
+        begin = a_end if is_random else chunk_end
+
+
+def _excess(a: int, b: int, most: int) -> tuple[int, int]:
+    """How many tokens A and B lose: always the longer one, and B where they are alike."""
+    excess = a + b - most
+    if excess <= 0:
+        return 0, 0
+    from_longer = min(excess, abs(a - b))
+    rest = excess - from_longer
+    if a > b:
+        return from_longer + rest // 2, rest - rest // 2
+    return rest // 2, from_longer + rest - rest // 2
+
+
+def _cut_ends(segment: tuple[int, int], number: int, random) -> tuple[int, int]:
+    """Takes so many tokens away, each from the front or the back by the throw of a coin."""
+    from_front, left = 0, number
+    while left > 0:
+        coins = min(left, 32)
+        from_front += int(random() * (1 << coins)).bit_count()
+        left -= coins
+    return segment[0] + from_front, segment[1] - (number - from_front)
+
+
+def make_rows(
+    tokens: np.ndarray, pairs: np.ndarray, tokenizer: Tokenizer, config: InstanceConfig, part: int
+) -> Rows:
+    """Fills rows with pairs and masks their tokens.
+
+    Args:
+        tokens: of all documents.
+        pairs: from `segment_pairs`, in any order.
+        tokenizer: for its special tokens, and the vocabulary that random tokens come from.
+        config: of lengths, shares and seed.
+        part: another number for each call, so that each has random numbers of its own.
+    """
+    a, b = (
+        Slices(tokens, pairs[:, begin], pairs[:, end] - pairs[:, begin])
+        for begin, end in ((A_BEGIN, A_END), (B_BEGIN, B_END))
+    )
+    ids, _, lengths = tokenizer.join_pairs(a, b, config.max_seq_length)
+    num_masked = masked_count(lengths, config)
+    random = np.random.SFC64([config.seed, part, _MASKS])
+    positions = _positions(random, a.lengths, lengths, num_masked, config)
+    unused = np.arange(positions.shape[1]) >= num_masked[:, None]
+    masked_ids = np.take_along_axis(ids, positions, axis=1)
+    draws = random.random_raw(positions.size).reshape(positions.shape)
+    share = (draws >> np.uint64(32)).astype(np.float64) * 2.0**-32
+    word = ((draws & np.uint64(0xFFFFFFFF)) * np.uint64(tokenizer.vocab_size)) >> np.uint64(32)
+    shown = np.where(share < _SHARE_MASK, tokenizer.mask_id, masked_ids)
+    shown = np.where(share < _SHARE_MASK + _SHARE_KEPT, shown, word.astype(ids.dtype))
+    row, place = np.nonzero(~unused)
+    ids[row, positions[row, place]] = shown[row, place]
+    positions[unused], masked_ids[unused] = 0, 0
+    facts = np.stack([lengths, a.lengths + 2, num_masked, pairs[:, IS_RANDOM]], axis=1)
+    return Rows(ids, facts, positions, masked_ids)
+
+
+def masked_count(lengths: np.ndarray, config: InstanceConfig) -> np.ndarray:
+    """Returns how many tokens are masked in rows of so many, special ones counted."""
+    share = np.rint(lengths * config.masked_lm_prob).astype(np.int64)
+    return np.minimum(config.max_predictions_per_seq, np.maximum(1, share))
+
+
+def _positions(
+    random: np.random.SFC64,
+    a_lengths: np.ndarray,
+    lengths: np.ndarray,
+    num_masked: np.ndarray,
+    config: InstanceConfig,
+) -> np.ndarray:
+    """Random places of tokens that are not special, ascending; those after `num_masked` are any."""
+    place = np.arange(config.max_seq_length)
+    special = (place == 0) | (place == a_lengths[:, None] + 1) | (place >= lengths[:, None] - 1)
+    keys = random.random_raw(special.size).reshape(special.shape)
+    keys[special] = np.iinfo(np.uint64).max
+    most = config.max_predictions_per_seq
+    least = np.argpartition(keys, most - 1, axis=1)[:, :most]
+    by_key = np.argsort(np.take_along_axis(keys, least, axis=1), axis=1)
+    positions = np.take_along_axis(least, by_key, axis=1)
+    unused = np.arange(most) >= num_masked[:, None]
+    positions[unused] = config.max_seq_length
+    positions.sort(axis=1)
+    positions[unused] = 0
+    return positions

@@ -1,0 +1,159 @@
+"""Dictionaries: which values of a column have ids, from counts of them to a file."""
+
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.sources.columns import Parsed
+
+DEFAULT_FREQUENCY_LIMIT = 15
+
+
+class Counts(NamedTuple):
+    """How often each number occurs in a column: ascending keys (uint32 or uint64), and counts."""
+
+    keys: np.ndarray
+    counts: np.ndarray
+
+
+def count_values(numbers: Parsed) -> Counts:
+    """Counts the values of a column that are not missing."""
+    present = numbers.values[~numbers.missing] if numbers.missing.any() else numbers.values
+    return Counts(*np.unique(_narrow(present), return_counts=True))
+
+
+def merge_counts(parts: Sequence[Counts]) -> Counts:
+    """Adds up counts of parts of a column."""
+    keys = np.concatenate([np.empty(0, np.uint32), *(part.keys for part in parts)])
+    counts = np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)])
+    order = np.argsort(keys, kind="stable")
+    keys, counts = keys[order], counts[order]
+    first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else order
+    return Counts(keys[first], np.add.reduceat(counts, first) if len(keys) else counts)
+
+
+def frequent(counts: Counts, limit: int) -> Counts:
+    """Keeps the values that occur `limit` times or more."""
+    kept = counts.counts >= limit
+    return Counts(counts.keys[kept], counts.counts[kept])
+
+
+def fit_dictionary(counts: Counts) -> np.ndarray:
+    """Returns the numbers that get the ids 1, 2, ...: the most frequent first, ties by the number.
+
+    The array is uint32 where every number fits, else uint64.
+    """
+    return _narrow(counts.keys[np.lexsort((counts.keys, -counts.counts))])
+
+
+def _narrow(keys: np.ndarray) -> np.ndarray:
+    fits = len(keys) == 0 or keys.max() <= np.iinfo(np.uint32).max
+    return keys.astype(np.uint32 if fits else np.uint64)
+
+
+@dataclass(frozen=True)
+class FrequencyLimit:
+    """How often a value must occur to get an id of its own; each column may have its limit.
+
+    Attributes:
+        default: of the columns that are not in `by_column`; 0 or 1 keeps everything.
+        by_column: categorical index, from 0 -> limit.
+    """
+
+    default: int = DEFAULT_FREQUENCY_LIMIT
+    by_column: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str, num_numerical: int, num_categorical: int) -> "FrequencyLimit":
+        """Reads "15", "20:3" or "15,20:3": limits, of all columns or of one.
+
+        Columns are numbered as in a line whose label is 0, so that the first categorical one is
+        1 + num_numerical: 14 in Criteo's logs.
+
+        Raises:
+            ValueError: not of this form, given twice, or of a column that is not categorical.
+        """
+        first = 1 + num_numerical
+        default: int | None = None
+        by_column: dict[int, int] = {}
+        for item in text.split(","):
+            numbers = item.split(":")
+            if len(numbers) > 2 or not all(n.strip().isdecimal() for n in numbers):
+                raise ValueError(
+                    f"frequency limit {text!r}: expected N or COLUMN:N, separated by commas, "
+                    f"got {item!r}"
+                )
+            limit = int(numbers[-1])
+            if len(numbers) == 1 and default is None:
+                default = limit
+                continue
+            column = int(numbers[0])
+            if len(numbers) == 1 or column - first in by_column:
+                raise ValueError(f"frequency limit {text!r}: {item!r} is the second of its kind")
+            if not first <= column < first + num_categorical:
+                raise ValueError(
+                    f"frequency limit {text!r}: column {column}: expected a categorical one, "
+                    f"{first} to {first + num_categorical - 1}"
+                )
+            by_column[column - first] = limit
+        return cls(DEFAULT_FREQUENCY_LIMIT if default is None else default, by_column)
+
+    def of(self, index: int) -> int:
+        """Returns the limit of the categorical column of that index, from 0."""
+        return self.by_column.get(index, self.default)
+
+
+def save_dictionary(directory: str | os.PathLike, index: int, dictionary: np.ndarray) -> None:
+    """Writes one dictionary of a transform, so that many processes can write one transform."""
+    np.save(dictionary_path(directory, index), dictionary, allow_pickle=False)
+
+
+def dictionary_path(directory: str | os.PathLike, index: int) -> Path:
+    """Returns the file of a dictionary of a transform."""
+    return Path(directory, f"dictionary_{index}.npy")
+
+
+def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
+    """Creates a file of a dictionary and returns it as an array to be filled, mapped."""
+    if size == 0:
+        with open(path, "wb") as file:
+            np.save(file, np.empty(0, dtype), allow_pickle=False)
+        return np.empty(0, dtype)
+    dictionary = np.lib.format.open_memmap(path, "w+", dtype, (size,))
+    reserve(path)
+    return dictionary
+
+
+def reserve(path: Path) -> None:
+    """Takes the space of a mapped file: a write that finds the disk full would end the process.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
+def load_dictionary(path: Path, size: int) -> np.ndarray:
+    try:
+        dictionary = np.load(path, mmap_mode="r" if size else None, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: missing") from error
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: not a dictionary ({error})") from error
+    if dictionary.shape != (size,) or dictionary.dtype not in (np.uint32, np.uint64):
+        raise ValueError(
+            f"{path}: expected {size} numbers of type uint32 or uint64, got shape "
+            f"{list(dictionary.shape)} of type {dictionary.dtype}"
+        )
+    return dictionary
+
+
+def checksum(dictionary: np.ndarray) -> str:
+    """Returns the CRC-32 of a dictionary's numbers, for which it is read: 0.6 s a GB."""
+    return f"{zlib.crc32(np.ascontiguousarray(dictionary).data):08x}"

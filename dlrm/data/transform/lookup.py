@@ -1,0 +1,92 @@
+"""Lookups: the ids of a dictionary's numbers, found by a hash."""
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.data.sources import native
+from dlrm.data.sources.columns import Parsed
+
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # as in csrc/host/id_lookup.h
+_ENTRIES_PER_PLACE = 2
+
+
+def spread(keys: np.ndarray) -> np.ndarray:
+    """Returns evenly spread 64-bit hashes of numbers; different numbers have different hashes."""
+    return keys.astype(np.uint64) * _HASH_FACTOR
+
+
+class _Arrays(NamedTuple):
+    hashes: np.ndarray
+    ids: np.ndarray
+    directory: np.ndarray
+
+
+class IdLookup(_Arrays):
+    """Ids of a dictionary's numbers, sorted by a hash of the numbers.
+
+    Attributes:
+        hashes: `spread` of the numbers, ascending.
+        ids: theirs, in `layout.id_dtype` of the table.
+        directory: int64 `[2**k + 1]`: where the hashes begin whose first k bits are 0, 1, ...
+    """
+
+    @classmethod
+    def of(cls, dictionary: np.ndarray) -> "IdLookup":
+        """Makes the lookup of a dictionary whose number k has the id 1 + k."""
+        hashes = spread(np.asarray(dictionary))
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        ids = (order + 1).astype(layout.id_dtype(len(dictionary) + 1))
+        return cls(hashes, ids, lookup_directory(hashes))
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike, index: int, id_dtype: np.dtype) -> "IdLookup":
+        """Maps the three arrays of a column that lie in a directory; see `paths`."""
+        dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
+        return cls(
+            *(
+                np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+                for path, dtype in zip(cls.paths(directory, index), dtypes, strict=True)
+            )
+        )
+
+    @staticmethod
+    def paths(directory: str | os.PathLike, index: int) -> list[Path]:
+        """The files of a column: hashes, ids and directory, without headers."""
+        return [Path(directory, f"{name}_{index}") for name in ("hashes", "ids", "directory")]
+
+    @cached_property
+    def _table(self) -> native.Tables:
+        return native.Tables([self])
+
+    def __call__(self, numbers: Parsed) -> np.ndarray:
+        """Returns the ids of a column; 0 where a number is missing or has none."""
+        values, missing = numbers
+        if native.host is not None:
+            found = np.empty(len(values), self.ids.dtype)
+            values = np.ascontiguousarray(values, np.uint64)
+            native.host.look_up(values, missing, self._table, found)
+            return found
+        if not len(self.hashes):
+            return np.zeros(len(values), self.ids.dtype)
+        hashes = spread(values)
+        places = np.searchsorted(self.hashes, hashes)
+        np.minimum(places, len(self.hashes) - 1, out=places)
+        known = (self.hashes[places] == hashes) & ~missing
+        return np.where(known, self.ids[places], self.ids.dtype.type(0))
+
+
+def lookup_directory(hashes: np.ndarray) -> np.ndarray:
+    """Returns the directory of `IdLookup` for ascending hashes."""
+    bits = max(len(hashes) // _ENTRIES_PER_PLACE, 1).bit_length() - 1
+    places = np.zeros((1 << bits) + 1, np.int64)
+    if bits:
+        edges = np.arange(1, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
+        places[1:-1] = np.searchsorted(hashes, edges)
+    places[-1] = len(hashes)
+    return places

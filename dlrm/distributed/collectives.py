@@ -1,0 +1,98 @@
+"""What the ranks of a run tell each other: sums, values, and errors that end all of them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm.distributed.world import World
+
+T = TypeVar("T")
+
+
+class OtherRankError(RuntimeError):
+    """Another rank has met an error and says it; this one has nothing to add."""
+
+
+def all_sum(tensor: Tensor, world: World) -> Tensor:
+    """Sums a tensor over the ranks, in place, and returns it."""
+    if world.size > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather(value: T, world: World) -> list[T]:
+    """Returns every rank's value, in the order of the ranks, on every rank."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_first(value: T, world: World) -> T:
+    """Returns rank 0's value on every rank."""
+    values = [value]
+    if world.size > 1:
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+    return values[0]
+
+
+@contextmanager
+def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
+    """Ends with an error on every rank where it does on any: none is left waiting for the others.
+
+    What is raised within is raised by one rank that met it, the lowest, and says which met it where
+    that is not rank 0 or all; the others raise `OtherRankError`.
+
+    Args:
+        world: the ranks, all of which come here.
+        errors: those that are agreed upon; others pass as they are.
+    """
+    mine: Exception | None = None
+    try:
+        yield
+    except errors as error:
+        mine = error
+    if world.size == 1:
+        if mine:
+            raise mine
+        return
+    failed = [
+        rank for rank, text in enumerate(gather(mine and str(mine), world)) if text is not None
+    ]
+    if not failed:
+        return
+    if mine is None or world.rank != failed[0]:
+        raise OtherRankError(f"rank {failed[0]} met an error") from mine
+    if len(failed) == world.size or failed == [0]:
+        raise mine
+    ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
+    kind = next(kind for kind in errors if isinstance(mine, kind))
+    raise kind(f"{ranks}: {mine}") from mine
+
+
+def check_same(values: Mapping[str, Any], world: World) -> None:
+    """Checks that all ranks have the same values.
+
+    Raises:
+        ValueError: on rank 0, naming what differs, and who has what.
+        OtherRankError: on the others.
+    """
+    everyone = gather({name: repr(value) for name, value in values.items()}, world)
+    first = everyone[0]
+    different = []
+    for rank, theirs in enumerate(everyone):
+        different += [
+            f"{name}: {first.get(name, 'none')} on rank 0, {theirs.get(name, 'none')} on {rank}"
+            for name in sorted(first.keys() | theirs.keys())
+            if first.get(name) != theirs.get(name)
+        ]
+    if not different:
+        return
+    if world.rank:
+        raise OtherRankError("rank 0 names what differs")
+    raise ValueError("the ranks of a run must agree:\n  " + "\n  ".join(different))

@@ -1,0 +1,211 @@
+"""The processes that train together: how they are launched, and how they join."""
+
+import gc
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+_JOIN_SECONDS = 600.0  # to wait for processes that do not come
+_store: dist.Store | None = None  # through which the ranks found each other
+
+_OMPI = {  # what mpirun sets, by the names of torch's launchers
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run; the default is the only process of a run on one machine.
+
+    Where there are several, torch's default process group joins them.
+
+    Attributes:
+        rank: this process, in [0, size).
+        size: number of processes.
+        device: where this process computes, "cpu" or "cuda" or "cuda:<index>".
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: str = "cpu"
+
+    def part(self, count: int) -> slice:
+        """Returns this rank's share of `count` things in a row; sizes differ by at most one."""
+        return part(count, self.rank, self.size)
+
+
+def part(count: int, rank: int, size: int) -> slice:
+    """Returns a rank's share of `count` things in a row; sizes differ by at most one."""
+    return slice(count * rank // size, count * (rank + 1) // size)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says of this process.
+
+    Attributes:
+        rank: in [0, size).
+        size: processes of the run.
+        local_rank: in [0, local_size).
+        local_size: processes on this machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+def launch(environment: Mapping[str, str] = os.environ) -> Launch:
+    """Reads the variables of torchrun, torch.distributed.launch or mpirun.
+
+    Raises:
+        ValueError: they contradict each other, or some are missing; names and values are given.
+    """
+    found = {}
+    for name, other in _OMPI.items():
+        key = name if name in environment else other
+        if key in environment:
+            text = environment[key]
+            if not text.isascii() or not text.isdigit():
+                raise ValueError(f"{key}={text}: expected a number, 0 or more")
+            found[name] = int(text)
+    if "RANK" not in found and "WORLD_SIZE" not in found:
+        return Launch()
+    missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name not in found]
+    size = found.get("WORLD_SIZE", 1)
+    if size > 1:
+        missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+    if missing:
+        raise ValueError(
+            f"{', '.join(missing)}: not set, though "
+            f"{' and '.join(f'{k}={v}' for k, v in found.items())}; start all processes by "
+            "torchrun or python -m torch.distributed.launch --use_env"
+        )
+    local_size = found.get("LOCAL_WORLD_SIZE", size)
+    result = Launch(found["RANK"], size, found["LOCAL_RANK"], local_size)
+    for small, large, what in (
+        ("RANK", "WORLD_SIZE", (result.rank, size)),
+        ("LOCAL_RANK", "LOCAL_WORLD_SIZE", (result.local_rank, local_size)),
+    ):
+        if not what[0] < what[1]:
+            raise ValueError(f"{small}={what[0]} contradicts {large}={what[1]}: expected less")
+    if local_size > size:
+        raise ValueError(f"LOCAL_WORLD_SIZE={local_size} contradicts WORLD_SIZE={size}")
+    return result
+
+
+def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> World:
+    """Joins the processes that a launcher has started; without one, this process is the world.
+
+    Args:
+        device: "cpu", or "cuda", of which each process of a machine takes its own.
+        backend: for tensors on CUDA; those on the CPU travel by gloo.
+        timeout: seconds after which a rank counts as hung (`dlrm.train.watchdog`), a tenth of those
+            that a transfer may take: one rank may write while the others wait.
+
+    Raises:
+        ValueError: the launcher's variables contradict each other, or there are too few devices.
+        OSError: the other processes cannot be reached.
+    """
+    found = launch()
+    if found.size == 1:
+        if device.startswith("cuda:"):  # also for whatever takes the current one
+            torch.cuda.set_device(device)
+        return World(device=device)
+    if device.startswith("cuda"):
+        device = _own_cuda_device(device, found)
+    wait = timedelta(seconds=min(timeout, _JOIN_SECONDS))
+    try:
+        global _store
+        _store = _meet(_connect(found, wait), found, wait)
+        dist.init_process_group(
+            "gloo" if device == "cpu" else f"cpu:gloo,cuda:{backend}",
+            store=dist.PrefixStore("group", _store),
+            rank=found.rank,
+            world_size=found.size,
+            timeout=timedelta(seconds=10 * timeout),  # who hangs is named before, by the watchdog
+        )
+    except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = str(error).splitlines()[0]
+        raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
+    return World(found.rank, found.size, device)
+
+
+def _connect(found: Launch, wait: timedelta) -> dist.Store:
+    """Connects to the launcher's store or, where it has none, to that of rank 0."""
+    port = int(os.environ["MASTER_PORT"])
+    serves = found.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        port,
+        is_master=serves,
+        timeout=wait,
+        wait_for_workers=False,
+    )
+
+
+def _meet(store: dist.Store, found: Launch, wait: timedelta) -> dist.Store:
+    """Waits for all ranks and returns what of the store is theirs alone.
+
+    A launcher's store outlives the processes that it restarts: what the dead have left in it must
+    not be taken for the living. So each rank shows a number that it has just drawn, and rank 0
+    answers those.
+    """
+    mine = uuid.uuid4().hex
+    if found.rank:
+        store.set(f"hello/{found.rank}", mine)
+        prefix = store.get(f"reply/{mine}").decode()
+        store.set(f"met/{mine}/{prefix}", "")
+        return dist.PrefixStore(prefix, store)
+    end, missing = time.monotonic() + wait.total_seconds(), set(range(1, found.size))
+    while missing:
+        for rank in sorted(missing):
+            if store.check([f"hello/{rank}"]):
+                shown = store.get(f"hello/{rank}").decode()
+                store.set(f"reply/{shown}", mine)
+                if store.check([f"met/{shown}/{mine}"]):
+                    missing.remove(rank)
+        if time.monotonic() > end:
+            named = ", ".join(map(str, sorted(missing)))
+            raise RuntimeError(f"waited {wait.total_seconds():g} s for rank {named}")
+        time.sleep(0.01)
+    return dist.PrefixStore(mine, store)
+
+
+def _own_cuda_device(device: str, found: Launch) -> str:
+    if device != "cuda":
+        raise ValueError(f"--base_device {device}: expected cuda, of which each process takes one")
+    count = torch.cuda.device_count()
+    if found.local_size > count:
+        raise ValueError(
+            f"{found.local_size} processes on this machine and {count} CUDA devices: expected one "
+            "for each (--nproc_per_node)"
+        )
+    torch.cuda.set_device(found.local_rank)
+    return f"cuda:{found.local_rank}"
+
+
+def clone_store() -> dist.Store:
+    """Returns a connection of its own, for a thread, to what the ranks of a run tell each other."""
+    assert _store is not None, "of a world that was joined"
+    return dist.PrefixStore("watch", _store.clone())  # type: ignore[attr-defined]
+
+
+def shutdown(world: World) -> None:
+    """Leaves the process group, if there is one."""
+    if world.size > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # else gloo's threads may outlive what they use, and abort at exit

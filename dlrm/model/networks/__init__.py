@@ -1,0 +1,1 @@
+"""Image and language networks."""

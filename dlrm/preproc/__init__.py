@@ -1,0 +1,1 @@
+"""Preprocessing, from raw logs, images and CSV to datasets; needs no torch."""

@@ -1,0 +1,248 @@
+"""Turns Parquet that is transformed already into a dataset.
+
+    python preproc/convert_to_binary.py --source PARQUET --output DATASET
+
+PARQUET is a folder with train/, test/ and perhaps validation/, as Spark writes them, or a file or
+folder of which --held_out, the last part, becomes test/ and validation/, half each. Row k of the
+dataset is row k of the Parquet, files being taken in the order of their names.
+
+The first column is the label. Of the others, floating-point columns are numbers, which are taken
+as they are, and integers are ids. Table sizes are those of model_size.json beside the folders, if
+it is there, else one more than the greatest id.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.writer import SplitWriter
+from dlrm.files import staged_directory
+
+OUTPUT_FORMATS = ("split_binary", "binary")
+_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Source:
+    """The rows [first, last) of some Parquet files."""
+
+    files: list[Path]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns: the label, the numbers and the ids."""
+
+    label: str
+    numerical: list[str]
+    categorical: list[str]
+
+
+def convert(source: Path, output: Path, output_format: str, held_out: float) -> dict[str, int]:
+    """Writes a dataset; returns the rows of each split.
+
+    Raises:
+        FileNotFoundError: there is no Parquet.
+        ValueError: a file is no Parquet or has other columns, or a value does not fit.
+        FileExistsError: something stands at `output` that may not be replaced.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"--held_out {held_out}: expected a number in (0, 1)")
+    sources = _sources(source, held_out)
+    columns = _columns([file for part in sources.values() for file in part.files])
+    sizes = _table_sizes(source, sources, columns)
+    with staged_directory(output, replace=True) as staging:
+        spec = FeatureSpec.default(staging, len(columns.numerical), sizes, list(sources))
+        for split, part in sources.items():
+            writer = SplitWriter if output_format == "split_binary" else _BinaryFile
+            with writer(spec, split) as file:
+                for labels, numbers, ids in _batches(part, columns):
+                    file.write(labels, numbers, ids)
+        if output_format == "split_binary":
+            spec.save()
+        layout.write_model_size(staging, sizes)
+        rows = {split: part.last - part.first for split, part in sources.items()}
+        facts = {"converted_from": source.name, "output_format": output_format}
+        layout.write_dataset_manifest(staging, rows, sizes, facts)
+    return rows
+
+
+class _BinaryFile(SplitWriter):
+    """Writes the rows of a split as NVIDIA's words of four bytes; see `SplitWriter`."""
+
+    def __enter__(self) -> "_BinaryFile":
+        self._file = open(self._spec.directory / f"{self._split}_data.bin", "xb")  # noqa: SIM115
+        self._files.enter_context(self._file)
+        return self
+
+    def write(
+        self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray]
+    ) -> None:
+        """Appends samples."""
+        for name, ids in zip(self._spec.categorical, categorical, strict=True):
+            self._check_ids(name, ids)
+        self._to_half(numerical)  # a number that a split-binary dataset could not hold is refused
+        words = [labels[:, None].astype("<i4"), numerical.astype("<f4").view("<i4")]
+        words += [ids[:, None].astype("<i4") for ids in categorical]
+        self._file.write(np.concatenate(words, axis=1).data)
+        self.num_rows += len(labels)
+
+
+def _sources(source: Path, held_out: float) -> dict[str, Source]:
+    """Split -> its part of the Parquet."""
+    if (source / "train").is_dir():
+        names = [name for name in layout.SPLITS if (source / name).is_dir()]
+        if "test" not in names:
+            raise FileNotFoundError(f"{source / 'test'}: missing, though there is a train/")
+        parts = {name: _files(source / name) for name in names}
+        return {name: Source(files, 0, _rows(files)) for name, files in parts.items()}
+    files = _files(source)
+    rows = _rows(files)
+    train = rows - round(rows * held_out)
+    edges = [0, train, train + (rows - train) // 2, rows]
+    if train == 0 or train == rows:
+        raise ValueError(f"{source}: {rows} rows leave none for training, or none to test on")
+    return {
+        name: Source(files, first, last)
+        for name, first, last in zip(layout.SPLITS, edges, edges[1:], strict=False)
+    }
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source]
+    files = sorted(path for path in source.rglob("*.parquet") if path.is_file())
+    if not files:
+        raise FileNotFoundError(f"{source}: no Parquet file, nor a folder with some")
+    return files
+
+
+def _open(path: Path):
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path}: not Parquet ({error})") from error
+
+
+def _rows(files: list[Path]) -> int:
+    return sum(_open(path).metadata.num_rows for path in files)
+
+
+def _columns(files: list[Path]) -> Columns:
+    """Tells the columns of the first file apart, and checks that the others have the same."""
+    import pyarrow.types as types
+
+    schema = _open(files[0]).schema_arrow
+    for path in files[1:]:
+        if not _open(path).schema_arrow.equals(schema):
+            raise ValueError(f"{path}: expected the columns of {files[0]}, got others")
+    numerical, categorical = [], []
+    for field in list(schema)[1:]:
+        if types.is_floating(field.type):
+            numerical.append(field.name)
+        elif types.is_integer(field.type):
+            categorical.append(field.name)
+        else:
+            raise ValueError(
+                f"{files[0]}: column {field.name}: expected floating-point or integer numbers, got "
+                f"{field.type}: is it transformed already?"
+            )
+    if not numerical and not categorical:
+        raise ValueError(f"{files[0]}: expected a label and features, got {schema.names}")
+    return Columns(schema.names[0], numerical, categorical)
+
+
+def _table_sizes(source: Path, sources: dict[str, Source], columns: Columns) -> list[int]:
+    if (source / layout.MODEL_SIZE).is_file():
+        sizes = layout.read_model_size(source)
+        if len(sizes) != len(columns.categorical):
+            raise ValueError(
+                f"{source / layout.MODEL_SIZE}: expected {len(columns.categorical)} tables, as the "
+                f"Parquet has integer columns, got {len(sizes)}"
+            )
+        return sizes
+    largest: np.ndarray = np.zeros(len(columns.categorical), np.int64)
+    for part in sources.values():
+        for _, _, ids in _batches(part, columns):
+            if len(ids) and len(ids[0]):
+                largest = np.maximum(largest, [column.max() for column in ids])
+    return (largest + 1).tolist()
+
+
+def _batches(
+    source: Source, columns: Columns
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
+    """Yields labels, numbers `[rows, num_numerical]` and the ids of each table."""
+    place = 0
+    for path in source.files:
+        file, in_file = _open(path), 0
+        if place + file.metadata.num_rows <= source.first or place >= source.last:
+            place += file.metadata.num_rows
+            continue
+        for batch in file.iter_batches(_BATCH_ROWS):
+            begin = max(source.first - place, 0)
+            end = min(source.last - place, batch.num_rows)
+            if begin < end:
+                part = batch.slice(begin, end - begin)
+                yield _arrays(path, in_file + begin, part, columns)
+            place += batch.num_rows
+            in_file += batch.num_rows
+
+
+def _arrays(path: Path, row: int, batch, columns: Columns):
+    def column(name: str) -> np.ndarray:
+        values = batch.column(name)
+        if values.null_count:
+            missing = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            raise ValueError(f"{path}: row {row + missing}, column {name}: expected a value")
+        return values.to_numpy(zero_copy_only=False)
+
+    labels = column(columns.label)
+    wrong = (labels != 0) & (labels != 1)
+    if wrong.any():
+        first = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {row + first}, column {columns.label}: expected a label of 0 or 1, got "
+            f"{labels[first]}"
+        )
+    numbers = np.empty((len(labels), len(columns.numerical)), np.float32)
+    for i, name in enumerate(columns.numerical):
+        numbers[:, i] = column(name)
+    return labels.astype(bool), numbers, [column(name) for name in columns.categorical]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--source", type=Path, required=True, help="Parquet file or folder")
+    parser.add_argument("--output", type=Path, required=True, help="the dataset to write")
+    parser.add_argument("--output_format", choices=OUTPUT_FORMATS, default=OUTPUT_FORMATS[0])
+    parser.add_argument(
+        "--held_out", type=float, default=0.1, help="last part, for test and validation (0.1)"
+    )
+    flags = parser.parse_args(arguments)
+    try:
+        rows = convert(flags.source, flags.output, flags.output_format, flags.held_out)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    shown = "  ".join(f"{name} {count:,}" for name, count in rows.items())
+    print(f"{flags.output}: {shown} rows; complete")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

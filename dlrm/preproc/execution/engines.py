@@ -1,0 +1,93 @@
+"""Who runs the tasks: processes of this machine, or Spark (see `spark_engine`)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from dlrm.data.workers import process_pool
+
+_ATTEMPTS = 3
+
+
+class TaskError(RuntimeError):
+    """A task failed on its input or its output; the message is the task's own."""
+
+
+class EngineError(RuntimeError):
+    """The tasks could not be run: no Spark, or a process that was killed again and again."""
+
+
+class Engine(Protocol):
+    """Runs tasks."""
+
+    @property
+    def cores(self) -> int:
+        """Tasks that run at a time."""
+
+    @property
+    def address(self) -> str | None:
+        """Where its progress can be watched, if anywhere."""
+
+    def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Calls a task with every item, in any order, a task possibly more than once.
+
+        Raises:
+            TaskError: a task raised a ValueError or OSError.
+            EngineError: tasks could not be run.
+        """
+
+
+class LocalEngine:
+    """Runs tasks in processes of this machine, without Spark and Java."""
+
+    address = None
+
+    def __init__(self, cores: int, pool: ProcessPoolExecutor) -> None:
+        self.cores, self._pool = cores, pool
+
+    def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Calls a task with every item; see `Engine`."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._run_once(task, items)
+                return
+            except (ValueError, OSError) as error:
+                raise TaskError(str(error)) from error
+            except BrokenProcessPool as error:
+                if attempt == _ATTEMPTS:
+                    raise EngineError(
+                        f"{stage}: a process was killed {_ATTEMPTS} times, as by a kernel that ran "
+                        "out of memory; fewer --cores or smaller --split_bytes need less"
+                    ) from error
+                self._pool = process_pool(self.cores)
+
+    def _run_once(self, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        futures = [self._pool.submit(task, item) for item in items]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def stop(self) -> None:
+        """Ends the processes, whatever they do."""
+        processes = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+@contextmanager
+def local_engine(cores: int) -> Iterator[LocalEngine]:
+    """Starts processes, one a core, and ends them with the block, or with this process."""
+    engine = LocalEngine(cores, process_pool(cores))
+    try:
+        yield engine
+    finally:
+        engine.stop()

@@ -1,0 +1,225 @@
+"""Runs tasks on Spark: it schedules them, on this machine or a cluster, and retries what failed.
+
+Rows and counts do not pass through Spark: tasks read the logs and write files, on storage that
+every node sees under the same name, so that Spark has nothing to convert, to sort or to keep.
+"""
+
+import gc
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlrm.preproc.execution.engines import EngineError, TaskError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_MARK = "dlrm-task-error:"
+_JVM = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# These save 50 of the 80 ms that an empty task took on 2 cores with Spark 4.3. The JVM only
+# schedules, so that the cores which its best compiler takes are better left to the tasks; and over
+# TCP a task waits 40 ms for the acknowledgement of a small packet. Clusters of others have settings
+# of their own, and folders of YARN have names that are too long for a socket.
+_OWN_CLUSTER = {
+    "spark.driver.defaultJavaOptions": _JVM,
+    "spark.executor.defaultJavaOptions": _JVM,
+    "spark.python.unix.domain.socket.enabled": "true",  # from Spark 4.1 on
+    # An executor that came later would start while others work: the first stage would be theirs.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # of spark.cores.max
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "15s",
+}
+
+
+class SparkEngine:
+    """Runs tasks on a Spark context."""
+
+    def __init__(self, spark: "SparkContext") -> None:
+        self._spark = spark
+
+    @property
+    def cores(self) -> int:
+        """Tasks that run at a time."""
+        return max(self._spark.defaultParallelism, 1)
+
+    @property
+    def address(self) -> str | None:
+        """Of Spark's own pages on what it does, where they are enabled."""
+        return self._spark.uiWebUrl
+
+    def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""
+        self._spark.setJobGroup(stage, stage)
+        with _failures():
+            self._spark.parallelize(items, max(len(items), 1)).foreach(_named(task))
+
+
+def _nothing(_: int) -> None:
+    """A task that only lets a process start."""
+
+
+class _named:  # noqa: N801  (used as a function)
+    """A task whose errors about input and output can be told from Spark's own."""
+
+    def __init__(self, task: Callable[[Any], None]) -> None:
+        self.task = task
+
+    def __call__(self, item: Any) -> None:
+        _freeze_what_is_loaded()
+        try:
+            self.task(item)
+        except (ValueError, OSError) as error:
+            raise RuntimeError(f"{_MARK}{error}{_MARK}") from None
+
+
+@cache
+def _freeze_what_is_loaded() -> None:
+    """Lets the garbage collection after every task of Spark pass over what is loaded for good.
+
+    It takes 25 ms else, for pyspark's modules alone.
+    """
+    importlib.import_module("dlrm.preproc.logs.tasks")
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turns Spark's errors into one line: what the task said, else the cause that Spark found."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except Py4JError as error:
+        text = str(error)
+        if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
+            raise TaskError(said[1]) from None
+        named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception)): ?(.*)"
+        causes = re.findall(named, text, re.MULTILINE)
+        cause = ": ".join(causes[-1]) if causes else text.splitlines()[0]
+        raise EngineError(f"Spark failed: {cause}") from error
+
+
+@contextmanager
+def spark_engine(
+    master: str | None,
+    memory_gib: int,
+    log: Path | None = None,
+    settings: dict[str, str] | None = None,
+) -> Iterator[SparkEngine]:
+    """Starts Spark and stops it at the end.
+
+    Args:
+        master: "local[N]" or the address of a cluster; None: that of `spark-submit`.
+        memory_gib: memory in all, and on a cluster that of the driver and of each executor; half is
+            for the JVM, half for Python's workers.
+        log: what the JVM prints goes there, not to the terminal.
+        settings: Spark's own, which prevail.
+
+    Raises:
+        EngineError: there is no pyspark, or Spark does not start.
+    """
+    try:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        raise EngineError(
+            f"{sys.executable} has no pyspark ({error}); install it with: "
+            f"{sys.executable} -m pip install 'pyspark>=4,<5'"
+        ) from error
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    root = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = path
+    conf = SparkConf().setAppName("dlrm preprocessing")
+    if master is not None:
+        conf.setMaster(master)
+    conf.setAll(list(configuration(master, memory_gib, path, settings or {}).items()))
+    try:
+        with _new_local_folders_removed():
+            with _standard_error_to(log), _failures():
+                spark = SparkContext(conf=conf)
+            try:
+                engine = SparkEngine(spark)
+                # Python's processes start here, and what they lack is told before any work.
+                engine.run("start", _nothing, range(engine.cores))
+                yield engine
+            finally:
+                _stop(spark)
+    except PySparkException as error:
+        raise EngineError(f"Spark did not start: {error}; see {log}") from error
+    except EngineError as error:
+        raise EngineError(f"{error}; see {log}") from error
+
+
+def configuration(
+    master: str | None, memory_gib: int, python_path: str, settings: dict[str, str]
+) -> dict[str, str]:
+    """Returns what Spark is told, for the arguments of `spark_engine`; `settings` prevail."""
+    memory = f"{max(memory_gib // 2, 1)}g"
+    if re.fullmatch(r"local(\[.*\])?", master or ""):
+        place = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    else:
+        place = {"spark.executor.memory": memory}
+    return {
+        "spark.driver.memory": memory,
+        "spark.executorEnv.PYTHONPATH": python_path,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
+        **place,
+        **(_OWN_CLUSTER if re.match("local|spark://", master or "") else {}),
+        **settings,
+    }
+
+
+def _stop(spark: "SparkContext") -> None:
+    """Stops Spark and its JVM, which removes the last of its temporary files when it ends."""
+    gateway = spark._gateway
+    assert gateway is not None  # it is there from the start of a SparkContext on
+    spark.stop()
+    if gateway.proc is None:
+        return  # spark-submit started the JVM, and ends it
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        gateway.proc.wait(timeout=30)
+    type(spark)._gateway = type(spark)._jvm = None  # so that another Spark can start
+
+
+@contextmanager
+def _new_local_folders_removed() -> Iterator[None]:
+    """Removes, when they are empty, the folders of SPARK_LOCAL_DIRS that Spark created."""
+    folders = filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))
+    new = [folder for folder in folders if not os.path.lexists(folder)]
+    try:
+        yield
+    finally:
+        for folder in new:
+            with suppress(OSError):
+                os.rmdir(folder)
+
+
+def _log4j() -> Path:
+    return Path(__file__).with_name("log4j2.properties")
+
+
+@contextmanager
+def _standard_error_to(log: Path | None) -> Iterator[None]:
+    """Lets processes that start in the block write their standard error to a file."""
+    if log is None:
+        yield
+        return
+    saved = os.dup(2)
+    try:
+        with open(log, "wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

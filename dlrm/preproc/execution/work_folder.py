@@ -1,0 +1,329 @@
+"""The folder of a run that is not finished: what is done, and for which options and input.
+
+    OUTPUT.unfinished/run.json           the options and the input
+    OUTPUT.unfinished/<digest>/output/   what becomes OUTPUT when it is whole
+    OUTPUT.unfinished/<digest>/...       a file a task, written when it is done; what tasks leave
+
+A task that is done is not run again, so a run that was killed goes on where it was. The digest is
+of options and input, so that nothing of one run gets into another. A run whose output is neither
+here nor at OUTPUT, as its manifest tells, begins anew.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dlrm.files import (
+    MANIFEST,
+    check_replaceable,
+    publish_directory,
+    staged_file,
+    sync_tree,
+    tidy_after_killed,
+)
+from dlrm.manifest import read_json, read_manifest
+from dlrm.preproc.execution.engines import Engine
+
+_FACTS = "run.json"
+_REMOVED = ".removed"
+_KIND = "dlrm preprocessing"
+
+
+@dataclass
+class WorkFolder:
+    """A run's folder; see `open_work_folder`.
+
+    Attributes:
+        path: what is done lies here.
+        final: what is written becomes this.
+        resumed: whether an earlier run had begun.
+    """
+
+    path: Path
+    final: Path
+    resumed: bool
+
+    @property
+    def output(self) -> Path:
+        """What becomes `final`."""
+        return self.path / "output"
+
+    def folder(self, name: str) -> Path:
+        """Returns a folder in here, created if need be."""
+        folder = self.path / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def result(self, stage: str) -> Any:
+        """Returns what `finish` was given for a stage, or None if the stage is not finished."""
+        path = self._marker(stage)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def finish(self, stage: str, result: Any) -> None:
+        """Marks a stage as finished; call it last."""
+        _write(self._marker(stage), result)
+
+    def finish_output(self, result: Any) -> None:
+        """Marks the output as whole, `result("described")` from now on, once it is on the disk."""
+        sync_tree(self.output)
+        self.finish("manifest", _digest(self.output / MANIFEST))
+        self.finish("described", result)
+
+    def is_published(self) -> bool:
+        """Whether what stands at `final` is the output of this run, with all its files."""
+        manifest = self.final / MANIFEST
+        if self.output.exists() or not manifest.is_file():
+            return False
+        if self.result("described") is None or self.result("manifest") != _digest(manifest):
+            return False
+        try:
+            read_manifest(self.final, read_json(manifest)["kind"], check_crc=True)
+        except (FileNotFoundError, ValueError):  # a file is missing, or damaged
+            return False
+        return True
+
+    def _marker(self, stage: str) -> Path:
+        return self.path / f"{stage}.done"
+
+    def run(
+        self,
+        engine: Engine,
+        stage: str,
+        task: Callable[[Any], dict[str, Any]],
+        items: Sequence[Any],
+        on_progress: Callable[[list[int]], None] = lambda done: None,
+    ) -> list[dict[str, Any]]:
+        """Runs a task on every item that it was not run on yet; returns what it said of each.
+
+        Args:
+            engine: who runs them.
+            stage: names the folder of the results, which are JSON.
+            task: a function that can be pickled.
+            items: numbered by their order, which must be the same when a run goes on.
+            on_progress: called now and then with the numbers of the items that are done.
+        """
+        results = self.folder(f"{stage}.tasks")
+        left = [i for i in range(len(items)) if i not in _done(results)]
+        with _watched(results, on_progress):
+            if left:
+                engine.run(stage, partial(_once, task, str(results)), [(i, items[i]) for i in left])
+        return [
+            json.loads((results / f"{i}.json").read_text(encoding="utf-8"))
+            for i in range(len(items))
+        ]
+
+    def publish(self) -> None:
+        """Makes the output `final`; the folder is removed."""
+        if not self.is_published():  # by a run that was killed before the next
+            publish_directory(self.output, self.final)
+        remove_work_folder(self.path.parent)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _once(task: Callable[[Any], dict[str, Any]], results: str, item: tuple[int, Any]) -> None:
+    number, work = item
+    _write(Path(results, f"{number}.json"), task(work))
+
+
+def _write(path: Path, result: Any) -> None:
+    with staged_file(path) as partial:
+        partial.write_text(json.dumps(result), encoding="utf-8")
+
+
+def _done(results: Path) -> set[int]:
+    names = (path.name for path in results.iterdir())
+    return {int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()}
+
+
+@contextmanager
+def _watched(results: Path, on_progress: Callable[[list[int]], None]) -> Iterator[None]:
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            on_progress(sorted(_done(results)))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def open_work_folder(
+    final: Path, facts: dict[str, Any], replace: bool, restart: bool
+) -> Iterator[WorkFolder]:
+    """Opens the folder of a run, or goes on with one; no other process has it meanwhile.
+
+    Args:
+        final: what the run writes; the folder is beside it.
+        facts: options, by flag, and input, by file, which decide what is written; JSON.
+        replace: whether an earlier output of ours may be replaced, other than this run's.
+        restart: whether an unfinished run may be given up.
+
+    Raises:
+        FileExistsError: `final` may not be replaced, or the folder is not ours or in use.
+        ValueError: an unfinished run has other facts; they are named.
+    """
+    final = final.resolve()
+    folder = final.with_name(f"{final.name}.unfinished")
+    facts = json.loads(json.dumps(facts))
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    work = WorkFolder(folder / digest, final, resumed=False)
+    tidy_after_killed(final)
+    if restart or not work.is_published():
+        check_replaceable(final, replace)
+    if folder.exists() and restart:
+        _check_ours(folder)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        for removed in folder.glob(f"*{_REMOVED}"):
+            shutil.rmtree(removed)
+        if restart or (folder / _FACTS).exists() and not _is_to_go_on(folder, work):
+            _empty(folder)
+            (folder / _FACTS).unlink(missing_ok=True)
+        work.resumed = (folder / _FACTS).exists()
+        if work.resumed:
+            _check_same(folder, facts)
+        else:
+            _check_ours(folder)
+            _write(folder / _FACTS, {"kind": _KIND, "facts": facts})
+        work.path.mkdir(exist_ok=True)
+        yield work
+
+
+def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
+    """Whether a task of any run in the folder is finished, and not only its work divided.
+
+    A run whose output has left the folder goes on only to say so, and only where that is true.
+    """
+    described = [path.parent for path in folder.glob("*/described.done")]
+    if any(not (run / "output").exists() for run in described):
+        return work.is_published()
+    stages = (path.name for path in folder.glob("*/*.done"))
+    plans = (".splits.done", ".buckets.done")
+    return any(not name.endswith(plans) for name in stages) or any(folder.glob("*/*.tasks/*.json"))
+
+
+def remove_work_folder(folder: Path) -> None:
+    """Removes a folder of a run; what says that it is ours goes last."""
+    _empty(folder)
+    (folder / _FACTS).unlink()
+    folder.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    """Removes all but the facts; nothing of it looks like a run when this is killed half-way."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            removed = entry.rename(entry.with_name(f"{entry.name}{_REMOVED}"))
+            shutil.rmtree(removed)
+        elif entry.name != _FACTS:
+            entry.unlink()
+
+
+def _check_ours(folder: Path) -> None:
+    if folder.is_dir():
+        entries = [entry.name for entry in folder.iterdir()]
+        if _FACTS in entries or all(name.startswith(f".{_FACTS}.") for name in entries):
+            return
+    raise FileExistsError(
+        f"{folder}: exists and has no {_FACTS}, so it was not written by this program and is not "
+        "touched; rename or remove it"
+    )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FileExistsError(f"{folder}: another process is at work here") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_same(folder: Path, facts: dict[str, Any]) -> None:
+    try:
+        stored = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        earlier = dict(stored["facts"]) if stored["kind"] == _KIND else {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / _FACTS}: not the facts of a run ({error!r})") from error
+    changed = [
+        f"{name} was {_shown(earlier.get(name))} and is {_shown(facts.get(name))}"
+        for name in sorted({*earlier, *facts})
+        if earlier.get(name) != facts.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"{folder}: an unfinished run was begun otherwise: {'; '.join(changed)}. Go on with "
+            "what it was, or give it up with --restart"
+        )
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else str(value)
+
+
+class Progress:
+    """A line on the terminal, or one a minute in a file: rows, speed and time left of a stage."""
+
+    def __init__(
+        self, stage: str, items: int, sizes: Sequence[int] | None, rows: Sequence[int] | None
+    ) -> None:
+        self._stage, self._sized, self._rows = stage, sizes is not None, rows
+        self._sizes = sizes if sizes is not None else [1] * items
+        self._start = self._said = time.perf_counter()
+        self._at_start: int | None = None
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, done: list[int]) -> None:
+        """Shows how far it is, with the numbers of the items that are done."""
+        size, total = sum(self._sizes[i] for i in done), sum(self._sizes)
+        if self._at_start is None:
+            self._at_start = size  # done by an earlier run
+        now = time.perf_counter()
+        speed = (size - self._at_start) / (now - self._start)
+        text = f"{self._stage}: {100 * size // max(total, 1):3d} %"
+        if self._rows is not None:
+            text += f"  {sum(self._rows[i] for i in done):,} rows"
+        if self._sized and speed:
+            text += f"  {speed / 1e6:,.1f} MB/s"
+        text += f"  {_duration((total - size) / speed)} left" if speed else "  ..."
+        if self._live:
+            print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+        elif now - self._said > 60:
+            self._said = now
+            print(text, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Removes the line."""
+        if self._live:
+            print(f"\r{'':<78}\r", end="", file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

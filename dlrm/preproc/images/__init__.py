@@ -1,0 +1,1 @@
+"""The pipeline from images to shards."""

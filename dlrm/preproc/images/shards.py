@@ -1,0 +1,152 @@
+"""Decodes images and writes the shards of a dataset; one task writes one shard."""
+
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from dlrm.data.images import layout as image_layout
+from dlrm.manifest import Checksum
+from dlrm.preproc.images.sources import Item, read
+
+
+class BadImageError(ValueError):
+    """An image that cannot be used; the message says why."""
+
+
+class Shard(NamedTuple):
+    """What a task writes.
+
+    Attributes:
+        items: the images, in order.
+        directory: of the dataset.
+        split: the split.
+        number: of the shard in its split.
+        size: height and width.
+        first_label: the least label of TFRecords.
+        skip_bad: leave bad images out; else the first ends the run.
+    """
+
+    items: list[Item]
+    directory: Path
+    split: str
+    number: int
+    size: int
+    first_label: int
+    skip_bad: bool
+
+    @property
+    def report_file(self) -> Path:
+        """Where the task says what it wrote."""
+        return self.directory / f"{self.split}_{self.number:05}.json"
+
+
+class Report(NamedTuple):
+    """What a task wrote.
+
+    Attributes:
+        images: how many.
+        class_names: label -> name, where the source says it.
+        bad: names and reasons of images that were left out.
+        checksums: of the two files, see `dlrm.manifest.Checksum`.
+    """
+
+    images: int
+    class_names: dict[int, str | None]
+    bad: list[str]
+    checksums: dict[str, str]
+
+    @classmethod
+    def load(cls, path: Path) -> "Report":
+        """Reads a report."""
+        report = json.loads(path.read_text(encoding="utf-8"))
+        names = {int(label): name for label, name in report.pop("class_names").items()}
+        return cls(class_names=names, **report)
+
+
+def write_shard(shard: Shard) -> None:
+    """Writes a shard's images, labels and report.
+
+    Raises:
+        BadImageError: an image cannot be used and `skip_bad` is not set; it is named.
+    """
+    images_file, labels_file = image_layout.shard_files(shard.directory, shard.split, shard.number)
+    labels: list[int] = []
+    names: dict[int, str | None] = {}
+    bad: list[str] = []
+    sums = {images_file: Checksum(), labels_file: Checksum()}
+    with open(images_file, "wb") as file:
+        for item in shard.items:
+            try:
+                encoded = read(item, shard.first_label)
+                pixels = decode(encoded.data, shard.size)
+            except ValueError as error:
+                if not shard.skip_bad:
+                    raise BadImageError(
+                        f"{item.name}: {error}; --bad_images skip leaves such images out"
+                    ) from error
+                bad.append(f"{item.name}: {error}")
+                continue
+            file.write(pixels.data)
+            sums[images_file].update(pixels.data)
+            labels.append(encoded.label)
+            names[encoded.label] = encoded.class_name
+    label_bytes = np.array(labels, image_layout.LABEL_DTYPE).tobytes()
+    labels_file.write_bytes(label_bytes)
+    sums[labels_file].update(label_bytes)
+    checksums = {
+        path.relative_to(shard.directory).as_posix(): str(value) for path, value in sums.items()
+    }
+    report = Report(len(labels), names, bad, checksums)
+    shard.report_file.write_text(json.dumps(report._asdict()), encoding="utf-8")
+
+
+def decode(data: bytes, size: int) -> np.ndarray:
+    """Returns the largest centred square of an encoded image as uint8 `[3, size, size]`.
+
+    The image is turned as its EXIF says. Grey, palette and CMYK become RGB, 16 bits become 8, and
+    what is transparent becomes white. Of an animation the first picture is taken.
+
+    Raises:
+        BadImageError: it is no image, is cut off, has more pixels than Pillow accepts, or pixels
+            of floating point or 32 bits, of which nothing says what is white.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # damaged EXIF, which Pillow passes over
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data)) as image:
+                image.draft("RGB", (2 * size, 2 * size))  # JPEG: decode at a lower resolution
+                _check_range(image)
+                rgb = _to_rgb(ImageOps.exif_transpose(image))
+    except Exception as error:  # Pillow's decoders raise whatever their parsing stumbles over
+        raise BadImageError(f"not a readable image: {error or type(error).__name__}") from error
+    side = min(rgb.size)
+    left, top = (rgb.width - side) / 2, (rgb.height - side) / 2
+    square = rgb.resize(
+        (size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side)
+    )
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _check_range(image: Image.Image) -> None:
+    sixteen_bits = image.mode == "I" and image.format in ("PNG", "PPM")
+    if image.mode in ("I", "F") and not sixteen_bits:
+        raise BadImageError(
+            f"expected 8 or 16 bits a channel, got Pillow's mode {image.mode} ({image.format}), "
+            "whose white is not known"
+        )
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
+        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")

@@ -1,0 +1,1 @@
+"""The pipeline from click logs to a dataset."""

@@ -1,0 +1,98 @@
+"""What the report counts while rows are transformed, in memory that does not grow with the rows."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.data.transform.transform import Transform, Transformed
+from dlrm.files import staged_file
+
+_SHIFT = 4  # bits of a float16 that a bin of logarithms leaves out: bins are 0.8 % wide
+LOGARITHM_BINS = (int(np.array(42, np.float16).view(np.uint16)) >> _SHIFT) + 1  # ln 2**60 is 41.6
+ID_BINS = 33  # 0 for no id, then by the number of binary digits
+
+
+@dataclass
+class Statistics:
+    """Counts over some rows.
+
+    Attributes:
+        totals: rows, clicks, values raised to 1.
+        missing: `[columns]`, fields without a value.
+        logarithms: `[num_numerical, LOGARITHM_BINS]`, of the fields that are there.
+        ids: `[num_categorical, ID_BINS]`, of the fields that are there.
+    """
+
+    totals: np.ndarray
+    missing: np.ndarray
+    logarithms: np.ndarray
+    ids: np.ndarray
+
+    @classmethod
+    def empty(cls, num_numerical: int, num_categorical: int) -> "Statistics":
+        """Counts of no rows."""
+        return cls(
+            np.zeros(3, np.int64),
+            np.zeros(num_numerical + num_categorical, np.int64),
+            np.zeros((num_numerical, LOGARITHM_BINS), np.int64),
+            np.zeros((num_categorical, ID_BINS), np.int64),
+        )
+
+    @classmethod
+    def empty_by_name(cls, transform: Transform) -> dict[str, "Statistics"]:
+        """Counts of no rows for any name."""
+        shape = transform.num_numerical, transform.num_categorical
+        return defaultdict(lambda: cls.empty(*shape))
+
+    def add(self, labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> None:
+        """Counts more rows; `missing` is `[columns, rows]`."""
+        self.totals += [len(labels), int(np.count_nonzero(labels)), rows.clamped]
+        self.missing += np.count_nonzero(missing, axis=1)
+        num_numerical = rows.numerical.shape[1]
+        bins = rows.numerical.astype(layout.NUMERICAL_DTYPE, copy=False).view(np.uint16) >> _SHIFT
+        for i in range(num_numerical):
+            counts = np.bincount(bins[:, i], minlength=LOGARITHM_BINS)
+            absent = int(np.count_nonzero(missing[i]))
+            if absent:  # all of them have the same logarithm
+                counts[bins[missing[i].argmax(), i]] -= absent
+            self.logarithms[i] += counts
+        for i, ids in enumerate(rows.ids):
+            digits = np.frexp(ids.astype(np.float32 if ids.itemsize < 4 else np.float64))[1]
+            counts = np.bincount(digits, minlength=ID_BINS)
+            counts[0] -= int(np.count_nonzero(missing[num_numerical + i]))
+            self.ids[i] += counts
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        return Statistics(*(a + b for a, b in zip(self._arrays(), other._arrays(), strict=True)))
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return self.totals, self.missing, self.logarithms, self.ids
+
+    @staticmethod
+    def save(path: Path, by_name: dict[str, "Statistics"]) -> None:
+        """Writes counts to a file, by name."""
+        arrays: dict[str, Any] = {
+            f"{name}/{i}": array
+            for name, counts in by_name.items()
+            for i, array in enumerate(counts._arrays())
+        }
+        with staged_file(path) as partial, open(partial, "wb") as file:
+            np.savez(file, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> dict[str, "Statistics"]:
+        """Reads what `save` wrote."""
+        with np.load(path, allow_pickle=False) as arrays:
+            names = dict.fromkeys(name.partition("/")[0] for name in arrays)
+            return {name: cls(*(arrays[f"{name}/{i}"] for i in range(4))) for name in names}
+
+
+def logarithm_of_bin(index: np.ndarray) -> np.ndarray:
+    """Returns the middle of bins of logarithms."""
+    bits = (np.asarray(index) << _SHIFT).astype(np.uint16)
+    low, high = bits.view(np.float16), (bits + np.uint16((1 << _SHIFT) - 1)).view(np.float16)
+    return (low.astype(np.float64) + high.astype(np.float64)) / 2

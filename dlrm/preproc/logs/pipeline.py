@@ -1,0 +1,332 @@
+"""The stages of preprocessing, whoever runs their tasks: from raw logs to a dataset that is whole.
+
+    unpack      compressed files, if there are any
+    cut         one file into days of equally many lines, if there is one file
+    count       read every line once: rows, how often each value is there, lines that cannot be read
+    dictionary  merge the counts, and give ids to the values that are frequent enough
+    transform   read every line once more and write rows; those to be shuffled go into buckets
+    shuffle     sort each bucket and write its rows
+    describe    the report, the files that say what is in the dataset, and their checksums
+
+Every task leaves a file when it is done, and every stage a marker, in a `WorkFolder`.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.transform.transform import Transform, save_facts
+from dlrm.manifest import checksum, write_manifest
+from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.logs import report
+from dlrm.preproc.logs.counted_splits import (
+    count_buckets,
+    counted_splits,
+    num_rows,
+    numbered_splits,
+)
+from dlrm.preproc.logs.dictionary_merge import FitJob, fit_columns, merge_bucket, write_lookups
+from dlrm.preproc.logs.raw_log import Split
+from dlrm.preproc.logs.shuffle_files import remove_unfinished, total_counts
+from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.logs.tasks import Job, Target, create_files, transform_split, write_bucket
+
+UNLABELLED = "unlabelled"
+_BUCKET_BYTES = 64 << 20  # of text whose rows one task sorts: a packed row is half of it
+_GROUPS = 12
+
+
+def input_facts(files: Sequence[Path]) -> dict[str, str]:
+    """What is remembered of input files, to notice when they change."""
+    facts = {}
+    for path in files:
+        status = path.stat()
+        facts[str(path.resolve())] = f"of {status.st_size} bytes, changed at {status.st_mtime_ns}"
+    return facts
+
+
+def prepare(
+    run: Run, files: Sequence[Path], num_days: int | None = None, unlabelled: Path | None = None
+) -> dict[str, Any]:
+    """Writes a whole dataset; returns its cardinalities, and totals of each split.
+
+    The days but the last are train/; the first floor(n/2) rows of the last are test/, the rest of
+    it is validation/.
+
+    Args:
+        run: the engine, the folder and the options.
+        files: one a day; or one for all days, with `num_days`.
+        num_days: into how many days a single file is cut, of equally many lines.
+        unlabelled: a log without labels, which is transformed too.
+
+    Raises:
+        ValueError: the options do not fit the days.
+        TaskError: a line is not as it should be, or a file cannot be written.
+        EngineError: tasks could not be run.
+    """
+    if (facts := run.work.result("described")) is not None:
+        return facts
+    splits = counted_splits(run, files, num_days)
+    last_day = splits[-1].day
+    train_rows, all_rows = num_rows(splits, 0, last_day - 1), num_rows(splits)
+    if not all_rows:
+        raise ValueError("the input has no line that can be read; expected one or more")
+    half = train_rows + (all_rows - train_rows) // 2
+    fit(run, splits, run.work.output / layout.TRANSFORM)
+    shuffled = run.options.output_ordering == "total_random"
+    edges = (0, train_rows, half, all_rows)
+    targets = [
+        Target(name, first, last, shuffled and name == "train")
+        for name, first, last in zip(layout.SPLITS, edges, edges[1:], strict=False)
+    ]
+    totals = transform(run, splits, targets)
+    if unlabelled is not None:
+        totals |= _transform_unlabelled(run, unlabelled)
+    return _describe(run, splits, totals)
+
+
+def fit(run: Run, splits: Sequence[Split], directory: Path) -> None:
+    """Makes dictionaries of the counts, and writes a transform."""
+    shape, limit = run.options.log_format, run.options.parse_limit()
+    buckets = count_buckets(run, splits)
+    first, last = run.options.dictionary_days or (0, splits[-1].day)
+    work = run.work
+    directory.mkdir(parents=True, exist_ok=True)
+    with run.stage("dictionary") as stage:
+        stage.rows = num_rows(splits, first, last)
+        counts = work.folder("counts")
+        sources = [str(counts / str(i)) for i, s in enumerate(splits) if first <= s.day <= last]
+        merge = partial(
+            merge_bucket, sources=sources, limit=limit, folder=str(work.folder("merged"))
+        )
+        if (merged := work.result("merged")) is None:
+            merged = stage.tasks("merge", merge, range(buckets))
+            work.finish("merged", merged)
+        _remove(counts)
+        job = FitJob(
+            str(work.folder("merged")),
+            [result["kept"] for result in merged],
+            str(directory),
+            str(work.folder("lookups")),
+        )
+        if (sizes := work.result("fitted")) is None:
+            columns = _groups(range(shape.num_categorical))
+            fitted = stage.tasks("fit", partial(fit_columns, job=job), columns)
+            by_column = {int(i): size for part in fitted for i, size in part.items()}
+            sizes = [by_column[i] for i in range(shape.num_categorical)]
+            work.finish("fitted", sizes)
+        _remove(work.folder("merged"))
+    rule = run.options.numeric_transform
+    save_facts(directory, shape.num_numerical, sizes, rule, limit)
+
+
+def transform(
+    run: Run,
+    splits: Sequence[Split],
+    targets: list[Target],
+    name: str = "transform",
+    directory: Path | None = None,
+) -> dict[str, dict[str, int]]:
+    """Transforms the rows of targets into the files of the output.
+
+    Args:
+        run: the engine, the folder and the options.
+        splits: which know their rows.
+        targets: which rows go where; one of them, or none, is shuffled.
+        name: of the stage.
+        directory: the fitted transform; that of the output if it is not given.
+
+    Returns:
+        For each target: rows, clicks, and so on, as `transform_split` counts them.
+    """
+    work = run.work
+    job = _job(run, splits, targets, name, directory or work.output / layout.TRANSFORM)
+    with run.stage(name) as stage:
+        create_files(job)
+        rows, sizes = [split.rows for split in splits], [split.size for split in splits]
+        task = partial(transform_split, job=job)
+        parts = stage.tasks(name, task, list(enumerate(splits)), sizes, rows)
+        stage.rows, stage.size = sum(rows), sum(sizes)
+    totals = {
+        target.name: _sum([part.get(target.name, {}) for part in parts]) for target in targets
+    }
+    for target in targets:
+        if totals[target.name].get("rows", 0) != target.rows:
+            raise TaskError(
+                f"{target.name}: expected {target.rows} rows, as were counted before, got "
+                f"{totals[target.name].get('rows', 0)}: an input file has changed meanwhile"
+            )
+    for target in targets:
+        if target.shuffled and target.rows:
+            _shuffle(run, splits, parts, target, job)
+    return totals
+
+
+def _job(
+    run: Run, splits: Sequence[Split], targets: list[Target], name: str, directory: Path
+) -> Job:
+    work, options = run.work, run.options
+    if (buckets := work.result(f"{name}.buckets")) is None:
+        text = sum(split.size for split in splits)
+        buckets = max(2 * run.engine.cores, -(-text // (2 * _BUCKET_BYTES)))
+        work.finish(f"{name}.buckets", buckets)
+    labelled = all(target.labelled for target in targets)
+    return Job(
+        replace(options.log_format, labelled=labelled),
+        str(directory),
+        str(work.folder("lookups")),
+        str(work.output),
+        options.output_format,
+        targets,
+        str(work.folder(f"{name}.rows")),
+        buckets,
+        options.seed,
+        options.quarantine,
+        str(work.folder(f"{name}.statistics")) if options.report else None,
+    )
+
+
+def _shuffle(
+    run: Run, splits: Sequence[Split], parts: Sequence[dict], target: Target, job: Job
+) -> None:
+    with run.stage("shuffle") as stage:
+        stage.rows = target.rows
+        if run.work.result("shuffled") is None:
+            sources = [Path(job.shuffle, str(i)) for i, p in enumerate(parts) if target.name in p]
+            rows = total_counts(sources).tolist()
+            first_rows = [0, *accumulate(rows)][:-1]
+            width = sum(dtype.itemsize for dtype in job.files(target).values())
+            stage.tasks(
+                "shuffle",
+                partial(write_bucket, sources=[str(path) for path in sources], job=job),
+                list(enumerate(first_rows)),
+                [width * count for count in rows],
+                rows,
+            )
+            run.work.finish("shuffled", True)
+    _remove(Path(job.shuffle))
+
+
+def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    names = dict.fromkeys(name for part in counts for name in part)
+    return {name: sum(part.get(name, 0) for part in counts) for name in names}
+
+
+def _remove(folder: Path) -> None:
+    """Removes what tasks left for a later stage, once it is finished."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:
+    """Transforms a log without labels, in the order of its lines."""
+    log_format = replace(run.options.log_format, labelled=False)
+    splits = numbered_splits(run, UNLABELLED, [path], log_format)
+    target = Target(UNLABELLED, 0, num_rows(splits), labelled=False)
+    return transform(run, splits, [target], UNLABELLED)
+
+
+def _describe(
+    run: Run, splits: Sequence[Split], totals: dict[str, dict[str, int]]
+) -> dict[str, Any]:
+    """Writes the files that say what is in a dataset; the manifest last."""
+    output, options = run.work.output, run.options
+    fitted = Transform.load(output / layout.TRANSFORM)
+    clicks = {name: totals[name].get("clicks", 0) for name in layout.SPLITS}
+    clamped = {name: totals[name].get("clamped", 0) for name in layout.SPLITS}
+    rows = {name: totals[name].get("rows", 0) for name in layout.SPLITS}
+    with run.stage("describe"):
+        if options.output_format == "split_binary":
+            spec = FeatureSpec.default(
+                output,
+                fitted.num_numerical,
+                fitted.cardinalities,
+                layout.SPLITS,
+                metadata={"clicks": clicks, "numerical_values_raised_to_1": clamped},
+            )
+            spec.save()
+        layout.write_model_size(output, fitted.cardinalities)
+        if options.report:
+            report.write(run, splits, fitted, totals)
+        remove_unfinished(output)
+        layout.write_dataset_manifest(
+            output, rows, fitted.cardinalities, options.manifest_facts(), _checksums(run)
+        )
+    facts = {"totals": totals, "cardinalities": fitted.cardinalities}
+    run.work.finish_output(facts)
+    return facts
+
+
+def _checksums(run: Run) -> dict[str, str]:
+    """Checksums of every large file, computed by the engine."""
+    output = run.work.output
+    names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
+    task = partial(_checksums_of, folder=str(output))
+    parts = run.work.run(run.engine, "checksums", task, _groups(names))
+    return {name: crc for part in parts for name, crc in part.items()}
+
+
+def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:
+    return {name: checksum(Path(folder, name)) for name in names}
+
+
+def _groups(items: Sequence[Any]) -> list[list[Any]]:
+    """Shares small items out to tasks, since each task costs Spark a while."""
+    return [part for i in range(_GROUPS) if (part := list(items[i::_GROUPS]))]
+
+
+def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> None:
+    """Fits a transform alone, as `--mode generate_models` does."""
+    if run.work.result("described") is None:
+        splits = counted_splits(run, files, num_days)
+        fit(run, splits, run.work.output)
+        remove_unfinished(run.work.output)
+        write_manifest(run.work.output, "transform", rows=num_rows(splits))
+        run.work.finish_output(True)
+
+
+def transform_days(
+    run: Run, files: Sequence[Path], half: str, directory: Path, labelled: bool
+) -> dict[str, int]:
+    """Applies a fitted transform to days or half their rows, as `--mode transform` does.
+
+    Returns:
+        Totals of the rows, as `transform_split` counts them.
+    """
+    options, fitted = run.options, Transform.load(directory)
+    shape = options.log_format
+    if (fitted.num_numerical, fitted.num_categorical) != (
+        shape.num_numerical,
+        shape.num_categorical,
+    ):
+        raise ValueError(
+            f"{directory}: made for {fitted.num_numerical} numerical and {fitted.num_categorical} "
+            f"categorical columns, got --num_numerical {shape.num_numerical} --num_categorical "
+            f"{shape.num_categorical}"
+        )
+    if (totals := run.work.result("described")) is not None:
+        return totals
+    run.work.output.mkdir(exist_ok=True)
+    splits = numbered_splits(run, "input", files, replace(shape, labelled=labelled))
+    rows = num_rows(splits)
+    first = rows // 2 if half == "second" else 0
+    last = rows // 2 if half == "first" else rows
+    with run.stage("dictionary") as stage:
+        task = partial(
+            write_lookups, transform=str(directory), folder=str(run.work.folder("lookups"))
+        )
+        stage.tasks("lookups", task, _groups(range(shape.num_categorical)))
+    target = Target("", first, last, options.output_ordering == "total_random", labelled)
+    used = [
+        split for split in splits if split.first_row < last and split.first_row + split.rows > first
+    ]
+    totals = transform(run, used, [target], "transform", directory)[""]
+    remove_unfinished(run.work.output)
+    write_manifest(run.work.output, "split", rows=target.rows)
+    run.work.finish_output(totals)
+    return totals

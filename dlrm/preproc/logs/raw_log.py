@@ -1,0 +1,306 @@
+"""Raw logs on disk: which files there are, and how they are cut into splits and read.
+
+A split is a byte range of a file and owns the lines that start in it, so that any set of splits
+that covers the files gives the same rows.
+"""
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from dlrm.data.sources.log_lines import LONGEST_LINE, Lines, LogFormat, explain, parse_lines
+from dlrm.files import sync
+
+SUFFIXES = (".gz", ".zst")  # of compressed files
+_BLOCK_BYTES = 4 << 20  # of text, whose columns then fit the caches
+
+
+class Day(NamedTuple):
+    """The lines of a day: those that start in bytes [begin, end) of `path`.
+
+    `source` is the file that the user has, which is a compressed one where `path` was unpacked.
+    """
+
+    path: str
+    begin: int
+    end: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """The lines of a day that start in bytes [begin, end).
+
+    Attributes:
+        day: index of the day.
+        first_row, rows: where its rows stand among those of all days; set by `number_rows`.
+    """
+
+    path: str
+    source: str
+    day: int
+    begin: int
+    end: int
+    first_row: int = -1
+    rows: int = -1
+
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        return self.end - self.begin
+
+
+class BadLineError(ValueError):
+    """A line that cannot be read; the message names file, line and column."""
+
+
+class Rejected(NamedTuple):
+    """A line that was left out: its number in the split, from 0, why, and its text."""
+
+    line: int
+    reason: str
+    text: str
+
+
+class Block(NamedTuple):
+    """Some lines of a split: `first_row` counts the rows of the split before them."""
+
+    first_row: int
+    lines: Lines
+
+
+def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
+    """Returns `day_0`, `day_1`, ... of a folder, each plain, `.gz` or `.zst`.
+
+    Args:
+        folder: where they are; files of other names do not matter, but there may be no `day_N.*`
+            that cannot be read: the last day is held out, so it must be known which is last.
+        num_days: how many there must be; None takes what is there.
+
+    Raises:
+        FileNotFoundError: no folder, or a missing day.
+        ValueError: a day of an unknown form, twice there or empty, fewer than 2, or not `num_days`.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder of day files (INPUT_PATH)")
+    present: dict[int, list[Path]] = {}
+    unknown = []
+    for path in sorted(folder.glob("day_*")):
+        name = re.fullmatch(r"day_(0|[1-9]\d*)(\.gz|\.zst)?", path.name)
+        if name:
+            present.setdefault(int(name[1]), []).append(path)
+        elif other := re.match(r"day_(\d+)\.", path.name):
+            unknown.append((int(other[1]), path))
+    for day, path in unknown:
+        if day not in present:
+            raise ValueError(
+                f"{path}: expected day_{day}, plain or as .gz or .zst, beside it or instead: the "
+                "last day is held out for testing, so no day may be overlooked"
+            )
+    last = max(present, default=-1)
+    if missing := sorted(set(range(last + 1)) - set(present)):
+        raise FileNotFoundError(
+            f"{folder / f'day_{missing[0]}'}: missing, though there is a day_{last}; expected "
+            f"day_0 to day_{last} without a gap"
+        )
+    found = f"day_0 to day_{last}" if present else "none"
+    if num_days is not None and len(present) != num_days:
+        raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), got {found}")
+    if len(present) < 2:
+        raise ValueError(
+            f"{folder}: expected day files day_0, day_1, ..., at least 2 since the last one is "
+            f"held out for testing, or train.txt; got {found}"
+        )
+    return [_one_form(present[day]) for day in range(last + 1)]
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """Returns a file of a folder, plain, `.gz` or `.zst`, or None where there is none."""
+    forms = [folder / (name + suffix) for suffix in ("", *SUFFIXES)]
+    present = [path for path in forms if path.exists()]
+    return _one_form(present) if present else None
+
+
+def _one_form(forms: list[Path]) -> Path:
+    """Takes the plain file where it is there beside a compressed one."""
+    path = forms[0] if forms[0].suffix not in SUFFIXES or len(forms) == 1 else None
+    if path is None:
+        raise ValueError(f"{forms[1]}: expected one of the two, got {forms[0].name} too")
+    if not path.is_file():
+        raise ValueError(f"{path}: expected a file")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: empty; expected lines of a log")
+    return path
+
+
+def split_days(days: Sequence[Day], split_bytes: int) -> list[Split]:
+    """Cuts days into splits of about equal size, in the order of their lines."""
+    splits = []
+    for number, day in enumerate(days):
+        size = day.end - day.begin
+        parts = -(-size // split_bytes)
+        edges = [day.begin + size * i // parts for i in range(parts + 1)]
+        pairs = zip(edges, edges[1:], strict=False)
+        splits += [Split(day.path, day.source, number, *pair) for pair in pairs]
+    return splits
+
+
+def number_rows(splits: Sequence[Split], rows: Sequence[int]) -> list[Split]:
+    """Tells each split how many rows it has and how many come before."""
+    numbered, first = [], 0
+    for split, count in zip(splits, rows, strict=True):
+        numbered.append(replace(split, first_row=first, rows=count))
+        first += count
+    return numbered
+
+
+def count_lines(split: Split) -> int:
+    """Counts the lines that start in a split, which are the newlines before its bytes."""
+    lines = 1 if split.begin == 0 else 0
+    with open(split.path, "rb") as file:
+        position = max(split.begin - 1, 0)
+        file.seek(position)
+        while position < split.end - 1:
+            block = _read(file, min(_BLOCK_BYTES, split.end - 1 - position), split)
+            lines += block.count(b"\n")
+            position += len(block)
+    return lines
+
+
+def start_of_line(split: Split, line: int) -> int:
+    """Returns where the line of that number, from 0, of a split starts in the file."""
+    if line == 0 and split.begin == 0:
+        return 0
+    wanted = line if split.begin == 0 else line + 1  # newlines up to it
+    with open(split.path, "rb") as file:
+        position = max(split.begin - 1, 0)
+        file.seek(position)
+        while True:
+            block = _read(file, _BLOCK_BYTES, split)
+            found = block.count(b"\n")
+            if found >= wanted:
+                place = -1
+                for _ in range(wanted):
+                    place = block.index(b"\n", place + 1)
+                return position + place + 1
+            wanted -= found
+            position += len(block)
+
+
+def read_blocks(
+    split: Split, log_format: LogFormat, rejected: list[Rejected] | None = None
+) -> Iterator[Block]:
+    """Yields the lines of a split, a few megabytes at a time.
+
+    Args:
+        split: what to read.
+        log_format: the columns of a line.
+        rejected: gets the lines that cannot be read, which are left out.
+
+    Raises:
+        BadLineError: a line cannot be read and there is no `rejected`.
+    """
+    rows = skipped = 0
+    with open(split.path, "rb") as file:
+        position = _first_line(file, split)
+        while position < split.end:
+            file.seek(position)
+            text = _read(file, min(_BLOCK_BYTES, split.end - position), split)
+            if not text.endswith(b"\n"):
+                text += _rest_of_line(file, split, position + len(text))
+            position += len(text)
+            while text:
+                lines, bad_at = parse_lines(text, log_format)
+                if len(lines.labels):
+                    yield Block(rows, lines)
+                    rows += len(lines.labels)
+                if bad_at is None:
+                    break
+                end = text.find(b"\n", bad_at) + 1 or len(text)
+                line, start = text[bad_at:end], position - len(text) + bad_at
+                reason = explain(line, log_format)
+                where = (
+                    f", {log_format.describe(reason.column)}" if reason.column is not None else ""
+                )
+                message = f"{where}: expected {reason.expected}, got {reason.got}"
+                if rejected is None:
+                    number = _line_number(split.path, start)
+                    raise BadLineError(f"{split.source}: line {number}{message}")
+                shown = line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+                rejected.append(Rejected(rows + skipped, message.lstrip(",: "), shown))
+                skipped += 1
+                text = text[end:]
+
+
+def _read(file: BinaryIO, size: int, split: Split) -> bytes:
+    block = file.read(size)
+    if not block:
+        raise BadLineError(f"{split.source}: became shorter while it was read")
+    return block
+
+
+def _first_line(file: BinaryIO, split: Split) -> int:
+    if split.begin == 0:
+        return 0
+    file.seek(split.begin - 1)
+    return split.begin - 1 + len(_rest_of_line(file, split, split.begin))
+
+
+def _rest_of_line(file: BinaryIO, split: Split, position: int) -> bytes:
+    rest = file.readline(LONGEST_LINE)
+    if len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+        raise BadLineError(
+            f"{split.source}: line {_line_number(split.path, position)}: longer than "
+            f"{LONGEST_LINE} bytes, so this is no log of lines"
+        )
+    return rest
+
+
+def _line_number(path: str, offset: int) -> int:
+    """Counts the lines up to the one at `offset`; reads the file, so for errors only."""
+    lines = 1
+    with open(path, "rb") as file:
+        while offset > 0 and (block := file.read(min(_BLOCK_BYTES, offset))):
+            lines += block.count(b"\n")
+            offset -= len(block)
+    return lines
+
+
+def unpack(source: str, target: str) -> dict[str, Any]:
+    """Unpacks a `.gz` or `.zst` file; `target` appears when it is whole.
+
+    Raises:
+        ValueError: the file is damaged or cut off; it is named.
+    """
+    partial, size = Path(target + ".partial"), 0
+    try:
+        with _open_compressed(source) as packed, open(partial, "wb") as file:
+            while block := packed.read(_BLOCK_BYTES):
+                file.write(block)
+                size += len(block)
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ValueError(
+            f"{source}: damaged or cut off after {size} bytes of text ({error})"
+        ) from error
+    if size == 0:
+        raise ValueError(f"{source}: empty; expected lines of a log")
+    sync(partial)
+    partial.replace(target)
+    sync(partial.parent)
+    return {"bytes": size}
+
+
+def _open_compressed(source: str) -> Any:
+    if source.endswith(".gz"):
+        return gzip.open(source, "rb")
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ValueError(f"{source}: pyarrow is needed to read .zst, got {error}") from error
+    return pyarrow.CompressedInputStream(source, "zstd")

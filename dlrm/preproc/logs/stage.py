@@ -1,0 +1,56 @@
+"""A run of preprocessing and its stages: who works, where results lie, what is said."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dlrm.preproc.execution.engines import Engine
+from dlrm.preproc.execution.work_folder import Progress, WorkFolder
+from dlrm.preproc.logs.options import Options
+
+
+@dataclass
+class Run:
+    """What all stages need: who runs tasks, where they leave what is done, and what to say."""
+
+    engine: Engine
+    work: WorkFolder
+    options: Options
+    say: Callable[[str], None] = print
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator["Stage"]:
+        """Says, at the end of a stage, how long it took."""
+        stage, start = Stage(self, name), time.perf_counter()
+        yield stage
+        seconds = max(time.perf_counter() - start, 1e-9)
+        rate = f"{stage.rows:>14,} rows" if stage.rows is not None else " " * 19
+        speed = f" {stage.size / seconds / 1e6:>10,.1f} MB/s" if stage.size else ""
+        self.say(f"{name + ':':<12}{rate} {seconds:8.1f} s{speed}")
+
+
+@dataclass
+class Stage:
+    """A stage that goes on, and what it has to say at its end."""
+
+    run: Run
+    name: str
+    rows: int | None = None
+    size: int = 0
+
+    def tasks(
+        self,
+        name: str,
+        task: Callable[[Any], dict[str, Any]],
+        items: Sequence[Any],
+        sizes: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Runs a task on items, of `sizes` in bytes and of `rows`, and shows how it goes."""
+        progress = Progress(self.name, len(items), sizes, rows)
+        try:
+            return self.run.work.run(self.run.engine, name, task, items, progress)
+        finally:
+            progress.clear()

@@ -1,0 +1,250 @@
+"""What one task does to transform a split or to write a bucket: functions that know no engine.
+
+Rows are numbered from 0 over all days. Files of a dataset are created at their final size, and
+every task writes its rows at their place: what is written does not depend on how the work was cut.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.data.sources.log_lines import LogFormat
+from dlrm.data.transform.transform import Transform, Transformed
+from dlrm.preproc.logs.column_statistics import Statistics
+from dlrm.preproc.logs.dictionary_merge import bucket_of
+from dlrm.preproc.logs.hashing import splitmix64
+from dlrm.preproc.logs.raw_log import Split, read_blocks
+from dlrm.preproc.logs.shuffle_files import read_bucket, write_buckets
+
+OUTPUT_FORMATS = ("split_binary", "binary")
+_WORD = np.dtype("<i4")
+
+
+class Target(NamedTuple):
+    """The rows [first_row, last_row) of all days, and where they go in a dataset.
+
+    Attributes:
+        name: of the split: "train", "test", ...; or "" for one that is the whole output.
+        shuffled: whether the rows come in random order.
+        labelled: whether the logs have labels.
+    """
+
+    name: str
+    first_row: int
+    last_row: int
+    shuffled: bool = False
+    labelled: bool = True
+
+    @property
+    def rows(self) -> int:
+        """How many rows that are."""
+        return self.last_row - self.first_row
+
+    @property
+    def folder(self) -> str:
+        """What the names of its split-binary files begin with."""
+        return f"{self.name}/" if self.name else ""
+
+    @property
+    def binary_file(self) -> str:
+        """Name of its file of NVIDIA's binary format."""
+        return f"{self.name}_data.bin" if self.name else "data.bin"
+
+
+class Job(NamedTuple):
+    """What the tasks of a transform need besides their split or bucket."""
+
+    log_format: LogFormat
+    transform: str  # directory of the fitted transform
+    lookups: str  # directory of its lookups
+    dataset: str  # directory to write to
+    output_format: str
+    targets: list[Target]
+    shuffle: str  # directory of the rows on their way, by bucket
+    buckets: int
+    seed: int
+    quarantine: bool
+    statistics: str | None  # directory for them
+
+    def fitted(self) -> Transform:
+        """The transform, loaded once a process as long as its files stay the same."""
+        status = Path(self.transform, "transform.json").stat()
+        return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
+
+    def files(self, target: Target) -> dict[str, np.dtype]:
+        """File, relative to the dataset -> dtype of its rows."""
+        fitted = self.fitted()
+        if self.output_format == "binary":
+            words = 1 + fitted.num_numerical + fitted.num_categorical
+            return {target.binary_file: np.dtype((_WORD, (words,)))}
+        files = layout.row_dtypes(fitted.num_numerical, fitted.cardinalities)
+        if not target.labelled:
+            del files[layout.LABEL_FILE]
+        return {target.folder + file: dtype for file, dtype in files.items()}
+
+    def columns(
+        self, target: Target, labels: np.ndarray, rows: Transformed
+    ) -> dict[str, np.ndarray]:
+        """File -> its rows; `rows` has what `numerical_dtype` says."""
+        if self.output_format == "binary":
+            words = [labels[:, None].astype(_WORD), rows.numerical.view(_WORD)]
+            words += [ids[:, None] for ids in rows.ids]
+            return {target.binary_file: np.concatenate(words, axis=1, dtype=_WORD)}
+        columns = {layout.LABEL_FILE: labels} if target.labelled else {}
+        if rows.numerical.shape[1]:
+            columns[layout.NUMERICAL_FILE] = rows.numerical
+        columns |= {layout.categorical_name(i): ids for i, ids in enumerate(rows.ids)}
+        return {target.folder + file: column for file, column in columns.items()}
+
+    @property
+    def numerical_dtype(self) -> np.dtype:
+        """Of logarithms in this output format: NVIDIA's binary rows have them as float32."""
+        return np.dtype("<f4") if self.output_format == "binary" else layout.NUMERICAL_DTYPE
+
+
+@lru_cache(maxsize=1)
+def _load(directory: str, lookups: str, inode: int, changed: int) -> Transform:
+    transform = Transform.load(directory)
+    transform.use_lookups(lookups)
+    return transform
+
+
+def create_files(job: Job) -> None:
+    """Creates the files of all targets at their final size."""
+    for target in job.targets:
+        for name, dtype in job.files(target).items():
+            path = Path(job.dataset, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "ab") as file:
+                file.truncate(target.rows * dtype.itemsize)
+
+
+def transform_split(item: tuple[int, Split], job: Job) -> dict[str, Any]:
+    """Transforms a split: rows of targets in file order are written, others put into buckets.
+
+    Returns:
+        For each target that the split has rows of: rows, clicks, values raised to 1, and of the
+        categorical fields how many are there and how many have an id.
+    """
+    number, split = item
+    parts: dict[str, list[dict[str, np.ndarray]]] = {}
+    first_rows: dict[str, int] = {}
+    summary: dict[str, dict[str, int]] = {}
+    statistics = Statistics.empty_by_name(job.fitted()) if job.statistics else None
+    for target, row, labels, rows, missing in _transformed(split, job):
+        columns = job.columns(target, labels, rows)
+        if target.shuffled:
+            keys = splitmix64(job.seed, np.arange(row, row + len(labels)))
+            columns = {"key": keys, **columns}
+        first_rows.setdefault(target.name, row)
+        parts.setdefault(target.name, []).append(columns)
+        counts = _summary(labels, rows, missing)
+        before = summary.setdefault(target.name, dict.fromkeys(counts, 0))
+        summary[target.name] = {name: before[name] + counts[name] for name in counts}
+        if statistics is not None:
+            statistics[target.name].add(labels, rows, missing)
+    for target in job.targets:
+        if blocks := parts.get(target.name):
+            if target.shuffled:
+                _write_to_buckets(Path(job.shuffle, str(number)), blocks, target, job)
+            else:
+                first_row = first_rows[target.name] - target.first_row
+                by_file = {name: [block[name] for block in blocks] for name in blocks[0]}
+                write_rows(job.dataset, first_row, by_file)
+    if statistics is not None:
+        Statistics.save(Path(job.statistics or "", str(number)), statistics)
+    return summary
+
+
+def _transformed(
+    split: Split, job: Job
+) -> Iterator[tuple[Target, int, np.ndarray, Transformed, np.ndarray]]:
+    """Yields target, first row, labels, inputs and missing fields of the blocks of a split."""
+    fitted = job.fitted()
+    for block in read_blocks(split, job.log_format, [] if job.quarantine else None):
+        first, last = (split.first_row + block.first_row + n for n in (0, len(block.lines.labels)))
+        for target in job.targets:
+            begin, end = max(target.first_row, first), min(target.last_row, last)
+            if begin < end:
+                lines = block.lines.part(begin - first, end - first)
+                rows = fitted.apply(lines.integers, lines.hashes, job.numerical_dtype)
+                missing = np.array([c.missing for c in (*lines.integers, *lines.hashes)])
+                yield target, begin, lines.labels, rows, missing
+
+
+def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict[str, int]:
+    hashes = missing[rows.numerical.shape[1] :]
+    return {
+        "rows": len(labels),
+        "clicks": int(np.count_nonzero(labels)),
+        "clamped": rows.clamped,
+        "present": int(hashes.size - np.count_nonzero(hashes)),
+        "known": sum(int(np.count_nonzero(ids)) for ids in rows.ids),
+    }
+
+
+def _packed_dtype(target: Target, job: Job) -> np.dtype:
+    """A row while it is shuffled: its hash, and what will be written by file name."""
+    return np.dtype([("key", np.uint64), *job.files(target).items()])
+
+
+def _write_to_buckets(
+    path: Path, blocks: list[dict[str, np.ndarray]], target: Target, job: Job
+) -> None:
+    """Rows are sorted by a hash of seed and row number; a bucket is a range of hashes."""
+    records = np.empty(sum(len(block["key"]) for block in blocks), _packed_dtype(target, job))
+    done = 0
+    for block in blocks:
+        part = records[done : done + len(block["key"])]
+        for name, column in block.items():
+            part[name] = column
+        done += len(part)
+    owners = bucket_of(records["key"], job.buckets)
+    counts = np.bincount(owners, minlength=job.buckets)
+    narrow = np.uint16 if job.buckets < 1 << 16 else np.uint32  # the former is sorted by digits
+    records = records[np.argsort(owners.astype(narrow), kind="stable")]
+    contents = np.split(records, np.cumsum(counts)[:-1])
+    write_buckets(path, [part.tobytes() for part in contents], counts)
+
+
+def write_bucket(item: tuple[int, int], sources: Sequence[str], job: Job) -> dict[str, Any]:
+    """Sorts the rows of a bucket by their hash and writes them from a row of the target on.
+
+    Args:
+        item: the bucket and its first row.
+        sources: what `transform_split` put into buckets.
+        job: has one shuffled target.
+    """
+    bucket, first_row = item
+    (target,) = (target for target in job.targets if target.shuffled)
+    contents = [content for content, _ in read_bucket([Path(s) for s in sources], bucket)]
+    records = np.frombuffer(b"".join(contents), _packed_dtype(target, job))
+    del contents
+    records = records[np.argsort(records["key"])]
+    write_rows(job.dataset, first_row, {name: [records[name]] for name in job.files(target)})
+    return {"rows": len(records)}
+
+
+def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]]) -> None:
+    """Writes rows into a dataset's files, from `first_row` of these on; `columns` is by file."""
+    for name, parts in columns.items():
+        width = parts[0].dtype.itemsize * int(np.prod(parts[0].shape[1:]))
+        path = Path(dataset, name)
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                file.seek(first_row * width)
+                for part in filter(np.size, parts):
+                    _write_all(file, np.ascontiguousarray(part).data.cast("B"))
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _write_all(file: Any, data: memoryview) -> None:
+    while len(data):
+        data = data[file.write(data) :]

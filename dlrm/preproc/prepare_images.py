@@ -1,0 +1,219 @@
+"""Turns images into a dataset that training maps into memory.
+
+    python preproc/prepare_images.py --source IMAGES --output DATASET --test_fraction 0.2
+
+IMAGES is a folder of class folders, the same in an uncompressed tar file, or a folder of ImageNet's
+TFRecords (train-00000-of-01024, ..., validation-00000-of-00128, ...). Where the class folders lie
+in train/ and val/ (or validation/, or test/), these are the splits; else --test_fraction of the
+images, drawn with --seed, are for testing.
+
+Each image is stored as the largest centred square, resized to --size. Any number of --cores writes
+the same bytes. The dataset appears when it is whole; an earlier one is replaced.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.images import layout as image_layout
+from dlrm.files import staged_directory
+from dlrm.manifest import write_manifest
+from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
+from dlrm.preproc.images.sources import Item, Source, find_images
+
+try:
+    from dlrm.preproc.images.shards import Report, Shard, write_shard
+except ImportError as error:
+    raise SystemExit(f"error: {error}; pip install 'dlrm[images]' has what is missing") from error
+
+BAD_IMAGES = ("error", "skip")
+_MAX_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to prepare images; the fields are the flags of the same names.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    size: int = 256
+    test_fraction: float | None = None
+    seed: int = 12345
+    first_label: int = 1
+    bad_images: str = "error"
+    shard_images: int = 1024
+    cores: int = 1
+
+    def __post_init__(self) -> None:
+        for flag in ("size", "shard_images", "cores"):
+            if getattr(self, flag) < 1:
+                raise ValueError(f"--{flag}: expected 1 or more, got {getattr(self, flag)}")
+        if self.size > _MAX_SIZE:
+            raise ValueError(f"--size: expected {_MAX_SIZE} or less, got {self.size}")
+        if self.bad_images not in BAD_IMAGES:
+            raise ValueError(
+                f"--bad_images: expected one of {', '.join(BAD_IMAGES)}, got {self.bad_images!r}"
+            )
+        if self.seed < 0:
+            raise ValueError(f"--seed: expected 0 or more, got {self.seed}")
+        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
+            raise ValueError(
+                f"--test_fraction: expected a number in (0, 1), got {self.test_fraction}"
+            )
+
+
+class Summary(NamedTuple):
+    """What was written: images of each split; classes, and how many have no image; what was not."""
+
+    images: dict[str, int]
+    classes: list[str]
+    empty_classes: int
+    bad: list[str]
+
+
+def prepare(source: Path, output: Path, options: Options) -> Summary:
+    """Writes a dataset of images.
+
+    Raises:
+        FileNotFoundError: there are no images.
+        ValueError: an image cannot be used, the source is no source, or the output lies in it; file
+            and reason are named.
+        FileExistsError: something stands at `output` that may not be replaced.
+    """
+    if output.resolve().is_relative_to(source.resolve()):  # the next run would read it
+        raise ValueError(f"--output {output}: expected a folder outside of --source {source}")
+    found = find_images(source)
+    splits = _split(found, source, options)
+    with staged_directory(output, replace=True) as staging:
+        shards = list(_shards(splits, staging, options))
+        for split in splits:
+            (staging / split).mkdir()
+        with local_engine(min(options.cores, len(shards))) as engine:
+            engine.run("images", write_shard, shards)
+        return _finish(staging, shards, found, source, options)
+
+
+def _split(found: Source, source: Path, options: Options) -> dict[str, list[Item]]:
+    fraction, names = options.test_fraction, ", ".join(found.splits)
+    if len(found.splits) > 1 or "train" not in found.splits:
+        if fraction is not None or "train" not in found.splits:
+            raise ValueError(
+                f"{source}: expected train and test images and no --test_fraction, or one of "
+                f"these; found {names}, --test_fraction {fraction}"
+            )
+        return found.splits
+    if fraction is None:
+        raise ValueError(f"--test_fraction: expected a number in (0, 1), as {source} is not split")
+    items = found.splits["train"]
+    num_test = round(len(items) * fraction)
+    order = np.argsort(np.random.SFC64([options.seed]).random_raw(len(items)), kind="stable")
+    is_test = np.zeros(len(items), bool)
+    is_test[order[:num_test]] = True
+    return {
+        split: [item for item, chosen in zip(items, is_test == wanted, strict=True) if chosen]
+        for split, wanted in (("train", False), ("test", True))
+    }
+
+
+def _shards(splits: dict[str, list[Item]], directory: Path, options: Options) -> Iterator[Shard]:
+    for split, items in splits.items():
+        for number, start in enumerate(range(0, len(items), options.shard_images)):
+            yield Shard(
+                items[start : start + options.shard_images],
+                directory,
+                split,
+                number,
+                options.size,
+                options.first_label,
+                options.bad_images == "skip",
+            )
+
+
+def _finish(
+    staging: Path, shards: list[Shard], found: Source, source: Path, options: Options
+) -> Summary:
+    """Gathers the reports of the tasks and writes the manifest."""
+    counts: dict[str, list[int]] = {shard.split: [] for shard in shards}
+    names: dict[int, str | None] = {}
+    bad = [*found.left_out]
+    checksums: dict[str, str] = {}
+    for shard in shards:
+        report = Report.load(shard.report_file)
+        shard.report_file.unlink()
+        counts[shard.split].append(report.images)
+        names |= report.class_names
+        bad += report.bad
+        checksums |= report.checksums
+    images = {split: sum(in_shards) for split, in_shards in counts.items()}
+    for split in ("train", "test"):
+        if not images.get(split):
+            raise ValueError(f"{source}: expected images in {split}, none are left; {len(bad)} bad")
+    classes = found.classes or [names.get(i) or str(i) for i in range(max(names) + 1)]
+    if bad:
+        text = "\n".join(bad) + "\n"
+        file = staging / image_layout.BAD_IMAGES
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_manifest(
+        staging,
+        image_layout.KIND,
+        checksums,
+        prepared_from=source.name,
+        size=options.size,
+        classes=classes,
+        splits=counts,
+        test_fraction=options.test_fraction,
+        seed=options.seed,
+        bad_images=len(bad),
+    )
+    return Summary(images, classes, len(classes) - len(names), bad)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    defaults = Options(cores=len(os.sched_getaffinity(0)))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--source", type=Path, required=True, help="folder or tar file of images")
+    parser.add_argument("--output", type=Path, required=True, help="the dataset to write")
+    helps = {
+        "size": "height and width of the stored images",
+        "test_fraction": "share of the images for testing, where the source is not split",
+        "seed": "of the split",
+        "first_label": "least label of TFRecords, which becomes 0",
+        "bad_images": "what an image does that cannot be used: end the run, or be left out",
+        "shard_images": "images of a file",
+        "cores": "processes that decode",
+    }
+    for flag, text in helps.items():
+        value = getattr(defaults, flag)
+        kind = float if flag == "test_fraction" else type(value)
+        choices = BAD_IMAGES if flag == "bad_images" else None
+        shown = text if value is None else f"{text} ({value})"
+        parser.add_argument(f"--{flag}", type=kind, default=value, choices=choices, help=shown)
+    flags = vars(parser.parse_args(arguments))
+    source, output = flags.pop("source"), flags.pop("output")
+    try:
+        summary = prepare(source, output, Options(**flags))
+    except (ValueError, OSError, TaskError, EngineError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if summary.bad:
+        print(f"left out: {len(summary.bad)} files, {output / image_layout.BAD_IMAGES} says why")
+    if summary.empty_classes:
+        print(f"without images: {summary.empty_classes:,} of {len(summary.classes):,} classes")
+    shown = "  ".join(f"{split} {count:,}" for split, count in summary.images.items())
+    print(f"{output}: {shown} images of {len(summary.classes)} classes; complete")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

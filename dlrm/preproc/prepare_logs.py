@@ -1,0 +1,306 @@
+"""Turns raw click logs into a dataset, or does one step of it, with Spark.
+
+    --mode verify           are all the day files there?
+    --mode prepare          the whole dataset: dictionary, train, test, validation (the default)
+    --mode generate_models  fit a transform on days: writes --model_folder
+    --mode transform        apply a fitted transform to days: writes --output_folder
+
+Input is day_0, day_1, ..., or Kaggle's train.txt, which is cut into --num_days (7) days of equally
+many lines, with test.txt beside it, if it is there; each plain, .gz or .zst. A run that was stopped
+goes on where it was when the same command is given again.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlrm.data.sources.log_lines import LogFormat
+from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
+from dlrm.preproc.execution.engines import Engine, EngineError, TaskError, local_engine
+from dlrm.preproc.execution.spark_engine import spark_engine
+from dlrm.preproc.execution.work_folder import open_work_folder
+from dlrm.preproc.logs import pipeline
+from dlrm.preproc.logs.counted_splits import QUARANTINE
+from dlrm.preproc.logs.options import BAD_LINES, HALVES, ORDERINGS, Options
+from dlrm.preproc.logs.raw_log import find_days, find_file
+from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.logs.tasks import OUTPUT_FORMATS
+
+DATASET = "binary_dataset"
+
+
+_KAGGLE_DAYS = 7
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    flags = _parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes are ended
+    try:
+        _check_mode(flags)
+        _MODES[flags.mode](flags)
+    except (ValueError, OSError, TaskError, EngineError) as error:
+        if flags.debug_mode:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command goes on where it was", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _check_mode(flags: argparse.Namespace) -> None:
+    if flags.mode in ("generate_models", "transform"):
+        return
+    for name in ("days", "input_file", "model_folder", "unlabelled"):
+        if getattr(flags, name):
+            raise ValueError(f"--{name}: is for --mode generate_models and transform")
+
+
+class _Input(NamedTuple):
+    """Files of days, or one file and into how many days it is cut; and a log without labels."""
+
+    files: list[Path]
+    num_days: int | None
+    unlabelled: Path | None
+
+    @property
+    def all_files(self) -> list[Path]:
+        return self.files + ([self.unlabelled] if self.unlabelled else [])
+
+
+def _find_input(flags: argparse.Namespace) -> _Input:
+    folder = flags.input_folder
+    train = find_file(folder, "train.txt") if folder.is_dir() else None
+    if train is None:
+        return _Input(find_days(folder, flags.num_days), None, None)
+    if any(folder.glob("day_*")):
+        raise ValueError(f"{folder}: expected day files or train.txt, got both")
+    return _Input([train], flags.num_days or _KAGGLE_DAYS, find_file(folder, "test.txt"))
+
+
+def _verify(flags: argparse.Namespace) -> None:
+    _required(flags, "input_folder")
+    found = _find_input(flags)
+    size = sum(path.stat().st_size for path in found.all_files)
+    what = f"{len(found.files)} days" if found.num_days is None else found.files[0].name
+    print(f"{flags.input_folder}: {what}, {size / 1e9:.2f} GB")
+
+
+def _prepare(flags: argparse.Namespace) -> None:
+    start = time.perf_counter()
+    _required(flags, "input_folder")
+    found = _find_input(flags)
+    output = _required(flags, "output_folder") / DATASET
+    facts = {"--num_days": found.num_days}
+    with _run(flags, output, found.all_files, facts) as run:
+        _say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
+        result = pipeline.prepare(run, *found)
+        run.work.publish()
+    for name, total in result["totals"].items():
+        rows, clicks = total.get("rows", 0), total.get("clicks", 0)
+        rate = f", click-through rate {clicks / rows:.4f}" if rows and clicks else ""
+        _say(f"{name + ':':<12}{rows:>14,} rows{rate}")
+        _warn_of_unknown(total)
+    cardinalities = result["cardinalities"]
+    _say(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
+    if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
+        _say(f"raised to 1:{clamped:>14,} numerical values whose logarithm would be under 0")
+    _say(f"{output}: complete, in {time.perf_counter() - start:.1f} s")
+
+
+def _warn_of_unknown(total: dict[str, int]) -> None:
+    """A transform of other logs knows next to none of the values."""
+    if total.get("present", 0) and total["known"] < 0.05 * total["present"]:
+        share = total["known"] / total["present"]
+        _say(
+            f"warning: only {share:.1%} of the categorical values have an id: is the transform one "
+            "of these logs, and the frequency limit right?"
+        )
+
+
+def _generate_models(flags: argparse.Namespace) -> None:
+    folder = _required(flags, "model_folder")
+    days = _days(flags)
+    with _run(flags, folder, days, {"--mode": flags.mode}) as run:
+        pipeline.fit_days(run, days)
+        run.work.publish()
+    _say(f"{folder}: complete")
+
+
+def _transform(flags: argparse.Namespace) -> None:
+    folder, output = _required(flags, "model_folder"), _required(flags, "output_folder")
+    days = _days(flags)
+    facts = {"--mode": flags.mode, "--half": flags.half, "--model_folder": str(folder.resolve())}
+    facts |= {"--unlabelled": flags.unlabelled}
+    with _run(flags, output, days, facts) as run:
+        total = pipeline.transform_days(run, days, flags.half, folder, not flags.unlabelled)
+        run.work.publish()
+    _warn_of_unknown(total)
+    _say(f"{output}: {total['rows']:,} rows, {total['clicks']:,} clicks; complete")
+
+
+@contextmanager
+def _run(
+    flags: argparse.Namespace, output: Path, files: list[Path], facts: dict[str, Any]
+) -> Iterator[Run]:
+    """Opens the work folder of an output, and starts the engine."""
+    options = _options(flags)
+    replace = flags.write_mode == "overwrite"
+    facts = options.facts() | facts | pipeline.input_facts(files)
+    with open_work_folder(output, facts, replace, flags.restart) as work:
+        if work.resumed:
+            _say(f"going on with what {work.path.parent} has")
+        try:
+            with _engine(flags, output.parent / "spark.log") as engine:
+                if engine.address:
+                    _say(f"Spark UI: {engine.address}")
+                yield Run(engine, work, options, _say)
+        except (TaskError, EngineError) as error:
+            hint = f"what is done is kept in {work.path.parent}: the same command goes on with it"
+            raise type(error)(f"{error} ({hint})") from error
+
+
+_MODES = {
+    "verify": _verify,
+    "prepare": _prepare,
+    "generate_models": _generate_models,
+    "transform": _transform,
+}
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextmanager
+def _engine(flags: argparse.Namespace, log: Path) -> Iterator[Engine]:
+    if flags.engine == "local":
+        with local_engine(flags.cores) as engine:
+            yield engine
+    else:
+        settings = dict(item.split("=", 1) for item in flags.conf)
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
+        master = flags.master or (None if submitted else f"local[{flags.cores}]")
+        with spark_engine(master, flags.memory_gib, log, settings) as engine:
+            yield engine
+
+
+def _options(flags: argparse.Namespace) -> Options:
+    return Options(
+        log_format=LogFormat(flags.num_numerical, flags.num_categorical),
+        frequency_limit=flags.frequency_limit,
+        numeric_transform=flags.numeric_transform,
+        output_ordering=flags.output_ordering,
+        dictionary_days=flags.dictionary_days,
+        seed=flags.seed,
+        split_bytes=flags.split_bytes,
+        output_format=flags.output_format,
+        bad_lines=flags.bad_lines,
+        max_bad_lines=flags.max_bad_lines,
+        report=flags.report and flags.mode == "prepare",
+    )
+
+
+def _required(flags: argparse.Namespace, name: str) -> Path:
+    if getattr(flags, name) is None:
+        raise ValueError(f"--{name}: needed by --mode {flags.mode}")
+    return getattr(flags, name)
+
+
+def _days(flags: argparse.Namespace) -> list[Path]:
+    """Returns the files of `--days`, or `--input_file`."""
+    if flags.input_file is not None:
+        return [flags.input_file]
+    days = find_days(_required(flags, "input_folder"), flags.num_days)
+    first, last = flags.days or (0, len(days) - 1)
+    if last >= len(days):
+        raise ValueError(f"--days {first}-{last}: expected days within 0-{len(days) - 1}")
+    return days[first : last + 1]
+
+
+def _range(text: str) -> tuple[int, int]:
+    numbers = text.split("-")
+    if not 1 <= len(numbers) <= 2 or not all(n.isdecimal() for n in numbers):
+        raise argparse.ArgumentTypeError(f"expected A-B, days A to B inclusive, got {text!r}")
+    first, last = int(numbers[0]), int(numbers[-1])
+    if first > last:
+        raise argparse.ArgumentTypeError(f"expected A-B with A <= B, got {text!r}")
+    return first, last
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
+    return int(text)
+
+
+def _setting(text: str) -> str:
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return text
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    default = Options()
+    add("--mode", choices=_MODES, default="prepare")
+    add("--input_folder", type=Path, help="where day_0, day_1, ... are, or train.txt")
+    add("--input_file", type=Path, help="generate_models, transform: one file instead of days")
+    add("--output_folder", type=Path, help=f"prepare: where {DATASET}/ is written")
+    add("--model_folder", type=Path, help="generate_models, transform: the fitted transform")
+    add("--num_days", type=int, help="how many day files there must be (default: what is there); "
+        f"into how many days train.txt is cut (default {_KAGGLE_DAYS})")  # fmt: skip
+    add("--days", type=_range, help="generate_models, transform: A-B inclusive; default: all")
+    add("--half", choices=HALVES, default="all", help="transform: which half of the rows")
+    add("--unlabelled", action="store_true", help="transform: the lines have no label")
+    add("--write_mode", choices=("overwrite", "errorifexists"), default="overwrite",
+        help="may an earlier output be replaced, once the new one is whole")  # fmt: skip
+    add("--restart", action="store_true", help="give up an unfinished run and begin anew")
+    add("--num_numerical", type=int, default=13, help="integer columns (default 13)")
+    add("--num_categorical", type=int, default=26, help="hexadecimal columns (default 26)")
+    add("--frequency_limit", default=default.frequency_limit,
+        help="how often a value must occur to get an id: N, or COLUMN:N, comma-separated; the "
+        "first categorical column is 1 + num_numerical (default 15)")  # fmt: skip
+    add("--dictionary_days", type=_range, help="A-B: days to fit on; default: all, the last too")
+    add("--numeric_transform", choices=NUMERIC_TRANSFORMS, default="readme",
+        help="readme: ln(x + 2), missing x as 0; nvidia: ln(x + 3), 0 if missing")  # fmt: skip
+    add("--output_ordering", choices=ORDERINGS, default="total_random",
+        help="order of training rows (of all rows for --mode transform)")  # fmt: skip
+    add("--output_format", choices=OUTPUT_FORMATS, default="split_binary",
+        help="split_binary: a file a feature; binary: NVIDIA's rows of 4-byte words")  # fmt: skip
+    add("--seed", type=int, default=0, help="of total_random")
+    add("--bad_lines", choices=BAD_LINES, default="fail",
+        help="a line that cannot be read ends the run, or is left out and written to "
+        f"{QUARANTINE}/ with the reason")  # fmt: skip
+    add("--max_bad_lines", type=float, default=default.max_bad_lines,
+        help="share of lines that may be left out (default 0.001)")  # fmt: skip
+    add("--report", action=argparse.BooleanOptionalAction, default=True,
+        help="write report.html and report.json: what is in the data (default on)")  # fmt: skip
+    add("--engine", choices=("spark", "local"), default="spark",
+        help="spark, or processes of this machine, without Java; the same bytes")  # fmt: skip
+    add("--cores", type=_positive, default=os.cpu_count(), help="of this machine (default: all)")
+    add("--split_bytes", type=int, help="text that one task reads; changes no result")
+    add("--master", help="Spark master (default: that of spark-submit, else local[cores])")
+    add("--memory_gib", type=int, default=4, help="memory of Spark in all, in GiB; "
+        "on a cluster that of the driver and of each executor (default 4)")  # fmt: skip
+    add("--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE",
+        help="a setting of Spark; may be repeated")  # fmt: skip
+    add("--debug_mode", action="store_true", help="show where an error came from")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

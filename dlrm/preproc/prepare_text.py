@@ -1,0 +1,96 @@
+"""Turns raw text into a dataset for BERT's pre-training, which training maps into memory.
+
+    python preproc/prepare_text.py --source TEXT --vocab_file vocab.txt --output DATASET
+
+TEXT are files, plain or .gz, or folders of them. A line is a sentence, and a blank line is between
+documents; --input_format wikitext takes WikiText's paragraphs and headings instead. Rows are
+[CLS] A [SEP] B [SEP], where B is what follows A or, in half of them, from another document; 15 % of
+the tokens are masked, in another way in each of --dupe_factor repetitions.
+
+--input_format hdf5 and popart convert what NVIDIA's, Habana's or Graphcore's programs prepared.
+
+Any number of --processes writes the same bytes. The dataset appears when it is whole; an earlier
+one is replaced.
+"""
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+from dlrm.data.text.pretraining.report import Bars, summary_text
+from dlrm.data.text.pretraining.writer import (
+    INPUT_FORMATS,
+    OUTPUT_FORMATS,
+    PretrainingTextConfig,
+    write_shards,
+)
+
+_HELP = {
+    "vocab_file": "WordPiece vocabulary, a token a line",
+    "lower_case": "make letters lower case and take their accents away",
+    "max_seq_length": "tokens of a row",
+    "max_predictions_per_seq": "masked tokens that a row has at most: 20 of 128, 80 of 512",
+    "masked_lm_prob": "share of the tokens that are masked",
+    "short_seq_prob": "how often a document is cut into shorter rows than would fit",
+    "dupe_factor": "how often each document is cut and masked",
+    "seed": "of everything random",
+    "input_format": "what the source is",
+    "output_format": "shards for this program, or HDF5 for NVIDIA's",
+    "num_shards": "files to write; one for each 262,144 rows where it is not given",
+    "processes": "that work at a time",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--source", type=Path, nargs="+", required=True, help="files, or folders of them"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="the dataset to write")
+    choices = {"input_format": INPUT_FORMATS, "output_format": OUTPUT_FORMATS}
+    for field in fields(PretrainingTextConfig):
+        default = field.default
+        if field.name == "processes":
+            default = len(os.sched_getaffinity(0))
+        text = _HELP[field.name] + ("" if default in (None, "") else f" ({default})")
+        name = f"--{field.name}"
+        if isinstance(default, bool):
+            parser.add_argument(
+                name, action=argparse.BooleanOptionalAction, default=default, help=text
+            )
+            continue
+        kind = int if default is None else type(default)
+        parser.add_argument(
+            name,
+            type=kind,
+            default=default,
+            help=text,
+            choices=choices.get(field.name),
+            required=default == "",
+        )
+    flags = vars(parser.parse_args(arguments))
+    source, output = flags.pop("source"), flags.pop("output")
+    started, bars = time.monotonic(), Bars()
+    try:
+        config = PretrainingTextConfig(**flags)
+        if config.processes > 1:  # which tokenize a part each, and not each on all cores
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        summary = write_shards(config, source, output, bars)
+    except (ValueError, OSError) as error:
+        bars.close()
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    bars.close()
+    print(summary_text(summary, time.monotonic() - started))
+    print(f"{output}: complete")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,411 @@
+"""Writes raw click logs in Criteo's format whose best reachable AUC is known.
+
+    python preproc/simulate_logs.py --output /tmp/raw --rows 700000 --days 8
+
+Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
+follow power laws, a share of them is new each day, fields are missing, and fields that are missing
+at the end of a line are cut off. Labels are drawn from a planted logistic model:
+
+    logit = bias + drift(day) + effects of each feature's value + products of pairs of features
+
+The effect of a value is a hash of it and shrinks as the value gets rarer, so that what can be
+learned at all can be learned from some hundred thousand rows. A missing field, and an id too rare
+to be told apart after preprocessing, has the effect of what it is preprocessed to. `planted.json`
+says which AUC and log loss the true probabilities reach on the last day: nothing can do better.
+
+Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.files import staged_directory
+from dlrm.manifest import write_manifest
+from dlrm.preproc.logs.hashing import splitmix64
+
+PLANTED = "planted.json"
+_CHUNK_ROWS = 1 << 16
+_CALIBRATION_ROWS = 1 << 16
+_LARGEST_INTEGER = 99_999_999  # two tables of four digits
+# Rows of the 26 tables of the Criteo Terabyte logs at frequency limit 15 (spec of NVIDIA's DLRM).
+_CRITEO_CARDINALITIES = (
+    [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11]
+    + [2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]
+)  # fmt: skip
+_ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
+_FRESH_SHARE = 0.05  # of a large table's draws are of ids that appear on that day alone
+_EFFECT_KNEE = 40  # the effect of the value of rank r is divided by 1 + (r / knee) ** 2
+_PAIRS = 2
+_MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a pair's product
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What to simulate; every number of the logs follows from these."""
+
+    rows: int = 700_000
+    days: int = 8
+    seed: int = 0
+    num_numerical: int = 13
+    num_categorical: int = 26
+    cardinality_scale: float = 0.01
+    click_rate: float = 0.25
+    missing: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.days < 2:
+            raise ValueError(f"--days {self.days}: expected 2 or more, the last is held out")
+        if self.rows < 2 * self.days:
+            raise ValueError(f"--rows {self.rows}: expected 2 or more a day, of {self.days} days")
+        if min(self.num_numerical, self.num_categorical) < 0:
+            raise ValueError("--num_numerical, --num_categorical: expected 0 or more")
+        if self.num_numerical + self.num_categorical < 1:
+            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
+        if not 0 < self.click_rate < 1:
+            raise ValueError(f"--click_rate {self.click_rate}: expected a number in (0, 1)")
+        if self.cardinality_scale <= 0:
+            raise ValueError(f"--cardinality_scale {self.cardinality_scale}: expected > 0")
+        if not 0 <= self.missing <= 1:
+            raise ValueError(f"--missing {self.missing}: expected a number in [0, 1]")
+
+    def day_rows(self, day: int) -> int:
+        """Returns how many of the rows a day has."""
+        return (day + 1) * self.rows // self.days - day * self.rows // self.days
+
+
+class Chunk(NamedTuple):
+    """Some rows of a day: their text, the true probability of a click and the label drawn."""
+
+    text: bytes
+    probability: np.ndarray
+    label: np.ndarray
+
+
+class Simulator:
+    """The planted model, and the rows drawn from it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = s = simulation
+        self._numericals = [_Numerical(s, i) for i in range(s.num_numerical)]
+        self._categoricals = [_Categorical(s, i) for i in range(s.num_categorical)]
+        self._pairs = self._choose_pairs()
+        self._calibrate()
+
+    def _choose_pairs(self) -> list[tuple[int, int]]:
+        """Pairs of the smaller categorical features, or of numerical ones where these are too few.
+
+        Their values are seen often and have vectors of their own, so that a model can learn the
+        products: products of numerical features take a DLRM many more steps.
+        """
+        s = self.simulation
+        by_size = sorted(range(s.num_categorical), key=lambda i: self._categoricals[i].cardinality)
+        small = [s.num_numerical + i for i in by_size[: max(2 * _PAIRS, s.num_categorical // 5)]]
+        draw = np.random.default_rng(np.random.SeedSequence([s.seed, 1]))
+        order = [*draw.permutation(small).tolist(), *draw.permutation(s.num_numerical).tolist()]
+        order = [int(i) for i in order]
+        return list(zip(order[::2], order[1::2], strict=False))[:_PAIRS]
+
+    def chunks(self, day: int) -> Iterator[Chunk]:
+        """Yields the rows of a day."""
+        rows = self.simulation.day_rows(day)
+        for number, first in enumerate(range(0, rows, _CHUNK_ROWS)):
+            yield self._chunk(day, number, min(_CHUNK_ROWS, rows - first))
+
+    def _chunk(self, day: int, number: int, rows: int) -> Chunk:
+        random = np.random.Generator(
+            np.random.SFC64(np.random.SeedSequence([self.simulation.seed, 0, day, number]))
+        )
+        numericals, categoricals = self._draw(random, day, rows)
+        logit = self._effects(numericals + categoricals).sum(0) + self._bias
+        logit += 0.1 * np.sin(day)
+        probability = 1 / (1 + np.exp(-logit))
+        label = random.random(rows) < probability
+        return Chunk(_format(label, numericals, categoricals), probability, label)
+
+    def _draw(
+        self, random: np.random.Generator, day: int, rows: int
+    ) -> tuple[list["_Column"], list["_Column"]]:
+        numericals = [feature.draw(random, day, rows) for feature in self._numericals]
+        return numericals, [feature.draw(random, day, rows) for feature in self._categoricals]
+
+    def _effects(self, columns: list["_Column"]) -> np.ndarray:
+        """Returns the parts of the logit, `[1 + pairs, rows]`: main effects, then each product."""
+        main = np.sum([column.effect for column in columns], axis=0)
+        pairs = [columns[left].factor * columns[right].factor for left, right in self._pairs]
+        return np.stack([main, *pairs]) * self._scales[:, None]
+
+    def _calibrate(self) -> None:
+        """Scales the effects to the deviations above and moves the mean to the click rate."""
+        random = np.random.default_rng(np.random.SeedSequence([self.simulation.seed, 2]))
+        numericals, categoricals = self._draw(random, 0, _CALIBRATION_ROWS)
+        self._scales = np.ones(1 + len(self._pairs))
+        effects = self._effects(numericals + categoricals)
+        wanted = np.full(len(effects), _PAIR_DEVIATION)
+        wanted[0] = _MAIN_DEVIATION
+        self._scales = wanted / np.maximum(effects.std(1), 1e-6)
+        logit = (effects * self._scales[:, None]).sum(0)
+        low, high = -30.0, 30.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            rate = (1 / (1 + np.exp(-(logit + middle)))).mean()
+            low, high = (middle, high) if rate < self.simulation.click_rate else (low, middle)
+        self._bias = low
+
+
+class _Column(NamedTuple):
+    """A column of a chunk: values, which are missing, and their parts in the logit."""
+
+    values: np.ndarray
+    missing: np.ndarray
+    effect: np.ndarray
+    factor: np.ndarray
+
+
+class _Numerical:
+    """A count with a log-normal distribution; some features have a few negative values."""
+
+    def __init__(self, simulation: Simulation, index: int) -> None:
+        draw = np.random.default_rng(np.random.SeedSequence([simulation.seed, 3, index]))
+        self._mean = draw.uniform(0.5, 5.0)
+        self._deviation = draw.uniform(0.8, 1.6)
+        # Two features in thirteen go down to -1 and to -2, in few rows.
+        self._shift = {1: 2, 4: 1}.get(index % 13, 0)
+        if self._shift:
+            self._mean = draw.uniform(2.5, 5.0)
+        self._missing = simulation.missing * draw.choice([0.0, 0.05, 0.2, 0.45])
+        self._slope, self._bend, self._phase = draw.normal(size=3) * [0.5, 0.35, 2.0]
+
+    def draw(self, random: np.random.Generator, day: int, rows: int) -> _Column:
+        mean = self._mean + 0.05 * np.sin(0.7 * day + self._phase)
+        normal = random.standard_normal(rows, dtype=np.float32)
+        values = np.exp(mean + self._deviation * normal).astype(np.int64) - self._shift
+        np.minimum(values, _LARGEST_INTEGER, out=values)
+        missing = random.random(rows, dtype=np.float32) < self._missing
+        # The model sees ln(x + 2) with missing as 0: so does the planted effect.
+        seen = np.log(np.maximum(np.where(missing, 0, values), -1) + 2.0)
+        standard = (seen - self._mean) / self._deviation
+        factor = np.tanh(standard)
+        effect = self._slope * factor + self._bend * np.cos(1.5 * standard + self._phase)
+        return _Column(values, missing, effect, factor)
+
+
+class _Categorical:
+    """An id with a power law; the hash that is written is a bijection of its rank."""
+
+    def __init__(self, simulation: Simulation, index: int) -> None:
+        draw = np.random.default_rng(np.random.SeedSequence([simulation.seed, 4, index]))
+        criteo = _CRITEO_CARDINALITIES[index % len(_CRITEO_CARDINALITIES)]
+        scaled = max(min(criteo, _ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
+        self.cardinality = scaled
+        self._exponent = draw.uniform(1.2, 1.6)
+        self._fresh = _FRESH_SHARE if scaled > _ALWAYS_SMALL else 0.0
+        self._missing = simulation.missing * draw.choice([0.0, 0.02, 0.1, 0.3])
+        self._weight = draw.choice([0.15, 0.3, 0.6])
+        self._phase = draw.uniform(0, 6)
+        self._seed = int(draw.integers(1 << 62))
+
+    def draw(self, random: np.random.Generator, day: int, rows: int) -> _Column:
+        exponent = self._exponent + 0.03 * np.sin(0.9 * day + self._phase)
+        uniform = random.random(rows, dtype=np.float32)
+        rank = _power_law(uniform, self.cardinality, exponent)
+        if self._fresh:
+            fresh = np.flatnonzero(random.random(rows, dtype=np.float32) < self._fresh)
+            rank[fresh] += self.cardinality * (day + 1)
+        missing = random.random(rows, dtype=np.float32) < self._missing
+        bits = splitmix64(self._seed, rank)
+        size = 1.0 / (1.0 + np.square(rank / _EFFECT_KNEE))
+        size[missing] = 0.0
+        effect = self._weight * size * _normal(bits & np.uint64(0xFFFFFFFF))
+        factor = size * _normal(bits >> np.uint64(32))
+        return _Column(_mix32(rank.astype(np.uint32), self._seed), missing, effect, factor)
+
+
+def _power_law(uniform: np.ndarray, size: int, exponent: float) -> np.ndarray:
+    """Ranks in [0, size) whose density falls as (rank + 1) ** -exponent."""
+    power = 1.0 - exponent
+    mass = 1.0 - uniform * np.float32(1.0 - (size + 1.0) ** power)
+    rank = np.exp(np.log(mass) * np.float32(1.0 / power)).astype(np.int64) - 1
+    return np.clip(rank, 0, size - 1, out=rank)
+
+
+def _normal(bits: np.ndarray) -> np.ndarray:
+    """About normal, from 32 bits: the sum of their four bytes, standardised."""
+    total = np.zeros(len(bits), np.float32)
+    for shift in (0, 8, 16, 24):
+        total += ((bits >> np.uint64(shift)) & np.uint64(0xFF)).astype(np.float32)
+    return (total - np.float32(510.0)) / np.float32(147.8)  # 4 * 127.5; sqrt(4 * (256**2 - 1) / 12)
+
+
+def _mix32(values: np.ndarray, seed: int) -> np.ndarray:
+    """A bijection of 32-bit numbers (the finaliser of MurmurHash3), so that ids do not collide."""
+    x = values ^ np.uint32(seed & 0xFFFFFFFF)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x ^= x >> np.uint32(shift)
+        x *= np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
+
+
+def _table(texts: list[str]) -> np.ndarray:
+    """Four-byte texts as integers, so that writing one is one store; short ones end in zeros."""
+    return np.array([text.encode() for text in texts], "S4").view("<u4")
+
+
+_HEX = _table([f"{i:04x}" for i in range(1 << 16)])
+_DIGITS = _table([f"{i:04d}" for i in range(10_000)])
+_SHORT_DIGITS = _table([f"{i}" for i in range(10_000)])
+
+
+def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Column]) -> bytes:
+    """Lines of text: fixed-width fields side by side, out of which the zero bytes are dropped."""
+    fields: list[tuple[str, str]] = [("label", "u1")]
+    fields += [
+        (f"{part}{i}", kind)
+        for i in range(len(numericals))
+        for part, kind in (("tab", "u1"), ("sign", "u1"), ("high", "<u4"), ("low", "<u4"))
+    ]
+    fields += [
+        (f"{part}{i + len(numericals)}", kind)
+        for i in range(len(categoricals))
+        for part, kind in (("tab", "u1"), ("high", "<u4"), ("low", "<u4"))
+    ]
+    lines = np.zeros(len(label), np.dtype([*fields, ("newline", "u1")]))
+    lines["label"] = label.astype(np.uint8) + ord("0")
+    lines["newline"] = ord("\n")
+    for i, column in enumerate(numericals):
+        size = np.abs(column.values)
+        high, low = size // 10_000, size % 10_000
+        long = high > 0
+        present = ~column.missing
+        lines[f"sign{i}"] = np.where(present & (column.values < 0), ord("-"), 0)
+        lines[f"high{i}"] = np.where(present & long, _SHORT_DIGITS[high], 0)
+        lines[f"low{i}"] = np.where(long, _DIGITS[low], _SHORT_DIGITS[low]) * present
+    for i, column in enumerate(categoricals, len(numericals)):
+        present = ~column.missing
+        lines[f"high{i}"] = _HEX[column.values >> np.uint32(16)] * present
+        lines[f"low{i}"] = _HEX[column.values & np.uint32(0xFFFF)] * present
+    columns = numericals + categoricals
+    cut = np.ones(len(label), bool)
+    for i in reversed(range(len(columns))):
+        cut &= columns[i].missing
+        lines[f"tab{i}"] = np.where(cut, 0, ord("\t"))
+    text = lines.view(np.uint8)
+    return text[text != 0].tobytes()
+
+
+class Judge:
+    """AUC and log loss of the true probabilities, in memory that does not grow with the rows."""
+
+    _BINS = 1 << 20
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((2, self._BINS), np.int64)
+        self._loss = 0.0
+
+    def add(self, probability: np.ndarray, label: np.ndarray) -> None:
+        """Takes in some rows: their true probabilities and the labels drawn, `[rows]` each."""
+        bins = (probability * self._BINS).astype(np.int64)
+        for value in (0, 1):
+            self._counts[value] += np.bincount(bins[label == value], minlength=self._BINS)
+        self._loss -= np.log(np.where(label, probability, 1 - probability)).sum()
+
+    def summary(self) -> dict[str, float | int | None]:
+        """Rows, click rate, AUC (ties count half; None with one class) and log loss."""
+        negatives, positives = self._counts
+        below = np.cumsum(negatives) - negatives / 2
+        possible = int(negatives.sum()) * int(positives.sum())
+        rows = int(self._counts.sum())
+        return {
+            "rows": rows,
+            "click_rate": float(positives.sum() / rows) if rows else None,
+            "auc": float((below * positives).sum() / possible) if possible else None,
+            "log_loss": float(self._loss / rows) if rows else None,
+        }
+
+
+def simulate(simulation: Simulation, output: Path) -> dict:
+    """Writes the day files and `planted.json` into a new directory; returns what the latter says.
+
+    Raises:
+        FileExistsError: `output` exists and is not an earlier simulation.
+    """
+    simulator = Simulator(simulation)
+    last = simulation.days - 1
+    judges = {"test": Judge(), "validation": Judge(), "last_day": Judge()}
+    with staged_directory(output, replace=True) as staging:
+        for day in range(simulation.days):
+            start, done = time.perf_counter(), 0
+            with open(staging / f"day_{day}", "wb") as file:
+                for chunk in simulator.chunks(day):
+                    file.write(chunk.text)
+                    if day == last:
+                        _judge(judges, chunk, max(simulation.day_rows(last) // 2 - done, 0))
+                    done += len(chunk.label)
+            seconds = time.perf_counter() - start
+            print(f"day_{day}: {done:,} rows, {done / seconds:,.0f} rows/s", flush=True)
+        planted = {
+            **{name: judge.summary() for name, judge in judges.items()},
+            "simulation": vars(simulation),
+        }
+        (staging / PLANTED).write_text(json.dumps(planted, indent=2) + "\n", encoding="utf-8")
+        write_manifest(staging, "raw_logs", rows=simulation.rows)
+    return planted
+
+
+def _judge(judges: dict[str, Judge], chunk: Chunk, test_rows: int) -> None:
+    """Adds a chunk of the last day, of which the first `test_rows` rows are in its first half."""
+    judges["last_day"].add(chunk.probability, chunk.label)
+    judges["test"].add(chunk.probability[:test_rows], chunk.label[:test_rows])
+    judges["validation"].add(chunk.probability[test_rows:], chunk.label[test_rows:])
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    default = Simulation()
+    parser = argparse.ArgumentParser(
+        description=str(__doc__).split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, required=True, help="directory to write")
+    parser.add_argument("--rows", type=int, default=default.rows, help="rows in all, of all days")
+    parser.add_argument("--days", type=int, default=default.days, help="day files, even in size")
+    parser.add_argument("--seed", type=int, default=default.seed, help="a seed, the same bytes")
+    parser.add_argument("--num_numerical", type=int, default=default.num_numerical, help="integers")
+    parser.add_argument("--num_categorical", type=int, default=default.num_categorical, help="ids")
+    parser.add_argument(
+        "--cardinality_scale",
+        type=float,
+        default=default.cardinality_scale,
+        help=f"ids of a feature, as a share of Criteo's; {_ALWAYS_SMALL} or fewer are not scaled",
+    )
+    parser.add_argument(
+        "--click_rate", type=float, default=default.click_rate, help="share of clicks on day 0"
+    )
+    parser.add_argument(
+        "--missing", type=float, default=default.missing, help="factor on the shares of no value"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = vars(_parse(arguments))
+    output = options.pop("output")
+    try:
+        planted = simulate(Simulation(**options), output)
+    except (ValueError, OSError) as error:
+        print(f"simulate_logs: {error}", file=sys.stderr)
+        return 1
+    test, validation = planted["test"]["auc"], planted["validation"]["auc"]
+    print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""CSV to split-binary, NVIDIA's way: a feature specification with chunks of type csv.
+
+Ids are integers already and rows stay in their order; `dlrm.preproc.transcode` takes any other CSV.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import CHANNELS, FeatureSpec, read_sections
+from dlrm.data.sources.csv_cells import Parser, id_parser, label_parser, number_parser
+from dlrm.data.sources.csv_columns import Columns, CsvFormat
+from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.files import staged_directory
+from dlrm.preproc.transcode import Report, finish_dataset, write_split
+
+
+def transcode_spec(
+    input: str,
+    output: str,
+    feature_spec_in: str = layout.FEATURE_SPEC,
+    feature_spec_out: str = layout.FEATURE_SPEC,
+    chunk_size: int = 65536,
+) -> Report:
+    """Writes a split-binary dataset from the CSV files (no header) of a feature specification.
+
+    Ids are integers and stay as they are; a cardinality "auto" is the greatest id of all splits
+    plus one, a declared one must hold every id. Numbers stay as they are, a missing one becomes 0.
+    Columns that no channel has are passed over.
+
+    Raises:
+        FileNotFoundError, FileExistsError: no input, or something stands at the output.
+        ValueError: bad input; the file, line, column and value are named.
+    """
+    layout.check_spec_name(feature_spec_out)
+    path = Path(input) / feature_spec_in
+    sections = read_sections(path)
+    label, numerical, declared = _check_csv_spec(path, sections)
+    with staged_directory(output) as staging:
+        splits = {}
+        for split, chunks in sections["source_spec"].items():
+            splits[split] = columns = Columns(staging / "columns" / split)
+            parsers: dict[str, Parser] = {
+                label: label_parser(),
+                **{name: number_parser(()) for name in numerical},
+                **{name: id_parser(size) for name, size in declared.items()},
+            }
+            for chunk in chunks:
+                csv_format = CsvFormat(chunk["features"], chunk_size=chunk_size)
+                files = [path.parent / file for file in chunk["files"]]
+                used = {name: parsers[name] for name in chunk["features"] if name in parsers}
+                columns.append_part(files, csv_format, used)
+            if not columns.num_rows:
+                raise ValueError(f"{path}: split {split}: its files have no rows")
+        report = Report()
+        for name, size in declared.items():
+            greatest = max(int(c.load(name).max(initial=0)) for c in splits.values())
+            report.cardinalities[name] = size or greatest + 1
+
+        transform = CsvTransform("none", dict.fromkeys(numerical, (0.0, 1.0)), {}, ())
+        spec = FeatureSpec.named(
+            staging / feature_spec_out, label, numerical, report.cardinalities, splits
+        )
+        for split, columns in splits.items():
+            ids = {name: columns.load(name) for name in declared}
+            order = np.arange(columns.num_rows)
+            write_split(spec, split, order, columns, ids, transform, report)
+        shutil.rmtree(staging / "columns")
+        finish_dataset(spec, report, {"numeric_transform": "none"})
+    return report
+
+
+def _check_csv_spec(
+    path: Path, sections: dict[str, Any]
+) -> tuple[str, list[str], dict[str, int | None]]:
+    """Returns label, numericals, and each categorical's cardinality, None where it is "auto"."""
+    channels = sections["channel_spec"]
+    if set(channels) != set(CHANNELS) or len(channels["label"]) != 1:
+        raise ValueError(
+            f"{path}: channel_spec: expected categorical, numerical and label, with one label, got "
+            f"{channels}"
+        )
+    if not {"train", "test"} <= set(sections["source_spec"]) <= set(layout.SPLITS):
+        raise ValueError(
+            f"{path}: source_spec: expected the splits train and test, and possibly validation, "
+            f"got {list(sections['source_spec'])}"
+        )
+    for split, chunks in sections["source_spec"].items():
+        found = []
+        for chunk in chunks:
+            if chunk.get("type") != "csv" or not chunk.get("files"):
+                raise ValueError(
+                    f"{path}: source_spec {split}: expected chunks of type csv with files, got "
+                    f"{chunk}"
+                )
+            found += chunk["features"]
+        for name in [name for names in channels.values() for name in names]:
+            if found.count(name) != 1:
+                raise ValueError(
+                    f"{path}: source_spec {split}: expected feature {name} once, got it "
+                    f"{found.count(name)} times"
+                )
+    cardinalities: dict[str, int | None] = {}
+    for name in channels["categorical"]:
+        size = sections["feature_spec"].get(name, {}).get("cardinality")
+        if size != "auto" and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ValueError(
+                f'{path}: feature {name}: expected a cardinality of 1 or more, or "auto", got '
+                f"{size!r}"
+            )
+        cardinalities[name] = None if size == "auto" else size
+    return channels["label"][0], channels["numerical"], cardinalities

@@ -1,0 +1,389 @@
+"""Pre-trains, fine-tunes, evaluates or times BERT: python -m dlrm.scripts.bert --mode finetune ...
+
+Flags of the optimizer, its rates and the length of a run that are not given are those of --recipe.
+"""
+
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dlrm.data.text.loader import TextLoader, TextSource
+from dlrm.data.text.pairs import SentencePairs, majority_baseline
+from dlrm.data.text.squad import (
+    SquadFeatures,
+    exact_match_and_f1,
+    predict_answers,
+    write_predictions,
+)
+from dlrm.distributed import World, gather
+from dlrm.files import MANIFEST
+from dlrm.model.networks.bert import SIZES, BertConfig
+from dlrm.scripts.bert import data as bert_data
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.bert.largest_batch import largest_batch
+from dlrm.scripts.bert.sources import ReadWhenAsked, SameBatch, made_up, open_sources
+from dlrm.scripts.common import network_flags, network_run
+from dlrm.scripts.common.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
+from dlrm.scripts.common.config_flags import Values
+from dlrm.scripts.common.network_run import Nothing, Setup, Watch
+from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.pretrained import load_bert_weights
+from dlrm.train.execution import ExecutionConfig
+from dlrm.train.log import Loader, RunLog, Watched
+from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.trainer import Trainer
+
+HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # may be another task's
+_TEST_WINDOW = 50  # batches of a test set whose rows are sorted by length
+
+AnyTask = PreTraining | QuestionAnswering | SequenceClassification
+
+
+def main(arguments: list[str]) -> None:
+    network_run.main(
+        arguments, bert_flags.parse, lambda: f"{__doc__}\n{bert_flags.help_text()}", _act_on
+    )
+
+
+def _act_on(values: Values) -> None:
+    if values["mode"] == "prepare_data":
+        bert_data.prepare(bert_flags.resolved(values)[0])
+    else:
+        run(values)
+
+
+def run(values: Values) -> dict[str, float]:
+    """Does what the flags say and returns the summary; see `network_run.run`."""
+    return network_run.run(values, _set_up, _notices, _act)
+
+
+@dataclass
+class TextSetup(Setup):
+    """See `Setup`.
+
+    Attributes:
+        train, test: rows; None where there are none.
+        judge: of question answering.
+        initial: names of weights that `--init_checkpoint` lacks.
+    """
+
+    train: TextSource | None = None
+    test: TextSource | None = None
+    judge: "Judge | None" = None
+    initial: list[str] = field(default_factory=list)
+
+
+def _act(setup: TextSetup, watch: Watch) -> dict[str, float]:
+    mode = setup.values["mode"]
+    if mode == "evaluate":
+        return _evaluate(setup, watch)
+    if mode == "inference_benchmark":
+        return _benchmark_inference(setup, watch)
+    return _train(setup, watch)
+
+
+def _set_up(values: Values, world: World) -> TextSetup:
+    checkpoint = _checkpoint(values)
+    known = checkpoint or _own_checkpoint(values["init_checkpoint"])
+    known = network_run.known_checkpoint(values, known)
+    names: tuple[str, ...] = bert_flags.ARCHITECTURE
+    if checkpoint and values["mode"] in ("evaluate", "inference_benchmark"):
+        names += bert_flags.INPUT
+    values = network_run.with_saved_flags(values, known, names)
+    values, by_recipe = bert_flags.resolved(values)
+    values = network_run.with_saved_flags(values, known, names)  # and not the recipe's
+    bert_flags.check(values)
+    _check_task_of(checkpoint, values["task"])
+    vocab_is_fixed = known is not None or "vocab_size" in {*values.given, *by_recipe}
+    sources = open_sources(values, vocab_is_fixed)
+    values = sources.values
+    judge = Judge(sources.test) if isinstance(sources.test, SquadFeatures) else None
+    task = make_task(values, world, judge)
+    initial = _load_initial(task, values) if values["init_checkpoint"] else []
+    values = _with_batch_size(values, task, world)
+    if values["batches_per_step"] and values["data"] != "dataset":
+        rows = values["batches_per_step"] * values["batch_size"] * world.size
+        values = Values({**values, "synthetic_dataset_num_entries": rows}, values.given)
+        sources = open_sources(values, vocab_is_fixed)
+    return TextSetup(
+        values,
+        world,
+        network_flags.batch_plan(values, world.size),
+        task,
+        checkpoint,
+        _fingerprint(values, sources.train),
+        bert_flags.RESUME_MAY_CHANGE,
+        sources.train,
+        sources.test,
+        judge,
+        initial,
+    )
+
+
+def _checkpoint(values: Values) -> Path | None:
+    path = values["load_checkpoint_path"]
+    if path is None or values["mode"] != "evaluate" or _is_one(path):
+        return path and find_checkpoint(path)
+    return checkpoints_of(path)[0]
+
+
+def _check_task_of(checkpoint: Path | None, task: str) -> None:
+    saved = read_config(checkpoint)["flags"].get("task") if checkpoint else task
+    if saved != task:
+        raise ValueError(
+            f"{checkpoint}: of --task {saved}, and not {task}; --init_checkpoint takes from it "
+            "what both networks have"
+        )
+
+
+def _own_checkpoint(path: str | None) -> Path | None:
+    """The checkpoint of ours that `--init_checkpoint` names, if it is one."""
+    return find_checkpoint(path) if path and Path(path).is_dir() else None
+
+
+def _is_one(path: str) -> bool:
+    return Path(path, MANIFEST).is_file()
+
+
+def make_task(values: Values, world: World = World(), judge: "Judge | None" = None) -> AnyTask:
+    """Returns the task of the flags, with initial weights."""
+    config = values.config(BertConfig)
+    common: dict[str, Any] = {
+        "precision": values.config(PrecisionConfig),
+        "execution": values.config(ExecutionConfig),
+        "world": world,
+        "seed": values["seed"],
+    }
+    if values["task"] == "pretrain":
+        return PreTraining(config, **common)
+    if values["task"] == "squad":
+        return QuestionAnswering(config, judge, **common)
+    return SequenceClassification(config, **common)
+
+
+class Judge:
+    """Exact match and F1 of answers to the questions of a test set.
+
+    Attributes:
+        best: f1 of the best answers so far, and these answers by question.
+    """
+
+    def __init__(self, features: SquadFeatures):
+        self._features = features
+        self.best: tuple[float, dict[str, str]] = -1.0, {}
+
+    def __call__(self, starts: np.ndarray, ends: np.ndarray) -> dict[str, float]:
+        missing = ((0, 0), (0, self._features.length - starts.shape[1]))
+        both = (np.pad(logits, missing, constant_values=-np.inf) for logits in (starts, ends))
+        answers = predict_answers(self._features, *both)
+        metrics = exact_match_and_f1(self._features.questions, answers)
+        if metrics["f1"] > self.best[0]:
+            self.best = metrics["f1"], answers
+        return metrics
+
+
+def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
+    """`--batch_size` as a number: `max` is the largest that fits on all devices."""
+    size = values["batch_size"]
+    if size != "max":
+        return Values({**values, "batch_size": int(size)}, values.given)
+
+    def step(rows: int) -> None:
+        """All that a step needs memory for; the rate is 0, so that no weight changes."""
+        (batch,) = TextLoader(made_up(values, rows), rows, cut=False).batches()
+        batch = batch.map(lambda tensor: tensor.to(world.device))
+        if values["mode"] in bert_flags.TRAINING:
+            optimizers = task.optimizers(values.config(NetworkOptimizerConfig))
+            task.loss(batch).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            task.model.zero_grad(set_to_none=True)
+        else:
+            with torch.inference_mode():
+                task.predict(batch)
+
+    found = min(gather(largest_batch(step), world))
+    return Values({**values, "batch_size": found}, values.given)
+
+
+def _load_initial(task: AnyTask, values: Values) -> list[str]:
+    """Loads `--init_checkpoint`; returns the names of weights that it lacks, of the head."""
+    path = values["init_checkpoint"]
+    own = _own_checkpoint(path)
+    kept = load_bert_weights(task.model, str(own / "dense.safetensors") if own else path, HEADS)
+    if kept and values["mode"] == "evaluate":
+        raise ValueError(f"{path}: expected all weights of --task {values['task']}, lacks {kept}")
+    return kept
+
+
+def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
+    if values["data"] != "dataset" or train is None:
+        return {"data": values["data"], "rows": values["synthetic_dataset_num_entries"]}
+    lengths = np.ascontiguousarray(train.lengths, "<i8")
+    checksum = f"{zlib.crc32(lengths.data):08x}"
+    return {"rows": train.num_samples, "length": train.length, "lengths' CRC-32": checksum}
+
+
+def _notices(setup: TextSetup) -> Iterator[str]:
+    """Lines about what runs, and about what is not as the flags might suggest."""
+    values = setup.values
+    shape = values.config(BertConfig).shape
+    known = SIZES[values["size"]] == shape
+    name = values["size"] if known else f"{shape.num_layers} x {shape.hidden_size}"
+    yield network_run.device_line(setup, f"BERT {name} for {values['task']}")
+    yield from network_run.common_notices(setup)
+    for name, source in (("train", setup.train), ("test", setup.test)):
+        if source is not None:
+            mean = float(np.mean(source.lengths))
+            yield (
+                f"{name}: {source.num_samples:,} rows of {mean:.0f} tokens on average, "
+                f"{source.length} at most"
+            )
+    if isinstance(setup.test, SentencePairs) and setup.test.labels is not None:
+        majority = majority_baseline(setup.test.labels)
+        yield (
+            f"test: always the more frequent class: accuracy {majority['accuracy']:.6f}  "
+            f"f1 {majority['f1']:.6f}"
+        )
+    if values["length_window"] and setup.train and values["data"] == "dataset":
+        yield (
+            f"note: --length_window {values['length_window']}: of so many batches at a time the "
+            "rows are sorted by length, so that there is less padding"
+        )
+    if values["init_checkpoint"]:
+        lacking = f", but for {', '.join(setup.initial)}" if setup.initial else ""
+        yield f"weights from {values['init_checkpoint']}{lacking}"
+    elif setup.checkpoint is None and values["mode"] == "inference_benchmark":
+        yield "note: no --load_checkpoint_path, so these are the initial weights"
+    elif values["resume"]:
+        return  # a line says what from
+    elif setup.checkpoint is None and values["mode"] == "finetune":
+        yield "note: no --init_checkpoint, so the training begins with initial weights"
+    elif setup.checkpoint is None and values["phase"] == 2:
+        yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
+
+
+def _loader(setup: TextSetup, source: TextSource, batch_size: int, train: bool) -> Any:
+    """The batches of rows; training leaves the last short one out, graphs have fixed shapes."""
+    values, is_graph = setup.values, setup.values["execution"] == "graph"
+    window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
+    loader = TextLoader(
+        source,
+        batch_size,
+        shuffle=train,
+        drop_last=train,
+        window=window,
+        cut=not is_graph,
+        parts=setup.plan.accumulation if train else 1,
+        seed=values["seed"],
+        world=setup.world,
+    )
+    return SameBatch(loader, setup.world.device) if values["data"] == "synthetic" else loader
+
+
+def _test_loader(setup: TextSetup) -> Loader:
+    if setup.test is None:
+        return Nothing()
+    return _loader(setup, setup.test, setup.values["test_batch_size"], train=False)
+
+
+def _train(setup: TextSetup, watch: Watch) -> dict[str, float]:
+    values = setup.values
+    assert setup.train is not None
+    train = _loader(setup, setup.train, setup.plan.global_batch, train=True)
+    config = network_run.train_config(setup, len(train))
+    num_steps = values["total_steps"] or config.epochs * len(train)
+    if values["total_steps"]:
+        stop = min(num_steps, config.max_steps or num_steps)
+        needed = -(-num_steps // len(train))
+        epochs = min(config.epochs, needed) if "epochs" in values.given else needed
+        config = replace(config, epochs=epochs, max_steps=stop)
+    if (own := config.num_steps(len(train))) < num_steps:
+        watch.log.line(f"the run has {own} of the {num_steps} steps of the learning rate's curve")
+
+    def begin(trainer: Trainer) -> None:
+        if values["phase"] == 2 and setup.checkpoint:
+            _begin_phase_2(trainer, setup.checkpoint, values["seed"], watch.log)
+        else:
+            network_run.load_weights_of(setup, trainer.parameters, watch.log)
+
+    test = _test_loader(setup)
+    return network_run.train(setup, watch, train, test, config, num_steps, begin)
+
+
+def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -> None:
+    """Takes weights and moments of phase 1; steps and random numbers begin anew."""
+    load_checkpoint(checkpoint, trainer.parameters, resume=True, world=trainer.world)
+    torch.manual_seed(seed + trainer.world.rank)
+    for weight, optimizer in trainer.parameters.optimizer_of():
+        if isinstance(step := optimizer.state[weight].get("step"), torch.Tensor):
+            step.zero_()
+    log.line(f"phase 2: weights and moments from {checkpoint}; steps and rates begin anew")
+
+
+def _evaluate(setup: TextSetup, watch: Watch) -> dict[str, float]:
+    """Tests a checkpoint, or all of a directory; writes the answers of the best."""
+    values, path, log = setup.values, setup.values["load_checkpoint_path"], watch.log
+    test = _test_loader(setup)
+    if path is not None and not _is_one(path):
+        results = Path(values["results"] or Path(path, "evaluation.csv"))
+        names = (values["test_dataset"], values["dataset"], values["data"])
+        tested_on = name_of(next(name for name in names if name), _test_facts(setup))
+        best = validate_all(setup.task, test, path, results, setup.world, log, tested_on)
+        summary = best.summary()
+        if setup.judge:  # its answers may be those of an earlier evaluation
+            load_tested(setup.task, best.path, best.weights, setup.world)
+            setup.judge.best = -1.0, {}
+            setup.task.evaluate(Watched(test, "answers", log.quiet))
+    else:
+        network_run.load_weights_of(setup, Parameters(setup.task.model), log)
+        metrics = setup.task.evaluate(Watched(test, "test", log.quiet))
+        summary = {f"test_{name}": value for name, value in metrics.items()}
+    answers = setup.judge.best[1] if setup.judge else {}
+    if answers:
+        file = Path(values["predictions"] or Path(values["log_path"]).with_name("predictions.json"))
+        write_predictions(file, answers)
+        log.line(f"answers to {len(answers):,} questions: {file}")
+    return summary
+
+
+def _test_facts(setup: TextSetup) -> dict[str, Any]:
+    """What the figures of a test depend on besides the checkpoint."""
+    values, test = setup.values, setup.test
+    facts = {flag: values[flag] for flag in (*bert_flags.ARCHITECTURE, *bert_flags.INPUT)}
+    if isinstance(test, SquadFeatures):
+        facts["questions"] = test.questions
+    if test is not None:
+        some = np.linspace(0, test.num_samples - 1, min(test.num_samples, 1024)).astype(np.int64)
+        read = test.read(some)
+        tensors = (read.ids, read.segments, read.labels, read.masked_ids)
+        sums = [zlib.crc32(t.contiguous().numpy().data) for t in tensors if t is not None]
+        facts["rows"] = [test.num_samples, zlib.crc32(np.asarray(test.lengths, "<i8").data), *sums]
+    return facts
+
+
+def _benchmark_inference(setup: TextSetup, watch: Watch) -> dict[str, float]:
+    values, world = setup.values, setup.world
+    assert setup.test is not None
+    network_run.load_weights_of(setup, Parameters(setup.task.model), watch.log)
+    loader = _loader(setup, setup.test, values["batch_size"] * world.size, train=False)
+    unread = values["latency"] == "minimum"
+    if unread and isinstance(loader, TextLoader):
+        loader = ReadWhenAsked(loader, world.device)
+    return network_run.time_inference(setup, watch.log, loader, "sequences", with_reading=unread)
+
+
+def start() -> None:
+    main(sys.argv[1:])

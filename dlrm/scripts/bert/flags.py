@@ -1,0 +1,313 @@
+"""The command line of `dlrm.scripts.bert`, and what recipes make of it."""
+
+from dlrm.data.text.pretraining.dataset import DATA_FORMATS
+from dlrm.data.text.pretraining.writer import INPUT_FORMATS, OUTPUT_FORMATS, PretrainingTextConfig
+from dlrm.model.networks.bert import SIZES, BertConfig
+from dlrm.scripts.common import network_flags, session
+from dlrm.scripts.common.config_flags import ConfigFlags, Values, one_of
+from dlrm.scripts.common.network_flags import CONFIGS, SCHEDULES, Definitions, check_choices
+from dlrm.systems.bert_recipes import BERT_RECIPES
+
+MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark", "prepare_data")
+TRAINING = MODES[:2]
+TASKS = ("pretrain", "squad", "mrpc")
+DATA = ("dataset", "generated", "synthetic")
+LATENCIES = ("low", "minimum")
+CPU_BATCH = 8  # what --batch_size max is on the CPU, where nothing says what fits
+
+_CONFIGS: dict[tuple[str, type], dict[str, str]] = {
+    ("Network", BertConfig): {
+        "size": one_of(SIZES, "Published layers, widths and heads"),
+        "num_layers": "Layers, instead of those of --size",
+        "hidden_size": "Numbers of a token, instead of those of --size",
+        "num_heads": "Attention heads, instead of those of --size",
+        "intermediate_size": "Numbers within a layer, instead of those of --size",
+        "vocab_size": "Tokens of the vocabulary",
+        "max_position_embeddings": "Longest sequence that the network can read",
+        "hidden_dropout": "Dropout of layers' outputs",
+        "attention_dropout": "Dropout of attention weights",
+        "norm_eps": "Added to the variances of norms",
+        "attention_bias": "Biases in the attention and before masked tokens; PopART has none",
+    },
+    **CONFIGS,
+    ("Text", PretrainingTextConfig): {
+        "vocab_file": "WordPiece vocabulary, a token a line",
+        "lower_case": "Make letters lower case and take their accents away",
+        "dupe_factor": "--mode prepare_data: how often each document is cut and masked",
+        "masked_lm_prob": "--mode prepare_data: share of the tokens that are masked",
+        "short_seq_prob": "--mode prepare_data: how often a document is cut into shorter rows",
+        "input_format": one_of(INPUT_FORMATS, "--mode prepare_data: format of --source"),
+        "output_format": one_of(OUTPUT_FORMATS, "--mode prepare_data: format of --output"),
+        "num_shards": "--mode prepare_data: files to write; default: one for each 262,144 rows",
+        "processes": "--mode prepare_data: processes that work at a time",
+    },
+}
+_RUN: Definitions = {
+    "mode": (str | None, None, one_of(MODES, "Task to be performed; required")),
+    "task": (
+        str | None,
+        None,
+        one_of(TASKS, "What the network is trained for; default: pretrain in --mode pretrain"),
+    ),
+    "phase": (
+        int,
+        1,
+        "Phase of pre-training: 2 goes on from --load_checkpoint_path with longer rows",
+    ),
+    "recipe": (
+        str,
+        "google",
+        one_of(BERT_RECIPES, "Defaults of the optimizer, its rates and lengths, as published"),
+    ),
+}
+_DATA: Definitions = {
+    "dataset": (
+        str | None,
+        None,
+        "Shards that --mode prepare_data wrote, or HDF5 or PopART files; a folder with "
+        "train-v1.1.json and dev-v1.1.json (squad) or train.tsv and dev.tsv (mrpc), or a file",
+    ),
+    "test_dataset": (
+        str | None,
+        None,
+        "Rows to test on, given as in --dataset; default: in --dataset",
+    ),
+    "data": (
+        str | None,
+        None,
+        one_of(
+            DATA,
+            "Rows to read; generated: random tokens made on the host; synthetic: a batch of them "
+            "made once on the device; default: dataset where one is given, in benchmarks generated",
+        ),
+    ),
+    "data_format": (str, "auto", one_of(DATA_FORMATS, "Format of pre-training data")),
+    "pad_to_seq_length": (bool, False, "Pad pre-training rows that are shorter than asked for"),
+    "unknown_id": (int | None, None, "Token that takes the place of those outside of --vocab_size"),
+    "synthetic_dataset_num_entries": (int, 10000, "Rows of an epoch of data that are made up"),
+    "max_seq_length": (
+        int | None,
+        None,
+        "Tokens of a row; default: of pre-training the files' or --recipe's, else 384 for squad, "
+        "128 for mrpc",
+    ),
+    "max_predictions_per_seq": (
+        int | None,
+        None,
+        "Masked tokens of a pre-training row; default: the files' or --recipe's",
+    ),
+    "doc_stride": (int, 128, "Tokens between two windows of a passage"),
+    "max_query_length": (int, 64, "Tokens that are kept of a question"),
+    "length_window": (
+        int | None,
+        None,
+        "Batches whose rows are sorted by length, for less padding; default: 50 in fine-tuning, 0 "
+        "in pre-training and in --execution graph",
+    ),
+}
+_TEXT: Definitions = {
+    "source": (tuple[str, ...], (), "--mode prepare_data: text files, or folders of them"),
+    "output": (str | None, None, "--mode prepare_data: the dataset to write"),
+}
+_TRAINING: Definitions = {
+    "batch_size": (
+        str,
+        "32",
+        f"Sequences of a micro-batch; max: the most that fit on cuda, {CPU_BATCH} on cpu",
+    ),
+    "test_batch_size": (int, 32, "Sequences of a test batch, all processes together"),
+    "total_steps": (
+        int | None,
+        None,
+        "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps end it "
+        "before",
+    ),
+    "layers_per_stage": (
+        tuple[int, ...],
+        (),
+        "Layers of each part of the pipeline, instead of --pipeline_splits",
+    ),
+    "encoder_start_stage": (
+        int,
+        0,
+        "Part of the pipeline that the layers begin in: 1 has embeddings in their own",
+    ),
+}
+_BENCHMARK: Definitions = {
+    "latency": (
+        str,
+        "low",
+        one_of(
+            LATENCIES,
+            "The benchmark reads batches ahead and times them one by one, or reads nothing ahead "
+            "and times reading, too",
+        ),
+    ),
+    "batches_per_step": (int | None, None, "Batches of a pass of the benchmark over made-up data"),
+    "repeat": (int, 10, "Passes of the benchmark, of which the first does not count"),
+}
+_FILES: Definitions = {
+    "init_checkpoint": (
+        str | None,
+        None,
+        "Weights of Hugging Face, Google or NVIDIA (.safetensors, a file of torch), or of a "
+        "checkpoint of ours for another task",
+    ),
+    "results": (
+        str | None,
+        None,
+        "--mode evaluate: CSV to write; default: evaluation.csv beside the checkpoints",
+    ),
+    "predictions": (
+        str | None,
+        None,
+        "--mode evaluate --task squad: JSON file for the best checkpoint's answers; default: "
+        "predictions.json beside --log_path",
+    ),
+}
+FLAGS = ConfigFlags(
+    {
+        "Run": network_flags.RUN | _RUN,
+        "Data": _DATA,
+        "Text": _TEXT,
+        "Training": network_flags.TRAINING | _TRAINING,
+        "Checkpoints and files": network_flags.FILES | _FILES,
+        "Inference benchmark": _BENCHMARK,
+    },
+    _CONFIGS,
+)
+
+RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {
+    *("test_dataset", "latency", "batches_per_step", "predictions"),
+    *("source", "output", "processes"),
+}
+
+# Flags of the architecture: those not given are taken from the checkpoint, if there is one.
+ARCHITECTURE = (
+    *("size", "num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size"),
+    *("max_position_embeddings", "norm_eps", "attention_bias"),
+)
+
+# Flags of what the network reads: the same for evaluating a checkpoint.
+INPUT = (
+    *("task", "vocab_file", "lower_case", "max_seq_length", "max_predictions_per_seq"),
+    *("doc_stride", "max_query_length", "unknown_id", "precision", "half_dtype"),
+)
+
+
+def parse(arguments: list[str]) -> Values:
+    """Returns the flags of a command line; see `resolved` for what a recipe adds.
+
+    Raises:
+        ValueError: flag and value are named.
+    """
+    values = FLAGS.parse(arguments)
+    if values["help"]:
+        return values
+    if values["mode"] is None:
+        raise ValueError(f"--mode: expected one of {', '.join(MODES)}")
+    check_choices(
+        values,
+        {
+            "mode": MODES,
+            "task": (None, *TASKS),
+            "data": (None, *DATA),
+            "data_format": DATA_FORMATS,
+            "recipe": tuple(BERT_RECIPES),
+            "latency": LATENCIES,
+            "pipeline_schedule": SCHEDULES,
+        },
+    )
+    if values["mode"] in ("pretrain", "prepare_data"):
+        if values["task"] not in (None, "pretrain"):
+            raise ValueError(f"--task {values['task']} contradicts --mode {values['mode']}")
+        values = Values({**values, "task": "pretrain"}, values.given)
+    if values["batch_size"] == "max" and session.device(values["base_device"]) == "cpu":
+        values = Values({**values, "batch_size": str(CPU_BATCH)}, values.given)
+    made_up = "generated" if values["mode"] == "inference_benchmark" else None
+    is_named = values["dataset"] or values["test_dataset"]
+    return values.filled({"data": "dataset" if is_named else made_up})
+
+
+def resolved(values: Values) -> tuple[Values, frozenset[str]]:
+    """Returns the values with the recipe's, and the names of these.
+
+    What follows from the task and other flags is in the values, too.
+
+    Raises:
+        ValueError: values that do not fit together; flags and values are named.
+    """
+    task, phase = values["task"], values["phase"]
+    if task is None:
+        expected = TASKS[1:] if values["mode"] == "finetune" else TASKS
+        raise ValueError(f"--mode {values['mode']} needs --task, one of {', '.join(expected)}")
+    if values["mode"] == "finetune" and task == "pretrain":
+        raise ValueError("--task pretrain is of --mode pretrain, and not of --mode finetune")
+    if phase not in (1, 2):
+        raise ValueError(f"--phase {phase}: expected 1 or 2")
+    if phase == 2 and task != "pretrain":
+        raise ValueError(f"--phase 2 is of --mode pretrain, and not of --task {task}")
+    recipe = BERT_RECIPES[values["recipe"]](task, values["size"], phase)
+    values = values.filled(recipe)
+    if values["execution"] == "graph" or values["mode"] != "finetune":
+        values = values.filled({"length_window": 0})
+    elif values["length_window"] is None:
+        values = values.filled({"length_window": 50})
+    if values["max_seq_length"] is None:
+        values = values.filled({"max_seq_length": 384 if task == "squad" else 128})
+    if values["max_predictions_per_seq"] is None:
+        values = values.filled({"max_predictions_per_seq": 20})
+    if values["layers_per_stage"]:
+        values = values.filled({"pipeline_splits": _splits(values)})
+    return values, frozenset(recipe)
+
+
+def help_text() -> str:
+    """Returns every flag with its meaning and its default, if that is not the recipe's."""
+    tasks = [(task, phase) for task in TASKS for phase in (1, 2)]
+    recipes = [
+        recipe(task, "base", phase) for recipe in BERT_RECIPES.values() for task, phase in tasks
+    ]
+    told = {name: "that of --recipe" for recipe in recipes for name in recipe}
+    told["processes"] = "one a core"
+    told["vocab_size"] = "that of --recipe graphcore, else of the data, else 30522"
+    return FLAGS.help(told)
+
+
+def _splits(values: Values) -> tuple[str, ...]:
+    """The stages that begin a part, from layers of each part."""
+    layers, start = values["layers_per_stage"], values["encoder_start_stage"]
+    total = values.config(BertConfig).shape.num_layers
+    if "pipeline_splits" in values.given:
+        raise ValueError(f"--layers_per_stage {layers} contradicts --pipeline_splits")
+    if sum(layers) != total or min(layers) < 1:
+        raise ValueError(
+            f"--layers_per_stage {','.join(map(str, layers))}: expected numbers from 1 on that "
+            f"add up to the {total} layers"
+        )
+    if start not in (0, 1):
+        raise ValueError(f"--encoder_start_stage {start}: expected 0 or 1")
+    begins = [sum(layers[:part]) for part in range(len(layers))]
+    return tuple(f"layer{begin}" for begin in begins if begin or start)
+
+
+def check(values: Values) -> None:
+    """Raises ValueError for flags that contradict each other."""
+    network_flags.check(values, TRAINING)
+    mode = values["mode"]
+    if mode == "evaluate" and not (values["load_checkpoint_path"] or values["init_checkpoint"]):
+        raise ValueError("--mode evaluate needs --load_checkpoint_path or --init_checkpoint")
+    if values["load_checkpoint_path"] and values["init_checkpoint"]:
+        raise ValueError("--init_checkpoint contradicts --load_checkpoint_path: give one of them")
+    if values["data"] is None:
+        raise ValueError("--dataset: expected a path, or --data generated or synthetic")
+    if mode == "evaluate" and values["data"] == "synthetic":
+        raise ValueError("--data synthetic is one batch, which --mode evaluate cannot test on")
+    for flag in ("total_steps", "batches_per_step"):
+        if values[flag] is not None and values[flag] < 1:
+            raise ValueError(f"--{flag} {values[flag]}: expected 1 or more")
+    if values["length_window"] < 0:
+        raise ValueError(f"--length_window {values['length_window']}: expected 0 or more")
+    size = values["batch_size"]
+    if size != "max" and not (size.isascii() and size.isdigit()):
+        raise ValueError(f"--batch_size {size}: expected a number from 1 on, or max")

@@ -1,0 +1,241 @@
+"""Trains, validates or times image networks: python -m dlrm.scripts.cnn --mode train ..."""
+
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dlrm.data.images.augmentation import Augmentation
+from dlrm.data.images.loader import (
+    GeneratedImages,
+    ImageDataset,
+    ImageLoader,
+    ImageSource,
+    SyntheticImages,
+)
+from dlrm.distributed import World
+from dlrm.files import MANIFEST
+from dlrm.manifest import crc32
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import network_flags, network_run
+from dlrm.scripts.common.all_checkpoints import checkpoints_of, name_of, validate_all
+from dlrm.scripts.common.config_flags import Values
+from dlrm.scripts.common.network_run import Nothing, Setup, Watch
+from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
+from dlrm.train.checkpoints.checkpoint import Parameters, read_config
+from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.pretrained import load_weights
+from dlrm.train.execution import ExecutionConfig
+from dlrm.train.log import Loader
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.trainer import TrainConfig, Trainer
+
+_LOADED_BYTES = 1 << 30  # of batches that are read ahead
+
+
+def main(arguments: list[str]) -> None:
+    network_run.main(
+        arguments, cnn_flags.parse, lambda: f"{__doc__}\n{cnn_flags.FLAGS.help()}", run
+    )
+
+
+def run(values: Values) -> dict[str, float]:
+    """Does what the flags say and returns the summary; see `network_run.run`."""
+    return network_run.run(values, _set_up, _notices, _act)
+
+
+def _act(setup: Setup, watch: Watch) -> dict[str, float]:
+    mode = setup.values["mode"]
+    if mode == "validate":
+        return _validate(setup, watch)
+    if mode == "benchmark_inference":
+        return _benchmark_inference(setup, watch)
+    return _train(setup, watch)
+
+
+def _set_up(values: Values, world: World) -> Setup:
+    plan = network_flags.batch_plan(values, world.size)
+    values = cnn_flags.resolved(values, plan.global_batch)
+    _check(values)
+    checkpoint = values["load_checkpoint_path"] and find_checkpoint(values["load_checkpoint_path"])
+    validated = values["mode"] == "validate"
+    if validated:
+        checkpoint = checkpoints_of(values["restore_path"])[0]
+        _check_validated(values, checkpoint)
+    taken = (*cnn_flags.ARCHITECTURE, *(("precision", "half_dtype") if validated else ()))
+    known = network_run.known_checkpoint(values, checkpoint)
+    values = network_run.with_saved_flags(values, known, taken)
+    if values["data"] == "dataset":
+        classes = ImageDataset(values["dataset"], "test", values["verify_data"]).num_classes
+        if "num_classes" in values.given and values["num_classes"] != classes:
+            raise ValueError(
+                f"--num_classes {values['num_classes']}: {values['dataset']} has {classes}"
+            )
+        values = values.filled({"num_classes": classes})
+    task = ImageClassification(
+        values.config(NetworkConfig),
+        values.config(Augmentation),
+        values.config(ImageLossConfig),
+        values.config(PrecisionConfig),
+        values.config(ExecutionConfig),
+        world,
+        values["seed"],
+        values["channels_last"],
+    )
+    if values["init_checkpoint"]:
+        load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
+    data, may_change = _fingerprint(values), cnn_flags.RESUME_MAY_CHANGE
+    return Setup(values, world, plan, task, checkpoint, data, may_change)
+
+
+def _check(values: Values) -> None:
+    network_flags.check(values, ("train",))
+    mode = values["mode"]
+    if mode == "validate" and values["restore_path"] is None:
+        raise ValueError("--mode validate needs --restore_path, the directory of the checkpoints")
+    if values["data"] is None or values["data"] == "dataset" and values["dataset"] is None:
+        raise ValueError("--dataset: expected a directory, or --data generated or synthetic")
+    if not 0 <= values["start_epoch"] < values["epochs"]:
+        raise ValueError(f"--start_epoch {values['start_epoch']}: expected 0 to --epochs, excluded")
+
+
+def _check_validated(values: Values, checkpoint: Path) -> None:
+    """Raises ValueError where the checkpoint is of another network or of other classes."""
+    saved = read_config(checkpoint)
+    for flag in ("model", "norm", "groups", "group_dim", "expand_ratio"):
+        if flag in values.given and values[flag] != saved["flags"][flag]:
+            raise ValueError(f"--{flag} {values[flag]}: {checkpoint} has {saved['flags'][flag]}")
+    classes = saved["dataset"].get("classes")
+    if values["data"] == "dataset" and classes:
+        test = ImageDataset(values["dataset"], "test", values["verify_data"])
+        if test.classes != classes:
+            raise ValueError(
+                f"{values['dataset']}: expected the {len(classes)} classes that {checkpoint} was "
+                f"trained on, {_shown(classes)}, got {len(test.classes)}, {_shown(test.classes)}"
+            )
+
+
+def _shown(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+
+
+def _notices(setup: Setup) -> Iterator[str]:
+    """Lines about what runs, and about what is not as the flags might suggest."""
+    values = setup.values
+    yield network_run.device_line(setup, values["model"])
+    yield from network_run.common_notices(setup)
+    for flag in ("mixup_alpha", "cutmix_lambda"):
+        if values["data"] == "synthetic" and flag in values.given:
+            yield (
+                f"note: --{flag} is not used; --data synthetic is one batch, in which nothing is "
+                "mixed"
+            )
+    if values["init_checkpoint"]:
+        yield f"weights from {values['init_checkpoint']}"
+    elif setup.checkpoint is None and values["mode"] == "benchmark_inference":
+        yield "note: no --load_checkpoint_path, so these are the initial weights"
+
+
+class _Float32:
+    """A source whose images travel as float32, four times the bytes."""
+
+    def __init__(self, source: ImageSource):
+        self.num_samples, self.num_classes = source.num_samples, source.num_classes
+        self.size, self._source = source.size, source
+
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        images, labels = self._source.read(rows)
+        return images.float(), labels
+
+
+def _loader(setup: Setup, split: str, batch_size: int) -> Loader:
+    """The batches of a split, of what is asked for; training leaves the last short one out."""
+    values, world, train = setup.values, setup.world, split == "train"
+    size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
+    count = values["synthetic_dataset_num_entries"]
+    if values["data"] == "synthetic":
+        made = (count, batch_size)
+        return SyntheticImages(*made, size=size, num_classes=classes, seed=seed, world=world)
+    source: ImageSource
+    if values["data"] == "generated":
+        source = GeneratedImages(count, size, classes, seed)
+    else:
+        source = ImageDataset(values["dataset"], split, values["verify_data"])
+    if values["io"] == "float32":
+        source = _Float32(source)
+    width = 4 if values["io"] == "float32" else 1
+    read = batch_size * 3 * source.size**2 * width // world.size
+    return ImageLoader(
+        source,
+        batch_size,
+        shuffle=train,
+        drop_last=train,
+        num_partners=setup.task.augmentation.num_partners if train else 0,
+        seed=seed,
+        world=world,
+        depth=max(1, min(4, _LOADED_BYTES // max(read, 1))),
+    )
+
+
+def _train(setup: Setup, watch: Watch) -> dict[str, float]:
+    values = setup.values
+    train = _loader(setup, "train", setup.plan.global_batch)
+    tested = not (values["no_validation"] or values["mode"] == "benchmark_training")
+    test = _loader(setup, "test", values["test_batch_size"]) if tested else Nothing()
+    config = _train_config(setup, len(train))
+
+    def begin(trainer: Trainer) -> None:
+        network_run.load_weights_of(setup, trainer.parameters, watch.log)
+        trainer.progress.step = trainer.progress.tested_step = values["start_epoch"] * len(train)
+
+    num_steps = config.epochs * len(train)
+    return network_run.train(setup, watch, train, test, config, num_steps, begin)
+
+
+def _train_config(setup: Setup, steps_per_epoch: int) -> TrainConfig:
+    values, config = setup.values, network_run.train_config(setup, steps_per_epoch)
+    if values["mode"] != "benchmark_training":
+        return config
+    steps = config.max_steps or 120
+    warmup = config.benchmark_warmup_steps
+    if "benchmark_warmup_steps" not in values.given:
+        warmup = min(20, steps // 2)
+    epochs = max(config.epochs, -(-steps // steps_per_epoch))
+    return replace(config, epochs=epochs, max_steps=steps, benchmark_warmup_steps=warmup)
+
+
+def _fingerprint(values: Values) -> dict[str, Any]:
+    if values["data"] != "dataset":
+        return {"data": values["data"], "images": values["synthetic_dataset_num_entries"]}
+    train = ImageDataset(values["dataset"], "train", values["verify_data"])
+    return {"images": train.num_samples, "classes": train.classes, "size": train.size}
+
+
+def _validate(setup: Setup, watch: Watch) -> dict[str, float]:
+    values = setup.values
+    test = _loader(setup, "test", values["test_batch_size"])
+    results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
+    facts = {flag: values[flag] for flag in (*cnn_flags.ARCHITECTURE, "precision", "half_dtype")}
+    if values["data"] == "dataset":
+        facts["dataset"] = crc32(Path(values["dataset"], MANIFEST))
+    tested_on = name_of(values["dataset"] or values["data"], facts)
+    return validate_all(
+        setup.task, test, values["restore_path"], results, setup.world, watch.log, tested_on
+    ).summary()
+
+
+def _benchmark_inference(setup: Setup, watch: Watch) -> dict[str, float]:
+    network_run.load_weights_of(setup, Parameters(setup.task.model), watch.log)
+    loader = _loader(setup, "test", setup.values["batch_size"] * setup.world.size)
+    return network_run.time_inference(setup, watch.log, loader, "images")
+
+
+def start() -> None:
+    main(sys.argv[1:])

@@ -1,0 +1,183 @@
+"""All checkpoints of a run: their average, and a table of how each of them tests."""
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+
+from dlrm.distributed import World, agreed, from_first
+from dlrm.files import write_atomically
+from dlrm.train.checkpoints.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.ema import average_in_order
+from dlrm.train.log import Loader, RunLog, Watched
+from dlrm.train.trainer import Task, Trainer
+
+AVERAGED = "averaged"  # begins the name of an average of checkpoints
+_NAMES = ("checkpoint", "weights", "tested_on")
+_Results = dict[tuple[str, str, str], dict[str, float]]
+
+
+class Best(NamedTuple):
+    """The best checkpoint of `validate_all`.
+
+    Attributes:
+        path: the checkpoint.
+        weights: "trained" or "average".
+        metrics: its step, and how it tests.
+    """
+
+    path: Path
+    weights: str
+    metrics: dict[str, float]
+
+    def summary(self) -> dict[str, float]:
+        """The metrics as those of the best."""
+        return {f"best_{name}": value for name, value in self.metrics.items()}
+
+
+def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[str, float]:
+    """Saves an average of a run's checkpoints beside them (`average_in_order`), and tests it.
+
+    Raises:
+        FileExistsError: there is another average of this step.
+    """
+    assert trainer.checkpoints is not None
+    directory, model, step = trainer.checkpoints.path, trainer.task.model, trainer.progress.step
+    paths = sorted(directory.glob("step-*/dense.safetensors"))
+    average = average_in_order((load_file(path) for path in paths), decay)
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            value.copy_(average[name])
+    target, world = directory / f"{AVERAGED}-{step:09d}", trainer.world
+    facts = {"step": step, "weight_avg_exp": decay, "checkpoints": [p.parent.name for p in paths]}
+    with agreed(world, FileExistsError):
+        saved = from_first(_progress_of(target), world)
+        if saved and any(saved.get(name) != value for name, value in facts.items()):
+            raise FileExistsError(
+                f"{target}: another average, of --weight_avg_exp {saved.get('weight_avg_exp')} "
+                f"and {len(saved.get('checkpoints', []))} checkpoints; move it away"
+            )
+    if not saved:
+        save_checkpoint(target, Parameters(model), trainer.run, facts, world=world)
+    trainer.log.line(f"average of {len(paths)} checkpoints (--weight_avg_exp {decay}): {target}")
+    if not test.num_samples:
+        return {}
+    metrics = trainer.task.evaluate(test)
+    return {f"averaged_{name}": value for name, value in metrics.items()}
+
+
+def _progress_of(checkpoint: Path) -> dict[str, Any]:
+    file = checkpoint / "progress.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def checkpoints_of(path: str) -> list[Path]:
+    """The checkpoints of a directory in the order of their steps, averages last.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    series = [sorted(Path(path).glob(f"{name}-*/manifest.json")) for name in ("step", AVERAGED)]
+    found = [file.parent for files in series for file in files]
+    if not found:
+        raise FileNotFoundError(f"{path}: no checkpoint here (expected step-*/)")
+    return found
+
+
+def validate_all(
+    task: Task,
+    test: Loader,
+    directory: str,
+    results: Path,
+    world: World,
+    log: RunLog,
+    tested_on: str = "",
+) -> Best:
+    """Tests all checkpoints of a directory that the table of results lacks; returns the best.
+
+    Args:
+        task: the network, whose weights change.
+        test: what to test on.
+        directory: of checkpoints; averages of weights are tested as well.
+        results: CSV with what is known; it is written after each test.
+        world: the ranks.
+        log: where to report.
+        tested_on: data and whatever else a result depends on (`name_of`); results of others do not
+            count.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no checkpoint, or a file is not what it should be.
+    """
+    known = _read_results(results, (task.metric, task.loss_metric))
+    for path in checkpoints_of(directory):
+        for weights in ("trained", "average"):
+            if weights == "average" and not (path / AVERAGE).exists():
+                continue
+            key = (path.name, weights, tested_on)
+            if key in known:
+                log.line(f"{path.name} ({weights}): in {results} already")
+                continue
+            progress = load_tested(task, path, weights, world)
+            metrics = task.evaluate(Watched(test, path.name, log.quiet))
+            shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
+            log.line(f"{path.name} ({weights}): {shown}")
+            known[key] = {"step": progress["step"], **metrics}
+            if world.rank == 0:
+                _write_results(results, known)
+    here = {key: row for key, row in known.items() if key[2] == tested_on}
+    finite = {key: row for key, row in here.items() if math.isfinite(row[task.loss_metric])}
+    if not finite:
+        raise ValueError(f"{directory}: no checkpoint has a finite {task.loss_metric}")
+    (best, which, _), row = max(finite.items(), key=lambda item: item[1][task.metric])
+    log.line(f"best: {best} ({which}); all are in {results}")
+    return Best(Path(directory, best), which, row)
+
+
+def load_tested(task: Task, path: Path, weights: str, world: World) -> dict[str, Any]:
+    """Loads a checkpoint's "trained" weights or their "average"; returns its progress."""
+    average = dict(task.model.state_dict()) if weights == "average" else {}
+    # One that diverged has metrics that are NaN, and is not the best.
+    return load_checkpoint(path, Parameters(task.model, average=average), world=world, finite=False)
+
+
+def name_of(data: str, facts: Mapping[str, Any]) -> str:
+    """Names what a result depends on: the data, and a digest of all facts."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return f"{data} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
+
+
+def _read_results(path: Path, metrics: tuple[str, ...]) -> _Results:
+    if not path.exists():
+        return {}
+    expected = (*_NAMES, "step", *metrics)
+    results: _Results = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if not set(expected) <= set(reader.fieldnames or ()):
+            raise ValueError(f"{path}: expected a table with the columns {', '.join(expected)}")
+        for row in reader:
+            try:
+                key = (row.pop("checkpoint"), row.pop("weights"), row.pop("tested_on"))
+                results[key] = {name: float(value) for name, value in row.items()}
+                results[key]["step"] = int(results[key]["step"])
+            except (TypeError, ValueError) as error:
+                where = f"{path}: line {reader.line_num}"
+                raise ValueError(f"{where}: expected {', '.join(expected)}, got {row}") from error
+    return results
+
+
+def _write_results(path: Path, known: _Results) -> None:
+    values = list(dict.fromkeys(name for row in known.values() for name in row))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [*_NAMES, *values], restval="nan")
+    writer.writeheader()
+    for key, row in known.items():
+        writer.writerow({**dict(zip(_NAMES, key, strict=True)), **row})
+    write_atomically(path, text.getvalue())

@@ -1,0 +1,62 @@
+"""Says which row of a dataset has an id outside its table, or a score that is no finite number."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from dlrm.data.clicks.datasets import Datasets
+from dlrm.distributed import agreed
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.metrics import unscored_text
+
+
+@contextmanager
+def bad_ids_named(datasets: Datasets, name: str) -> Iterator[None]:
+    """Says of an id outside its table where the dataset has it; a batch knows only its own rows.
+
+    Raises:
+        ValueError: instead of an operator's RuntimeError, where the dataset has such an id.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        where = _bad_id(datasets, name) if "embedding: id " in str(error) else None
+        if where is None:
+            raise
+        raise ValueError(where) from error
+
+
+def _bad_id(datasets: Datasets, name: str) -> str | None:
+    for split in ("train", "test", "validation"):
+        data = getattr(datasets, split)
+        for index in range(len(data) if data else 0):
+            ids = data.batch(index).categorical.cpu()
+            wrong = ((ids < 0) | (ids >= torch.tensor(data.table_sizes))).nonzero()
+            if len(wrong):
+                row, table = wrong[0].tolist()
+                return (
+                    f"{name}: {split} row {index * data.batch_size + row}, feature "
+                    f"{data.categorical_names[table]}: expected an id from 0 to "
+                    f"{data.table_sizes[table] - 1}, got {ids[row, table].item()}. "
+                    "--hash_indices takes ids modulo the size of their table"
+                )
+    return None
+
+
+def check_scores(task: Recommendation, name: str, split: str) -> None:
+    """Ends with an error where the last evaluation had a score that is no finite number.
+
+    Args:
+        task: what was evaluated, on all ranks.
+        name: of the dataset.
+        split: that it was evaluated on.
+
+    Raises:
+        ValueError: on rank 0, naming the first such row.
+        OtherRankError: on the others.
+    """
+    with agreed(task.world, ValueError):
+        if task.unscored and task.world.rank == 0:
+            row, score = task.unscored
+            raise ValueError(f"{name}: {split} row {row}: {unscored_text(score)}")

@@ -1,0 +1,203 @@
+"""Flags that the commands of image and language networks share, and the batch they make."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dlrm.data.verification import VERIFY_DATA
+from dlrm.scripts.common.config_flags import VERIFY_DATA_HELP, Values, one_of
+from dlrm.train.execution import EXECUTIONS, GRAPH_BACKENDS, ExecutionConfig
+from dlrm.train.optim.dense import LAMB_FLAVOURS, NETWORK_OPTIMIZERS, NetworkOptimizerConfig
+from dlrm.train.precision import PRECISIONS, PrecisionConfig
+from dlrm.train.schedule import LR_SCHEDULES, CurveConfig
+from dlrm.train.trainer import TrainConfig
+
+SCHEDULES = ("gpipe", "1f1b", "sequential")
+_LR_UNITS = ("epochs", "steps", "run")
+
+CONFIGS: dict[tuple[str, type], dict[str, str]] = {
+    ("Precision", PrecisionConfig): {
+        "precision": one_of(
+            PRECISIONS, "A dtype, or bits of products and of weights; default: fp32"
+        ),
+        "half_dtype": one_of(
+            ("fp16", "bf16"),
+            "The 16 bits of --precision 16.16 and 16.32; default: fp16 on cuda, else bf16",
+        ),
+        "loss_scale": "Static loss scale in fp16",
+        "tf32": "Allow TensorFloat-32 in float32 matrix products on cuda",
+    },
+    ("Execution", ExecutionConfig): {
+        "execution": one_of(EXECUTIONS, "Run the network op by op, or as a graph"),
+        "graph_backend": one_of(
+            GRAPH_BACKENDS, "What --execution graph uses: torch.compile or torch.jit.trace"
+        ),
+        "recompute": "Keep only the inputs of stages for the backward pass",
+    },
+    ("Optimizer", NetworkOptimizerConfig): {
+        "optimizer": one_of(NETWORK_OPTIMIZERS, "Optimizer of all weights"),
+        "momentum": "Momentum of --optimizer momentum, nesterov and rmsprop_tf",
+        "rmsprop_decay": "Weight of the past in the mean squares of --optimizer rmsprop_tf",
+        "optimizer_eps": "Added to what the optimizer divides by; default: 1e-3 for rmsprop_tf, "
+        "1e-6 for lamb, else 1e-8",
+        "lamb_flavour": one_of(
+            LAMB_FLAVOURS, "LAMB as of NVIDIA and Habana, of Graphcore, or of its paper"
+        ),
+        "lamb_max_weight_norm": "Greatest norm of weights that sizes a step of --optimizer lamb",
+        "weight_decay": "Weight decay",
+        "decay_norm_and_bias": "Decay weights of norms and biases, too",
+    },
+    ("Learning rate", CurveConfig): {
+        "lr_schedule": one_of(LR_SCHEDULES, "Curve of the learning rate after its warm-up"),
+        "lr": "Learning rate that the schedule multiplies",
+        "lr_warmup": "Length of the learning rate's linear warm-up, in --lr_warmup_unit",
+        "lr_warmup_unit": one_of(_LR_UNITS, "Unit of --lr_warmup; run: a share of the run"),
+        "lr_drops": "Where --lr_schedule stepped drops, in --lr_drops_unit",
+        "lr_drops_unit": one_of(_LR_UNITS, "Unit of --lr_drops; run: shares of the run"),
+        "lr_decay_rate": "Factor of --lr_schedule exponential at each of its points",
+        "lr_num_decays": "Equally spaced points of --lr_schedule exponential",
+        "lr_drop_rate": "Factor of --lr_schedule stepped at each drop",
+        "lr_power": "Exponent of --lr_schedule poly",
+        "lr_end": "Learning rate that --lr_schedule linear starts and ends at",
+        "lr_update_every": "Steps for which --lr_schedule linear keeps a rate",
+    },
+    ("Training", TrainConfig): {
+        "epochs": "Number of epochs to train for",
+        "max_steps": "Stop after exactly this many optimization steps",
+        "print_freq": "Optimization steps between printed lines",
+        "test_freq": "Optimization steps between tests; default: test after each epoch",
+        "test_after": "Don't test the model unless this many epochs has been completed",
+        "checkpoint_freq": "Optimization steps between checkpoints",
+        "benchmark_warmup_steps": "Number of initial steps to exclude from the throughput",
+        "gradient_accumulation_steps": "Micro-batches that each replica computes in a step",
+    },
+}
+
+Definitions = dict[str, tuple[Any, Any, str]]
+
+RUN: Definitions = {
+    "seed": (int, 12345, "Random seed"),
+    "base_device": (
+        str | None,
+        None,
+        "Device to run on, cuda, cuda:<index> or cpu; default: cuda where there is one",
+    ),
+    "deterministic": (
+        bool,
+        False,
+        "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
+    ),
+    "backend": (str, "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"),
+    "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
+    "verify_data": (str, "first", one_of(VERIFY_DATA, VERIFY_DATA_HELP)),
+}
+TRAINING: Definitions = {
+    "replicas": (
+        int | None,
+        None,
+        "Replicas of the global batch, batch_size x gradient_accumulation_steps x replicas; "
+        "default: the processes. Where these are fewer, more micro-batches make up for it",
+    ),
+    "max_grad_norm": (float | None, None, "Gradients of a greater norm are scaled down to it"),
+    "ema_decay": (float | None, None, "Test a moving average of the weights, of this decay"),
+    "pipeline_splits": (
+        tuple[str, ...],
+        (),
+        "Names of the stages that begin a part of the pipeline",
+    ),
+    "pipeline_schedule": (
+        str,
+        "gpipe",
+        one_of(SCHEDULES, "Order of a pipeline's parts; accepted: each process runs all of them"),
+    ),
+    "no_validation": (bool, False, "Do not test while training"),
+}
+FILES: Definitions = {
+    "load_checkpoint_path": (str | None, None, "Checkpoint, or directory of them, to load"),
+    "save_checkpoint_path": (str | None, None, "Directory in which to save checkpoints"),
+    "ckpts_per_epoch": (float | None, None, "Checkpoints an epoch, instead of --checkpoint_freq"),
+    "keep_checkpoints": (int, 1000, "How many of the last checkpoints to keep besides the best"),
+    "weight_avg_exp": (
+        float | None,
+        None,
+        "After the training save an average of the checkpoints, V = this * V + (1 - this) * W",
+    ),
+    "resume": (bool, False, "Go on from the last checkpoint in --save_checkpoint_path"),
+    "log_path": (str, "./log.json", "Destination for the log file with results and statistics"),
+}
+
+# Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
+RESUME_MAY_CHANGE = frozenset(
+    [
+        *("mode", "epochs", "max_steps", "resume", "backend", "rank_timeout", "verify_data"),
+        "dataset",
+        *("log_path", "load_checkpoint_path", "init_checkpoint", "save_checkpoint_path"),
+        *("checkpoint_freq", "ckpts_per_epoch", "keep_checkpoints", "no_validation"),
+        *("print_freq", "test_freq", "test_after", "test_batch_size", "benchmark_warmup_steps"),
+        *("results", "repeat", "help", "weight_avg_exp", "deterministic"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a global batch is computed by the processes that there are.
+
+    Attributes:
+        global_batch: samples of an optimization step.
+        accumulation: micro-batches of each process.
+        note: what the user is told, where it is not as asked for.
+    """
+
+    global_batch: int
+    accumulation: int
+    note: str | None = None
+
+
+def batch_plan(values: Values, processes: int) -> BatchPlan:
+    """Returns how the batch of the flags is computed.
+
+    Raises:
+        ValueError: there are more processes than replicas, or a size is impossible.
+    """
+    micro, asked = values["batch_size"], values["gradient_accumulation_steps"]
+    replicas = values["replicas"] or processes
+    for flag, value in (("batch_size", micro), ("gradient_accumulation_steps", asked)):
+        if value < 1:
+            raise ValueError(f"--{flag} {value}: expected 1 or more")
+    if replicas < processes:
+        raise ValueError(
+            f"--replicas {replicas}: expected at least the number of processes, {processes}"
+        )
+    whole = micro * asked * replicas
+    accumulation = -(-asked * replicas // processes)
+    note = None
+    if replicas != processes:
+        note = (
+            f"note: --replicas {replicas}, processes: {processes}; each computes {accumulation} "
+            f"micro-batches a step instead of {asked}, and the global batch stays {whole}"
+        )
+    return BatchPlan(whole, accumulation, note)
+
+
+def check_choices(values: Values, choices: Mapping[str, Sequence[str | None]]) -> None:
+    """Raises ValueError for a flag with none of the values that it may have."""
+    for flag, allowed in choices.items():
+        if values[flag] not in allowed:
+            shown = ", ".join(choice for choice in allowed if choice)
+            raise ValueError(f"--{flag} {values[flag]}: expected one of {shown}")
+
+
+def check(values: Values, training_modes: Sequence[str]) -> None:
+    """Raises ValueError for flags that contradict each other in any network's training."""
+    saves = values["save_checkpoint_path"] is not None
+    if values["resume"] and not (values["mode"] in training_modes and saves):
+        modes = " or ".join(training_modes)
+        raise ValueError(f"--resume needs --mode {modes} and --save_checkpoint_path")
+    for flag in ("checkpoint_freq", "ckpts_per_epoch", "weight_avg_exp"):
+        if flag in values.given and values[flag] and not saves:
+            raise ValueError(f"--{flag} {values[flag]} needs --save_checkpoint_path")
+    if values["repeat"] < 2:
+        raise ValueError(f"--repeat {values['repeat']}: expected 2 or more; the first is left out")
+    if values["max_grad_norm"] is not None and not values["max_grad_norm"] > 0:
+        raise ValueError(f"--max_grad_norm {values['max_grad_norm']}: expected a number above 0")

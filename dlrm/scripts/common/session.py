@@ -1,0 +1,223 @@
+"""What the training commands share: joining the world, ending with an exit code, going on."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlrm.distributed import (
+    OtherRankError,
+    World,
+    agreed,
+    from_first,
+    join_world,
+    launch,
+    shutdown,
+)
+from dlrm.train.checkpoints.checkpoint import check_unchanged, read_config
+from dlrm.train.checkpoints.directory import CheckpointDirectory, checkpoint_in_use, last_checkpoint
+from dlrm.train.log import RunLog, draw_curves
+from dlrm.train.trainer import StoppedError, Trainer
+
+STOPPED = 75  # EX_TEMPFAIL: stopped by a signal, and saved; the same command with --resume goes on
+VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
+USER_ERRORS = (ValueError, OSError, FloatingPointError)
+_LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
+
+
+def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
+    """Runs a command and ends the process as it went.
+
+    Exit codes: 0; 1 an error that is printed on one line; 75 stopped by SIGTERM; 76 a rank hangs
+    (`dlrm.train.watchdog`); 130 interrupted from the keyboard.
+
+    Args:
+        run: the command.
+        checkpoints: directory that it saves in, if it does.
+    """
+    code: int | str = 0
+    try:
+        run()
+    except OtherRankError:
+        code = 1
+    except StoppedError as stopped:
+        code = STOPPED
+        if _rank() == 0:
+            print(stopped, file=sys.stderr, flush=True)
+    except USER_ERRORS as error:
+        named = _rank() == 0 or str(error).startswith("rank")
+        code = f"error: {error}" if named else f"error: rank {_rank()}: {error}"
+    except RuntimeError as error:
+        if not dist.is_initialized() or not _LOST.search(str(error)):
+            raise
+        reason = str(error).splitlines()[0].partition(". This")[0]
+        code = f"rank {_rank()} ends, since another rank has gone: {reason}"
+    except KeyboardInterrupt:
+        code = 130
+        last = last_checkpoint(checkpoints) if checkpoints else None
+        saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a run)"
+        kept = f"--resume goes on from {last}" if last else f"nothing was saved{saves}"
+        if _rank() == 0:
+            print(f"interrupted; {kept}", file=sys.stderr)
+    if dist.is_initialized():
+        shutdown(World(dist.get_rank(), dist.get_world_size()))
+    sys.exit(code)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Lets all operators repeat their bits from run to run, or take what is fastest.
+
+    To be called before CUDA starts: cuBLAS reads its variable then. cuDNN does as torch is set.
+    """
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Memory that is written anyway need not be filled before.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(wanted)
+
+
+def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:
+    """Joins the world of the launcher's variables.
+
+    Args:
+        asked: device, or None for cuda where there is one.
+        backend: for CUDA tensors.
+        backend_given: whether the user asked for that backend.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        ValueError, OSError: see `join_world`.
+    """
+    chosen = device(asked)
+    if chosen == "cpu" and backend_given and backend != "gloo" and launch().size > 1:
+        raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
+    if chosen.startswith("cuda:"):
+        torch.cuda.set_device(chosen)  # what names no device, as a stream, is of this one
+    return join_world(chosen, backend, timeout)
+
+
+def device(asked: str | None) -> str:
+    """Returns the device to run on: the one asked for, else cuda where there is one.
+
+    Raises:
+        ValueError: it is unknown, or is not here.
+    """
+    if asked is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", asked):
+        raise ValueError(f"--base_device {asked}: expected cpu, cuda or cuda:<index>")
+    if asked == "cpu":
+        return asked
+    if torch.version.cuda is None:
+        raise ValueError(f"--base_device {asked}: torch {torch.__version__} is built without CUDA")
+    if not torch.cuda.is_available():
+        raise ValueError(f"--base_device {asked}: torch finds no CUDA device here; use cpu")
+    index, count = int(asked.partition(":")[2] or 0), torch.cuda.device_count()
+    if index >= count:
+        raise ValueError(
+            f"--base_device {asked}: expected an index below {count}, the devices here"
+        )
+    return asked
+
+
+@contextmanager
+def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
+    """Within the block SIGTERM ends the training after a step, with a checkpoint."""
+
+    def stop(*_: object) -> None:
+        trainer.stop_requested = True
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
+    """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
+
+    Raises:
+        FileNotFoundError, ValueError: there is none, or it is damaged.
+    """
+    with ExitStack() as held:
+        found = None
+        with agreed(world, ValueError, OSError):
+            if path and world.rank == 0:
+                found = held.enter_context(checkpoint_in_use(path))
+        yield from_first(found, world)
+
+
+def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
+    """Takes a directory of checkpoints for this run, unless an earlier run's are not to go on.
+
+    Raises:
+        FileExistsError: it has some, and the last is named.
+        BlockingIOError: another run uses the directory.
+    """
+    last = checkpoints.last()
+    with agreed(checkpoints.world, OSError):
+        if last and not resume:
+            raise FileExistsError(
+                f"{last}: from an earlier run; --resume goes on from it, or name another directory "
+                "with --save_checkpoint_path"
+            )
+    checkpoints.claim()
+
+
+def resume(
+    trainer: Trainer, log: RunLog, frozen: Callable[[dict[str, Any]], Mapping[str, Any]]
+) -> bool:
+    """Goes on from the last checkpoint of the trainer's directory, if it has one.
+
+    Args:
+        trainer: what goes on.
+        log: where to say so.
+        frozen: how a run was configured -> what of it must be the same now.
+
+    Raises:
+        ValueError: something else is asked for than what is saved.
+    """
+    assert trainer.checkpoints is not None
+    last = trainer.checkpoints.last()
+    if last is None:
+        unfinished = from_first(sorted(trainer.checkpoints.path.glob("step-*")), trainer.world)
+        with agreed(trainer.world, ValueError):
+            if unfinished:
+                raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
+        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
+        return False
+    with agreed(trainer.world, ValueError, OSError):
+        check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
+    trainer.resume(last)
+    log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
+    return True
+
+
+def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
+    """Draws the curves and says where they and the checkpoints are."""
+    if trainer.checkpoints:
+        last, found = trainer.checkpoints.last(), trainer.checkpoints.best()
+        best = found or "none, as nothing was tested"
+    if log.quiet:
+        return
+    curves = Path(log_path).absolute().with_name("curves.png")
+    task = trainer.task
+    problem = draw_curves(trainer.progress.history, task.metric, task.loss_metric, curves)
+    log.line(problem or f"curves: {curves}")
+    if trainer.checkpoints:
+        log.line(f"checkpoints: last {last}, best {best}")
+    else:
+        log.line("the weights are not saved; --save_checkpoint_path saves them")

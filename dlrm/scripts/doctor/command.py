@@ -1,0 +1,183 @@
+"""Says what of this installation is live, what is absent, what that costs and how to mend it.
+
+    python -m dlrm.scripts.doctor          a report to read
+    python -m dlrm.scripts.doctor --json   the same for programs
+
+The exit code is 0 if training works, which is tried on a small model, and 1 if it does not.
+"""
+
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import argparse
+import json
+import logging
+import math
+import os
+import shlex
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from dlrm.scripts.doctor.checks import ABSENT, BROKEN, NOTE, OK, SLOW, Finding, first_line, report
+from dlrm.scripts.doctor.machine import memory_set_up, offered_instructions, room, threads
+from dlrm.scripts.doctor.packages import PACKAGE, pip_install, preprocessing, versions
+
+
+def main() -> int:
+    """Prints the report; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dlrm.scripts.doctor", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    options = parser.parse_args()
+    findings = examine()
+    works = all(finding.state != BROKEN for finding in findings)
+    if options.json:
+        print(json.dumps({"works": works, "findings": [asdict(found) for found in findings]}))
+    else:
+        print(report(findings, works))
+    return 0 if works else 1
+
+
+def examine() -> list[Finding]:
+    """Everything there is to say. What goes wrong in an examination is a finding too."""
+    logging.getLogger("dlrm.ops.library").setLevel(logging.ERROR)  # it is said below
+    warnings.simplefilter("ignore")
+    findings: list[Finding] = []
+    for check in CHECKS:
+        try:
+            findings += check()
+        except Exception as error:  # whatever it is, the report goes on and names it
+            state = BROKEN if check is training else NOTE
+            name = check.__name__.replace("_", " ")
+            findings.append(Finding(name, state, f"{type(error).__name__}: {first_line(error)}"))
+    return findings
+
+
+def native_operators() -> Iterator[Finding]:
+    """The compiled CPU operators and their instruction set."""
+    from dlrm import ops
+    from dlrm.ops.library import why_not_native
+
+    offered = offered_instructions()
+    processor = f"; the processor offers {', '.join(offered) or 'none of AVX2 and AVX-512'}"
+    if ops.native_available():
+        yield Finding("native operators", OK, f"{ops.instruction_set()} kernels{processor}")
+        return
+    yield Finding(
+        "native operators",
+        SLOW,
+        f"not loaded: {why_not_native()}{processor}",
+        "plain-torch operators run instead: the same results, interaction and row update 3 to 7 "
+        "times slower",
+        _rebuild(),
+    )
+
+
+def linear_layers() -> Iterator[Finding]:
+    """Which linear layers the MLPs run on a CPU."""
+    import torch
+
+    from dlrm import ops
+
+    fused = ops.fused_linear_dtypes()
+    lacking = [name for name in ("float32", "bfloat16") if getattr(torch, name) not in fused]
+    value = "oneDNN's, with the bias in the product"
+    if not lacking:
+        yield Finding("linear layers", OK, value)
+        return
+    value = f"torch's own in {' and '.join(lacking)}" + ("; oneDNN's in float32" if fused else "")
+    cost = "MLPs in float32 take about a ninth longer"
+    if fused:
+        cost = "--amp gains little: oneDNN has no bfloat16 products for this processor"
+    yield Finding("linear layers", NOTE if fused else SLOW, value, cost)
+
+
+def cuda() -> Iterator[Finding]:
+    """GPUs, and the CUDA operators."""
+    import torch
+
+    available = torch.cuda.is_available()
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for CPUs only"
+    if available:
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        yield Finding("CUDA devices", OK, f"{', '.join(names)}; torch is {built}")
+    elif Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi"):
+        yield Finding(
+            "CUDA devices",
+            ABSENT,
+            f"there is an NVIDIA driver, but torch, {built}, finds no device",
+            "training runs on the CPU",
+            "" if torch.version.cuda else f"{pip_install()} --force-reinstall torch",
+        )
+    else:
+        value = f"no NVIDIA GPU or driver; torch is {built}"
+        yield Finding("CUDA devices", ABSENT, value, "training runs on the CPU")
+    from dlrm.ops.library import why_not_cuda_kernels
+
+    reason = why_not_cuda_kernels()
+    if reason is None:
+        yield Finding("CUDA operators", OK, "loaded" if available else "loaded; there is no GPU")
+    else:
+        yield Finding(
+            "CUDA operators",
+            SLOW if available else ABSENT,
+            f"not loaded: {reason}",
+            "on a GPU plain-torch operators run: the same results, without the fused kernels"
+            + ("" if available else "; here, without a GPU, nothing"),
+            f"DLRM_CUDA=1 {_rebuild()}    # needs nvcc" if available else "",
+        )
+
+
+def training() -> Iterator[Finding]:
+    """Trains a small model and looks at its loss."""
+    import torch
+
+    from dlrm.distributed import World
+    from dlrm.model.dlrm import DLRMConfig
+    from dlrm.tasks.recommendation import Batch, Recommendation
+    from dlrm.train.optim.dense import OptimizerConfig, set_learning_rate
+
+    config = DLRMConfig((50, 60), 4, 8, (16, 8), (16, 1))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(50, (256, 2), generator=random)
+    numerical = torch.rand(256, 4, generator=random)
+    batch = Batch(numerical, ids, (ids[:, 0] < 25).float()).map(lambda t: t.to(device))
+    task = Recommendation(config, World(device=device))
+    optimizers = task.optimizers(OptimizerConfig("adam", "adam"))
+    set_learning_rate(optimizers, 0.01)
+    losses = []
+    for _ in range(50):
+        loss = task.loss(batch)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    value = f"50 steps of a small model on {device}: loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+    learnt = math.isfinite(losses[-1]) and losses[-1] < 0.7 * losses[0]
+    if learnt:
+        yield Finding("training", OK, value)
+    else:
+        yield Finding("training", BROKEN, f"{value}: it does not learn", "", _rebuild())
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    *(versions, native_operators, linear_layers, cuda, threads),
+    *(memory_set_up, preprocessing, room, training),
+)
+
+
+def _rebuild() -> str:
+    """The command that builds the native operators."""
+    root = PACKAGE.parent
+    source = f"-e {shlex.quote(str(root))}" if (root / "setup.py").exists() else "<repository>"
+    build = f"{pip_install()} setuptools wheel && {pip_install()} --no-build-isolation {source}"
+    compilers = ("g++", "c++", "clang++", shlex.split(os.environ.get("CXX", "g++"))[0])
+    if not any(map(shutil.which, compilers)):
+        return f"sudo apt-get install -y g++ && {build}"
+    return build

@@ -1,0 +1,147 @@
+"""Findings about the machine: cores and threads, pages of memory, room."""
+
+import os
+import re
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from dlrm.scripts.common import environment
+from dlrm.scripts.common.host_memory import control_groups, host_memory, read
+from dlrm.scripts.doctor.checks import NOTE, OK, SLOW, Finding
+
+GIB = 2**30
+
+
+def threads() -> Iterator[Finding]:
+    """The cores that this process may use, and the threads that torch takes."""
+    import torch
+
+    cores, why = available_cores()
+    count = torch.get_num_threads()
+    chosen = os.environ.get("OMP_NUM_THREADS")
+    value = f"torch uses {count}; {cores:g} cores are available ({why}); OMP_NUM_THREADS "
+    value += f"is {chosen}" if chosen else "is not set"
+    whole = max(1, int(cores))
+    mend = f"export OMP_NUM_THREADS={whole}"
+    if count > max(cores, 1):
+        cost = "threads wait for each other's turn on a core: steps can take many times as long"
+        yield Finding("threads", SLOW, value, cost, mend)
+    elif count < whole:
+        yield Finding("threads", SLOW, value, f"{whole - count} cores stay idle", mend)
+    else:
+        yield Finding("threads", OK, value)
+    spins = os.environ.get("GOMP_SPINCOUNT")
+    if spins:
+        yield Finding("waiting threads", OK, f"spin {spins} times, then sleep (GOMP_SPINCOUNT)")
+    else:
+        yield Finding(
+            "waiting threads",
+            NOTE,
+            "spin as OpenMP's default says: the commands' own setting is off (DLRM_TUNE=0)",
+            "much time where other programs want the cores",
+            "unset DLRM_TUNE",
+        )
+    load = os.getloadavg()[0]
+    if load > cores:
+        yield Finding(
+            "load",
+            NOTE,
+            f"{load:.1f} threads of this machine want to run on {os.cpu_count()} cores",
+            "training gets a part of the cores only; figures of benchmarks mean little",
+        )
+
+
+def available_cores() -> tuple[float, str]:
+    """The cores that this process may use, and what sets the limit."""
+    total = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    cores, why = float(allowed), "all" if allowed == total else f"affinity, of {total}"
+    quota = _cgroup_cpus()
+    if quota is not None and quota < cores:
+        cores, why = quota, f"control group's limit, of {total}"
+    return cores, why
+
+
+def memory_set_up() -> Iterator[Finding]:
+    """Huge pages, and whether freed memory is kept."""
+    import torch
+
+    kernel = read("/sys/kernel/mm/transparent_hugepage/enabled")
+    chosen = re.search(r"\[(\w+)\]", kernel)
+    mode = chosen.group(1) if chosen else "unknown"
+    setting = os.environ.get("THP_MEM_ALLOC_ENABLE", "not set")
+    megabytes = 64
+    first = _faults_of_touching(torch, megabytes << 20)
+    # A small block may have taken the head of the freed one, so one try does not tell.
+    again = min(_faults_of_touching(torch, megabytes << 20) for _ in range(5))
+    value = (
+        f"kernel: {mode}; THP_MEM_ALLOC_ENABLE {setting}; touching {megabytes} MB takes {first} "
+        f"page faults (about {megabytes << 20 >> 21} with huge pages, "
+        f"{(megabytes << 20) // resource.getpagesize()} without)"
+    )
+    cost = "up to a fifth of the time of a training step, where fresh memory is touched"
+    if first <= (megabytes << 20) // resource.getpagesize() // 8:
+        yield Finding("huge pages", OK, value)
+    elif mode == "never":
+        path = "/sys/kernel/mm/transparent_hugepage/enabled"
+        yield Finding("huge pages", SLOW, value, cost, f"echo madvise | sudo tee {path}")
+    elif setting != "1":
+        yield Finding(
+            "huge pages", SLOW, value, cost, "unset DLRM_TUNE; export THP_MEM_ALLOC_ENABLE=1"
+        )
+    else:
+        yield Finding("huge pages", SLOW, value, cost)
+    value = f"touching {megabytes} MB that were just freed takes {again} page faults"
+    if again < 100:
+        yield Finding("freed memory", OK, f"is kept for the next step: {value}")
+    else:
+        mend = "" if environment.tuned() else "unset DLRM_TUNE"
+        yield Finding("freed memory", SLOW, f"goes back to the kernel: {value}", cost, mend)
+
+
+def room() -> Iterator[Finding]:
+    """Memory and disk."""
+    if (memory := host_memory()) is not None:
+        free, total = memory
+        value = f"{free / GIB:.1f} GiB free of {total / GIB:.1f} that this process may take"
+        cost = "models above that do not fit: 26 tables of 100,000 rows of 128 floats take 1.3 GiB"
+        low = free < 4 * GIB
+        yield Finding("memory", NOTE if low else OK, value, cost if low else "")
+    usage = shutil.disk_usage(Path.cwd())
+    low = usage.free < 10 * GIB
+    yield Finding(
+        "disk",
+        NOTE if low else OK,
+        f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} in {Path.cwd()}",
+        "preprocessing and checkpoints need room: 1.3 GiB for the tables above" if low else "",
+    )
+
+
+def offered_instructions() -> list[str]:
+    """Those of the processor's instruction sets that matter here."""
+    flags = set(read("/proc/cpuinfo").partition("flags")[2].partition("\n")[0].split())
+    wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
+    return [name for name in wanted if name in flags]
+
+
+def _faults_of_touching(torch, size: int) -> int:
+    """Page faults of this process while a tensor is allocated and written, and freed after."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensor = torch.empty(size, dtype=torch.uint8)
+    tensor.zero_()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def _cgroup_cpus() -> float | None:
+    """Cores that the control group allows, version 2 or 1; None where it sets no limit."""
+    for directory in control_groups():
+        quota, _, period = read(str(directory / "cpu.max")).partition(" ")
+        if quota.isdecimal() and period.strip().isdecimal():
+            return int(quota) / int(period)
+    quota = read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
+    period = read("/sys/fs/cgroup/cpu/cpu.cfs_period_us").strip()
+    if quota.isdecimal() and period.isdecimal():
+        return int(quota) / int(period)
+    return None

@@ -1,0 +1,138 @@
+"""Findings about what is installed: Python, the packages, and the Java that Spark runs on."""
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import dlrm
+from dlrm.scripts.doctor.checks import ABSENT, BROKEN, OK, Finding, first_line
+
+PACKAGE = Path(dlrm.__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Package:
+    """A Python package: what to install, and what it is for.
+
+    Attributes:
+        module: what is imported.
+        requirement: as pip and pyproject.toml name it.
+        purpose: what does not work without it.
+    """
+
+    module: str
+    requirement: str
+    purpose: str
+
+
+REQUIRED = (
+    Package("torch", "torch>=2.11", "nothing works"),
+    Package("numpy", "numpy>=1.26", "nothing works"),
+    Package("absl", "absl-py>=2.0", "the commands do not start"),
+    Package("yaml", "PyYAML>=6.0", "no dataset can be read"),
+    Package("safetensors", "safetensors>=0.4.5", "no checkpoint can be written or read"),
+    Package("tqdm", "tqdm>=4.65", "training does not start"),
+)
+OPTIONAL = (
+    Package("pyspark", "pyspark>=4,<5", "preprocessing of raw logs with Spark"),
+    Package("pyarrow", "pyarrow>=16", "preprocessing of .zst files and Parquet"),
+    Package("matplotlib", "matplotlib>=3.8", "curves.png after training"),
+    Package("fbgemm_gpu", "fbgemm-gpu-cpu==1.8.0", "peers of benchmarks/; needs torch 2.13"),
+)
+
+
+def versions() -> Iterator[Finding]:
+    """This package, Python, and the packages that training needs."""
+    yield Finding("dlrm", OK, f"{dlrm.__version__} in {PACKAGE}")
+    python = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("python", OK, f"{python}, {sys.executable}")
+    for package in REQUIRED:
+        version, problem = _version(package)
+        if problem is None:
+            yield Finding(package.module, OK, str(version))
+        else:
+            install = f"{pip_install()} {shlex.quote(package.requirement)}"
+            yield Finding(package.module, BROKEN, problem, package.purpose, install)
+
+
+def preprocessing() -> Iterator[Finding]:
+    """Java, and the optional packages."""
+    version, problem = java_version()
+    if problem is None:
+        yield Finding("java", OK, f"{version}, for Spark")
+    else:
+        yield Finding(
+            "java",
+            ABSENT,
+            problem,
+            "no Spark: raw logs are preprocessed with ENGINE=local, on this machine alone",
+            "sudo apt-get install -y openjdk-17-jre-headless    # Debian, Ubuntu",
+        )
+    for package in OPTIONAL:
+        version, problem = _version(package)
+        if problem is None:
+            yield Finding(package.module, OK, str(version))
+        else:
+            install = f"{pip_install()} {shlex.quote(package.requirement)}"
+            install += " --no-deps" if package.module == "fbgemm_gpu" else ""
+            yield Finding(package.module, ABSENT, problem, f"no {package.purpose}", install)
+
+
+def java_version() -> tuple[str | None, str | None]:
+    """The version of the Java that Spark would run on, or what is wrong with it."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    if shutil.which(java) is None:
+        return None, f"there is no {java}" + (" (JAVA_HOME)" if home else "")
+    done = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, check=False, timeout=60
+    )
+    found = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', done.stderr + done.stdout)
+    if found is None:
+        return None, f"{java} does not say its version"
+    if int(found.group(2)) < 17:
+        return None, f"{java} is Java {found.group(1)}; Spark needs 17 or newer"
+    return found.group(1), None
+
+
+def _version(package: Package) -> tuple[str | None, str | None]:
+    """The version of a package that can be imported and is new enough, or what is wrong."""
+    try:
+        with contextlib.redirect_stderr(None):  # what it prints when it fails is not for readers
+            module = importlib.import_module(package.module)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package.module
+        return None, "not installed" if missing else f"cannot be loaded: {first_line(error)}"
+    except OSError as error:
+        return None, f"cannot be loaded: {first_line(error)}"
+    distribution = re.match(r"[\w-]+", package.requirement)
+    assert distribution is not None
+    try:
+        version = importlib.metadata.version(distribution.group())
+    except importlib.metadata.PackageNotFoundError:
+        version = str(getattr(module, "__version__", "unknown"))
+    for relation, bound in re.findall(r"(>=|<|==)([\d.]+)", package.requirement):
+        have, want = _numbers(version), _numbers(bound)
+        if have and not {">=": have >= want, "<": have < want, "==": have == want}[relation]:
+            return None, f"{version} is installed, {package.requirement} is needed"
+    return version, None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """1.26.4+cpu -> (1, 26, 4)."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release.group().split("."))) if release else ()
+
+
+def pip_install() -> str:
+    """The command, but for what is to be installed."""
+    return f"{shlex.quote(sys.executable)} -m pip install"

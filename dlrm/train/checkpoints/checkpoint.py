@@ -1,0 +1,271 @@
+"""Checkpoints: directories that appear whole, hold raw tables, and are loaded without pickle.
+
+    STEP/config.json            flags, data set and tables of the run that wrote it
+    STEP/progress.json          step, best result so far, history: the trainer's own state
+    STEP/dense.safetensors      parameters that are no table
+    STEP/optimizer.safetensors  state of the optimizers but for that of table rows
+    STEP/average.safetensors    average of the weights over the steps, if there is one
+    STEP/rng.safetensors        state of torch's random generators; rng.<r> has that of rank r
+    STEP/tables/<i>.bin         rows of table i, float32, row-major: mappable
+    STEP/tables/<i>.<state>.bin the same of an optimizer's state of these rows
+    STEP/transform/             what the training data were transformed by, if they came with it
+    STEP/manifest.json          size and checksum of each file, written last
+
+Tables are stored one by one whatever the layout in memory and whichever rank holds them, so any
+layout and any number of ranks read any other's.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dlrm.distributed import World, agreed, gather
+from dlrm.manifest import read_json, read_manifest
+from dlrm.ops import split_float32
+from dlrm.train.checkpoints.state import INTEGER, Parameters, random_state_file
+from dlrm.train.checkpoints.writer import CheckpointWriter
+
+__all__ = [
+    "Parameters",
+    "check_unchanged",
+    "load_checkpoint",
+    "read_config",
+    "read_progress",
+    "save_checkpoint",
+]
+
+AVERAGE = "average.safetensors"
+_ROWS_AT_ONCE = 1 << 16  # of a table that is converted on its way
+
+
+def save_checkpoint(
+    directory: str | os.PathLike,
+    parameters: Parameters,
+    config: dict[str, Any],
+    progress: dict[str, Any],
+    attached: Path | None = None,
+    world: World = World(),
+) -> None:
+    """Writes a checkpoint; arguments and errors are those of `CheckpointWriter`."""
+    CheckpointWriter(directory, parameters, config, progress, attached, world).finish()
+
+
+def read_config(directory: str | os.PathLike) -> dict[str, Any]:
+    """Returns the `config` a checkpoint was saved with, and its `tables`.
+
+    Raises:
+        FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
+    """
+    return _read_json(directory, "config.json")
+
+
+def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
+    """Returns the `progress` a checkpoint was saved with.
+
+    Raises:
+        FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
+    """
+    return _read_json(directory, "progress.json")
+
+
+def _read_json(directory: str | os.PathLike, name: str) -> dict[str, Any]:
+    read_manifest(Path(directory), "checkpoint", True, lambda file: file == name)
+    return read_json(Path(directory, name))
+
+
+def load_checkpoint(
+    directory: str | os.PathLike,
+    parameters: Parameters,
+    resume: bool = False,
+    world: World = World(),
+    finite: bool = True,
+) -> dict[str, Any]:
+    """Reads a checkpoint into a model and, to resume, into its optimizers and torch's generators.
+
+    Nothing is changed before everything has been found to fit, on all ranks.
+
+    Args:
+        directory: the checkpoint.
+        parameters: what to load into; each rank reads its own tables.
+        resume: also load optimizer and generator state.
+        world: the ranks; as many as saved it, or not.
+        finite: refuse weights that are NaN or infinite.
+
+    Returns:
+        The `progress` it was saved with.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, a weight is NaN or infinite, or the architecture is another;
+            the file, the weight or all differences are named.
+    """
+    directory = Path(directory)
+    own = {table for table, *_ in parameters.table_rows()}
+    num_tables = sum(gather(len(own), world))
+    with agreed(world, ValueError, OSError):
+        read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own))
+        config = read_config(directory)
+        dense = load_file(directory / "dense.safetensors")
+        _check_architecture(directory, parameters, dense, config["tables"], num_tables)
+        if finite:
+            _check_finite(directory, parameters, dense)
+        kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
+        known = config["optimizers"]
+        if resume and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
+            raise ValueError(f"{directory}: of the optimizers {known}, here {kinds}")
+    with torch.no_grad():
+        for name, tensor in parameters.dense().items():
+            tensor.copy_(dense[name])
+        low = parameters.low()
+        for table, weight, begin, end in parameters.table_rows():
+            rest = low[id(weight)][begin:end] if id(weight) in low else None
+            _read_rows(directory / "tables" / f"{table}.bin", weight[begin:end], rest)
+        _load_average(directory, parameters)
+        if resume:
+            _load_optimizers(directory, parameters, config["tables"])
+            _load_random_state(directory, world)
+    return read_json(directory / "progress.json")
+
+
+def _is_read(name: str, own_tables: set[int]) -> bool:
+    """Whether this rank reads a file of a checkpoint."""
+    folder, _, file = name.rpartition("/")
+    return folder != "tables" or int(file.partition(".")[0]) in own_tables
+
+
+def check_unchanged(
+    directory: str | os.PathLike, saved: dict[str, Any], current: dict[str, Any]
+) -> None:
+    """Raises ValueError naming every entry that differs between two flat maps."""
+    missing = object()
+    different = [
+        f"{name}: {saved.get(name)!r} in the checkpoint, now {current.get(name)!r}"
+        for name in sorted(saved.keys() | current.keys())
+        if saved.get(name, missing) != current.get(name, missing)
+    ]
+    if different:
+        raise ValueError(
+            f"{directory}: cannot resume with other values, since the run would not go on as it "
+            "began:\n  " + "\n  ".join(different)
+        )
+
+
+def _check_architecture(
+    directory: Path,
+    parameters: Parameters,
+    dense: dict[str, Tensor],
+    tables: list[dict],
+    num_tables: int,
+) -> None:
+    expected: dict[str, Any] = {"tables": num_tables}
+    expected |= {name: list(tensor.shape) for name, tensor in parameters.dense().items()}
+    found: dict[str, Any] = {"tables": len(tables)}
+    found |= {name: list(tensor.shape) for name, tensor in dense.items()}
+    for table, weight, begin, end in parameters.table_rows():
+        expected[f"table {table}"] = [end - begin, weight.shape[1]]
+        if table < len(tables):
+            found[f"table {table}"] = [tables[table]["rows"], tables[table]["dim"]]
+    _check_same(directory, "another architecture", found, expected)
+
+
+def _check_same(directory: Path, what: str, found: dict, expected: dict) -> None:
+    different = [
+        f"{name}: {found.get(name, 'none')} in the checkpoint, {expected.get(name, 'none')} here"
+        for name in {**expected, **found}
+        if found.get(name) != expected.get(name)
+    ]
+    if different:
+        more = f"\n  and {len(different) - 8} more" if len(different) > 8 else ""
+        raise ValueError(f"{directory}: of {what}:\n  " + "\n  ".join(different[:8]) + more)
+
+
+def _check_finite(directory: Path, parameters: Parameters, dense: dict[str, Tensor]) -> None:
+    """Raises ValueError where saved weights that are about to be loaded are NaN or infinite."""
+    for name, tensor in dense.items():
+        _refuse_not_finite(f"{directory / 'dense.safetensors'}: {name}", tensor)
+    for table, weight, begin, end in parameters.table_rows():
+        path = directory / "tables" / f"{table}.bin"
+        rows = _saved_rows(path, (end - begin, weight.shape[1]))
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            _refuse_not_finite(f"{path}: row", rows[first : first + _ROWS_AT_ONCE], first)
+
+
+def _refuse_not_finite(what: str, values: Tensor, first_row: int = 0) -> None:
+    if not values.is_floating_point() or values.sum().isfinite():
+        return  # a sum is fast, and finite where all values are but for very large ones
+    for row, *place in (~values.isfinite()).nonzero().tolist():
+        got = values[(row, *place)].item()
+        raise ValueError(f"{what} {[first_row + row, *place]}: expected a finite weight, got {got}")
+
+
+def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]) -> None:
+    """Gives the optimizers the saved state; torch's create theirs at the first step only."""
+    weights = dict(parameters.model.named_parameters())
+    optimizers = {id(parameter): optimizer for parameter, optimizer in parameters.optimizer_of()}
+    for name, value in load_file(directory / "optimizer.safetensors").items():
+        parameter, _, key = name.rpartition("/")
+        weight = weights[parameter]
+        state = optimizers[id(weight)].state[weight]
+        if key.endswith(INTEGER):
+            state[key.removesuffix(INTEGER)] = int(value)
+        else:
+            state[key] = value.to(weight.device)
+            if value.shape == weight.shape:  # torch's fused optimizers want the weight's strides
+                state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+    for table, weight, begin, end in parameters.table_rows():
+        for key in tables[table]["state"]:
+            state = optimizers[id(weight)].state[weight]
+            if key not in state:  # torch's own optimizers have one of the weight's shape
+                state[key] = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
+            _read_rows(directory / "tables" / f"{table}.{key}.bin", state[key][begin:end])
+        for key, number in tables[table].get("scalars", {}).items():
+            state = optimizers[id(weight)].state[weight]
+            if isinstance(state.get(key), Tensor):
+                state[key].fill_(number)
+            else:
+                state[key] = number if isinstance(number, int) else torch.tensor(number)
+
+
+def _load_average(directory: Path, parameters: Parameters) -> None:
+    """Loads the average of the weights; it begins at the weights where none was saved."""
+    if parameters.average:
+        saved = directory / AVERAGE
+        average = load_file(saved if saved.exists() else directory / "dense.safetensors")
+        for name, tensor in parameters.average.items():
+            tensor.copy_(average[name])
+
+
+def _load_random_state(directory: Path, world: World) -> None:
+    """Sets torch's generators; a rank that no state was saved for keeps what its seed gave it."""
+    file = directory / random_state_file(world.rank)
+    if not file.is_file():
+        return
+    state = load_file(file)
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _read_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
+    """Reads what `_write_rows` wrote, whether with `low` or without."""
+    saved = _saved_rows(path, tuple(rows.shape))
+    if low is None:
+        rows.copy_(saved)
+        return
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        high, rest = split_float32(saved[part])
+        rows[part].copy_(high)
+        low[part].copy_(rest)
+
+
+def _saved_rows(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """Returns the rows of a file, mapped."""
+    if 0 in shape:
+        return torch.empty(shape)
+    return torch.from_numpy(np.memmap(path, dtype=np.float32, mode="c", shape=shape))

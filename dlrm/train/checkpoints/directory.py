@@ -1,0 +1,289 @@
+"""The checkpoints of a run: which are there, which is the newest and which the best."""
+
+import fcntl
+import math
+import os
+import re
+import reprlib
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dlrm.distributed import World, agreed, from_first
+from dlrm.files import (
+    MANIFEST,
+    in_use,
+    make_directories,
+    remove_unused,
+    sync,
+    tidy_leftovers,
+    write_atomically,
+)
+from dlrm.manifest import read_json, sealed_json
+from dlrm.train.checkpoints.checkpoint import read_progress
+from dlrm.train.checkpoints.state import Parameters
+from dlrm.train.checkpoints.writer import CheckpointWriter
+
+_BEST = "best.json"
+
+
+class CheckpointDirectory:
+    """The checkpoints of one run: the last few, and the best.
+
+    Each is a directory `step-<step>`, and `best.json` names the best one (see `best_record`). All
+    ranks make one, of the same directory, and call the same methods in the same order.
+
+    Args:
+        path: the directory that holds them; created.
+        keep: how many of the last to keep besides the best.
+        attached: a directory to keep in each, see `CheckpointWriter`.
+        world: the ranks.
+        in_background: write while the training goes on.
+        beat: called while files are waited for that get on.
+
+    Raises:
+        OSError: the directory cannot be written, or not all ranks see the same.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        keep: int = 1,
+        attached: Path | None = None,
+        world: World = World(),
+        in_background: bool = False,
+        beat: Callable[[], object] = lambda: None,
+    ):
+        self._beat = beat
+        self.release: Callable[[], object] = lambda: None
+        self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
+        self.world, self._in_background = world, in_background
+        self._writer: CheckpointWriter | None = None
+        self._new_best: dict[str, float] | None = None
+        probe = self.path / f".writable.partial-{os.getpid()}"
+        with agreed(world, OSError):
+            if world.rank == 0:
+                make_directories(self.path)
+                probe.touch()
+        name = from_first(probe.name, world)
+        with agreed(world, OSError):
+            if not (self.path / name).exists():
+                raise OSError(f"{self.path}: is not the same directory as on rank 0")
+        if world.rank == 0:
+            probe.unlink()
+
+    def claim(self) -> None:
+        """Keeps other runs out until `release`, and tidies up after one that was killed.
+
+        What it was writing or removing is removed, and `best.json` names the best checkpoint.
+
+        Raises:
+            BlockingIOError: another run uses the directory.
+            ValueError: the best checkpoint is not there, or what says which it is is damaged.
+        """
+        with agreed(self.world, OSError, ValueError):
+            if self.world.rank == 0:
+                lock = os.open(self.path, os.O_RDONLY)
+                self.release = weakref.finalize(self, os.close, lock)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self.release()
+                    raise BlockingIOError(f"{self.path}: another run saves here") from None
+                except OSError:  # a file system without locks
+                    pass
+                tidy_leftovers(self.path)
+                best_checkpoint(self.path)  # so that a missing one is said before the training
+                if (record := best_record(self.path)) != _pointer(self.path):
+                    _write_pointer(self.path, record)
+
+    def save(
+        self, step: int, parameters: Parameters, config: dict[str, Any], progress: dict[str, Any]
+    ) -> None:
+        """Saves (see `CheckpointWriter`) unless it is saved; drops what is too old.
+
+        In the background this returns as soon as what is saved is copied in memory.
+        """
+        self.finish()
+        target = _step_directory(self.path, step)
+        if not from_first((target / MANIFEST).exists(), self.world):
+            self._writer = CheckpointWriter(
+                target,
+                parameters,
+                config,
+                progress,
+                self.attached,
+                self.world,
+                self._in_background,
+                self._beat,
+            )
+        if not self._in_background:
+            self.finish()
+
+    def written(self) -> bool:
+        """Whether a save goes on of which this rank has written its part."""
+        return self._writer is not None and self._writer.written()
+
+    def finish(self) -> None:
+        """Waits for a save that goes on, if one does, and lets the checkpoint appear.
+
+        Raises:
+            OSError: a rank could not write; nothing appears.
+        """
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.finish()
+        if self.world.rank == 0:
+            if self._new_best is not None:
+                _write_pointer(self.path, self._new_best)
+            self._prune()
+        self._new_best = None
+
+    def mark_best(self, record: dict[str, float]) -> None:
+        """Notes which checkpoint is the best: its "step", and what was measured of it."""
+        self._new_best = record
+        if self._writer is None:
+            self.finish()
+
+    def last(self) -> Path | None:
+        """The newest checkpoint, or None."""
+        return from_first(last_checkpoint(self.path), self.world)
+
+    def best(self) -> Path | None:
+        """The best checkpoint, or None where none was marked."""
+        with agreed(self.world, ValueError):
+            found = best_checkpoint(self.path) if self.world.rank == 0 else None
+        return from_first(found, self.world)
+
+    def best_record(self) -> dict[str, float]:
+        """The record of the best checkpoint; see `best_record`."""
+        with agreed(self.world, ValueError, OSError):
+            record = best_record(self.path) if self.world.rank == 0 else {}
+        return from_first(record, self.world)
+
+    def _prune(self) -> None:
+        best = best_checkpoint(self.path)
+        for old in all_checkpoints(self.path)[: -self.keep]:
+            if old != best:
+                remove_unused(old)
+
+
+def last_checkpoint(path: str | os.PathLike) -> Path | None:
+    """Returns the newest checkpoint in a run's directory, or None; nothing is changed."""
+    found = all_checkpoints(path)
+    return found[-1] if found else None
+
+
+def best_checkpoint(path: str | os.PathLike) -> Path | None:
+    """Returns the best checkpoint in a run's directory, or None where none was tested.
+
+    Raises:
+        ValueError: what says which is damaged, or the checkpoint it names is gone.
+    """
+    record = best_record(path)
+    while record:
+        best = _step_directory(Path(path).absolute(), record["step"])
+        if (best / MANIFEST).exists():
+            return best
+        before, record = record, best_record(path)
+        if record == before:  # else it was pruned since there is a better one
+            newest = last_checkpoint(path)
+            raise ValueError(
+                f"{path}: expected the best checkpoint, {best.name}, as {_BEST} or {newest} says, "
+                f"got none; name a checkpoint instead, as {newest}"
+            )
+    return None
+
+
+def best_record(path: str | os.PathLike) -> dict[str, float]:
+    """Returns what was measured of the best checkpoint in a run's directory, and its "step".
+
+    The progress of the newest checkpoint decides, which appears together with its weights; a
+    process may be killed before it brings `best.json` up to date. Only a checkpoint that was saved
+    before it was tested cannot say that it is the best: then `best.json` does.
+
+    Returns:
+        The metrics, "step" and "epoch"; nothing where no checkpoint was tested.
+
+    Raises:
+        ValueError: `best.json`, or the newest checkpoint, is damaged.
+    """
+    newest, pointer = last_checkpoint(path), _pointer(Path(path))
+    if newest is None:
+        return {}
+    if pointer and _step_directory(newest.parent, pointer["step"]) == newest:
+        return pointer
+    with in_use(newest) as stays:
+        if not stays:
+            return best_record(path)  # the newest is another by now
+        record = read_progress(newest).get("best", pointer)
+    return _checked_record(newest / "progress.json", record) if record else {}
+
+
+def _step_directory(path: Path, step: float) -> Path:
+    return path / f"step-{int(step):09d}"
+
+
+def _pointer(path: Path) -> dict[str, float]:
+    """Returns the record of `best.json`, or nothing where there is no such file."""
+    file = path / _BEST
+    if not file.exists():
+        return {}
+    record = read_json(file)
+    record.pop("own_crc32", None)
+    return _checked_record(file, record)
+
+
+def _write_pointer(path: Path, record: dict[str, float]) -> None:
+    if record:
+        write_atomically(path / _BEST, sealed_json(record))
+    else:
+        (path / _BEST).unlink()
+        sync(path)
+
+
+def _checked_record(file: Path, record: Any) -> dict[str, float]:
+    """Raises ValueError where something is no record of a tested step."""
+    numbers = isinstance(record, dict) and all(type(v) in (int, float) for v in record.values())
+    if not numbers or not 0 <= record.get("step", math.nan) < math.inf:
+        raise ValueError(f"{file}: expected the best step, got {reprlib.repr(record)}: damaged")
+    return record
+
+
+def all_checkpoints(path: str | os.PathLike) -> list[Path]:
+    """Returns the checkpoints in a run's directory, by step."""
+    found = (manifest.parent for manifest in Path(path).absolute().glob(f"step-*/{MANIFEST}"))
+    # Others, as a copy that somebody made, are nobody's to take for a step or to prune.
+    return sorted(one for one in found if re.fullmatch(r"step-[0-9]{9}", one.name))
+
+
+@contextmanager
+def checkpoint_in_use(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields what `find_checkpoint` finds, which is not pruned within the block.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    while True:
+        found = find_checkpoint(path)
+        with in_use(found) as stays:
+            if stays:
+                yield found
+                return
+
+
+def find_checkpoint(path: str | os.PathLike) -> Path:
+    """Returns the checkpoint at `path`, or the best or else the last one of a run's directory.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    path = Path(path)
+    if (path / MANIFEST).exists():
+        return path
+    found = best_checkpoint(path) or last_checkpoint(path)
+    if found is None:
+        raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
+    return found

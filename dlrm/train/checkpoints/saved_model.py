@@ -1,0 +1,154 @@
+"""What a checkpoint holds, for programs that have no model to load it into.
+
+Of large files a part at a time is in memory. NVIDIA's directories are read into the same by
+`dlrm.train.checkpoints.nvidia`.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dlrm.files import staged_directory
+from dlrm.manifest import read_json, read_manifest, write_manifest
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+_BLOCK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of float32 in a file.
+
+    Attributes:
+        path: the file.
+        rows: how many there are.
+        dim: numbers in a row.
+
+    Raises:
+        ValueError: the file has another size.
+    """
+
+    path: Path
+    rows: int
+    dim: int
+
+    def __post_init__(self) -> None:
+        expected, found = 4 * self.rows * self.dim, self.path.stat().st_size
+        if expected != found:
+            raise ValueError(
+                f"{self.path}: expected {expected} bytes, {self.rows} rows of {self.dim} float32, "
+                f"got {found}"
+            )
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields all rows, `[some, dim]` at a time; files of equal shape have equal blocks."""
+        rows = max(_BLOCK_BYTES // max(4 * self.dim, 1), 1)
+        with open(self.path, "rb") as file:
+            while block := file.read(4 * rows * self.dim):
+                yield np.frombuffer(block, "<f4").reshape(-1, self.dim)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A checkpoint; names and the order of weights are those of `dlrm.model.dlrm.DLRM`.
+
+    Attributes:
+        path: its directory.
+        format: "dlrm" or "nvidia".
+        config: how it was trained: "flags", "dataset", "optimizers".
+        progress: where the run stood: "step", "best", "history".
+        dense: parameters that are no table.
+        tables: the embedding tables.
+        table_state: of each table, an optimizer's state of its rows.
+        optimizer: other state of the optimizers.
+        attached: further directories in it, as of the dataset's transform.
+        notes: what is to be said of another format, by name.
+    """
+
+    path: Path
+    format: str
+    config: dict[str, Any]
+    progress: dict[str, Any]
+    dense: dict[str, Tensor]
+    tables: list[Rows]
+    table_state: list[dict[str, Rows]] = field(default_factory=list)
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    attached: list[Path] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
+    """Opens a checkpoint of ours, or the best or last one of a run's directory.
+
+    Args:
+        path: the directory.
+        check_crc: also compare the checksums of the tables, which are not read here; those of all
+            other files always are.
+
+    Raises:
+        FileNotFoundError: there is none, or a file is missing.
+        ValueError: a file is damaged, or it is none of a DLRM.
+    """
+    path = find_checkpoint(path)
+    read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
+    config, progress = (read_json(path / f"{name}.json") for name in ("config", "progress"))
+    folder = path / "tables"
+    tables, state = [], []
+    try:
+        for index, table in enumerate(config["tables"]):
+            rows, files = table["rows"], {n: folder / f"{index}.{n}.bin" for n in table["state"]}
+            tables.append(Rows(folder / f"{index}.bin", rows, table["dim"]))
+            state.append({name: _rows_of_state(file, rows) for name, file in files.items()})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path / 'config.json'}: expected tables, got {error!r}") from error
+    dense, optimizer = (_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
+    attached = attached_to(path)
+    return SavedModel(path, "dlrm", config, progress, dense, tables, state, optimizer, attached)
+
+
+def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
+    """Writes a checkpoint of ours, without state of optimizers; it appears whole, or not at all.
+
+    Raises:
+        OSError: it cannot be written, or something stands there.
+    """
+    with staged_directory(directory) as staging:
+        (staging / "tables").mkdir()
+        for index, table in enumerate(saved.tables):
+            shutil.copyfile(table.path, staging / "tables" / f"{index}.bin")
+        save_file(saved.dense, staging / "dense.safetensors")
+        for name in ("optimizer.safetensors", "rng.safetensors"):
+            save_file({}, staging / name)
+        tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
+        config = {**saved.config, "optimizers": [], "tables": tables}
+        for name, value in (("config.json", config), ("progress.json", saved.progress)):
+            (staging / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        for folder in saved.attached:
+            shutil.copytree(folder, staging / folder.name)
+        write_manifest(staging, "checkpoint")
+
+
+def attached_to(path: Path) -> list[Path]:
+    """The directories in a checkpoint that are no tables."""
+    return sorted(p for p in path.iterdir() if p.is_dir() and p.name != "tables")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: damaged ({error})") from error
+
+
+def _rows_of_state(path: Path, rows: int) -> Rows:
+    size = path.stat().st_size // 4
+    return Rows(path, rows, size // rows if rows else 0)

@@ -1,0 +1,193 @@
+"""Writes one checkpoint by all ranks together, each its own tables, at once or as training runs."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dlrm.distributed import World, agreed, from_first, gather
+from dlrm.files import publish_directory, stage_directory
+from dlrm.manifest import Checksum, checksum, write_manifest
+from dlrm.ops import join_float32
+from dlrm.train.checkpoints.state import (
+    Parameters,
+    optimizer_state,
+    random_state,
+    random_state_file,
+)
+
+_ROWS_AT_ONCE = 1 << 14  # written, and summed while they are in the cache
+_WRITERS = 2  # while one waits for the disk, the other sums
+
+
+class CheckpointWriter:
+    """A checkpoint that is being written; every rank makes one, and finishes it.
+
+    Args:
+        directory: must not exist, or be empty; it appears when it is whole, or not at all. All
+            ranks must see the same.
+        parameters: what to save.
+        config: how the run was configured, JSON values.
+        progress: where the run stands, JSON values.
+        attached: a directory to keep in the checkpoint under its name; its files are hard links
+            where the file system allows it, else copies.
+        world: the ranks.
+        in_background: copy in memory what is saved, and write while the training goes on.
+        beat: called while files are waited for that get on.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        parameters: Parameters,
+        config: dict[str, Any],
+        progress: dict[str, Any],
+        attached: Path | None = None,
+        world: World = World(),
+        in_background: bool = False,
+        beat: Callable[[], object] = lambda: None,
+    ):
+        self._beat = beat
+        self._world, self._config, self._progress = world, config, progress
+        self._attached, self._copy = attached, in_background
+        paths = None
+        with agreed(world, OSError):
+            if world.rank == 0:
+                paths = stage_directory(directory)
+                (paths[1] / "tables").mkdir()
+        self._final, self._staging = from_first(paths, world)  # type: ignore[misc]
+        self._tables: dict[int, dict[str, Any]] = {}
+        self._kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
+        writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="dlrm-checkpoint")
+        self._written: dict[str, Future[str]] = {
+            name: writers.submit(_write, self._staging / name, content)
+            for name, content in self._files(parameters).items()
+        }
+        writers.shutdown(wait=False)
+
+    def written(self) -> bool:
+        """Whether this rank has nothing left to write."""
+        return all(future.done() for future in self._written.values())
+
+    def finish(self) -> None:
+        """Waits for all ranks and lets the checkpoint appear.
+
+        Raises:
+            OSError: a rank could not write; nothing appears.
+        """
+        try:
+            with agreed(self._world, OSError):
+                while not self.written():
+                    wait(self._written.values(), timeout=1)
+                    self._beat()
+                checksums = {name: future.result() for name, future in self._written.items()}
+            ours = gather((checksums, self._tables, self._kinds), self._world)
+            with agreed(self._world, OSError):
+                if self._world.rank == 0:
+                    self._publish(ours)
+        except BaseException:
+            if self._world.rank == 0:
+                shutil.rmtree(self._staging, ignore_errors=True)
+            raise
+
+    def _files(self, parameters: Parameters) -> "dict[str, _Rows | dict[str, Tensor]]":
+        """What this rank writes, by file."""
+        by_row, scalars, others = optimizer_state(parameters)
+        low = parameters.low()
+        files: dict[str, _Rows | dict[str, Tensor]] = {}
+        for table, weight, begin, end in parameters.table_rows():
+            state = by_row.get(id(weight), {})
+            rest = low[id(weight)][begin:end] if id(weight) in low else None
+            files[f"tables/{table}.bin"] = self._rows(weight[begin:end], rest)
+            for name, value in state.items():
+                files[f"tables/{table}.{name}.bin"] = self._rows(value[begin:end])
+            entry = {"rows": end - begin, "dim": weight.shape[1], "state": list(state)}
+            if numbers := scalars.get(id(weight)):
+                entry["scalars"] = numbers
+            self._tables[table] = entry
+        files[random_state_file(self._world.rank)] = random_state()
+        if self._world.rank == 0:
+            files["dense.safetensors"] = self._tensors(parameters.dense())
+            files["optimizer.safetensors"] = self._tensors(others)
+            if parameters.average:
+                files["average.safetensors"] = self._tensors(parameters.average)
+        return files
+
+    def _rows(self, rows: Tensor, low: Tensor | None = None) -> "_Rows":
+        return _Rows(self._snapshot(rows), None if low is None else self._snapshot(low))
+
+    def _tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self._snapshot(tensor) for name, tensor in tensors.items()}
+
+    def _snapshot(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if self._copy:
+            return torch.empty_like(tensor, device="cpu").copy_(tensor).contiguous()
+        return tensor.contiguous()
+
+    def _publish(self, ours: list[tuple[dict, dict, list[str]]]) -> None:
+        tables = dict(sorted(item for _, own, _ in ours for item in own.items()))
+        kinds = max((kinds for _, _, kinds in ours), key=len)  # a rank without tables has fewer
+        config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
+        _write_json(self._staging / "config.json", config)
+        _write_json(self._staging / "progress.json", self._progress)
+        if self._attached:
+            target = self._staging / self._attached.name
+            shutil.copytree(self._attached, target, copy_function=_link_or_copy)
+        checksums = {name: crc for own, _, _ in ours for name, crc in own.items()}
+        write_manifest(self._staging, "checkpoint", checksums)
+        publish_directory(self._staging, self._final)
+
+
+class _Rows:
+    """Rows of a table, to be written as float32; `low` has the lower halves of bfloat16 ones."""
+
+    def __init__(self, rows: Tensor, low: Tensor | None):
+        assert low is not None or rows.dtype == torch.float32, f"rows of {rows.dtype}"
+        self.rows, self.low = rows, low
+
+    def write(self, path: Path) -> str:
+        sums = Checksum()
+        with open(path, "wb", buffering=0) as file:
+            for begin in range(0, len(self.rows), _ROWS_AT_ONCE):
+                block = self.rows[begin : begin + _ROWS_AT_ONCE]
+                if self.low is not None:
+                    block = join_float32(block, self.low[begin : begin + _ROWS_AT_ONCE])
+                data = block.cpu().numpy().data.cast("B")
+                sums.update(data)
+                while len(data):
+                    data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        return str(sums)
+
+
+def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str:
+    """Writes a file through to the disk; returns its checksum."""
+    if isinstance(content, _Rows):
+        return content.write(path)
+    try:
+        save_file(content, path)
+    except Exception as error:  # safetensors has an error of its own for a full disk
+        raise OSError(f"{path}: {error}") from error
+    return checksum(path)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

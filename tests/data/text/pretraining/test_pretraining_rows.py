@@ -1,0 +1,234 @@
+import random as python_random
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from dlrm.data.text.pretraining.rows import (
+    Documents,
+    InstanceConfig,
+    make_rows,
+    masked_count,
+    segment_pairs,
+)
+
+pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
+
+VOCAB = 1000
+CONFIG = InstanceConfig(max_seq_length=64, max_predictions_per_seq=8, seed=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    from dlrm.data.text.wordpiece import load_tokenizer  # noqa: PLC0415
+
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    words = [f"w{i}" for i in range(VOCAB - 5)]
+    path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    return load_tokenizer(path)
+
+
+def made_up(count=200, sentences=15, words=12, seed=0) -> tuple[Documents, list]:
+    """Documents, and the same as lists of sentences of tokens."""
+    random = np.random.default_rng(seed)
+    lists = [
+        [
+            random.integers(5, VOCAB, random.integers(1, words + 1)).tolist()
+            for _ in range(random.integers(1, sentences + 1))
+        ]
+        for _ in range(count)
+    ]
+    flat = [sentence for document in lists for sentence in document]
+    starts = np.cumsum([0, *map(len, flat)])
+    documents = np.cumsum([0, *map(len, lists)])
+    tokens = np.fromiter(chain.from_iterable(flat), np.uint16)
+    return Documents(tokens, starts, documents), lists
+
+
+def removals(a, b, most) -> tuple[int, int]:
+    """How many tokens A and B lose, one after the other: the longer one does, and B if none is."""
+    lost = [0, 0]
+    while a + b > most:
+        if a > b:
+            a, lost[0] = a - 1, lost[0] + 1
+        else:
+            b, lost[1] = b - 1, lost[1] + 1
+    return lost[0], lost[1]
+
+
+def reference(lists, number, config, repetition):
+    """Pairs of a document with lists of tokens, from the same random numbers."""
+    seed = (config.seed << 96) | (repetition << 64) | (number << 8) | 1
+    random = python_random.Random(seed).random
+    below = lambda count: int(random() * count)  # noqa: E731
+    most = config.max_seq_length - 3
+    target = 2 + below(most - 1) if random() < config.short_seq_prob else most
+    document, pairs, chunk, i = lists[number], [], [], 0
+    while i < len(document):
+        chunk.append(document[i])
+        if i == len(document) - 1 or sum(map(len, chunk)) >= target:
+            a_end = 1 + (below(len(chunk) - 1) if len(chunk) >= 2 else 0)
+            a, b = sum(chunk[:a_end], []), []
+            is_random = len(chunk) == 1 or random() < 0.5
+            if is_random:
+                others = [*range(number), *range(number + 1, len(lists))]
+                other = lists[others[below(len(others))]]
+                for sentence in other[below(len(other)) :]:
+                    b += sentence
+                    if len(b) >= target - len(a):
+                        break
+                i -= len(chunk) - a_end
+            else:
+                b = sum(chunk[a_end:], [])
+            kept = []
+            for segment, lose in zip((a, b), removals(len(a), len(b), most), strict=True):
+                front, left = 0, lose
+                while left:
+                    coins = min(left, 32)
+                    front += bin(below(2**coins)).count("1")
+                    left -= coins
+                kept.append(segment[front : len(segment) - (lose - front)])
+            pairs.append((*kept, is_random))
+            chunk = []
+        i += 1
+    return pairs
+
+
+@pytest.mark.parametrize("length", [8, 64, 500])
+@pytest.mark.parametrize("repetition", [0, 3])
+def test_pairs_are_those_of_the_procedure(length, repetition):
+    documents, lists = made_up(60, 30, 100 if length == 64 else 12)
+    config = InstanceConfig(length, 5, short_seq_prob=0.5, seed=7)
+    pairs = segment_pairs(documents, 0, 60, repetition, config)
+    expected = sum((reference(lists, i, config, repetition) for i in range(60)), [])
+    tokens = documents.tokens.tolist()
+    found = [(tokens[a:b], tokens[c:d], bool(r)) for a, b, c, d, r in pairs.tolist()]
+    assert found == expected
+    assert all(a and b and len(a) + len(b) <= length - 3 for a, b, _ in found)
+
+
+def test_pairs_of_a_document_depend_on_nothing_but_it_and_the_seed():
+    documents, _ = made_up(50)
+    whole = segment_pairs(documents, 0, 50, 0, CONFIG)
+    parts = [segment_pairs(documents, i, i + 1, 0, CONFIG) for i in range(50)]
+    assert np.array_equal(np.concatenate(parts), whole)
+    assert not np.array_equal(segment_pairs(documents, 0, 50, 1, CONFIG), whole)
+    other = InstanceConfig(64, 8, seed=4)
+    assert not np.array_equal(segment_pairs(documents, 0, 50, 0, other), whole)
+
+
+def test_half_the_second_segments_come_from_another_document():
+    documents, _ = made_up(500, 40, 6)
+    pairs = np.concatenate([segment_pairs(documents, 0, 500, i, CONFIG) for i in range(5)])
+    starts = documents.sentences[documents.documents]
+    a, b = (np.searchsorted(starts, pairs[:, i], side="right") for i in (0, 2))
+    is_random = pairs[:, 4] == 1  # label 1, as in Google's and NVIDIA's programs
+    assert np.array_equal(a != b, is_random)
+    assert (pairs[~is_random, 1] <= pairs[~is_random, 2]).all()
+    # A tenth of the documents is cut into pieces of a sentence, in which B is always random.
+    assert 0.5 < is_random.mean() < 0.6
+    spread = np.bincount(b[is_random], minlength=501)[1:]
+    assert spread.min() >= 1
+    assert spread.max() < 25  # 7 on average
+
+
+def test_a_tenth_of_the_documents_has_shorter_rows():
+    documents, _ = made_up(3000, 60, 6)
+    sentences = np.diff(documents.documents)
+    lengths = []
+    for document in np.flatnonzero(sentences > 25):
+        a0, a1, b0, b1, is_random = segment_pairs(documents, document, document + 1, 0, CONFIG)[0]
+        if not is_random:  # at least what was aimed at, and at most a sentence more
+            lengths.append(a1 - a0 + b1 - b0)
+    full = (np.array(lengths) == 61).mean()
+    # 5 of the 60 shorter lengths that are aimed at can also fill the row.
+    assert full == pytest.approx(0.9 + 0.1 * 2.5 / 60, abs=0.03)
+    assert min(lengths) < 15
+
+
+def test_rows_are_pairs_between_special_tokens(tokenizer):
+    documents, _ = made_up()
+    pairs = segment_pairs(documents, 0, 200, 0, CONFIG)
+    rows = make_rows(documents.tokens, pairs, tokenizer, CONFIG, 0)
+    tokens = documents.tokens.tolist()
+    for number, (a0, a1, b0, b1, is_random) in enumerate(pairs.tolist()):
+        length, second, num_masked, label = rows.facts[number]
+        row = rows.ids[number].copy()
+        positions = rows.masked_positions[number, :num_masked]
+        assert positions.tolist() == sorted(set(positions.tolist()))
+        assert not rows.masked_positions[number, num_masked:].any()
+        assert not rows.masked_ids[number, num_masked:].any()
+        special = {0, second - 1, length - 1}
+        assert special.isdisjoint(positions.tolist())
+        assert positions.max() < length
+        row[positions] = rows.masked_ids[number, :num_masked]
+        cls, sep = tokenizer.cls_id, tokenizer.sep_id
+        assert row[:length].tolist() == [cls, *tokens[a0:a1], sep, *tokens[b0:b1], sep]
+        assert row[second : second + 1].tolist() == tokens[b0 : b0 + 1]
+        assert not row[length:].any()
+        assert (label, num_masked) == (is_random, min(8, max(1, round(0.15 * length))))
+
+
+def test_a_row_of_any_length_has_15_percent_masked():
+    lengths = np.arange(5, 513)
+    config = InstanceConfig(512, 80)
+    expected = [min(80, max(1, round(0.15 * length))) for length in lengths.tolist()]
+    assert masked_count(lengths, config).tolist() == expected
+    shares = InstanceConfig(512, 500, masked_lm_prob=0.5)
+    assert (masked_count(lengths, shares) <= lengths - 3).all()
+
+
+def test_masked_tokens_are_mask_the_same_or_random(tokenizer):
+    documents, _ = made_up(3000)
+    pairs = segment_pairs(documents, 0, 3000, 0, CONFIG)
+    rows = make_rows(documents.tokens, pairs, tokenizer, CONFIG, 0)
+    used = np.arange(8) < rows.facts[:, 2:3]
+    shown = np.take_along_axis(rows.ids, rows.masked_positions, axis=1)[used]
+    was = rows.masked_ids[used]
+    assert len(was) > 30_000
+    mask, same = shown == tokenizer.mask_id, shown == was
+    assert mask.mean() == pytest.approx(0.8, abs=0.01)
+    assert same.mean() == pytest.approx(0.1, abs=0.007)
+    others = shown[~mask & ~same]
+    assert len(others) / len(was) == pytest.approx(0.1, abs=0.007)
+    counts = np.bincount(others, minlength=VOCAB)  # of any token, special ones as well
+    assert counts[[0, 1, 2, 3, VOCAB - 1]].any()
+    assert (counts > 0).sum() > 0.9 * VOCAB
+
+
+def test_places_of_masked_tokens_are_uniform(tokenizer):
+    documents, _ = made_up(3000, 40, 6)
+    pairs = segment_pairs(documents, 0, 3000, 0, CONFIG)
+    pairs = pairs[(pairs[:, 1] - pairs[:, 0] == 30) & (pairs[:, 3] - pairs[:, 2] == 31)][:1]
+    rows = make_rows(documents.tokens, np.repeat(pairs, 8000, axis=0), tokenizer, CONFIG, 5)
+    counts = np.bincount(rows.masked_positions.ravel(), minlength=64)
+    assert set(np.flatnonzero(counts == 0).tolist()) == {0, 31, 63}
+    share = counts[counts > 0] / 8000
+    np.testing.assert_allclose(share, 8 / 61, atol=5 * (8 / 61 / 8000) ** 0.5)
+
+
+def test_masks_depend_on_seed_and_part(tokenizer):
+    documents, _ = made_up(50)
+    pairs = segment_pairs(documents, 0, 50, 0, CONFIG)
+    rows, same, other = (
+        make_rows(documents.tokens, pairs, tokenizer, CONFIG, part) for part in (0, 0, 1)
+    )
+    for one, another in zip(rows, same, strict=True):
+        assert np.array_equal(one, another)
+    assert not np.array_equal(rows.masked_positions, other.masked_positions)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_seq_length": 7}, "--max_seq_length: expected 8 to 65535, got 7"),
+        ({"max_predictions_per_seq": 0}, "--max_predictions_per_seq: expected 1 to .* 125, got 0"),
+        ({"max_predictions_per_seq": 126}, "--max_predictions_per_seq: .* 125, got 126"),
+        ({"masked_lm_prob": 0.0}, r"--masked_lm_prob: expected \(0, 0.5\], got 0.0"),
+        ({"short_seq_prob": 1.5}, r"--short_seq_prob: expected \[0, 1\], got 1.5"),
+        ({"seed": -1}, "--seed: expected 0 or more, got -1"),
+    ],
+)
+def test_impossible_values_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        InstanceConfig(**options)

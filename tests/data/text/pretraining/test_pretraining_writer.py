@@ -1,0 +1,312 @@
+import filecmp
+import gzip
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from text_testing import assert_same
+
+from dlrm.data.text.loader import NO_TOKEN
+from dlrm.data.text.pretraining.dataset import open_pretraining
+from dlrm.data.text.pretraining.raw_text import read_sentences, text_files
+from dlrm.data.text.pretraining.writer import PretrainingTextConfig, write_shards
+
+pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
+
+WORDS = [f"word{chr(97 + i)}{chr(97 + j)}" for i in range(10) for j in range(10)]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join([*SPECIAL, *WORDS, ".", "!"]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[list[str]]:
+    random = np.random.default_rng(0)
+    return [
+        [
+            " ".join(random.choice(WORDS, random.integers(1, 9)))
+            for _ in range(random.integers(1, 20))
+        ]
+        for _ in range(60)
+    ]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory, documents) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join("\n".join(document) for document in documents))
+    return path
+
+
+def config(vocabulary, **options) -> PretrainingTextConfig:
+    sizes = {"max_seq_length": 32, "max_predictions_per_seq": 5, "dupe_factor": 2}
+    return PretrainingTextConfig(vocab_file=str(vocabulary), **{**sizes, **options})
+
+
+def files_of(directory: Path) -> list[str]:
+    return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*"))
+
+
+def test_text_becomes_a_dataset(vocabulary, text, documents, tmp_path):
+    stages = []
+    summary = write_shards(
+        config(vocabulary, num_shards=3),
+        text,
+        tmp_path / "out",
+        lambda *progress: stages.append(progress),
+    )
+    dataset = open_pretraining(tmp_path / "out", max_seq_length=32, verify_data="always")
+    assert files_of(tmp_path / "out") == [
+        "manifest.json",
+        *(f"rows_0000{i}.bin" for i in range(3)),
+        *(f"tokens_0000{i}.bin" for i in range(3)),
+    ]
+    sentences = [sentence for document in documents for sentence in document]
+    words = sum(len(sentence.split()) for sentence in sentences)
+    assert summary[:4] == (1, 60, len(sentences), words)
+    batch = dataset.read(np.arange(dataset.num_samples))
+    assert (summary.rows, summary.shards) == (dataset.num_samples, 3)
+    assert summary.random_share == pytest.approx(batch.labels.double().mean().item())
+    assert summary.padding_share == pytest.approx((batch.ids == 0).double().mean().item(), abs=1e-3)
+    assert summary.masked_tokens == (batch.masked_ids != NO_TOKEN).sum()
+    assert (dataset.vocab_size, dataset.max_predictions) == (107, 5)
+    ends = {stage: (done, total) for stage, done, total in stages}
+    assert list(ends) == ["tokenize", "cut", "write"]
+    assert ends["tokenize"] == (text.stat().st_size,) * 2
+    assert ends["cut"] == (120, 120)
+    assert ends["write"] == (summary.rows,) * 2
+
+
+def test_rows_hold_what_the_documents_say(vocabulary, text, documents, tmp_path):
+    write_shards(config(vocabulary), text, tmp_path / "out")
+    dataset = open_pretraining(tmp_path / "out")
+    batch = dataset.read(np.arange(dataset.num_samples))
+    texts = [f" {' '.join(document)} " for document in documents]
+    tokens = [*SPECIAL, *WORDS]
+    for row in range(dataset.num_samples):
+        ids = batch.ids[row].tolist()
+        for position, was in zip(
+            batch.masked_positions[row].tolist(), batch.masked_ids[row].tolist(), strict=True
+        ):
+            if was != NO_TOKEN:
+                ids[position] = was
+        words = [tokens[i] for i in ids[: batch.lengths[row]]]
+        found = re.fullmatch(r"\[CLS\] (.+) \[SEP\] (.+) \[SEP\]", " ".join(words))
+        first, second = (f" {segment} " for segment in found.groups())
+        together = any(first in text and second in text for text in texts)
+        apart = any(
+            first in a and second in b
+            for i, a in enumerate(texts)
+            for j, b in enumerate(texts)
+            if i != j
+        )
+        assert apart if batch.labels[row] else together
+
+
+def test_any_number_of_processes_writes_the_same_bytes(vocabulary, tmp_path):
+    for number in range(30):  # 3.2 MB and 450,000 tokens, which are several tasks of each kind
+        lines = [f"{WORDS[number]} {WORDS[50 + document]} " * 25 for document in range(30)]
+        (tmp_path / f"{number}.txt").write_text("\n".join(f"{line}\n" * 10 for line in lines))
+    outputs = [tmp_path / str(processes) for processes in (1, 3)]
+    for processes, output in zip((1, 3), outputs, strict=True):
+        sizes = {"max_seq_length": 128, "num_shards": 4, "dupe_factor": 3}
+        files = sorted(tmp_path.glob("*.txt"))
+        summary = write_shards(config(vocabulary, processes=processes, **sizes), files, output)
+    assert summary.documents == 900
+    assert summary.rows > 10_000
+    assert len(files_of(outputs[0])) == 9
+    for name in files_of(outputs[0]):
+        assert filecmp.cmp(outputs[0] / name, outputs[1] / name, shallow=False), name
+    batch = open_pretraining(outputs[0]).read(np.arange(summary.rows))
+    ids, row = batch.ids.numpy(), np.arange(summary.rows)[:, None]
+    ids[row, batch.masked_positions] = np.where(
+        batch.masked_ids == NO_TOKEN, ids[row, batch.masked_positions], batch.masked_ids
+    )
+    words = np.sort(np.where(ids < len(SPECIAL), 0, ids), axis=1)
+    distinct = (np.diff(words, axis=1) > 0).sum(axis=1)  # two words say the document
+    assert (distinct[batch.labels == 0] == 2).all()
+    assert (distinct[batch.labels == 1] > 2).all()
+
+
+def test_rows_depend_on_the_seed_and_repetitions_differ(vocabulary, text, tmp_path):
+    def rows(**options):
+        write_shards(config(vocabulary, **options), text, tmp_path / "out")
+        dataset = open_pretraining(tmp_path / "out")
+        return dataset.read(np.arange(dataset.num_samples))
+
+    first, again, other = rows(), rows(), rows(seed=1)
+    assert_same(first, again)
+    assert first.ids.shape != other.ids.shape or (first.ids != other.ids).any()
+    assert len({tuple(row) for row in first.ids.tolist()}) > 0.95 * len(first.ids)
+    assert len(rows(dupe_factor=6).ids) > 2.5 * len(first.ids)
+
+
+def test_rows_are_in_a_random_order(vocabulary, tmp_path):
+    lines = [f"{WORDS[i]} {WORDS[i]}" for i in range(100)]  # so that a row says its document
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(lines))
+    write_shards(config(vocabulary, dupe_factor=3), path, tmp_path / "out")
+    ids = open_pretraining(tmp_path / "out").read(np.arange(300)).ids[:, 1]
+    assert 0.4 < (ids.diff() > 0).double().mean() < 0.6
+
+
+def test_hdf5_and_shards_hold_the_same_rows(vocabulary, text, tmp_path):
+    pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
+    write_shards(config(vocabulary, num_shards=2), text, tmp_path / "ours")
+    summary = write_shards(
+        config(vocabulary, num_shards=2, output_format="hdf5"), text, tmp_path / "hdf5"
+    )
+    assert files_of(tmp_path / "hdf5") == ["manifest.json", "part_00000.hdf5", "part_00001.hdf5"]
+    ours, hdf5 = open_pretraining(tmp_path / "ours"), open_pretraining(tmp_path / "hdf5")
+    rows = np.arange(ours.num_samples)
+    assert_same(ours.read(rows), hdf5.read(rows))
+    converted = config(vocabulary, input_format="hdf5")
+    files = sorted((tmp_path / "hdf5").glob("*.hdf5"))
+    assert write_shards(converted, files, tmp_path / "back")[4:] == summary[4:]
+    for name in files_of(tmp_path / "ours"):
+        if name.endswith(".bin"):
+            assert filecmp.cmp(tmp_path / "ours" / name, tmp_path / "back" / name, shallow=False)
+    with pytest.raises(ValueError, match=r"hdf5: expected --max_seq_length and .* \(64, 5\), got"):
+        write_shards(
+            config(vocabulary, input_format="hdf5", max_seq_length=64), files, tmp_path / "back"
+        )
+    small = tmp_path / "small.txt"
+    small.write_text("\n".join([*SPECIAL, *WORDS[:50]]))
+    with pytest.raises(ValueError, match=r"hdf5: row \d+: expected tokens in \[0, 55\), got 10"):
+        write_shards(config(small, input_format="hdf5"), files, tmp_path / "back")
+    assert open_pretraining(tmp_path / "back", verify_data="always").num_samples == ours.num_samples
+
+
+def test_files_may_be_compressed_empty_or_in_folders(vocabulary, documents, tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "AA").mkdir(parents=True)
+    (folder / ".hidden").write_text("wordaa wordaa")
+    (folder / "empty").write_text("")
+    (folder / "blank").write_text("\n \n\r\n")
+    content = "\n".join(documents[0]).encode()
+    (folder / "AA" / "wiki_00").write_bytes(b"\xef\xbb\xbf" + content)  # with a byte-order mark
+    (folder / "AA" / "wiki_01.gz").write_bytes(gzip.compress(b"\n\n" + content + b"\n\n\n"))
+    files = text_files([folder])
+    assert [f.name for f in files] == ["wiki_00", "wiki_01.gz", "blank", "empty"]
+    (block,) = read_sentences(files)
+    assert block.texts == documents[0] * 2
+    assert len(set(block.documents)) == 2
+    assert block.bytes_read == sum(file.stat().st_size for file in files)
+    summary = write_shards(config(vocabulary), folder, tmp_path / "out")
+    assert summary[:3] == (4, 2, 2 * len(documents[0]))
+
+
+def test_sentences_may_be_alone_or_longer_than_a_row(vocabulary, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join([" ".join(WORDS), "wordaa", "\x00", " ".join(WORDS[::-1])]))
+    summary = write_shards(config(vocabulary), path, tmp_path / "out")
+    assert summary.documents == 3  # a sentence of control characters has no tokens
+    batch = open_pretraining(tmp_path / "out").read(np.arange(summary.rows))
+    assert batch.labels.all()
+    assert batch.lengths.min() >= 5
+    assert batch.lengths.max() == 32
+
+
+def test_blocks_do_not_cut_documents(documents, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join("\n".join(document) for document in documents))
+    (whole,) = read_sentences([path])
+    blocks = list(read_sentences([path], block_bytes=100))
+    assert len(blocks) > 20
+    assert sum((block.texts for block in blocks), []) == whole.texts
+    assert sum((block.documents for block in blocks), []) == whole.documents
+    sizes = np.bincount(whole.documents)[1:]
+    assert sizes.tolist() == [len(document) for document in documents]
+
+
+def test_wikitext_is_cut_into_documents_and_sentences(tmp_path):
+    path = tmp_path / "wiki.txt"
+    path.write_text(
+        " \n = Robert <unk> = \n \n Robert is an actor . He was born in 1 @,@ 969 . \n"
+        " He said : what ? \n \n = = Career = = \n \n A well @-@ known 2 @.@ 5 . \n"
+        " = Next = \n = 2 \n"
+    )
+    (block,) = read_sentences([path], "wikitext")
+    assert block.texts == [
+        "Robert is an actor .",
+        "He was born in 1,969 .",
+        "He said : what ?",
+        "A well-known 2.5 .",
+        "= 2",
+    ]
+    assert np.diff(block.documents).tolist() == [0, 0, 0, 1]
+
+
+def test_what_is_wrong_with_the_input_is_named(vocabulary, text, tmp_path):
+    out = tmp_path / "out"
+
+    def refused(source, error, match, **options):
+        with pytest.raises(error, match=match):
+            write_shards(config(vocabulary, **options), source, out)
+        assert not out.exists()
+        assert not list(tmp_path.glob(".*"))
+
+    refused(tmp_path / "none", FileNotFoundError, "none: no such file or directory")
+    (tmp_path / "folder").mkdir()
+    refused(tmp_path / "folder", FileNotFoundError, "folder: expected text files, found none")
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"wordaa\n\nwordab wordac\nword\xff\n")
+    refused(path, ValueError, r"text.txt: line 4: not UTF-8: invalid start byte")
+    refused(path, ValueError, r"text.txt: line 4: not UTF-8", processes=2)
+    path.write_bytes(gzip.compress(text.read_bytes())[:-20])
+    refused(path, ValueError, r"text.txt: after line \d+: not a whole gzip file")
+    path.write_text(" \n\n")
+    refused([path, path], ValueError, "text.txt, .*text.txt: expected sentences, found none")
+    path.write_text("wordaa\nwordab\n")
+    refused(path, ValueError, r"text.txt: expected two documents .* got one \(blank lines are")
+    refused(path, ValueError, "got one .headings like ` = Title = `", input_format="wikitext")
+    path.write_text("wordaa\n\nwordab\n")
+    refused(path, ValueError, "--num_shards: expected at most one a row, 4, got 5", num_shards=5)
+    no_mask = tmp_path / "no_mask.txt"
+    no_mask.write_text("\n".join([*SPECIAL[:4], *WORDS]))
+    with pytest.raises(ValueError, match=r"no_mask.txt: .*\[MASK\]"):
+        write_shards(config(no_mask), text, out)
+    assert not out.exists()
+
+
+def test_an_earlier_dataset_is_replaced_and_nothing_else(vocabulary, text, tmp_path):
+    out = tmp_path / "out"
+    write_shards(config(vocabulary, num_shards=2), text, out)
+    write_shards(config(vocabulary), text, out)
+    assert len(files_of(out)) == 3
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("precious")
+    with pytest.raises(FileExistsError, match="mine: exists and has no manifest.json"):
+        write_shards(config(vocabulary), text, tmp_path / "mine")
+    assert json.loads((out / "manifest.json").read_text())["made_with"] == {
+        "input_format": "sentences",
+        "seed": 12345,
+        "dupe_factor": 2,
+        "masked_lm_prob": 0.15,
+        "short_seq_prob": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_file": ""}, "--vocab_file: expected the file of the vocabulary, got none"),
+        ({"dupe_factor": 0}, "--dupe_factor: expected 1 or more, got 0"),
+        ({"num_shards": 0}, "--num_shards: expected 1 or more, got 0"),
+        ({"processes": 0}, "--processes: expected 1 or more, got 0"),
+        ({"input_format": "csv"}, "--input_format: expected one of sentences, .*, got 'csv'"),
+        ({"output_format": "csv"}, "--output_format: expected one of shards, hdf5, got 'csv'"),
+        ({"input_format": "popart", "num_shards": 2}, "--num_shards: expected none with"),
+        ({"max_seq_length": 3}, "--max_seq_length: expected 8"),
+    ],
+)
+def test_impossible_values_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        PretrainingTextConfig(**{"vocab_file": "vocab.txt", **options})

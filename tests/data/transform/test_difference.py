@@ -1,0 +1,173 @@
+"""Two fitted transforms: the same, or what is other in words."""
+
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+
+from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.transform import Transform
+
+HASHES = np.array([0x68FD1E64, 0x05DB9164, 0x25C83C98, 7], np.uint32)
+CITIES = ["Rome", "Oslo", "Lima"]
+
+
+def log_of(directory, num_numerical=2, dictionaries=(HASHES, HASHES[:2]), rule="readme"):
+    Transform(num_numerical, dictionaries, rule).save(directory / "transform")
+    return directory
+
+
+def csv_of(directory, **changes):
+    facts = {
+        "numeric_transform": "standardise",
+        "scales": {"age": (30.5, 7.25), "hours": (40.0, 2.0)},
+        "dictionaries": {"city": CITIES, "job": ["a", "b"]},
+        "missing_values": ("?",),
+        "label": "income",
+        "positive": ">50K",
+    }
+    directory.mkdir()
+    CsvTransform(**facts | changes).save(directory)
+    return directory
+
+
+def test_the_same_transform_is_no_difference(tmp_path):
+    assert compare_transforms(log_of(tmp_path / "a"), log_of(tmp_path / "b")) is None
+    swapped = {"missing_values": ("?", "-")}
+    assert compare_transforms(csv_of(tmp_path / "c"), csv_of(tmp_path / "d")) is None
+    other = csv_of(tmp_path / "e", missing_values=("-", "?"))
+    assert compare_transforms(csv_of(tmp_path / "f", **swapped), other) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"dictionaries": (HASHES[[2, 1, 0, 3]], HASHES[:2])},
+            "categorical 0: id 1 is 68fd1e64 for the model and 25c83c98 here, "
+            "id 3 is 25c83c98 for the model and 68fd1e64 here.",
+        ),
+        (
+            {"dictionaries": (HASHES, HASHES[:3])},
+            "values: categorical 1: id 3 is no value for the model and 25c83c98 here.",
+        ),
+        ({"dictionaries": (HASHES,)}, "categorical columns: 2 for the model and 1 here."),
+        ({"num_numerical": 3}, "numerical columns: 2 for the model and 3 here."),
+        ({"rule": "nvidia"}, "numeric transform: readme for the model and nvidia here."),
+    ],
+)
+def test_what_differs_of_logs_is_said(tmp_path, changes, message):
+    model, here = log_of(tmp_path / "model"), log_of(tmp_path / "here", **changes)
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        compare_transforms(model, here)
+    assert str(raised.value).startswith(f"{here}: its transform is not that of {model}, so ")
+    said = compare_transforms(model, here, allowed=True)
+    assert said.startswith(f"note: {here}: its transform is not that of {model}")
+
+
+def test_three_fields_are_named_and_the_others_counted(tmp_path):
+    model = log_of(tmp_path / "model")
+    other = {"num_numerical": 3, "dictionaries": (HASHES[::-1].copy(), HASHES[1::-1].copy())}
+    for rule, ending in (
+        ("nvidia", "; 1 more field differs."),
+        ("readme", " for the model and 68"),
+    ):
+        here = log_of(tmp_path / rule, rule=rule, **other)
+        with pytest.raises(ValueError, match="categorical 0: id 1 is") as raised:
+            compare_transforms(model, here)
+        assert ending in str(raised.value)
+        assert ("more field" in str(raised.value)) == (rule == "nvidia")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"dictionaries": {"city": ["Rome", "Lima", "Oslo"], "job": ["a", "b"]}},
+            "categorical city: id 2 is 'Oslo' for the model and 'Lima' here, id 3 is",
+        ),
+        (
+            {"scales": {"age": (30.5, 7.25), "hours": (40.0, 2.0000000000000004)}},
+            "numerical hours: mean 40.0, deviation 2.0 for the model and mean 40.0, deviation "
+            "2.0000000000000004 here",
+        ),
+        ({"numeric_transform": "log"}, "numeric transform: standardise for the model and log"),
+        ({"scales": {"hours": (40.0, 2.0), "age": (30.5, 7.25)}}, "numerical 0: age for the model"),
+        ({"scales": {"age": (30.5, 7.25)}}, "numerical 1: hours for the model and no column here"),
+        (
+            {"dictionaries": {"town": CITIES, "job": ["a", "b"]}},
+            "categorical 0: city for the model and town here",
+        ),
+        ({"missing_values": ()}, "missing values: '\\?' for the model and none here"),
+        ({"positive": "<=50K"}, "label: 'income' being '>50K' for the model and 'income' being"),
+        ({"label": "wage", "positive": None}, "being '>50K' for the model and 'wage' here"),
+    ],
+)
+def test_what_differs_of_csv_is_said(tmp_path, changes, message):
+    model, here = csv_of(tmp_path / "model"), csv_of(tmp_path / "here", **changes)
+    with pytest.raises(ValueError, match=message):
+        compare_transforms(model, here)
+
+
+def test_a_label_that_an_older_dataset_does_not_name_is_not_compared(tmp_path):
+    older, here = csv_of(tmp_path / "older"), csv_of(tmp_path / "here")
+    path = older / "transform" / "csv.json"
+    facts = json.loads(path.read_text())
+    del facts["label"], facts["positive"]
+    path.write_text(json.dumps(facts))
+    assert CsvTransform.load(older).label is None
+    assert compare_transforms(older, here) is compare_transforms(here, older) is None
+
+
+def test_a_log_is_no_csv(tmp_path):
+    with pytest.raises(
+        ValueError, match="kind: fields of a log for the model and columns of a CSV here"
+    ):
+        compare_transforms(log_of(tmp_path / "log"), csv_of(tmp_path / "csv"))
+
+
+def test_what_has_no_transform_is_not_compared_and_that_is_said_of_a_model_with_one(tmp_path):
+    model, none = log_of(tmp_path / "model"), tmp_path / "none"
+    none.mkdir()
+    assert compare_transforms(none, model) is compare_transforms(none, None) is None
+    for dataset, name in ((none, str(none)), (None, "the data")):
+        said = compare_transforms(model, dataset)
+        assert said.startswith(f"note: {name} has no fitted transform, so nothing tells")
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_dictionaries_are_read_only_where_no_checksum_tells(tmp_path, old):
+    model, here = log_of(tmp_path / "model"), log_of(tmp_path / "here")
+    other = HASHES[::-1].copy()
+    np.save(here / "transform" / "dictionary_0.npy", other)  # unlike its checksum
+    if not old:
+        assert compare_transforms(model, here) is None
+        return
+    for directory in (model, here):  # early ones have no checksums
+        path = directory / "transform" / "transform.json"
+        facts = json.loads(path.read_text())
+        assert facts.pop("dictionary_crc32")[0] == f"{zlib.crc32(HASHES.tobytes()):08x}"
+        path.write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match="categorical 0: id 1 is 68fd1e64 for the model and 00000"):
+        compare_transforms(model, here)
+
+
+def test_long_dictionaries_are_compared_to_their_end(tmp_path):
+    numbers = np.arange(3_000_000, dtype=np.uint32)
+    changed = numbers.copy()
+    changed[-1] = 2**32 - 1
+    model = log_of(tmp_path / "model", dictionaries=(numbers,))
+    here = log_of(tmp_path / "here", dictionaries=(changed,))
+    with pytest.raises(ValueError, match="id 3000000 is 002dc6bf for the model and ffffffff here"):
+        compare_transforms(model, here)
+
+
+def test_a_damaged_transform_is_named(tmp_path):
+    model, here = csv_of(tmp_path / "model"), csv_of(tmp_path / "here")
+    path = here / "transform" / "csv.json"
+    path.write_text(path.read_text().replace('"income"', "7"))
+    with pytest.raises(ValueError, match=r"here/transform/csv\.json: not a fitted transform"):
+        compare_transforms(model, here)

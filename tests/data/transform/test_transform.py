@@ -1,0 +1,247 @@
+import json
+import math
+import string
+
+import numpy as np
+import pytest
+
+from dlrm.data.clicks import layout
+from dlrm.data.sources.columns import (
+    BadValueError,
+    Parsed,
+    TextColumn,
+    parse_hexadecimal,
+    parse_integer,
+)
+from dlrm.data.transform.dictionaries import (
+    Counts,
+    FrequencyLimit,
+    count_values,
+    fit_dictionary,
+    frequent,
+    merge_counts,
+)
+from dlrm.data.transform.transform import Transform, log_numerical
+
+
+def column(*fields):
+    return TextColumn.from_strings(fields)
+
+
+def parsed(*values, missing=()):
+    flags = np.zeros(len(values), bool)
+    flags[list(missing)] = True
+    return Parsed(np.array(values), flags)
+
+
+def test_hexadecimal_digits_are_a_number():
+    numbers = parse_hexadecimal(column("1f", "", "0000001F", "ffffffffffffffff", "123456789", "0"))
+    assert numbers.values.tolist() == [0x1F, 0, 0x1F, 2**64 - 1, 0x123456789, 0]
+    assert numbers.missing.tolist() == [False, True, False, False, False, False]
+
+
+def test_integers_of_every_length_are_read():
+    values = [sign * int("987654321987654321"[:n]) for n in range(1, 19) for sign in (1, -1)]
+    numbers = parse_integer(column(*map(str, values), "", "-0", "007"))
+    assert numbers.values.tolist() == [*values, 0, 0, 7]
+    assert np.flatnonzero(numbers.missing).tolist() == [len(values)]
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_every_byte_that_is_no_digit_is_refused(place):
+    hexadecimal, decimal = string.hexdigits.encode(), string.digits.encode()
+    for byte in range(256):
+        text = b"0" * place + bytes([byte]) + b"0" * (7 - place)
+        field = TextColumn(np.frombuffer(text + bytes(8), np.uint8), np.array([0]), np.array([8]))
+        allowed = {
+            parse_hexadecimal: byte in hexadecimal,
+            parse_integer: byte in decimal + (b"-" if place == 0 else b""),
+        }
+        for parse, accepts in allowed.items():
+            if accepts:
+                parse(field)
+            else:
+                with pytest.raises(BadValueError):
+                    parse(field)
+
+
+@pytest.mark.parametrize("text", ["g", "0x1", "1 ", "-1", "1" * 17, "1234567z9", "é", "1\r"])
+def test_malformed_hash_is_named_with_its_row(text):
+    with pytest.raises(BadValueError, match="row 2: expected up to 16 hexadecimal digits") as error:
+        parse_hexadecimal(column("1", "", text, "also bad"))
+    assert (error.value.row, error.value.got) == (2, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["-", "--1", "+1", "1.5", "1e3", "a", "9" * 19, "12345678x", "x12345678"]
+)
+def test_malformed_integer_is_named_with_its_row(text):
+    with pytest.raises(BadValueError, match="row 1: expected an integer of up to 18 digits"):
+        parse_integer(column("1", text))
+
+
+def test_columns_without_rows():
+    assert len(parse_hexadecimal(column()).values) == len(parse_integer(column()).values) == 0
+    assert len(merge_counts([]).keys) == len(fit_dictionary(merge_counts([]))) == 0
+
+
+def test_logarithms_of_the_source_document():
+    numbers = parsed(0, 5, -1, -2, -40, 10**18 - 1, missing=[0])
+    result, clamped = log_numerical(numbers)
+    expected = [math.log(a) for a in (2, 7, 1, 1, 1, 10**18 + 1)]
+    assert result.dtype == np.float16
+    assert result.tolist() == np.array(expected, np.float32).astype(np.float16).tolist()
+    assert clamped == 2  # -2 and -40; -1 has the argument 1
+
+
+def test_logarithm_is_rounded_to_float32_first():
+    """Rounding ln(10364) to float16 at once gives 9.24: the float32 in between is a tie."""
+    assert log_numerical(parsed(10362))[0].item() == 9.25
+
+
+def test_logarithms_of_nvidia():
+    result, clamped = log_numerical(parsed(0, 0, -2, -3, missing=[0]), "nvidia")
+    assert result.tolist() == [0, float(np.float16(np.float32(math.log(3)))), 0, 0]
+    assert clamped == 1
+    with pytest.raises(ValueError, match="'log2'"):
+        log_numerical(parsed(1), "log2")
+
+
+def test_ids_descend_in_count_and_ascend_in_number():
+    counts = merge_counts(
+        [
+            count_values(parsed(7, 3, 3, 9, 0, missing=[4])),
+            count_values(parsed(9, 2**40, 1)),
+            count_values(parsed()),
+        ]
+    )
+    assert counts.keys.tolist() == [1, 3, 7, 9, 2**40]
+    assert counts.counts.tolist() == [1, 2, 1, 2, 1]
+    dictionary = fit_dictionary(counts)
+    assert dictionary.tolist() == [3, 9, 1, 7, 2**40]
+    assert dictionary.dtype == np.uint64
+    assert fit_dictionary(frequent(counts, 2)).tolist() == [3, 9]
+    assert fit_dictionary(frequent(counts, 2)).dtype == np.uint32
+
+
+def test_frequency_limits_of_columns():
+    limit = FrequencyLimit.parse("15,20:3,39:0", 13, 26)
+    assert [limit.of(0), limit.of(6), limit.of(25)] == [15, 3, 0]
+    assert FrequencyLimit.parse("2:7", 1, 2) == FrequencyLimit(15, {0: 7})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "15,16", "13:3", "40:3", "20:3,20:4", "1:2:3", "-1", "15,"]
+)
+def test_frequency_limits_that_mean_nothing_are_refused(text):
+    with pytest.raises(ValueError, match="frequency limit"):
+        FrequencyLimit.parse(text, 13, 26)
+
+
+@pytest.fixture
+def transform():
+    dictionaries = [
+        np.array([5, 3, 0xFFFFFFFF], np.uint32),
+        np.array([], np.uint32),
+        np.arange(2**40, 2**40 + 200, dtype=np.uint64)[::-1],
+    ]
+    return Transform(2, dictionaries, "readme", FrequencyLimit(2, {1: 9}))
+
+
+COLUMNS = [
+    column("1", "", "-3"),
+    column("", "12", "0"),
+    column("5", "ffffffff", "4"),
+    column("1", "", "2"),
+    column(f"{2**40:x}", f"{2**40 + 199:x}", "5"),
+]
+
+
+def test_known_answer(transform):
+    result = transform(COLUMNS)
+    logs = [[math.log(3), math.log(2)], [math.log(2), math.log(14)], [0, math.log(2)]]
+    np.testing.assert_array_equal(result.numerical, np.array(logs, np.float32).astype(np.float16))
+    assert [ids.tolist() for ids in result.ids] == [[1, 3, 0], [0, 0, 0], [200, 1, 0]]
+    assert [ids.dtype for ids in result.ids] == [np.int8, np.int8, np.int16]
+    assert [ids.dtype for ids in result.ids] == [
+        layout.id_dtype(n) for n in transform.cardinalities
+    ]
+    assert result.clamped == 1
+
+
+def test_number_beyond_the_dictionary_is_unseen(transform):
+    """A key of 64 bits must not be cut to the 32 of its dictionary."""
+    assert transform.encode(0, parse_hexadecimal(column("100000005", "5"))).tolist() == [0, 1]
+
+
+def test_first_bad_row_is_reported(transform):
+    bad = list(COLUMNS)
+    bad[0], bad[3] = column("1", "", "x"), column("1", "y", "z")
+    with pytest.raises(BadValueError, match="column 3, row 1") as error:
+        transform(bad)
+    assert (error.value.column, error.value.row, error.value.got) == (3, 1, "y")
+    with pytest.raises(ValueError, match="2 numerical and 3 categorical columns, got 4"):
+        transform(COLUMNS[:4])
+
+
+def test_reloaded_transform_gives_the_same(transform, tmp_path):
+    transform.save(tmp_path / "transform")
+    loaded = Transform.load(tmp_path / "transform")
+    assert (loaded.num_numerical, loaded.cardinalities) == (2, [4, 1, 201])
+    assert loaded.frequency_limit == transform.frequency_limit
+    assert isinstance(loaded.dictionaries[0], np.memmap)
+    expected, result = transform(COLUMNS), loaded(COLUMNS)
+    np.testing.assert_array_equal(result.numerical, expected.numerical)
+    for ids, wanted in zip(result.ids, expected.ids, strict=True):
+        np.testing.assert_array_equal(ids, wanted)
+
+
+def test_damaged_artefact_is_named(transform, tmp_path):
+    with pytest.raises(FileNotFoundError, match="transform.json"):
+        Transform.load(tmp_path)
+    transform.save(tmp_path)
+    np.save(tmp_path / "dictionary_0.npy", np.zeros(2, np.uint32))
+    with pytest.raises(ValueError, match=r"dictionary_0.npy: expected 3 numbers"):
+        Transform.load(tmp_path)
+    (tmp_path / "dictionary_0.npy").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"dictionary_0.npy: not a dictionary"):
+        Transform.load(tmp_path)
+    (tmp_path / "dictionary_0.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"dictionary_0.npy"):
+        Transform.load(tmp_path)
+    (tmp_path / "transform.json").write_text('{"version": 1}')
+    with pytest.raises(ValueError, match="not a fitted transform"):
+        Transform.load(tmp_path)
+
+
+def test_flipped_bit_of_a_dictionary_is_seen_before_it_gives_a_wrong_id(transform, tmp_path):
+    transform.save(tmp_path)
+    path = tmp_path / "dictionary_2.npy"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.write_bytes(content)
+    loaded = Transform.load(tmp_path)
+    loaded.check(0)
+    message = r"dictionary_2.npy: expected CRC-32 [0-9a-f]{8}, got [0-9a-f]{8}: damaged"
+    with pytest.raises(ValueError, match=message):
+        loaded.check(2)
+    with pytest.raises(ValueError, match=message):
+        loaded(COLUMNS)
+
+
+def test_transform_without_checksums_still_loads(transform, tmp_path):
+    transform.save(tmp_path)
+    facts = json.loads((tmp_path / "transform.json").read_text())
+    del facts["dictionary_crc32"]
+    (tmp_path / "transform.json").write_text(json.dumps(facts))
+    assert Transform.load(tmp_path)(COLUMNS).ids[0].tolist() == transform(COLUMNS).ids[0].tolist()
+    facts["dictionary_crc32"] = ["00000000"]
+    (tmp_path / "transform.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match="1 checksums of 3 dictionaries"):
+        Transform.load(tmp_path)
+
+
+def test_counts_keep_narrow_numbers_narrow():
+    assert count_values(parsed(1, 2)).keys.dtype == np.uint32
+    wide = Counts(np.array([2**40], np.uint64), np.array([1]))
+    assert merge_counts([count_values(parsed(1)), wide]).keys.tolist() == [1, 2**40]

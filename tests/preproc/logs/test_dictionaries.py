@@ -1,0 +1,99 @@
+"""Dictionaries that are sorted a part at a time, and processes whose memory is held down."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlrm.data.sources.columns import Parsed
+from dlrm.data.transform.dictionaries import FrequencyLimit, count_values
+from dlrm.data.transform.lookup import IdLookup
+from dlrm.preproc.logs import dictionary_merge as dictionaries
+from dlrm.preproc.logs.dictionary_merge import FitJob, fit_columns, merge_bucket
+from dlrm.preproc.logs.shuffle_files import write_buckets
+from dlrm.preproc.simulate_logs import Simulation, simulate
+
+COMMAND = Path(__file__).resolve().parents[3] / "preproc" / "spark_data_utils.py"
+
+
+def fitted(folder, columns, limit, buckets):
+    """Counts columns of numbers in two splits, merges and fits them; returns the dictionaries."""
+    for name in ("counts", "merged", "transform", "lookups"):
+        (folder / name).mkdir(parents=True)
+    for part in (0, 1):
+        parts = [numbers[part::2] for numbers in columns]
+        counts = [count_values(Parsed(n, np.zeros(len(n), bool))) for n in parts]
+        dictionaries._write_counts(folder / "counts" / str(part), counts, buckets)
+    sources = [str(folder / "counts" / str(part)) for part in (0, 1)]
+    frequency = FrequencyLimit(limit)
+    merged = [
+        merge_bucket(bucket, sources, frequency, str(folder / "merged"))
+        for bucket in range(buckets)
+    ]
+    job = FitJob(
+        str(folder / "merged"),
+        [result["kept"] for result in merged],
+        str(folder / "transform"),
+        str(folder / "lookups"),
+    )
+    sizes = fit_columns(range(len(columns)), job)
+    return [np.load(folder / "transform" / f"dictionary_{i}.npy") for i in range(len(sizes))]
+
+
+@pytest.mark.parametrize("at_once", [40, 300, 1 << 22])
+@pytest.mark.parametrize(("limit", "buckets"), [(1, 1), (2, 5)])
+def test_dictionaries_are_those_of_a_plain_sort(tmp_path, monkeypatch, at_once, limit, buckets):
+    monkeypatch.setattr(dictionaries, "_SORTED_AT_ONCE", at_once)
+    random = np.random.default_rng(0)
+    columns = [
+        random.zipf(1.3, 3000).astype(np.uint64),  # many counts
+        random.permutation(1000).repeat(3).astype(np.uint64),  # one count
+        random.integers(0, 2**63, 900, np.uint64) * np.uint64(2),  # once each, 64 bits
+        np.full(50, 2**64 - 1, np.uint64),
+        np.empty(0, np.uint64),
+    ]
+    found = fitted(tmp_path, columns, limit, buckets)
+    for i, (dictionary, numbers) in enumerate(zip(found, columns, strict=True)):
+        keys, counts = np.unique(numbers, return_counts=True)
+        expected = sorted((-n, key) for key, n in zip(keys.tolist(), counts.tolist(), strict=True))
+        expected = [key for n, key in expected if -n >= limit]
+        assert dictionary.tolist() == expected
+        wide = any(key >= 2**32 for key in expected)
+        assert dictionary.dtype == (np.uint64 if wide else np.uint32)
+        lookup = IdLookup.load(tmp_path / "lookups", i, np.dtype(IdLookup.of(dictionary).ids.dtype))
+        ids = lookup(Parsed(np.array(expected, np.uint64), np.zeros(len(expected), bool)))
+        assert ids.tolist() == list(range(1, len(expected) + 1))
+
+
+def test_only_what_was_counted_is_read(tmp_path):
+    """A bucket's bytes are told by the index alone, whatever lies beside them."""
+    from dlrm.preproc.logs.shuffle_files import read_bucket, total_counts
+
+    counts = np.array([[1, 2], [0, 0], [5, 7]])
+    for name in "ab":
+        write_buckets(tmp_path / name, [b"one", b"", b"three"], counts)
+    paths = [tmp_path / "a", tmp_path / "b"]
+    assert [content for content, _ in read_bucket(paths, 2)] == [b"three", b"three"]
+    assert [list(c) for _, c in read_bucket(paths, 0)] == [[1, 2], [1, 2]]
+    assert total_counts(paths).tolist() == (2 * counts).tolist()
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    """Four times the rows, of many values, in the same 256 MiB of data for every process."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, 256 << 20))
+
+    for rows in (100_000, 400_000):
+        raw = tmp_path / f"raw-{rows}"
+        simulate(Simulation(rows=rows, days=2, cardinality_scale=0.2), raw)
+        command = [sys.executable, COMMAND, "--engine=local", "--cores=2", "--frequency_limit=0"]
+        command += [f"--input_folder={raw}", f"--output_folder={tmp_path / f'out-{rows}'}"]
+        done = subprocess.run(
+            command, preexec_fn=limit, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / f"out-{rows}" / "binary_dataset" / "manifest.json").exists()

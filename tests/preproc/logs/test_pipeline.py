@@ -1,0 +1,242 @@
+"""The pipeline: the bytes it writes, the inputs it refuses, and what it leaves behind."""
+
+import numpy as np
+import pytest
+from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.sources.columns import TextColumn
+from dlrm.data.sources.log_lines import LogFormat
+from dlrm.data.transform.transform import Transform
+from dlrm.manifest import read_manifest
+from dlrm.preproc.execution.engines import TaskError, local_engine
+from dlrm.preproc.execution.work_folder import open_work_folder
+from dlrm.preproc.logs import pipeline
+from dlrm.preproc.logs.options import Options
+from dlrm.preproc.logs.raw_log import find_days
+from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.simulate_logs import Simulation, simulate
+
+SMALL = LogFormat(2, 3)
+
+
+def prepare(engine, folder, output, restart=False, **options):
+    """Runs the whole pipeline, and returns the path of the dataset."""
+    options = Options(**options)
+    days = find_days(folder)
+    facts = options.facts() | pipeline.input_facts(days)
+    with open_work_folder(output / "binary_dataset", facts, True, restart) as work:
+        pipeline.prepare(Run(engine, work, options, lambda text: None), days)
+        work.publish()
+    return output / "binary_dataset"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def all_files(dataset):
+    return {p.relative_to(dataset).as_posix(): p.read_bytes() for p in dataset.rglob("*.*")}
+
+
+HAND_MADE = (
+    "1\t5\t-1\tAbC\t00000abc\tffffffffffffffff\n"  # either case, leading zeros, 64 bits
+    "0\t\t\t\t\t\n"
+    "0\n"  # every field cut off
+    "1\t\t-2\tabc\tabc\n"  # -2 is raised to 1
+    "0\t99999999999\t-77\tabc\t\t1\n",
+    "1\t3\n0\t\t4\tabc\tdef\tffffffffffffffff\n1\t0\t0\t1",  # no newline at the end
+    "1\t1\t1\tabc\tabc\t1\n0\t2\t2\t1\tdef\t2\n0\t3\t\t\tabc\tffffffffffffffff\n",  # 3 rows: 1 + 2
+)
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """Simulated logs in Criteo's shape, with an odd number of rows in the last day."""
+    folder = tmp_path_factory.mktemp("logs") / "raw"
+    simulate(Simulation(rows=1403, days=3), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def good(local, logs, tmp_path_factory):
+    return prepare(local, logs, tmp_path_factory.mktemp("good"), frequency_limit="3")
+
+
+def test_bytes_equal_the_reference(good, logs):
+    expected = reference_dataset(day_files(logs), limit=lambda column: 3)
+    assert binary_files(good) == expected
+    short = [line for line in (logs / "day_0").read_text().splitlines() if line.count("\t") < 39]
+    assert short, "the simulated logs should have lines whose last fields are cut off"
+    assert FeatureSpec.load(good).num_rows("test") == 234
+    assert FeatureSpec.load(good).num_rows("validation") == 234
+
+
+@pytest.mark.parametrize("split_bytes", [1_000_000, 30_011])
+def test_splits_and_buckets_change_nothing(local, logs, good, tmp_path, split_bytes, monkeypatch):
+    monkeypatch.setattr(local, "cores", split_bytes % 7 + 1)
+    dataset = prepare(local, logs, tmp_path, frequency_limit="3", split_bytes=split_bytes)
+    assert all_files(dataset) == all_files(good)
+
+
+def test_spark_writes_the_same_bytes(spark, logs, good, tmp_path):
+    dataset = prepare(spark, logs, tmp_path, frequency_limit="3", split_bytes=50_000)
+    assert all_files(dataset) == all_files(good)
+
+
+@pytest.mark.parametrize("split_bytes", [None, 1, 7, 40])
+def test_odd_lines_equal_the_reference(local, tmp_path, split_bytes):
+    days = write_days(tmp_path / "raw", *HAND_MADE)
+    options = {"frequency_limit": "2,4:1", "numeric_transform": "nvidia", "seed": 2**64 + 5}
+    dataset = prepare(local, days, tmp_path, log_format=SMALL, split_bytes=split_bytes, **options)
+    limits = {3: 2, 4: 1, 5: 2}
+    expected = reference_dataset(
+        day_files(days), 2, 3, limit=limits.__getitem__, nvidia=True, seed=5
+    )
+    assert binary_files(dataset) == expected
+
+
+def test_input_order_and_dictionary_days(local, tmp_path):
+    days = write_days(tmp_path / "raw", *HAND_MADE)
+    options = {"output_ordering": "input", "dictionary_days": (0, 1), "frequency_limit": "0"}
+    dataset = prepare(local, days, tmp_path, log_format=SMALL, split_bytes=50, **options)
+    expected = reference_dataset(
+        day_files(days), 2, 3, limit=lambda column: 0, order="input", fit=(0, 1)
+    )
+    assert binary_files(dataset) == expected
+
+
+@pytest.mark.parametrize(("numerical", "categorical"), [(0, 2), (3, 0), (1, 40)])
+def test_any_number_of_columns(local, tmp_path, numerical, categorical):
+    simulation = Simulation(
+        rows=101, days=2, num_numerical=numerical, num_categorical=categorical, seed=3
+    )
+    simulate(simulation, tmp_path / "raw")
+    shape = LogFormat(numerical, categorical)
+    dataset = prepare(local, tmp_path / "raw", tmp_path, log_format=shape)
+    assert binary_files(dataset) == reference_dataset(
+        day_files(tmp_path / "raw"), numerical, categorical
+    )
+
+
+def test_real_rows_equal_the_reference(engine, tmp_path, shared_data):
+    lines = (shared_data / "criteo_tb" / "tb_500_shared.tsv").read_text().splitlines(keepends=True)
+    days = ["".join(lines[i : i + 167]) for i in range(0, 500, 167)]
+    folder = write_days(tmp_path / "raw", *days)
+    dataset = prepare(engine, folder, tmp_path, frequency_limit="4", split_bytes=20_000)
+    expected = reference_dataset(day_files(folder), limit=lambda column: 4)
+    assert binary_files(dataset) == expected
+
+
+def test_dataset_describes_itself(good):
+    spec = FeatureSpec.load(good)
+    manifest = read_manifest(good, layout.KIND, check_crc=True)
+    assert manifest["rows"] == {name: spec.num_rows(name) for name in layout.SPLITS}
+    assert manifest["rows"] == {"train": 935, "test": 234, "validation": 234}
+    assert manifest["cardinalities"] == spec.cardinalities == layout.read_model_size(good)
+    assert manifest["transform"]["frequency_limit"] == "3"
+    clicks = np.fromfile(good / "train" / "label.bin", bool).sum()
+    assert spec.metadata["clicks"]["train"] == clicks
+
+
+def test_stored_transform_gives_the_bytes_of_the_dataset(good, logs):
+    transform = Transform.load(good / "transform")
+    rows = [line.split("\t") for line in (logs / "day_2").read_text().splitlines()]
+    columns = [
+        TextColumn.from_strings(row[i] if i < len(row) else None for row in rows)
+        for i in range(1, 40)
+    ]
+    result = transform(columns)
+    served = {"numerical.bin": result.numerical.tobytes()}
+    served |= {layout.categorical_name(i): ids.tobytes() for i, ids in enumerate(result.ids)}
+    for name, expected in served.items():
+        parts = [good / split / name for split in ("test", "validation")]
+        assert b"".join(part.read_bytes() for part in parts) == expected, name
+
+
+def test_separate_stages_give_the_same_files(engine, good, logs, tmp_path):
+    def run(output, **options):
+        options = Options(**options, report=False)
+        with open_work_folder(tmp_path / output, {}, True, False) as work:
+            yield Run(engine, work, options, lambda text: None)
+            work.publish()
+
+    days, models = day_files(logs), tmp_path / "models"
+    for one in run("models", frequency_limit="3"):
+        pipeline.fit_days(one, days)
+    for one in run("train"):
+        pipeline.transform_days(one, days[:2], "all", models, True)
+    for half, name in (("first", "test"), ("second", "validation")):
+        for one in run(name, output_ordering="input"):
+            pipeline.transform_days(one, days[2:], half, models, True)
+    for name, expected in binary_files(good).items():
+        assert (tmp_path / name).read_bytes() == expected, name
+    for one in run("other", log_format=LogFormat(2, 3)):
+        with pytest.raises(ValueError, match="made for 13 numerical"):
+            pipeline.transform_days(one, days, "all", models, True)
+        break
+
+
+BAD_LINES = {
+    "too many fields": (
+        GOOD + "1\t2\t3\t4\t5\t6\t7\n",
+        r"day_1: line 5: expected up to 6 fields separated by tabs, got 7",
+    ),
+    "an integer": (
+        GOOD + "1\t2\t3.5\t4\t5\t6\n",
+        r"day_1: line 5, column 2 \(numerical 1\): expected an integer .* got '3.5'",
+    ),
+    "a label": (GOOD + "2\t2\t3\t4\t5\t6\n", r"line 5, column 0 \(label\): .* got '2'"),
+    "no label": (GOOD + "\t2\t3\t4\t5\t6\n", r"line 5, column 0 \(label\): .* got ''"),
+    "an id": (
+        GOOD + "1\t2\t3\t4\txyz\t6\n",
+        r"line 5, column 4 \(categorical 1\): expected .* hexadecimal digits, got 'xyz'",
+    ),
+    "a long id": (
+        GOOD + "1\t2\t3\t4\t5\t0123456789abcdef0\n",
+        r"line 5, column 5 \(categorical 2\): .* got '0123456789abcdef0'",
+    ),
+    "an empty line": (GOOD + "\n", r"line 5: expected a label and fields, got an empty line"),
+}
+
+
+@pytest.mark.parametrize("split_bytes", [None, 11])
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_bad_line_is_named_and_no_dataset_is_left(local, tmp_path, name, split_bytes):
+    text, message = BAD_LINES[name]
+    days = write_days(tmp_path / "raw", GOOD, GOOD + text + GOOD)
+    with pytest.raises(TaskError, match=message) as error:
+        prepare(local, days, tmp_path / "out", log_format=SMALL, split_bytes=split_bytes)
+    assert "\n" not in str(error.value)
+    assert names(tmp_path / "out") == ["binary_dataset.unfinished"]
+
+
+def test_bad_last_row_leaves_the_earlier_dataset(engine, tmp_path):
+    days = write_days(tmp_path / "raw", GOOD, GOOD)
+    earlier = prepare(engine, days, tmp_path / "out", log_format=SMALL)
+    before = all_files(earlier)
+    write_days(days, GOOD, GOOD + GOOD + "1\tx\n")
+    message = r"day_1: line 5, column 1"
+    # By turns, so that a task has ended before the one that fails.
+    with local_engine(1) as by_turns, pytest.raises(TaskError, match=message):
+        prepare(by_turns, days, tmp_path / "out", log_format=SMALL)
+    assert all_files(earlier) == before
+    write_days(days, GOOD, GOOD + GOOD)
+    with pytest.raises(ValueError, match=r"day_1 was of .* bytes, .* give it up with --restart"):
+        prepare(engine, days, tmp_path / "out", log_format=SMALL)
+    assert all_files(earlier) == before
+    prepare(engine, days, tmp_path / "out", restart=True, log_format=SMALL)
+    assert all_files(earlier) != before
+    assert names(tmp_path / "out") == ["binary_dataset"]
+
+
+def test_wrong_options_are_named(local, tmp_path):
+    days = write_days(tmp_path / "raw", GOOD, GOOD)
+    with pytest.raises(ValueError, match="frequency limit '15,2:3': column 2"):
+        prepare(local, days, tmp_path, log_format=SMALL, frequency_limit="15,2:3")
+    with pytest.raises(ValueError, match="--dictionary_days 0-2"):
+        prepare(local, days, tmp_path, log_format=SMALL, dictionary_days=(0, 2))
+    with pytest.raises(ValueError, match="--output_ordering day_random"):
+        Options(output_ordering="day_random")
+    assert not (tmp_path / "binary_dataset").exists()

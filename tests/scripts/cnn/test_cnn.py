@@ -1,0 +1,255 @@
+"""The command of image networks, as a user runs it, on few and small images."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dlrm.manifest import write_manifest
+from dlrm.model.networks import efficientnet
+from dlrm.scripts.cnn import command as cnn
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.tasks.images import NetworkConfig
+from dlrm.train.checkpoints.pretrained import load_weights
+
+MODEL = ["--model=efficientnet_b0", "--norm=group", "--image_size=32", "--num_classes=7"]
+DATA = ["--data=generated", "--synthetic_dataset_num_entries=32", "--batch_size=4"]
+RUN = ["--optimizer=momentum", "--lr=0.01", "--print_freq=1", "--test_batch_size=16"]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch, tmp_path):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    variant = efficientnet.VARIANTS["efficientnet_b0"]._replace(width=0.25, depth=0.5)
+    monkeypatch.setitem(efficientnet.VARIANTS, "efficientnet_b0", variant)
+    yield
+    torch.set_num_threads(threads)
+
+
+def command(*arguments, model=MODEL, data=DATA, training=RUN):
+    own = ["--base_device=cpu", *model, *data, *training]
+    return cnn.run(cnn_flags.parse([*own, *arguments]))
+
+
+def weights(path):
+    return load_file(next(path.glob("step-*8/dense.safetensors")))
+
+
+def test_training_reports_and_saves(tmp_path, capsys, device):
+    summary = command("--epochs=1", "--save_checkpoint_path=run", f"--base_device={device}")
+    assert {"training_loss", "best_top1", "test_top5", "average_train_throughput"} <= set(summary)
+    out = capsys.readouterr().out
+    assert "batch: 4 x 1 x 1 = 4" in out
+    assert (tmp_path / "run" / "step-000000008" / "manifest.json").exists()
+    assert json.loads((tmp_path / "log.json").read_text().splitlines()[-1][5:])["data"] == summary
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "rmsprop_tf"])
+def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path, optimizer):
+    options = [
+        *("--epochs=1", f"--optimizer={optimizer}", "--ema_decay=0.9", "--mixup_alpha=0.2"),
+        *("--gradient_accumulation_steps=1", "--precision=16.32", "--recompute", "--no_validation"),
+    ]
+    whole = command(*options, "--save_checkpoint_path=whole")
+    command(*options, "--save_checkpoint_path=cut", "--max_steps=3")
+    assert not list((tmp_path / "cut").glob("step-*8"))
+    assert command(*options, "--save_checkpoint_path=cut", "--resume") != {}
+    assert whole["training_loss"]
+    for file in ("dense.safetensors", "average.safetensors", "optimizer.safetensors"):
+        one, two = (tmp_path / d / "step-000000008" / file for d in ("whole", "cut"))
+        assert one.read_bytes() == two.read_bytes(), file
+
+
+def test_resuming_with_other_values_is_refused():
+    command("--save_checkpoint_path=run", "--max_steps=2")
+    with pytest.raises(ValueError, match="--lr: 0.01 in the checkpoint, now 0.02"):
+        command("--save_checkpoint_path=run", "--resume", "--lr=0.02")
+    with pytest.raises(ValueError, match="the global batch .*: 4 in the checkpoint, now 8"):
+        command("--save_checkpoint_path=run", "--resume", "--replicas=2")
+    with pytest.raises(FileExistsError, match="from an earlier run"):
+        command("--save_checkpoint_path=run")
+
+
+def test_fewer_processes_than_replicas_leave_the_batch_as_it_is(capsys):
+    still = [*MODEL, "--dropout=0", "--drop_path=0"]
+    half = command("--gradient_accumulation_steps=2", "--replicas=2", "--max_steps=2", model=still)
+    assert "and the global batch stays 16" in capsys.readouterr().out
+    whole = command("--batch_size=16", "--max_steps=2", model=still)
+    assert half["training_loss"] == pytest.approx(whole["training_loss"], rel=1e-4)
+
+
+def test_validation_goes_over_all_checkpoints_once(tmp_path, capsys):
+    training = [*RUN, "--ckpts_per_epoch=2", "--weight_avg_exp=0.5", "--ema_decay=0.5"]
+    trained = command("--epochs=1", "--save_checkpoint_path=run", training=training)
+    assert "averaged_top1" in trained
+    names = ["step-000000004", "step-000000008"]
+    capsys.readouterr()
+    validate = ["--mode=validate", "--restore_path=run"]
+    best = command(*validate, model=[], training=["--test_batch_size=16"])
+    with open(tmp_path / "run" / "validation.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = [(row["checkpoint"], row["weights"]) for row in rows]
+    both = [(name, weights) for name in names for weights in ("trained", "average")]
+    assert found == [*both, ("averaged-000000008", "trained")]
+    assert float(rows[-1]["loss"]) == pytest.approx(trained["averaged_loss"])
+    assert float(rows[3]["loss"]) == pytest.approx(trained["test_loss"])  # the moving average
+    assert best["best_top1"] == max(float(row["top1"]) for row in rows)
+    command(*validate, model=[], training=["--test_batch_size=16"])
+    assert capsys.readouterr().out.count("validation.csv already") == 5
+    with pytest.raises(ValueError, match="--model resnet50: run.* has efficientnet_b0"):
+        command(*validate, "--model=resnet50", model=[], training=[])
+    again = command(*validate, "--precision=bf16", model=[], training=["--test_batch_size=16"])
+    assert again["best_loss"] != best["best_loss"]  # not the figures of another precision
+    with pytest.raises(FileExistsError, match="averaged-000000008: another average, of .* 0.5"):
+        command(
+            *("--epochs=1", "--save_checkpoint_path=run", "--resume", "--ckpts_per_epoch=2"),
+            *("--weight_avg_exp=0.9", "--ema_decay=0.5"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace("top1", "top"), "expected a table with the columns"),
+        (lambda text: text[: text.rfind(",")], "line 2: expected checkpoint"),
+    ],
+)
+def test_a_damaged_table_of_results_is_named_and_kept(tmp_path, damage, message):
+    command("--max_steps=2", "--save_checkpoint_path=run")
+    validate = ["--mode=validate", "--restore_path=run"]
+    command(*validate, model=[], training=["--test_batch_size=16"])
+    table = tmp_path / "run" / "validation.csv"
+    damaged = damage(table.read_text())
+    table.write_text(damaged)
+    with pytest.raises(ValueError, match=f"validation.csv: {message}"):
+        command(*validate, model=[], training=["--test_batch_size=16"])
+    assert table.read_text() == damaged
+
+
+def test_weights_that_are_no_numbers_are_not_the_best(tmp_path):
+    command("--epochs=1", "--save_checkpoint_path=run", "--checkpoint_freq=4")
+    file = tmp_path / "run" / "step-000000008" / "dense.safetensors"
+    saved = load_file(file)
+    saved["classifier.weight"][:] = torch.nan
+    save_file(saved, file)
+    (file.parent / "manifest.json").unlink()
+    write_manifest(file.parent, "checkpoint")
+    validate = ["--mode=validate", "--restore_path=run", "--test_batch_size=16"]
+    assert command(*validate, model=[], training=[])["best_step"] == 4
+    shutil.rmtree(tmp_path / "run" / "step-000000004")
+    with pytest.raises(ValueError, match="no checkpoint has a finite loss"):
+        command(*validate, "--results=other.csv", model=[], training=[])
+
+
+def test_the_inference_benchmark_leaves_the_first_pass_out(capsys):
+    summary = command("--mode=benchmark_inference", "--repeat=3")
+    out = capsys.readouterr().out
+    rates = [float(line.split()[2]) for line in out.splitlines() if line.startswith("pass ")]
+    assert summary["mean_inference_throughput"] == pytest.approx(sum(rates[1:]) / 2, rel=1e-3)
+    assert summary["p50_inference_latency"] <= summary["p99_inference_latency"]
+
+
+def test_the_training_benchmark_counts_steps_after_the_warmup():
+    data = ["--data=synthetic", "--synthetic_dataset_num_entries=8", "--batch_size=4"]
+    summary = command("--mode=benchmark_training", "--max_steps=5", data=data)
+    assert set(summary) == {"training_loss", "average_train_throughput"}
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+@pytest.mark.parametrize("classes", [7, 3])
+def test_weights_of_others_are_loaded(tmp_path, ending, classes):
+    network = NetworkConfig("efficientnet_b0", num_classes=classes, norm="group")
+    state = network.build(seed=5).state_dict()
+    file = tmp_path / f"weights.{ending}"
+    if ending == "pt":
+        torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, file)
+    else:
+        save_file(state, file)
+    model = NetworkConfig("efficientnet_b0", num_classes=7, norm="group").build()
+    load_weights(model, str(file), ("fc.", "classifier."))
+    assert torch.equal(model.conv_head.weight, state["conv_head.weight"])
+    assert torch.equal(model.classifier.weight, state["classifier.weight"]) == (classes == 7)
+
+
+def test_weights_of_another_architecture_are_named(tmp_path):
+    save_file({"conv1.weight": torch.zeros(1)}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match="of another architecture; differing: .*conv"):
+        command("--init_checkpoint=weights.safetensors")
+
+
+def test_code_in_a_file_of_weights_is_not_run(tmp_path):
+    class Code:
+        def __reduce__(self):
+            return print, ("run",)
+
+    torch.save({"conv1.weight": Code()}, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match="no file of weights alone"):
+        command("--init_checkpoint=weights.pt")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mode=test"], "--mode test: expected one of train, validate"),
+        (["--recipe=amazon"], "--recipe amazon: expected one of gaudi"),
+        (["--batch_size=x"], "batch_size"),
+        (["--batch=4"], "Unknown command line flag 'batch'"),
+        (["--lr_drops=a,b"], "--lr_drops a,b: expected float values"),
+        (["--max_stepz=3"], "'max_stepz'. Did you mean: max_steps"),
+        (["--pipeline_splits=block9z"], "--pipeline_splits block9z: no such stage; expected of"),
+        (["--base_lr_exp=-3"], "--base_lr_exp -3.0 contradicts --lr"),
+        (["--resume"], "--resume needs"),
+        (["--weight_avg_exp=0.9"], "--weight_avg_exp 0.9 needs --save_checkpoint_path"),
+        (["--data=dataset"], "--dataset: expected a directory"),
+        (["--start_epoch=3"], "--start_epoch 3"),
+        (["--mode=validate"], "--mode validate needs --restore_path"),
+        (["--init_checkpoint=none.pt"], "none.pt: no such file"),
+        (["--mode=benchmark_inference", "--repeat=1"], "--repeat 1"),
+        (["--max_grad_norm=0"], "--max_grad_norm 0.0"),
+        (["--execution=graph", "--recompute"], "--recompute contradicts --execution graph"),
+    ],
+)
+def test_mistakes_are_named(flags, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        command(*flags)
+
+
+@pytest.mark.parametrize("flags", [["--no_validation"], ["--mode=benchmark_training"]])
+def test_a_run_without_tests_does_not_blame_the_test_set(capsys, flags):
+    command("--max_steps=1", *flags)
+    assert "no test: none was asked for, or there is no test set" in capsys.readouterr().out
+
+
+def test_the_command_shows_its_flags_and_ends_with_an_error(tmp_path):
+    run = [sys.executable, "-m", "dlrm.scripts.cnn"]
+    shown = subprocess.run([*run, "--help"], capture_output=True, text=True, check=True).stdout
+    for name in ("--model", "--[no]recompute", "--pipeline_splits", "--weight_avg_exp"):
+        assert name in shown
+    done = subprocess.run([*run, "--mode=fly"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --mode fly")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--io=float32", "--nochannels_last"],
+        ["--precision=fp16", "--loss_scale=128", "--max_grad_norm=1"],
+        ["--precision=16.16", "--optimizer=rmsprop_tf", "--lr_schedule=exponential"],
+        ["--recipe=gaudi", "--norm=batch", "--epochs=1", "--max_steps=2"],
+        ["--recipe=nvidia", "--mixup_alpha=0.2", "--max_steps=2"],
+        ["--data=synthetic", "--cutmix_lambda=0.85", "--max_steps=2"],
+        ["--execution=graph", "--graph_backend=trace", "--norm=batch", "--max_steps=3"],
+    ],
+)
+def test_options_reach_the_training(flags):
+    summary = command("--no_validation", "--max_steps=2", *flags)
+    assert 1 < summary["training_loss"] < 6  # ln 7 is 1.9
+    assert summary["training_loss"] != command("--no_validation", "--max_steps=1")["training_loss"]

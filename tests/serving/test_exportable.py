@@ -1,0 +1,167 @@
+"""The exported network gives the scores of the trained one, on every platform."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.serving import platforms
+from dlrm.serving.compare import compare_tables
+from dlrm.serving.exportable import PlainDLRM
+from dlrm.serving.quantize import NarrowTables, narrow_tables
+from dlrm.serving.rows import Inputs
+
+SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
+
+
+def network(**others):
+    sizes = {"embedding_dim": 8, "bottom_mlp_sizes": (16, 8), "top_mlp_sizes": (32, 16, 1)}
+    config = DLRMConfig(**{"table_sizes": SIZES, "num_numerical_features": 5, **sizes, **others})
+    return DLRM(config, seed=3).eval()
+
+
+def example(rows=33, seed=0):
+    random = np.random.default_rng(seed)
+    ids = np.stack([random.integers(0, size, rows) for size in SIZES], 1)
+    return Inputs(random.normal(size=(rows, 5)).astype(np.float32), ids)
+
+
+def logits(model, inputs):
+    with torch.no_grad():
+        return model(*map(torch.from_numpy, inputs)).numpy()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"interaction_op": "dot"},
+        {"interaction_op": "cat"},
+        {"embedding_type": "multi_table"},
+        {"embedding_dtype": "bf16"},
+        {"top_mlp_sizes": (1,)},
+        {"hash_indices": True, "max_table_size": 20},
+        {"table_sizes": SIZES[:1]},
+        {"table_sizes": SIZES[:6]},
+    ],
+)
+def test_every_architecture_scores_as_trained(others):
+    model = network(**others)
+    numerical, ids = example()
+    inputs = Inputs(numerical, ids[:, : len(model.config.table_sizes)])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plain = PlainDLRM(model, narrow_tables(model, "fp32"))
+    expected = logits(model, inputs)
+    np.testing.assert_allclose(logits(plain, inputs)[:, 0], expected, rtol=1e-5, atol=1e-5)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_probabilities_are_those_of_the_logits():
+    model = network()
+    plain = PlainDLRM(model, narrow_tables(model, "fp32"), probability=True)
+    expected = 1 / (1 + np.exp(-logits(model, example()).astype(np.float64)))
+    np.testing.assert_allclose(logits(plain, example())[:, 0], expected, rtol=1e-5)
+
+
+def test_an_id_outside_its_table_is_unknown():
+    model = network()
+    plain = PlainDLRM(model, narrow_tables(model, "fp32"))
+    numerical, ids = example()
+    unknown, wrong = ids.copy(), ids.copy()
+    unknown[3, 0] = unknown[4, 3] = 0
+    wrong[3, 0], wrong[4, 3] = SIZES[0], -1
+    np.testing.assert_array_equal(
+        logits(plain, Inputs(numerical, wrong)), logits(plain, Inputs(numerical, unknown))
+    )
+
+
+def write(platform, plain, inputs, directory):
+    """Writes and opens a platform's file."""
+    tensors = tuple(torch.from_numpy(array[:2]) for array in inputs)
+    if platform == "onnx":
+        pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
+        pytest.importorskip("onnxruntime", reason="needs dlrm[serve]")
+        platforms.write_onnx(plain, tensors, directory / "onnx")
+        return platforms.open_onnx(directory / "onnx")
+    platforms.write_torchscript(plain, tensors, directory / "model.pt", platform)
+    return platforms.open_torchscript(directory / "model.pt")
+
+
+@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_written_files_score_as_the_network(tmp_path, platform, precision):
+    model = network()
+    tables = narrow_tables(model, precision)
+    plain = PlainDLRM(model, tables).eval()
+    score = write(platform, plain, example(), tmp_path)
+    with torch.no_grad():  # the oracle: the trained network, its rows replaced by the narrow ones
+        model.embeddings.weight.copy_(tables.float())
+    for rows in (33, 1, 2):
+        inputs = example(rows, seed=1)
+        np.testing.assert_allclose(
+            score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+def test_narrow_inputs_are_taken(tmp_path, platform):
+    model = network()
+    inputs = example()
+    narrow = Inputs(inputs.numerical.astype(np.float16), inputs.ids.astype(np.int32))
+    score = write(platform, PlainDLRM(model, narrow_tables(model, "fp32")).eval(), narrow, tmp_path)
+    np.testing.assert_allclose(score(*narrow)[:, 0], logits(model, narrow), rtol=1e-5, atol=1e-5)
+
+
+def test_int8_rows_are_off_by_half_a_level_at_most():
+    model = network()
+    with torch.no_grad():
+        model.embeddings.weight[0] = 0.123  # all levels of a constant row are the same
+        model.embeddings.weight[1] = torch.linspace(-1, 300, 8)
+        model.embeddings.weight[2] *= 1e-6
+        model.embeddings.weight[3] = 0
+    rows = model.embeddings.weight.detach()
+    tables = narrow_tables(model, "int8")
+    error = (tables.float() - rows).abs()
+    # A level is 1/254 of the row's range, and somewhat more where float16 holds no such scale or
+    # rounds the middle.
+    spread = rows.amax(1) - rows.amin(1) + 2**-10 * rows.abs().amax(1)
+    assert (error.amax(1) <= spread / 254 / 2 * 1.01 + 2**-24).all()
+    assert error[3].max() == 0
+    assert tables.num_bytes == len(rows) * (8 + 2 + 2)
+
+
+def test_a_value_beyond_float16_is_named():
+    model = network()
+    with torch.no_grad():
+        model.embeddings.weight[53] = 1e6
+    for precision in ("fp16", "int8"):
+        with pytest.raises(ValueError, match="table 2: .*beyond float16"):
+            narrow_tables(model, precision)
+
+
+def test_each_table_is_judged_alone():
+    model = network()
+    inputs, labels = example(500), (np.arange(500) % 3 == 0).astype(np.float32)
+    before = model.embeddings.weight.detach().clone()
+    values = before.clone()
+    values[50:51] = 5.0  # table 1 is changed, the others are not
+    found = compare_tables(model, NarrowTables(values), inputs, labels)
+    assert [agreement.greatest_difference > 0 for agreement in found] == [i == 1 for i in range(8)]
+    torch.testing.assert_close(model.embeddings.weight.detach(), before, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_a_compiled_package_scores_as_the_network(tmp_path):
+    model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,))
+    plain = PlainDLRM(model, narrow_tables(model, "fp32")).eval()
+    example_ = tuple(torch.from_numpy(array) for array in example(2))
+    platforms.write_package(plain, example_, tmp_path / "model.pt2")
+    score = platforms.open_package(tmp_path / "model.pt2")
+    for rows in (33, 1):
+        inputs = example(rows, seed=1)
+        np.testing.assert_allclose(
+            score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
+        )

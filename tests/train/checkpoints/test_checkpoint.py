@@ -1,0 +1,269 @@
+"""Checkpoints: any table layout reads any other's; what is broken or foreign is named."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.train.checkpoints.checkpoint import (
+    Parameters,
+    check_unchanged,
+    load_checkpoint,
+    read_config,
+    save_checkpoint,
+)
+from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
+from dlrm.train.optim.dense import dense_optimizer, set_learning_rate, table_optimizer
+
+SMALL = DLRMConfig(
+    table_sizes=(7, 20, 3),
+    num_numerical_features=2,
+    embedding_dim=4,
+    bottom_mlp_sizes=(4,),
+    top_mlp_sizes=(8, 1),
+)
+
+
+def parameters(kind="adam", seed=1, trained=True, device="cpu", **changes) -> Parameters:
+    config = dataclasses.replace(SMALL, **changes)
+    model = DLRM(config, World(device=device), seed=seed)
+    tables = model.embeddings.table_parameters()
+    held = {id(weight) for weight, _ in tables}
+    native = config.embedding_type == "joint_fused"
+    low = model.embeddings.lower_halves()
+    optimizers = [
+        table_optimizer(kind, [weight for weight, _ in tables], native, low),
+        dense_optimizer("adam", [p for p in model.parameters() if id(p) not in held]),
+    ]
+    result = Parameters(model, tables, optimizers)
+    return train(result) if trained else result
+
+
+def train(result: Parameters, steps=3) -> Parameters:
+    set_learning_rate(result.optimizers, 0.1)
+    for step in range(steps):
+        device = result.model.output.weight.device
+        ids = torch.tensor([[step, 2 * step + 1, 2], [step, 5, 1]], device=device)
+        result.model(torch.ones(2, 2, device=device), ids).square().sum().backward()
+        for optimizer in result.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return result
+
+
+def tables(result: Parameters):
+    return [table.clone() for table in result.model.embeddings.tables()]
+
+
+TYPES = ["joint_fused", "joint_sparse", "joint", "multi_table"]
+BF16 = {"embedding_dtype": "bf16"}
+LAYOUTS = [*({"embedding_type": embedding_type} for embedding_type in TYPES), BF16]
+LAYOUT_NAMES = [*TYPES, "bf16"]
+CLOSE = {"atol": 1e-4, "rtol": 1e-2}  # steps of 0.1; a bfloat16 weight may be the next one
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("tables", LAYOUTS, ids=LAYOUT_NAMES)
+def test_a_loaded_run_goes_on_bit_for_bit(tmp_path, kind, tables, device):
+    whole = parameters(kind, device=device, **tables)
+    save_checkpoint(tmp_path / "c", whole, {"flags": {}}, {"step": 3})
+    train(whole)
+    loaded = parameters(kind, seed=9, trained=False, device=device, **tables)
+    assert load_checkpoint(tmp_path / "c", loaded, resume=True) == {"step": 3}
+    train(loaded)
+    same = 0 if device == "cpu" else 1e-5  # a GPU adds gradients in no order
+    torch.testing.assert_close(
+        loaded.model.state_dict(), whole.model.state_dict(), atol=same, rtol=same
+    )
+
+
+@pytest.mark.parametrize("kind", ["adagrad", "adam"])
+@pytest.mark.parametrize("tables", LAYOUTS, ids=LAYOUT_NAMES)
+def test_a_run_goes_on_on_another_device(tmp_path, kind, tables, device):
+    for writer, reader in {("cpu", device), (device, "cpu")}:
+        whole = parameters(kind, device=writer, **tables)
+        save_checkpoint(tmp_path / f"on {writer}", whole, {"flags": {}}, {})
+        loaded = parameters(kind, seed=9, trained=False, device=reader, **tables)
+        load_checkpoint(tmp_path / f"on {writer}", loaded, resume=True)
+        weights = [
+            {name: value.cpu() for name, value in result.model.state_dict().items()}
+            for result in (train(whole), train(loaded))
+        ]
+        low = "embeddings.weight_low"  # rounding's last bits
+        torch.testing.assert_close(*({k: w[k] for k in w if k != low} for w in weights), **CLOSE)
+
+
+@pytest.mark.parametrize("reader", LAYOUTS, ids=LAYOUT_NAMES)
+@pytest.mark.parametrize("writer", [{}, {"embedding_type": "multi_table"}, BF16], ids=str)
+def test_any_layout_of_tables_reads_any_other(tmp_path, writer, reader):
+    saved = parameters(**writer)
+    save_checkpoint(tmp_path / "c", saved, {"flags": {}}, {})
+    loaded = parameters(seed=2, trained=False, **reader)
+    load_checkpoint(tmp_path / "c", loaded)
+    assert all(map(torch.equal, tables(loaded), tables(saved)))
+    x, ids = torch.ones(1, 2), torch.tensor([[1, 1, 1]])
+    rounding = {"atol": 0.05, "rtol": 0.05} if BF16 in (reader, writer) else {}
+    torch.testing.assert_close(loaded.model(x, ids), saved.model(x, ids), **rounding)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 6, 1 << 16])
+def test_bfloat16_tables_are_float32_rows_on_disk(tmp_path, monkeypatch, rows_at_once):
+    monkeypatch.setattr("dlrm.train.checkpoints.checkpoint._ROWS_AT_ONCE", rows_at_once)
+    saved = parameters(**BF16)
+    save_checkpoint(tmp_path / "c", saved, {"flags": {}}, {})
+    raw = np.fromfile(tmp_path / "c/tables/1.bin", dtype="<f4").reshape(20, 4)
+    np.testing.assert_array_equal(raw, tables(saved)[1].numpy())
+    assert not torch.equal(tables(saved)[1], tables(saved)[1].bfloat16().float())
+    loaded = parameters(seed=2, trained=False, **BF16)
+    load_checkpoint(tmp_path / "c", loaded)
+    for name, value in saved.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], value), name
+
+
+def test_tables_are_plain_rows_on_disk(tmp_path):
+    saved = parameters()
+    save_checkpoint(tmp_path / "c", saved, {"flags": {"lr": 1.0}}, {})
+    raw = np.fromfile(tmp_path / "c/tables/1.bin", dtype="<f4").reshape(20, 4)
+    np.testing.assert_array_equal(raw, tables(saved)[1].numpy())
+    config = read_config(tmp_path / "c")
+    assert config["flags"] == {"lr": 1.0}
+    assert [(t["rows"], t["dim"]) for t in config["tables"]] == [(7, 4), (20, 4), (3, 4)]
+
+
+def test_another_architecture_is_refused_by_name_and_changes_nothing(tmp_path):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    other = parameters(trained=False, seed=5, table_sizes=(7, 21, 3), top_mlp_sizes=(16, 1))
+    before = tables(other)
+    with pytest.raises(ValueError, match="another architecture") as error:
+        load_checkpoint(tmp_path / "c", other)
+    assert "table 1: [20, 4] in the checkpoint, [21, 4] here" in str(error.value)
+    assert "top_mlp.0.weight: [8, 16] in the checkpoint, [16, 16] here" in str(error.value)
+    assert "table 0" not in str(error.value)
+    assert all(map(torch.equal, tables(other), before))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c: (c / "tables/1.bin").write_bytes(b"0000"), r"tables/1.bin: expected 320 bytes"),
+        (lambda c: (c / "tables/1.bin").unlink(), r"tables/1.bin: missing"),
+        (lambda c: (c / "manifest.json").unlink(), r"manifest.json: no such file"),
+        (lambda c: (c / "manifest.json").write_text("{"), r"manifest.json: expected JSON"),
+        (lambda c: flip(c / "dense.safetensors"), r"dense.safetensors: expected CRC-32 \w+, got"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_changes_nothing(tmp_path, damage, message):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    damage(tmp_path / "c")
+    other = parameters(trained=False, seed=5)
+    before = tables(other)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_checkpoint(tmp_path / "c", other)
+    assert all(map(torch.equal, tables(other), before))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_failed_save_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, monkeypatch):
+    run = CheckpointDirectory(tmp_path / "run")
+    run.save(1, parameters(), {"flags": {}}, {"step": 1})
+    monkeypatch.setattr(
+        "dlrm.train.checkpoints.writer.write_manifest",
+        lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")),
+    )
+    with pytest.raises(OSError, match="full"):
+        run.save(2, parameters(), {"flags": {}}, {"step": 2})
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-000000001"]
+    assert load_checkpoint(run.last(), parameters(trained=False)) == {"step": 1}
+
+
+def test_a_half_written_checkpoint_is_passed_over_and_removed(tmp_path):
+    run = CheckpointDirectory(tmp_path / "run")
+    run.save(1, parameters(), {"flags": {}}, {"step": 1})
+    (tmp_path / "run/.step-000000002.partial-77").mkdir()
+    (tmp_path / "run/step-000000003").mkdir()  # no manifest
+    again = CheckpointDirectory(tmp_path / "run")
+    assert again.last().name == "step-000000001"
+    assert (tmp_path / "run/.step-000000002.partial-77").exists()  # may be another run's
+    again.claim()
+    assert not (tmp_path / "run/.step-000000002.partial-77").exists()
+
+
+def test_a_directory_belongs_to_one_run_at_a_time(tmp_path):
+    run = CheckpointDirectory(tmp_path)
+    run.claim()
+    (tmp_path / ".step-000000002.partial-77").mkdir()  # which it is writing
+    another = CheckpointDirectory(tmp_path)
+    with pytest.raises(BlockingIOError, match="another run saves here"):
+        another.claim()
+    assert (tmp_path / ".step-000000002.partial-77").exists()
+    run.release()
+    another.claim()
+
+
+def test_the_last_few_and_the_best_are_kept(tmp_path):
+    run = CheckpointDirectory(tmp_path / "run", keep=2)
+    for step in range(1, 6):
+        run.save(step, parameters(), {"flags": {}}, {"step": step})
+        if step == 2:
+            run.mark_best({"step": step})
+    names = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
+    assert names == ["step-000000002", "step-000000004", "step-000000005"]
+    assert find_checkpoint(tmp_path / "run").name == "step-000000002"
+    assert find_checkpoint(tmp_path / "run/step-000000005").name == "step-000000005"
+
+
+def test_reading_a_runs_directory_changes_nothing_in_it(tmp_path):
+    CheckpointDirectory(tmp_path).save(1, parameters(), {"flags": {}}, {})
+    (tmp_path / ".step-000000002.partial-77").mkdir()  # being written by another process
+    before = sorted(tmp_path.rglob("*"))
+    assert find_checkpoint(tmp_path).name == "step-000000001"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"step": 7}'])
+def test_a_damaged_note_of_the_best_is_named(tmp_path, content):
+    CheckpointDirectory(tmp_path).save(1, parameters(), {"flags": {}}, {})
+    (tmp_path / "best.json").write_text(content)
+    with pytest.raises(ValueError, match="best.json"):
+        find_checkpoint(tmp_path)
+
+
+def test_other_optimizers_are_refused_and_nothing_is_changed(tmp_path):
+    save_checkpoint(tmp_path / "c", parameters("adam"), {"flags": {}}, {})
+    other = parameters("sgd", trained=False, seed=5)
+    before = tables(other)
+    with pytest.raises(ValueError, match=r"optimizers \['RowAdam', 'Adam'\], here \['RowSGD'"):
+        load_checkpoint(tmp_path / "c", other, resume=True)
+    assert all(map(torch.equal, tables(other), before))
+
+
+def test_a_directory_without_checkpoints_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint here"):
+        find_checkpoint(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_no_pickle_is_written(tmp_path):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    suffixes = {path.suffix for path in (tmp_path / "c").rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".safetensors", ".bin"}
+    assert json.loads((tmp_path / "c/manifest.json").read_text())["kind"] == "checkpoint"
+
+
+def test_changed_flags_are_all_named():
+    saved = {"--lr": 1.0, "--seed": 1, "--amp": False}
+    check_unchanged("run", saved, dict(saved))
+    with pytest.raises(ValueError, match="cannot resume") as error:
+        check_unchanged("run", saved, {"--lr": 2.0, "--seed": 1, "--amp": True})
+    assert "--lr: 1.0 in the checkpoint, now 2.0" in str(error.value)
+    assert "--amp: False in the checkpoint, now True" in str(error.value)
+    assert "--seed" not in str(error.value)

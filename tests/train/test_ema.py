@@ -1,0 +1,117 @@
+"""Averages of weights, against the sums they stand for."""
+
+import pytest
+import torch
+from torch import nn
+from toy import Line, Points, trainer
+
+from dlrm.distributed import World
+from dlrm.train.checkpoints.checkpoint import load_checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.ema import MovingAverage, average_in_order
+from dlrm.train.trainer import TrainConfig, Trainer
+
+
+def averaged(decay=0.9, checkpoints=None, device="cpu", **config) -> Trainer:
+    task = Line(device=device)
+    base = trainer(task, schedule=lambda step: 0.05)
+    return Trainer(
+        task,
+        base.optimizers,
+        base.schedule,
+        TrainConfig(**config),
+        World(device=device),
+        checkpoints=checkpoints,
+        run={"flags": {}},
+        average=MovingAverage(task.model, decay),
+    )
+
+
+def test_the_moving_average_by_hand(device):
+    run = averaged(decay=0.75, device=device)
+    expected = {name: value.clone() for name, value in run.task.model.state_dict().items()}
+    for _ in range(3):
+        run._train_step(next(Points(device=device).batches()))
+        for name, value in run.task.model.state_dict().items():
+            expected[name] = 0.75 * expected[name] + 0.25 * value
+    torch.testing.assert_close(run.average.state, expected)
+
+
+def test_the_average_is_tested_and_the_weights_go_on():
+    run = averaged(decay=0.99)
+    seen = []
+    evaluate = run.task.evaluate
+
+    def watching(loader):
+        seen.append(run.task.weights())
+        return evaluate(loader)
+
+    run.task.evaluate = watching
+    run.fit(Points(), Points(2))
+    assert all(map(torch.equal, seen[0], run.average.state.values()))
+    plain = trainer(schedule=lambda step: 0.05)
+    plain.fit(Points(), Points(2))
+    assert all(map(torch.equal, run.task.weights(), plain.task.weights()))
+
+
+@pytest.mark.parametrize("stop", [4, 10])
+def test_a_resumed_average_is_bit_for_bit_the_same(tmp_path, stop, device):
+    data, config = (Points(device=device), Points(2, device=device)), {"device": device}
+    whole = averaged(epochs=2, **config)
+    whole.fit(*data)
+    checkpoints = CheckpointDirectory(tmp_path / "run", keep=2)
+    averaged(epochs=2, max_steps=stop, checkpoints=checkpoints, **config).fit(*data)
+    second = averaged(epochs=2, **config)
+    second.resume(checkpoints.last())
+    second.fit(*data)
+    for name, value in whole.average.state.items():
+        assert torch.equal(second.average.state[name], value)
+
+
+def test_buffers_are_averaged_and_counters_copied(device):
+    model = nn.BatchNorm1d(2, device=device)
+    average = MovingAverage(model, 0.5)
+    model(torch.tensor([[2.0, 4.0], [4.0, 8.0]], device=device))  # running mean: 0.1 * (3, 6)
+    average.update()
+    torch.testing.assert_close(average.state["running_mean"].cpu(), torch.tensor([0.15, 0.3]))
+    assert average.state["num_batches_tracked"] == 1
+
+
+def test_checkpoints_are_averaged_in_order():
+    series = [{"w": torch.tensor([x]), "n": torch.tensor(i)} for i, x in enumerate((1.0, 2.0, 4.0))]
+    average = average_in_order(series, 0.5)
+    assert (average["w"].item(), average["n"].item()) == (0.5 * (0.5 * 1 + 0.5 * 2) + 0.5 * 4, 2)
+    assert series[0]["w"].item() == 1.0
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
+def test_impossible_decays_are_refused(decay):
+    with pytest.raises(ValueError, match="--ema_decay"):
+        MovingAverage(nn.Linear(1, 1), decay)
+    with pytest.raises(ValueError, match="--weight_avg_exp"):
+        average_in_order([{}], decay)
+
+
+def test_no_checkpoints_make_no_average():
+    with pytest.raises(ValueError, match="got none"):
+        average_in_order([], 0.9)
+
+
+def test_an_average_of_16_bits_moves_by_less_than_they_have(device):
+    model = nn.Linear(1, 1, bias=False, device=device).to(torch.bfloat16)
+    nn.init.constant_(model.weight, 1.0)
+    average = MovingAverage(model, 0.999)
+    nn.init.constant_(model.weight, 2.0)
+    for _ in range(10):
+        average.update()
+    assert average.state["weight"].item() == pytest.approx(2 - 0.999**10, rel=1e-6)
+    ones = [{"w": torch.ones(1, dtype=torch.bfloat16) * v} for v in (1.0, 2.0)]
+    assert average_in_order(ones, 0.999)["w"].item() == pytest.approx(1.001, rel=1e-6)
+
+
+def test_a_new_average_begins_at_the_weights_that_are_loaded(tmp_path):
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    trainer(checkpoints=checkpoints).fit(Points(), Points(2))
+    run = averaged()
+    load_checkpoint(checkpoints.last(), run.parameters)
+    torch.testing.assert_close(run.average.state, dict(run.task.model.state_dict()))
