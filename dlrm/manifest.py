@@ -210,6 +210,20 @@ def read_manifest(
         raise FileNotFoundError(
             f"{path}: no such file, so {directory} is not a complete {kind}{made_by}"
         )
+    manifest, files = _read_entries(path, kind)
+    for name, (expected_bytes, _) in files.items():
+        file = directory / name
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: missing, though {path} names it")
+        if (size := file.stat().st_size) != expected_bytes:
+            raise ValueError(f"{file}: expected {expected_bytes} bytes, got {size}")
+    if check_crc:
+        check_files(directory, {name: sums for name, (_, sums) in files.items() if wanted(name)})
+    return manifest
+
+
+def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
+    """Returns a manifest and, by name, the size and checksums of its files, all of a known form."""
     try:
         manifest = read_json(path)
         found, version = manifest["kind"], manifest["version"]
@@ -228,12 +242,4 @@ def read_manifest(
         )
     if version > 1 and _SEAL not in manifest:
         raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
-    for name, (expected_bytes, _) in files.items():
-        file = directory / name
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: missing, though {path} names it")
-        if (size := file.stat().st_size) != expected_bytes:
-            raise ValueError(f"{file}: expected {expected_bytes} bytes, got {size}")
-    if check_crc:
-        check_files(directory, {name: sums for name, (_, sums) in files.items() if wanted(name)})
-    return manifest
+    return manifest, files

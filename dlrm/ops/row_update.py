@@ -15,6 +15,7 @@ in csrc/cuda/small_tables.h.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -302,12 +303,8 @@ def _check(
     table_sizes: Sequence[int] | None,
     **states: Tensor,
 ) -> None:
-    """What csrc/row_update.h checks, for the fallback."""
-
-    def check(condition: bool, message: str) -> None:
-        if not condition:
-            raise RuntimeError(f"{name}: {message}")
-
+    """Checks what csrc/row_update.h checks, for the fallback."""
+    check = partial(_expect, name)
     check(
         weight.dim() == 2
         and weight.shape[1] > 0
@@ -321,11 +318,7 @@ def _check(
             weight.dtype == torch.bfloat16,
             "expected no low beside a Float weight: it is the lower half of a BFloat16 one's",
         )
-        check(
-            low.shape == weight.shape and low.dtype == torch.int16 and low.is_contiguous(),
-            f"expected contiguous Short low {list(weight.shape)}, "
-            f"got {list(low.shape)} {low.dtype}",
-        )
+        _check_contiguous(name, "Short low", low, weight.shape, torch.int16)
     check(
         rows.dim() == 1 and rows.dtype == torch.int64,
         f"expected rows [count] Long, got {list(rows.shape)} {rows.dtype}",
@@ -337,32 +330,51 @@ def _check(
         f"got {list(grad.shape)} {grad.dtype}",
     )
     if table_sizes is not None:
-        sizes, tables = list(table_sizes), len(table_sizes)
-        check(
-            min(sizes, default=0) >= 0 and sum(sizes) == weight.shape[0],
-            f"expected table_sizes >= 0 that add up to the weight's {weight.shape[0]} rows, "
-            f"got {sizes}",
-        )
-        check(
-            rows.shape[0] % tables == 0 if tables else rows.shape[0] == 0,
-            f"expected as many rows of each of the {tables} tables of table_sizes, "
-            f"got {rows.shape[0]} rows",
-        )
+        _check_table_sizes(name, weight, rows, list(table_sizes))
     for state_name, state in states.items():
         shape = weight.shape[:1] if name == "row_wise_adagrad_" else weight.shape
-        check(
-            state.shape == shape and state.dtype == torch.float32 and state.is_contiguous(),
-            f"expected contiguous Float {state_name} {list(shape)}, "
-            f"got {list(state.shape)} {state.dtype}",
-        )
-    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
-        bad = ((rows < 0) | (rows >= weight.shape[0])).nonzero()
-        check(
-            len(bad) == 0,
-            ""
-            if len(bad) == 0
-            else f"row {rows[bad[0, 0]]} at position {bad[0, 0]}: "
-            f"expected 0 <= row < {weight.shape[0]}",
+        _check_contiguous(name, f"Float {state_name}", state, shape, torch.float32)
+    _check_rows(name, weight, rows)
+
+
+def _expect(name: str, condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(f"{name}: {message}")
+
+
+def _check_contiguous(
+    name: str, expected: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype
+) -> None:
+    _expect(
+        name,
+        tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous(),
+        f"expected contiguous {expected} {list(shape)}, got {list(tensor.shape)} {tensor.dtype}",
+    )
+
+
+def _check_table_sizes(name: str, weight: Tensor, rows: Tensor, sizes: list[int]) -> None:
+    _expect(
+        name,
+        min(sizes, default=0) >= 0 and sum(sizes) == weight.shape[0],
+        f"expected table_sizes >= 0 that add up to the weight's {weight.shape[0]} rows, "
+        f"got {sizes}",
+    )
+    _expect(
+        name,
+        rows.shape[0] % len(sizes) == 0 if sizes else rows.shape[0] == 0,
+        f"expected as many rows of each of the {len(sizes)} tables of table_sizes, "
+        f"got {rows.shape[0]} rows",
+    )
+
+
+def _check_rows(name: str, weight: Tensor, rows: Tensor) -> None:
+    if rows.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    bad = ((rows < 0) | (rows >= weight.shape[0])).nonzero()
+    if len(bad):
+        raise RuntimeError(
+            f"{name}: row {rows[bad[0, 0]]} at position {bad[0, 0]}: "
+            f"expected 0 <= row < {weight.shape[0]}"
         )
 
 
