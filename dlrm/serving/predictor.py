@@ -155,7 +155,7 @@ class Predictor:
         Raises:
             ValueError: it does not fit the model.
         """
-        if batch.lengths is not None:
+        if not batch.one_id_each:
             raise ValueError("expected a dataset of one id for each table, got bags of ids")
         inputs = Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy())
         return self.logits_of(inputs), batch.labels.cpu().numpy()

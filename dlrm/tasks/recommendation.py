@@ -107,7 +107,7 @@ class Recommendation:
 
     def num_samples(self, batch: Batch) -> int:
         """Returns the samples of a batch in all processes."""
-        return len(batch.categorical if batch.lengths is None else batch.lengths)
+        return batch.num_samples
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:

@@ -33,6 +33,16 @@ class Batch(NamedTuple):
     global_size: int | None = None
     samples_by_rank: tuple[int, ...] | None = None
 
+    @property
+    def one_id_each(self) -> bool:
+        """Whether every sample has one id for each table, so that there are no lengths."""
+        return self.lengths is None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all processes."""
+        return len(self.categorical if self.lengths is None else self.lengths)
+
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Returns the batch with `function` applied to each tensor that it has."""
         return Batch(*(function(v) if isinstance(v, Tensor) else v for v in self))  # type: ignore[arg-type]
@@ -43,7 +53,7 @@ class Batch(NamedTuple):
         Each process cuts its own samples; ids go with the samples. With `lengths` this waits for
         the device, since where ids are cut depends on them.
         """
-        whole = len(self.categorical if self.lengths is None else self.lengths)
+        whole = self.num_samples
         slices = [part(whole, rank, world.size) for rank in range(world.size)]
         sizes = [own.stop - own.start for own in slices]
         parts = min(parts, max(sizes))
@@ -120,6 +130,7 @@ class Sharded:
         self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
         self.categorical_names = dataset.categorical_names
         self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
+        self.one_id_each = dataset.one_id_each
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -142,6 +153,7 @@ class Dataset(Protocol):
         num_numerical: numerical features of a sample.
         num_samples: samples in all batches together.
         batch_size: samples of every batch but possibly the last.
+        one_id_each: whether every sample has one id for each table; see `Batch.one_id_each`.
     """
 
     table_sizes: list[int]
@@ -149,6 +161,7 @@ class Dataset(Protocol):
     num_numerical: int
     num_samples: int
     batch_size: int
+    one_id_each: bool
 
     def __len__(self) -> int:
         """Returns the number of batches, the short last one included."""

@@ -40,6 +40,8 @@ class SplitDataset(BatchedRows):
         ValueError: a file is longer or shorter than the label file says.
     """
 
+    one_id_each = True
+
     def __init__(
         self,
         spec: FeatureSpec,
@@ -124,6 +126,8 @@ class BinaryDataset(BatchedRows):
         FileNotFoundError: the file is missing.
         ValueError: its size is no whole number of rows.
     """
+
+    one_id_each = True
 
     def __init__(
         self,

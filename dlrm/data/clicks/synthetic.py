@@ -74,6 +74,7 @@ class SyntheticDataset(BatchedRows):
                 "--synthetic_dataset_hotness: expected one number, or one for each of "
                 f"{len(self.table_sizes)} tables, got {len(hotness)}"
             )
+        self.one_id_each = hotness is None
         self._hotness = None
         if hotness is not None:
             self._hotness = np.broadcast_to(np.array(hotness, np.uint64), len(self.table_sizes))

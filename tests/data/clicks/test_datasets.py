@@ -73,6 +73,7 @@ def test_batches_in_any_order_are_the_rows_that_were_written(tmp_path, dataset_t
     assert datasets.train.num_numerical == 4
     assert datasets.train.num_samples == 107
     assert datasets.train.batch_size == 10
+    assert datasets.train.one_id_each
     assert datasets.train.categorical_names == ["cat_0.bin", "cat_1.bin", "cat_2.bin"]
 
 
@@ -176,6 +177,7 @@ def test_a_binary_dataset_is_read_in_any_order(binary):
     assert datasets.validation is None
     assert datasets.train.table_sizes == SIZES
     assert datasets.train.batch(0).numerical.dtype == torch.float32
+    assert datasets.train.one_id_each
     assert datasets.train.batch(0).categorical.dtype == torch.int32
 
 

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm.data.clicks.batch import Shard, Sharded
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import write_dataset_manifest
 from dlrm.data.clicks.synthetic import SyntheticDataset, write_synthetic_dataset
 from dlrm.data.clicks.writer import SplitWriter
+from dlrm.distributed import World
 
 
 def make(
@@ -131,6 +133,16 @@ def test_a_batch_of_bags_depends_on_seed_split_and_index_alone(device, ids):
         assert (other.lengths != first.lengths).float().mean() > 0.6  # 4 of 5 by chance
         count = min(len(other.categorical), len(first.categorical))
         assert (other.categorical[:count] != first.categorical[:count]).float().mean() > 0.4
+
+
+@pytest.mark.parametrize("shard", [None, Shard(World(0, 2), (1,))])
+@pytest.mark.parametrize("hotness", [None, [1], [3, 1]])
+def test_a_dataset_tells_whether_its_batches_have_one_id_each(device, hotness, shard):
+    dataset = make([9, 8], device, hotness=hotness)
+    if shard is not None:
+        dataset = Sharded(dataset, shard)
+    assert dataset.one_id_each == dataset.batch(0).one_id_each == (hotness is None)
+    assert dataset.batch(0).num_samples == 5000
 
 
 def test_hotness_reaches_the_dataset_and_is_checked():
