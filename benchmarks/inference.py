@@ -40,8 +40,8 @@ import torch.nn.functional as F
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving import platforms
-from dlrm.serving.exportable import PlainDLRM
-from dlrm.serving.quantize import narrow_tables
+from dlrm.serving.exportable import ExportableDLRM
+from dlrm.serving.quantize import quantize_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = {  # one-hot uniform ids
@@ -113,11 +113,11 @@ def open_models(
     example = torch.zeros(2, 13), torch.zeros(2, 26, dtype=torch.long)
     scores = {}
     for name, precision in (("onnx", "fp32"), ("int8", "int8")):
-        plain = PlainDLRM(model, narrow_tables(model, precision)).eval()
-        platforms.write_onnx(plain, example, directory / name)
+        exported = ExportableDLRM(model, quantize_tables(model, precision)).eval()
+        platforms.write_onnx(exported, example, directory / name)
         scores[name] = platforms.open_onnx(directory / name)
-    plain = PlainDLRM(model, narrow_tables(model, "fp32")).eval()
-    platforms.write_torchscript(plain, example, directory / "model.pt", "trace")
+    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
+    platforms.write_torchscript(exported, example, directory / "model.pt", "trace")
     scores["torchscript"] = platforms.open_torchscript(directory / "model.pt")
 
     def of_arrays(score: platforms.Score) -> Callable[[int], Run]:

@@ -28,9 +28,9 @@ from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.files import staged_directory
 from dlrm.serving import platforms
 from dlrm.serving.compare import Agreement, agreement, compare_tables, score_rows, table_lines
-from dlrm.serving.exportable import PlainDLRM
+from dlrm.serving.exportable import ExportableDLRM
 from dlrm.serving.predictor import Predictor, check_dataset, load, probability
-from dlrm.serving.quantize import PRECISIONS, NarrowTables, narrow_tables
+from dlrm.serving.quantize import PRECISIONS, QuantizedTables, quantize_tables
 from dlrm.serving.reader import FACTS
 from dlrm.serving.rows import Inputs, RowError
 from dlrm.serving.scorer import ONNX
@@ -55,7 +55,7 @@ class Export(NamedTuple):
     """What is to be exported, and how."""
 
     predictor: Predictor
-    tables: NarrowTables
+    tables: QuantizedTables
     serving: Serving
     options: argparse.Namespace
     judge: Judge
@@ -221,7 +221,7 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
         batch.numerical.numpy().astype(serving.numerical_dtype),
         batch.categorical.numpy().astype(serving.ids_dtype),
     )
-    tables = narrow_tables(predictor.model, options.embedding_precision)
+    tables = quantize_tables(predictor.model, options.embedding_precision)
     return Export(predictor, tables, serving, options, Judge(str(dataset), inputs, labels, logits))
 
 
@@ -285,7 +285,9 @@ def _write_version(directory: Path, export: Export) -> list[str]:
     """Writes a version and compares it with the checkpoint; returns the report as lines."""
     _write_facts(directory, export)
     serving, inputs = export.serving, export.judge.inputs
-    module = PlainDLRM(export.predictor.model, export.tables, serving.output_kind == "probability")
+    module = ExportableDLRM(
+        export.predictor.model, export.tables, serving.output_kind == "probability"
+    )
     example = tuple(torch.from_numpy(array[:2]) for array in _at_least_two(inputs))
     if serving.platform.startswith("ts"):
         path = directory / platforms.TORCHSCRIPT_FILE

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.exportable import PlainDLRM
+from dlrm.serving.exportable import ExportableDLRM
 from dlrm.serving.platforms import Score
-from dlrm.serving.quantize import NarrowTables, narrow_tables
+from dlrm.serving.quantize import QuantizedTables, quantize_tables
 from dlrm.serving.rows import Inputs
 from dlrm.train.metrics import click_metrics
 
@@ -84,34 +84,34 @@ def score_rows(score: Score, inputs: Inputs) -> np.ndarray:
 
 @torch.inference_mode()
 def compare_tables(
-    model: DLRM, tables: NarrowTables, inputs: Inputs, labels: np.ndarray
+    model: DLRM, tables: QuantizedTables, inputs: Inputs, labels: np.ndarray
 ) -> list[Agreement]:
-    """Returns, for each table, what it alone being narrow makes of a model's logits.
+    """Returns, for each table, how quantizing it alone changes a model's logits.
 
     The model's rows are replaced for the while and are as before when this returns.
     """
-    wide = narrow_tables(model, "fp32").values
-    plain = PlainDLRM(model, NarrowTables(wide)).eval()
+    full = quantize_tables(model, "fp32").values
+    exported = ExportableDLRM(model, QuantizedTables(full)).eval()
 
     def score(numerical: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        return plain(torch.from_numpy(numerical), torch.from_numpy(ids)).numpy()
+        return exported(torch.from_numpy(numerical), torch.from_numpy(ids)).numpy()
 
     before = score_rows(score, inputs)
     result, begin = [], 0
     for rows in model.config.embedding_rows:
         part = slice(begin, begin + rows)
-        kept = wide[part].clone()
-        wide[part] = tables.rows(part.start, part.stop).float()
+        kept = full[part].clone()
+        full[part] = tables.rows(part.start, part.stop).float()
         result.append(agreement(before, score_rows(score, inputs), labels))
-        wide[part] = kept
+        full[part] = kept
         begin += rows
     return result
 
 
 def table_lines(
-    names: Sequence[str], model: DLRM, tables: NarrowTables, agreements: Sequence[Agreement]
+    names: Sequence[str], model: DLRM, tables: QuantizedTables, agreements: Sequence[Agreement]
 ) -> list[str]:
-    """Returns a table to print: size of each table, and what narrowing it alone changes."""
+    """Returns a table to print: size of each table, and what quantizing it alone changes."""
     lines = [f"{'table':<24}{'rows':>12}{'bytes':>14}{'of fp32':>9}{'AUC':>12}{'log loss':>12}"]
     begin = 0
     for name, rows, found in zip(names, model.config.embedding_rows, agreements, strict=True):

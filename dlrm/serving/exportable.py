@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.quantize import NarrowTables
+from dlrm.serving.quantize import QuantizedTables
 
 _STRIP = 6  # vectors whose products are taken out together; see `_Products`
 
 
-class PlainDLRM(nn.Module):
+class ExportableDLRM(nn.Module):
     """A trained DLRM in plain operators, for samples of one id a table.
 
     Args:
@@ -26,7 +26,7 @@ class PlainDLRM(nn.Module):
         probability: return probabilities, not logits.
     """
 
-    def __init__(self, model: DLRM, tables: NarrowTables, probability: bool = False) -> None:
+    def __init__(self, model: DLRM, tables: QuantizedTables, probability: bool = False) -> None:
         super().__init__()
         config = model.config
         sizes = torch.tensor(config.embedding_rows)
@@ -68,7 +68,7 @@ class PlainDLRM(nn.Module):
 class _Lookup(nn.Module):
     """Rows of all tables, as float32."""
 
-    def __init__(self, tables: NarrowTables) -> None:
+    def __init__(self, tables: QuantizedTables) -> None:
         super().__init__()
         self.quantised = tables.scale is not None
         self.values: Tensor

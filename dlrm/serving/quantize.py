@@ -1,4 +1,4 @@
-"""Narrow tables: embedding rows in 16 or 8 bits, and what that costs in size and quality."""
+"""Quantizes embedding tables to 16 or 8 bits."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ _ROWS_AT_ONCE = 1 << 18
 _LEVELS = 127  # on either side of a row's middle, so that they fit int8
 
 
-class NarrowTables(NamedTuple):
+class QuantizedTables(NamedTuple):
     """The rows of all tables, one table after the other.
 
     Attributes:
@@ -29,9 +29,9 @@ class NarrowTables(NamedTuple):
         """Their size."""
         return sum(t.numel() * t.element_size() for t in self if t is not None)
 
-    def rows(self, begin: int, end: int) -> "NarrowTables":
+    def rows(self, begin: int, end: int) -> "QuantizedTables":
         """Returns some of the rows."""
-        return NarrowTables(*(None if t is None else t[begin:end] for t in self))  # type: ignore[arg-type]
+        return QuantizedTables(*(None if t is None else t[begin:end] for t in self))  # type: ignore[arg-type]
 
     def float(self) -> Tensor:
         """Returns the rows as the served model computes with them, float32."""
@@ -40,38 +40,38 @@ class NarrowTables(NamedTuple):
         return self.values.float() * self.scale.float() + self.offset.float()
 
 
-def narrow_tables(model: DLRM, precision: str) -> NarrowTables:
-    """Narrows the tables of a model, as it looks them up; float32 rows are shared, not copied.
+def quantize_tables(model: DLRM, precision: str) -> QuantizedTables:
+    """Quantizes the tables of a model; at "fp32" float32 rows are shared, not copied.
 
     Raises:
         ValueError: a value does not fit float16; the table is named.
     """
     parameters = [weight.detach() for weight, _ in model.embeddings.table_parameters()]
-    parts = [_narrow(weight, precision) for weight in parameters]
+    parts = [_quantized(weight, precision) for weight in parameters]
     tables = parts[0]
     if len(parts) > 1:
-        tables = NarrowTables(
+        tables = QuantizedTables(
             *(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))  # type: ignore[arg-type]
         )
     _check_finite(tables, model.config.embedding_rows)
     return tables
 
 
-def _narrow(weight: Tensor, precision: str) -> NarrowTables:
+def _quantized(weight: Tensor, precision: str) -> QuantizedTables:
     if precision == "fp32":
-        return NarrowTables(weight.float())
+        return QuantizedTables(weight.float())
     if precision == "fp16":
-        return NarrowTables(weight.half())
+        return QuantizedTables(weight.half())
     assert precision == "int8", precision
     values = torch.empty(weight.shape, dtype=torch.int8)
     scale, offset = torch.empty(2, len(weight), 1, dtype=torch.float16)
     for begin in range(0, len(weight), _ROWS_AT_ONCE):
         part = slice(begin, begin + _ROWS_AT_ONCE)
-        values[part], scale[part], offset[part] = _quantise(weight[part].float())
-    return NarrowTables(values, scale, offset)
+        values[part], scale[part], offset[part] = _int8_rows(weight[part].float())
+    return QuantizedTables(values, scale, offset)
 
 
-def _quantise(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _int8_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Spreads each row over 255 levels around its middle: values are off by half a level at most.
 
     The levels are those of scale and offset as they are stored, in float16, and the scale is
@@ -91,7 +91,7 @@ def _rounded_up(values: Tensor) -> Tensor:
     return torch.where(half.float() < values, half.nextafter(half.new_tensor(torch.inf)), half)
 
 
-def _check_finite(tables: NarrowTables, table_rows: tuple[int, ...]) -> None:
+def _check_finite(tables: QuantizedTables, table_rows: tuple[int, ...]) -> None:
     begin = 0
     for table, rows in enumerate(table_rows):
         part = tables.rows(begin, begin + rows)

@@ -11,9 +11,9 @@ from torch import Tensor
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
 from dlrm.serving import platforms
-from dlrm.serving.exportable import PlainDLRM
+from dlrm.serving.exportable import ExportableDLRM
 from dlrm.serving.platforms import Score
-from dlrm.serving.quantize import narrow_tables
+from dlrm.serving.quantize import quantize_tables
 
 RUNTIMES = ("eager", "torchscript", "onnx", "aot")
 Predict = Callable[[Batch], object]
@@ -45,18 +45,18 @@ def open_runtimes(
 
 def _open(name: str, model: DLRM, directory: Path) -> Callable[[Tensor, Tensor], object]:
     config = model.config
-    plain = PlainDLRM(model, narrow_tables(model, "fp32")).eval()
+    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
     numerical = torch.zeros(2, config.num_numerical_features)
     example = numerical, torch.zeros(2, len(config.table_sizes), dtype=torch.long)
     if name == "eager":
-        return plain
+        return exported
     if name == "torchscript":
-        platforms.write_torchscript(plain, example, directory / "model.pt", "trace")
+        platforms.write_torchscript(exported, example, directory / "model.pt", "trace")
         return _of_arrays(platforms.open_torchscript(directory / "model.pt"))
     if name == "onnx":
-        platforms.write_onnx(plain, example, directory / "onnx")
+        platforms.write_onnx(exported, example, directory / "onnx")
         return _of_arrays(platforms.open_onnx(directory / "onnx"))
-    platforms.write_package(plain, example, directory / "model.pt2")
+    platforms.write_package(exported, example, directory / "model.pt2")
     return _of_arrays(platforms.open_package(directory / "model.pt2"))
 
 

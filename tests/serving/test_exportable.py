@@ -9,8 +9,8 @@ import torch
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving import platforms
 from dlrm.serving.compare import compare_tables
-from dlrm.serving.exportable import PlainDLRM
-from dlrm.serving.quantize import NarrowTables, narrow_tables
+from dlrm.serving.exportable import ExportableDLRM
+from dlrm.serving.quantize import QuantizedTables, quantize_tables
 from dlrm.serving.rows import Inputs
 
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
@@ -52,7 +52,7 @@ def test_every_architecture_scores_as_trained(others):
     numerical, ids = example()
     inputs = Inputs(numerical, ids[:, : len(model.config.table_sizes)])
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    plain = PlainDLRM(model, narrow_tables(model, "fp32"))
+    plain = ExportableDLRM(model, quantize_tables(model, "fp32"))
     expected = logits(model, inputs)
     np.testing.assert_allclose(logits(plain, inputs)[:, 0], expected, rtol=1e-5, atol=1e-5)
     for name, value in model.state_dict().items():
@@ -61,14 +61,14 @@ def test_every_architecture_scores_as_trained(others):
 
 def test_probabilities_are_those_of_the_logits():
     model = network()
-    plain = PlainDLRM(model, narrow_tables(model, "fp32"), probability=True)
+    plain = ExportableDLRM(model, quantize_tables(model, "fp32"), probability=True)
     expected = 1 / (1 + np.exp(-logits(model, example()).astype(np.float64)))
     np.testing.assert_allclose(logits(plain, example())[:, 0], expected, rtol=1e-5)
 
 
 def test_an_id_outside_its_table_is_unknown():
     model = network()
-    plain = PlainDLRM(model, narrow_tables(model, "fp32"))
+    plain = ExportableDLRM(model, quantize_tables(model, "fp32"))
     numerical, ids = example()
     unknown, wrong = ids.copy(), ids.copy()
     unknown[3, 0] = unknown[4, 3] = 0
@@ -94,8 +94,8 @@ def write(platform, plain, inputs, directory):
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_written_files_score_as_the_network(tmp_path, platform, precision):
     model = network()
-    tables = narrow_tables(model, precision)
-    plain = PlainDLRM(model, tables).eval()
+    tables = quantize_tables(model, precision)
+    plain = ExportableDLRM(model, tables).eval()
     score = write(platform, plain, example(), tmp_path)
     with torch.no_grad():  # the oracle: the trained network, its rows replaced by the narrow ones
         model.embeddings.weight.copy_(tables.float())
@@ -111,7 +111,9 @@ def test_narrow_inputs_are_taken(tmp_path, platform):
     model = network()
     inputs = example()
     narrow = Inputs(inputs.numerical.astype(np.float16), inputs.ids.astype(np.int32))
-    score = write(platform, PlainDLRM(model, narrow_tables(model, "fp32")).eval(), narrow, tmp_path)
+    score = write(
+        platform, ExportableDLRM(model, quantize_tables(model, "fp32")).eval(), narrow, tmp_path
+    )
     np.testing.assert_allclose(score(*narrow)[:, 0], logits(model, narrow), rtol=1e-5, atol=1e-5)
 
 
@@ -123,7 +125,7 @@ def test_int8_rows_are_off_by_half_a_level_at_most():
         model.embeddings.weight[2] *= 1e-6
         model.embeddings.weight[3] = 0
     rows = model.embeddings.weight.detach()
-    tables = narrow_tables(model, "int8")
+    tables = quantize_tables(model, "int8")
     error = (tables.float() - rows).abs()
     # A level is 1/254 of the row's range, and somewhat more where float16 holds no such scale or
     # rounds the middle.
@@ -139,7 +141,7 @@ def test_a_value_beyond_float16_is_named():
         model.embeddings.weight[53] = 1e6
     for precision in ("fp16", "int8"):
         with pytest.raises(ValueError, match="table 2: .*beyond float16"):
-            narrow_tables(model, precision)
+            quantize_tables(model, precision)
 
 
 def test_each_table_is_judged_alone():
@@ -148,7 +150,7 @@ def test_each_table_is_judged_alone():
     before = model.embeddings.weight.detach().clone()
     values = before.clone()
     values[50:51] = 5.0  # table 1 is changed, the others are not
-    found = compare_tables(model, NarrowTables(values), inputs, labels)
+    found = compare_tables(model, QuantizedTables(values), inputs, labels)
     assert [agreement.greatest_difference > 0 for agreement in found] == [i == 1 for i in range(8)]
     torch.testing.assert_close(model.embeddings.weight.detach(), before, rtol=0, atol=0)
 
@@ -156,7 +158,7 @@ def test_each_table_is_judged_alone():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
 def test_a_compiled_package_scores_as_the_network(tmp_path):
     model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,))
-    plain = PlainDLRM(model, narrow_tables(model, "fp32")).eval()
+    plain = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
     example_ = tuple(torch.from_numpy(array) for array in example(2))
     platforms.write_package(plain, example_, tmp_path / "model.pt2")
     score = platforms.open_package(tmp_path / "model.pt2")

@@ -92,7 +92,7 @@ def test_other_platforms_serve_raw_rows_by_an_ensemble(export, trained, tmp_path
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fp16", 1 / 2), ("int8", 12 / 32)])
-def test_narrow_tables_are_reported(export, trained, tmp_path, precision, share, capsys):
+def test_quantized_tables_are_reported(export, trained, tmp_path, precision, share, capsys):
     repository = export(trained, tmp_path, f"--embedding_precision={precision}")
     report = json.loads((repository / "model" / "1" / "report.json").read_text())
     assert report["table_bytes"] == report["table_bytes_fp32"] * share
@@ -214,7 +214,7 @@ def test_a_name_that_is_no_directory_of_the_repository_is_refused(export, traine
     assert not list(tmp_path.iterdir())
 
 
-def test_tables_that_narrow_badly_are_refused(export, trained, tmp_path):
+def test_tables_that_quantize_badly_are_refused(export, trained, tmp_path):
     with pytest.raises(ValueError, match="ranks otherwise than the checkpoint"):
         export(trained, tmp_path, "--embedding_precision=int8", "--max-auc-change=-1")
     assert not list(tmp_path.iterdir())
@@ -306,8 +306,8 @@ def test_an_ensemble_takes_no_other_transform(export, trained, other_trained, tm
 def test_tables_beyond_2_gb_are_written(export, tmp_path):
     """ONNX itself ends at 2 GB; the weights lie beside it."""
     from dlrm.model.dlrm import DLRM, DLRMConfig
-    from dlrm.serving.exportable import PlainDLRM
-    from dlrm.serving.quantize import NarrowTables
+    from dlrm.serving.exportable import ExportableDLRM
+    from dlrm.serving.quantize import QuantizedTables
 
     if shutil.disk_usage(tmp_path).free < 8e9:
         pytest.skip("needs 8 GB of disk")
@@ -316,14 +316,14 @@ def test_tables_beyond_2_gb_are_written(export, tmp_path):
     rows = 2**31 // 16 + 1000
     weight = torch.zeros(rows, 4)
     weight[-1] = 7.0
-    plain = PlainDLRM(model, NarrowTables(weight))
-    plain.sizes.fill_(rows)
+    exported = ExportableDLRM(model, QuantizedTables(weight))
+    exported.sizes.fill_(rows)
     inputs = torch.ones(2, 2), torch.tensor([[rows - 1], [0]])
-    platforms.write_onnx(plain, inputs, tmp_path / "onnx")
+    platforms.write_onnx(exported, inputs, tmp_path / "onnx")
     assert (tmp_path / "onnx" / "model.onnx.data").stat().st_size > 2**31
     score = platforms.open_onnx(tmp_path / "onnx")
     with torch.no_grad():
-        expected = plain(*inputs).numpy()
+        expected = exported(*inputs).numpy()
     np.testing.assert_allclose(score(*(x.numpy() for x in inputs)), expected, rtol=1e-5)
     assert abs(expected[0] - expected[1]) > 1e-3
     shutil.rmtree(tmp_path / "onnx")
