@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.distributed import World, exchange
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
-from dlrm.model.interaction import INTERACTIONS, interaction_width
+from dlrm.model.interaction import INTERACTIONS
 from dlrm.model.mlp import mlp, output_layer
+from dlrm.model.numerical import bottom_mlp
 from dlrm.model.placement import PLACEMENTS, place_tables
 
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
@@ -162,12 +163,12 @@ class DLRM(nn.Module):
         self.table_rows: torch.Tensor
         own_rows = torch.tensor(list(own.values()), dtype=torch.int64)
         self.register_buffer("table_rows", own_rows, persistent=False)
-        self.interact = INTERACTIONS[config.interaction_op]
-        width, padding = interaction_width(config.interaction_op, len(rows), dim)
         hidden = config.top_mlp_sizes[:-1]
-        inputs = config.num_numerical_features
-        options = (dtype, optimized_mlp)
-        self.bottom_mlp = mlp(inputs, config.bottom_mlp_sizes, seed, "bottom_mlp", *options)
+        inputs, options = config.num_numerical_features, (dtype, optimized_mlp)
+        self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
+        num_vectors = self.bottom_mlp.num_vectors + len(rows)
+        self.interact = INTERACTIONS[config.interaction_op](num_vectors, dim)
+        width, padding = self.interact.width, self.interact.padding
         self.top_mlp = mlp(width, hidden, seed, "top_mlp", *options)
         self.output = output_layer(hidden[-1] if hidden else width, seed, "output")
         first = next(self.top_mlp.parameters() if hidden else self.output.parameters())
@@ -207,7 +208,7 @@ class DLRM(nn.Module):
         else:
             own = self.embeddings.pool(categorical, lengths, self.config.pooling, dtype=self.dtype)
         embeddings = exchange(own, self.tables_by_rank, self.world, samples_by_rank)
-        dense = self.bottom_mlp(numerical.float())
+        dense = self.bottom_mlp(numerical)
         hidden = self.top_mlp(self.interact(dense, embeddings()))
         return self.output(hidden.float()).squeeze(1)
 

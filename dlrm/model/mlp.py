@@ -18,7 +18,12 @@ def mlp(
     dtype: torch.dtype = torch.float32,
     optimized: bool = True,
 ) -> "MLP":
-    """Returns linear layers of the given sizes, each followed by a ReLU.
+    """Returns linear layers of the given sizes, each followed by a ReLU; see `mlp_layers`."""
+    return MLP(*mlp_layers(num_inputs, sizes, seed, name), dtype=dtype, optimized=optimized)
+
+
+def mlp_layers(num_inputs: int, sizes: Sequence[int], seed: int, name: str) -> list[nn.Module]:
+    """Returns the layers of an MLP with their initial values.
 
     Weights are normal with variance 2 / (inputs + outputs), biases with variance 1 / outputs,
     as in NVIDIA's and Meta's DLRM; they depend on the seed and the names alone.
@@ -32,7 +37,7 @@ def mlp(
             linear.bias.normal_(0, (1 / size) ** 0.5, generator=random)
         layers += [linear, nn.ReLU()]
         num_inputs = size
-    return MLP(*layers, dtype=dtype, optimized=optimized)
+    return layers
 
 
 class MLP(nn.Sequential):

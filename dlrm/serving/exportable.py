@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.quantize import QuantizedTables
 
-_STRIP = 6  # vectors whose products are taken out together; see `_Products`
-
 
 class ExportableDLRM(nn.Module):
     """A trained DLRM in plain operators, for samples of one id a table.
@@ -22,7 +20,7 @@ class ExportableDLRM(nn.Module):
     Args:
         model: the trained network; its weights are shared, not copied, but for the first of the
             top MLP.
-        tables: its tables, as narrow as they are to be served.
+        tables: its tables, in the precision in which they are served.
         probability: return probabilities, not logits.
     """
 
@@ -36,13 +34,8 @@ class ExportableDLRM(nn.Module):
         self.register_buffer("sizes", sizes)
         self.register_buffer("first_rows", sizes.cumsum(0) - sizes)
         self.tables = _Lookup(tables)
-        self.bottom_mlp = nn.Sequential(*model.bottom_mlp)  # torch's layers, one by one
-        self.interact: nn.Module
-        if config.interaction_op == "cat":
-            self.interact, columns = _SideBySide(), None
-        else:
-            self.interact = _Products(len(sizes) + 1)
-            columns = self.interact.columns(config.embedding_dim)
+        self.bottom_mlp = model.bottom_mlp.exportable()
+        self.interact, columns = model.interact.exportable()
         self.top_mlp = nn.Sequential(*model.top_mlp, model.output)
         if columns is not None:
             self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
@@ -60,7 +53,7 @@ class ExportableDLRM(nn.Module):
         else:
             ids = ids * ((ids >= 0) & (ids < self.sizes))  # another is id 0
         embeddings = self.tables(ids + self.first_rows)
-        dense = self.bottom_mlp(numerical.float())
+        dense = self.bottom_mlp(numerical)
         logits = self.top_mlp(self.interact(dense, embeddings))
         return logits.sigmoid() if self.probability else logits
 
@@ -70,7 +63,7 @@ class _Lookup(nn.Module):
 
     def __init__(self, tables: QuantizedTables) -> None:
         super().__init__()
-        self.quantised = tables.scale is not None
+        self.quantized = tables.scale is not None
         self.values: Tensor
         self.register_buffer("values", tables.values)
         scale = torch.empty(0) if tables.scale is None else tables.scale
@@ -82,46 +75,10 @@ class _Lookup(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         vectors = F.embedding(rows, self.values).float()
-        if self.quantised:
+        if self.quantized:
             scale = F.embedding(rows, self.scale).float()
             vectors = vectors * scale + F.embedding(rows, self.offset).float()
         return vectors
-
-
-class _SideBySide(nn.Module):
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        return torch.cat([dense, embeddings.flatten(1)], dim=1)
-
-
-class _Products(nn.Module):
-    """The dot interaction as strips of the matrix of all products.
-
-    Taking the triangle below the diagonal out of the matrix one by one costs ONNX Runtime 9 ns a
-    product, as much as a layer. Strips of whole rows are copied fast; the products that they have
-    too many meet zeros in the first layer of the top MLP.
-    """
-
-    def __init__(self, num_vectors: int) -> None:
-        super().__init__()
-        self.num_vectors = num_vectors
-        starts = range(0, num_vectors, _STRIP)
-        self.strips = [(start, min(start + _STRIP, num_vectors)) for start in starts]
-
-    def columns(self, dim: int) -> list[int]:
-        """For each column of the output, which column of `dot_interaction` it is; -1 is none."""
-        columns = list(range(dim))
-        for start, end in self.strips:
-            for i in range(start, end):
-                columns += [dim + i * (i - 1) // 2 + j if j < i else -1 for j in range(end)]
-        return columns
-
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        vectors = torch.cat([dense.unsqueeze(1), embeddings], dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        parts = [dense]
-        for start, end in self.strips:
-            parts.append(products[:, start:end, :end].reshape(-1, (end - start) * end))
-        return torch.cat(parts, dim=1)
 
 
 def _with_columns(layer: nn.Module, columns: list[int]) -> nn.Linear:

@@ -172,6 +172,15 @@ def test_ours_gives_nvidia_the_same_logits_and_comes_back_bit_for_bit(
         assert (tmp_path / "ours" / file).read_bytes() == (tmp_path / "back" / file).read_bytes()
 
 
+def test_an_interaction_that_nvidia_does_not_have_is_refused(tmp_path):
+    save_ours(tmp_path / "ours")
+    saved = read_saved(tmp_path / "ours")
+    saved.config["flags"]["interaction_op"] = "sum"
+    with pytest.raises(ValueError, match="ours: --interaction_op sum: .* cuda_dot, dot, cat only"):
+        write_nvidia(saved, tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
 def test_a_converted_model_tests_as_nvidia_s_does(tool, command, dataset, tmp_path):
     order, padding, flags, saved_data = DIRECTORIES["2021, one GPU"]
     theirs = NvidiaModel(order, TABLE_SIZES, "dot", padding)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.interaction import INTERACTIONS
 from dlrm.serving import platforms
 from dlrm.serving.compare import compare_tables
 from dlrm.serving.exportable import ExportableDLRM
@@ -37,8 +38,7 @@ def logits(model, inputs):
     "others",
     [
         {},
-        {"interaction_op": "dot"},
-        {"interaction_op": "cat"},
+        *({"interaction_op": name} for name in INTERACTIONS),
         {"embedding_type": "multi_table"},
         {"embedding_dtype": "bf16"},
         {"top_mlp_sizes": (1,)},
@@ -52,41 +52,41 @@ def test_every_architecture_scores_as_trained(others):
     numerical, ids = example()
     inputs = Inputs(numerical, ids[:, : len(model.config.table_sizes)])
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    plain = ExportableDLRM(model, quantize_tables(model, "fp32"))
+    exported = ExportableDLRM(model, quantize_tables(model, "fp32"))
     expected = logits(model, inputs)
-    np.testing.assert_allclose(logits(plain, inputs)[:, 0], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits(exported, inputs)[:, 0], expected, rtol=1e-5, atol=1e-5)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
 def test_probabilities_are_those_of_the_logits():
     model = network()
-    plain = ExportableDLRM(model, quantize_tables(model, "fp32"), probability=True)
+    exported = ExportableDLRM(model, quantize_tables(model, "fp32"), probability=True)
     expected = 1 / (1 + np.exp(-logits(model, example()).astype(np.float64)))
-    np.testing.assert_allclose(logits(plain, example())[:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(logits(exported, example())[:, 0], expected, rtol=1e-5)
 
 
 def test_an_id_outside_its_table_is_unknown():
     model = network()
-    plain = ExportableDLRM(model, quantize_tables(model, "fp32"))
+    exported = ExportableDLRM(model, quantize_tables(model, "fp32"))
     numerical, ids = example()
     unknown, wrong = ids.copy(), ids.copy()
     unknown[3, 0] = unknown[4, 3] = 0
     wrong[3, 0], wrong[4, 3] = SIZES[0], -1
     np.testing.assert_array_equal(
-        logits(plain, Inputs(numerical, wrong)), logits(plain, Inputs(numerical, unknown))
+        logits(exported, Inputs(numerical, wrong)), logits(exported, Inputs(numerical, unknown))
     )
 
 
-def write(platform, plain, inputs, directory):
+def write(platform, exported, inputs, directory):
     """Writes and opens a platform's file."""
     tensors = tuple(torch.from_numpy(array[:2]) for array in inputs)
     if platform == "onnx":
         pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
         pytest.importorskip("onnxruntime", reason="needs dlrm[serve]")
-        platforms.write_onnx(plain, tensors, directory / "onnx")
+        platforms.write_onnx(exported, tensors, directory / "onnx")
         return platforms.open_onnx(directory / "onnx")
-    platforms.write_torchscript(plain, tensors, directory / "model.pt", platform)
+    platforms.write_torchscript(exported, tensors, directory / "model.pt", platform)
     return platforms.open_torchscript(directory / "model.pt")
 
 
@@ -95,15 +95,26 @@ def write(platform, plain, inputs, directory):
 def test_written_files_score_as_the_network(tmp_path, platform, precision):
     model = network()
     tables = quantize_tables(model, precision)
-    plain = ExportableDLRM(model, tables).eval()
-    score = write(platform, plain, example(), tmp_path)
-    with torch.no_grad():  # the oracle: the trained network, its rows replaced by the narrow ones
+    exported = ExportableDLRM(model, tables).eval()
+    score = write(platform, exported, example(), tmp_path)
+    with (
+        torch.no_grad()
+    ):  # the oracle: the trained network, its rows replaced by the quantized ones
         model.embeddings.weight.copy_(tables.float())
     for rows in (33, 1, 2):
         inputs = example(rows, seed=1)
         np.testing.assert_allclose(
             score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+@pytest.mark.parametrize("interaction_op", [name for name in INTERACTIONS if name != "cuda_dot"])
+def test_every_interaction_is_written(tmp_path, platform, interaction_op):
+    model, inputs = network(interaction_op=interaction_op), example()
+    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
+    score = write(platform, exported, inputs, tmp_path)
+    np.testing.assert_allclose(score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
@@ -158,9 +169,9 @@ def test_each_table_is_judged_alone():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
 def test_a_compiled_package_scores_as_the_network(tmp_path):
     model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,))
-    plain = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
+    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
     example_ = tuple(torch.from_numpy(array) for array in example(2))
-    platforms.write_package(plain, example_, tmp_path / "model.pt2")
+    platforms.write_package(exported, example_, tmp_path / "model.pt2")
     score = platforms.open_package(tmp_path / "model.pt2")
     for rows in (33, 1):
         inputs = example(rows, seed=1)

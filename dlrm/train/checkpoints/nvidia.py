@@ -33,7 +33,8 @@ FEATURE_ORDERS = (NATURAL, SIZE_SORTED, DEVICE_MAPPING)
 PADDINGS = ONE, MULTIPLE_OF_8 = "one", "multiple_of_8"
 _RECORD = "nvidia"  # entry of our config.json: what the directory was that it was made of
 _OURS = "dlrm"  # entry of their metadata.pt: what was in the checkpoint that it was made of
-_DOTS = ("cuda_dot", "dot")
+_DOTS, _CAT = ("cuda_dot", "dot"), "cat"
+_INTERACTIONS = (*_DOTS, _CAT)  # that NVIDIA's code has
 
 
 def is_nvidia(path: str | os.PathLike) -> bool:
@@ -132,13 +133,13 @@ def write_nvidia(
     order = _sorted_by(rows, feature_order) if feature_order else None
     order = order or record.get("feature_order") or _sorted_by(rows, NATURAL)
     assert order is not None
-    interaction = flags.get("interaction_op", "cuda_dot")
+    interaction = _known_interaction(saved)
     hidden = [f"top_mlp.{2 * i}" for i in range(len(_of(saved.dense, "top_mlp")))]
     first = _layer(saved.dense, hidden[0] if hidden else "output")[0]
     to_8 = -len(_columns(interaction, order, dim)) % 8
     zeros = {None: record.get("padding", to_8), ONE: 1, MULTIPLE_OF_8: to_8}[padding]
     top = [_layer(saved.dense, name) for name in [*hidden, "output"]]
-    zeros = 0 if interaction == "cat" else zeros
+    zeros = zeros if interaction in _DOTS else 0
     top[0] = (_to_theirs(first, interaction, order, dim, zeros), top[0][1])
     last = dict(zip(("weight", "bias"), top.pop(), strict=True))
     config = {k: v for k, v in saved.config.items() if k not in ("optimizers", "tables")}
@@ -171,6 +172,16 @@ def _check_dlrm(saved: SavedModel) -> None:
             f"{saved.path}: expected a DLRM, with tables, bottom_mlp, top_mlp and output; got "
             f"{len(saved.tables)} tables, {', '.join(sorted(parts)) or 'nothing else'}"
         )
+
+
+def _known_interaction(saved: SavedModel) -> str:
+    found = saved.config.get("flags", {}).get("interaction_op", "cuda_dot")
+    if found not in _INTERACTIONS:
+        raise ValueError(
+            f"{saved.path}: --interaction_op {found}: NVIDIA's code has {', '.join(_INTERACTIONS)} "
+            "only, so the model cannot be written for it"
+        )
+    return found
 
 
 def _metadata(path: Path, feature_order: str | None, any_order: bool) -> dict[str, Any]:
@@ -329,11 +340,11 @@ def _interaction(path: Path, flags: dict[str, Any], num_tables: int, dim: int, w
     if width - dots in (1, -dots % 8):
         fitting += _DOTS
     if width == (num_tables + 1) * dim:
-        fitting.append("cat")
+        fitting.append(_CAT)
     named = flags.get("interaction_op")
     if named in fitting:
         return str(named)
-    if not fitting or named in (*_DOTS, "cat"):
+    if not fitting or named in _INTERACTIONS:
         raise ValueError(
             f"{path}: the first layer of the top MLP has {width} inputs; expected {dots} and 1 or "
             f"{-dots % 8} of padding for dots of {num_tables} tables and dim {dim}, "
@@ -346,8 +357,9 @@ def _interaction(path: Path, flags: dict[str, Any], num_tables: int, dim: int, w
 def _columns(interaction: str, order: list[int], dim: int) -> Tensor:
     """For each column of theirs but padding, which column of ours is the same input."""
     vectors = torch.tensor([0, *(table + 1 for table in order)])  # 0 is the bottom MLP's
-    if interaction == "cat":
+    if interaction == _CAT:
         return (vectors[:, None] * dim + torch.arange(dim)).flatten()
+    assert interaction in _DOTS, interaction
     i, j = torch.tril_indices(len(vectors), len(vectors), offset=-1)
     high = torch.maximum(vectors[i], vectors[j])
     low = torch.minimum(vectors[i], vectors[j])
@@ -356,7 +368,8 @@ def _columns(interaction: str, order: list[int], dim: int) -> Tensor:
 
 def _to_ours(theirs: Tensor, interaction: str, order: list[int], dim: int) -> Tensor:
     columns = _columns(interaction, order, dim)
-    width = len(columns) if interaction == "cat" else ops.interaction_width(len(order), dim)
+    dots = interaction in _DOTS
+    width = ops.interaction_width(len(order), dim) if dots else len(columns)
     ours = theirs.new_zeros(len(theirs), width)
     ours[:, columns] = theirs[:, : len(columns)]
     return _with_padding(ours, theirs, len(columns))

@@ -1,0 +1,42 @@
+"""Turns the numerical fields of a sample into the vector that enters the interaction."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dlrm.model.mlp import MLP, mlp_layers
+
+
+class BottomMLP(MLP):
+    """The bottom MLP over all numerical fields; its weights are those of an `MLP`.
+
+    Attributes:
+        num_vectors: vectors of a sample that enter the interaction.
+    """
+
+    num_vectors = 1
+
+    def forward(self, numerical: Tensor) -> Tensor:
+        """Returns `[samples, dim]` of `[samples, fields]`, which may be of any floating dtype."""
+        return super().forward(numerical.float())
+
+    def exportable(self) -> nn.Module:
+        """Returns the same in plain operators, which shares the weights."""
+        return _PlainLayers(*self)
+
+
+def bottom_mlp(
+    num_fields: int, sizes: Sequence[int], seed: int, dtype: torch.dtype, optimized: bool
+) -> BottomMLP:
+    """Returns a new bottom MLP; see `dlrm.model.mlp.mlp`."""
+    layers = mlp_layers(num_fields, sizes, seed, "bottom_mlp")
+    return BottomMLP(*layers, dtype=dtype, optimized=optimized)
+
+
+class _PlainLayers(nn.Sequential):
+    def forward(self, numerical: Tensor) -> Tensor:
+        vectors = numerical.float()
+        for layer in self:
+            vectors = layer(vectors)
+        return vectors
