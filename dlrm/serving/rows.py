@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.columns import BadValueError, TextColumn
+from dlrm.data.sources.columns import BadValueError, TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.csv_transform import BadRowError, CsvTransform
 from dlrm.data.transform.transform import Transform
@@ -20,7 +20,6 @@ from dlrm.data.transform.transform import Transform
 _PADDING = 8  # bytes that a TextColumn has after its last field
 _ZEROS = np.zeros(_PADDING, np.uint8)
 _BLOCK_BYTES = 4 << 20
-_TAB, _NEWLINE, _RETURN = b"\t\n\r"
 
 
 class Inputs(NamedTuple):
@@ -255,7 +254,7 @@ def text_of_lines(lines: bytes, num_columns: int) -> Text:
     if not lines.endswith(b"\n"):
         lines += b"\n"
     data = np.frombuffer(lines + bytes(_PADDING), np.uint8)
-    ends = np.flatnonzero(data[: len(lines)] == _NEWLINE)
+    ends = np.flatnonzero(data[: len(lines)] == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])
     text = _cut(data, starts, ends, num_columns)
     empty = text.ends[-1] == text.starts[0]
@@ -269,29 +268,11 @@ def _cut(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: in
     if (too_long := ends - starts > LONGEST_LINE).any():
         row = int(too_long.argmax())
         raise _too_long(row, f"{ends[row] - starts[row]}")
-    ends = ends - ((ends > starts) & (data[ends - 1] == _RETURN))
-    is_tab = data[: ends[-1] if len(ends) else 0] == _TAB
-    if np.count_nonzero(is_tab) > len(starts) * (num_columns - 1):  # places take 8 bytes a tab
-        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            _check_fields(row, int(np.count_nonzero(is_tab[start:end])) + 1, num_columns)
-    tabs = np.flatnonzero(is_tab)
-    row_of_tab = np.searchsorted(starts, tabs, side="right") - 1
-    first_tab = np.searchsorted(tabs, starts)
-    fields = np.bincount(row_of_tab, minlength=len(starts)) + 1
-    if (fields > num_columns).any():
-        row = int((fields > num_columns).argmax())
-        _check_fields(row, fields[row], num_columns)
-    field_ends = np.repeat(ends[None], num_columns, axis=0)
-    field_ends[np.arange(len(tabs)) - first_tab[row_of_tab], row_of_tab] = tabs
-    field_starts = np.empty_like(field_ends)
-    field_starts[0] = starts
-    np.minimum(field_ends[:-1] + 1, field_ends[1:], out=field_starts[1:])  # cut off: empty
-    return Text(data, field_starts, field_ends)
-
-
-def _check_fields(row: int, fields: int, num_columns: int) -> None:
-    if fields > num_columns:
+    text = Text(*cut_lines(data, starts, ends, num_columns))
+    if (row := text.rows) < len(starts):
+        fields = data[starts[row] : ends[row]].tobytes().count(b"\t") + 1
         raise RowError(row, f": expected up to {num_columns} fields, got {fields}")
+    return text
 
 
 def _too_long(row: int, length: str) -> RowError:

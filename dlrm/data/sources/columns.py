@@ -9,6 +9,7 @@ from dlrm.data.sources import native
 
 MAX_HEXADECIMAL_DIGITS = 16
 MAX_DECIMAL_DIGITS = 18  # so that every number fits int64
+_TAB, _RETURN = b"\t\r"
 
 
 class TextColumn(NamedTuple):
@@ -60,6 +61,43 @@ class BadValueError(ValueError):
         self.row, self.expected, self.got, self.column = row, expected, got, column
         where = "" if column is None else f"column {column}, "
         super().__init__(f"{where}row {row}: expected {expected}, got {got!r}")
+
+
+def cut_lines(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: int
+) -> TextColumn:
+    """Cuts lines `[start, end)` at their tabs; fields that are cut off at a line's end are empty.
+
+    Args:
+        data: uint8, of lines one after another, without tabs between them.
+        starts, ends: of the lines; a carriage return before the end does not belong to the line.
+        num_columns: fields of a line.
+
+    Returns:
+        Fields as `[columns, rows]`, of the lines before the first that has too many.
+    """
+    is_tab = data[: ends[-1] if len(ends) else 0] == _TAB
+    if np.count_nonzero(is_tab) > len(starts) * (num_columns - 1):  # places take 8 bytes a tab
+        lines = enumerate(zip(starts, ends, strict=True))
+        row = next(i for i, (a, b) in lines if np.count_nonzero(is_tab[a:b]) >= num_columns)
+        return cut_lines(data, starts[:row], ends[:row], num_columns)
+    tabs = np.flatnonzero(is_tab).astype(starts.dtype, copy=False)
+    tabs_before = np.searchsorted(tabs, starts)
+    tabs_of_row = np.diff(tabs_before, append=len(tabs))
+    if (tabs_of_row >= num_columns).any():
+        row = int((tabs_of_row >= num_columns).argmax())
+        return cut_lines(data, starts[:row], ends[:row], num_columns)
+    ends = ends - ((ends > starts) & (data[ends - 1] == _RETURN))
+    field_ends = np.repeat(ends[None], num_columns, axis=0)
+    if (tabs_of_row == num_columns - 1).all():
+        field_ends[:-1] = tabs.reshape(len(starts), num_columns - 1).T
+    else:
+        row_of_tab = np.repeat(np.arange(len(starts)), tabs_of_row)
+        field_ends[np.arange(len(tabs)) - tabs_before[row_of_tab], row_of_tab] = tabs
+    field_starts = np.empty_like(field_ends)
+    field_starts[0] = starts
+    np.minimum(field_ends[:-1] + 1, field_ends[1:], out=field_starts[1:])
+    return TextColumn(data, field_starts, field_ends)
 
 
 EXPECTED_HEXADECIMAL = f"up to {MAX_HEXADECIMAL_DIGITS} hexadecimal digits"

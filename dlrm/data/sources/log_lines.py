@@ -16,6 +16,7 @@ from dlrm.data.sources.columns import (
     EXPECTED_INTEGER,
     Parsed,
     TextColumn,
+    cut_lines,
     read_hexadecimal,
     read_integer,
 )
@@ -135,16 +136,13 @@ def _shown(field: bytes) -> str:
 
 
 def _parse_with_numpy(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
-    data = np.frombuffer(
-        text + (b"" if text.endswith(b"\n") or not text else b"\n") + bytes(8), "u1"
-    )
-    starts, ends, bad_at = _find_fields(data[:-8], log_format.num_columns)
-    columns = [TextColumn(data, start, end) for start, end in zip(starts, ends, strict=True)]
-    rows = len(starts[0])
+    fields, bad_at = _find_fields(text, log_format.num_columns)
+    columns = [TextColumn(fields.data, *ends) for ends in zip(*fields[1:], strict=True)]
+    rows = fields.starts.shape[1]
     labels, bad = np.zeros(rows, bool), np.zeros(rows, bool)
     if log_format.labelled:
-        digits = data[starts[0]] - np.uint8(ord("0"))
-        bad |= (digits > 1) | (ends[0] - starts[0] != 1)
+        digits = fields.data[fields.starts[0]] - np.uint8(ord("0"))
+        bad |= (digits > 1) | (fields.ends[0] - fields.starts[0] != 1)
         labels = digits == 1
         columns = columns[1:]
     integers: list[Parsed] = []
@@ -157,36 +155,21 @@ def _parse_with_numpy(text: bytes, log_format: LogFormat) -> tuple[Lines, int | 
     lines = Lines(labels, integers, hashes)
     if bad.any():
         row = int(bad.argmax())
-        return lines.part(0, row), int(starts[0][row])
+        return lines.part(0, row), int(fields.starts[0][row])
     return lines, bad_at
 
 
-def _find_fields(data: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray, int | None]:
-    """Returns where each field starts and ends, as arrays `[columns, rows]`.
+def _find_fields(text: bytes, num_columns: int) -> tuple[TextColumn, int | None]:
+    """Returns the fields of lines, as `[columns, rows]`, and where the first bad line starts.
 
-    The rows end before the first line that is empty or has too many fields, whose start comes last.
+    A bad line is empty or has too many fields; the fields are those of the lines before it.
     """
-    marks = np.flatnonzero((data - np.uint8(ord("\t"))) < 2).astype(np.int32)  # tab, newline
-    last_marks = np.flatnonzero(data[marks] == ord("\n"))
-    line_ends = marks[last_marks]
+    newline = b"" if text.endswith(b"\n") or not text else b"\n"
+    data = np.frombuffer(text + newline + bytes(8), "u1")
+    line_ends = np.flatnonzero(data[:-8] == ord("\n")).astype(np.int32)
     line_starts = np.concatenate([np.zeros(min(len(line_ends), 1), np.int32), line_ends[:-1] + 1])
-    fields = np.diff(last_marks, prepend=-1)
-    text_ends = line_ends - (data[line_ends - 1] == ord("\r"))  # at 0, data[-1] is a newline
-    wrong = (text_ends <= line_starts) | (fields > columns)
-    if wrong.any():
-        bad_at = int(line_starts[wrong.argmax()])
-        return *_find_fields(data[:bad_at], columns)[:2], bad_at
-    ends = np.empty((columns, len(fields)), np.int32)
-    if (fields == columns).all():
-        ends[:] = marks.reshape(-1, columns).T
-    else:
-        ends[:] = line_ends
-        row_of_mark = np.repeat(np.arange(len(fields)), fields)
-        column_of_mark = np.arange(len(marks)) - np.repeat(last_marks - fields + 1, fields)
-        ends[column_of_mark, row_of_mark] = marks
-    if (text_ends < line_ends).any():
-        np.minimum(ends, text_ends, out=ends)
-    starts = np.empty_like(ends)
-    starts[0] = line_starts
-    np.minimum(ends[:-1] + 1, ends[1:], out=starts[1:])  # a field that is cut off is empty
-    return starts, ends, None
+    data, starts, ends = cut_lines(data, line_starts, line_ends, num_columns)
+    empty = ends[-1] == starts[0]
+    rows = int(empty.argmax()) if empty.any() else len(empty)
+    bad_at = int(line_starts[rows]) if rows < len(line_starts) else None
+    return TextColumn(data, starts[:, :rows], ends[:, :rows]), bad_at
