@@ -289,6 +289,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="share of lines that may be left out (default 0.001)")  # fmt: skip
     add("--report", action=argparse.BooleanOptionalAction, default=True,
         help="write report.html and report.json: what is in the data (default on)")  # fmt: skip
+    _add_engine_flags(parser)
+    add("--debug_mode", action="store_true", help="show where an error came from")
+    return parser.parse_args(arguments)
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--engine", choices=("spark", "local"), default="spark",
         help="spark, or processes of this machine, without Java; the same bytes")  # fmt: skip
     add("--cores", type=_positive, default=os.cpu_count(), help="of this machine (default: all)")
@@ -298,8 +305,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "on a cluster that of the driver and of each executor (default 4)")  # fmt: skip
     add("--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE",
         help="a setting of Spark; may be repeated")  # fmt: skip
-    add("--debug_mode", action="store_true", help="show where an error came from")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

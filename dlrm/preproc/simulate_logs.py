@@ -300,7 +300,7 @@ def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Co
     return text[text != 0].tobytes()
 
 
-class Judge:
+class StreamingMetrics:
     """AUC and log loss of the true probabilities, in memory that does not grow with the rows."""
 
     _BINS = 1 << 20
@@ -338,7 +338,7 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     """
     simulator = Simulator(simulation)
     last = simulation.days - 1
-    judges = {"test": Judge(), "validation": Judge(), "last_day": Judge()}
+    metrics = {name: StreamingMetrics() for name in ("test", "validation", "last_day")}
     with staged_directory(output, replace=True) as staging:
         for day in range(simulation.days):
             start, done = time.perf_counter(), 0
@@ -346,12 +346,12 @@ def simulate(simulation: Simulation, output: Path) -> dict:
                 for chunk in simulator.chunks(day):
                     file.write(chunk.text)
                     if day == last:
-                        _judge(judges, chunk, max(simulation.day_rows(last) // 2 - done, 0))
+                        _add_last_day(metrics, chunk, max(simulation.day_rows(last) // 2 - done, 0))
                     done += len(chunk.label)
             seconds = time.perf_counter() - start
             print(f"day_{day}: {done:,} rows, {done / seconds:,.0f} rows/s", flush=True)
         planted = {
-            **{name: judge.summary() for name, judge in judges.items()},
+            **{name: sums.summary() for name, sums in metrics.items()},
             "simulation": vars(simulation),
         }
         (staging / PLANTED).write_text(json.dumps(planted, indent=2) + "\n", encoding="utf-8")
@@ -359,11 +359,11 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     return planted
 
 
-def _judge(judges: dict[str, Judge], chunk: Chunk, test_rows: int) -> None:
+def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows: int) -> None:
     """Adds a chunk of the last day, of which the first `test_rows` rows are in its first half."""
-    judges["last_day"].add(chunk.probability, chunk.label)
-    judges["test"].add(chunk.probability[:test_rows], chunk.label[:test_rows])
-    judges["validation"].add(chunk.probability[test_rows:], chunk.label[test_rows:])
+    metrics["last_day"].add(chunk.probability, chunk.label)
+    metrics["test"].add(chunk.probability[:test_rows], chunk.label[:test_rows])
+    metrics["validation"].add(chunk.probability[test_rows:], chunk.label[test_rows:])
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -42,18 +42,15 @@ def transcode_spec(
     with staged_directory(output) as staging:
         splits = {}
         for split, chunks in sections["source_spec"].items():
-            splits[split] = columns = Columns(staging / "columns" / split)
             parsers: dict[str, Parser] = {
                 label: label_parser(),
                 **{name: number_parser(()) for name in numerical},
                 **{name: id_parser(size) for name, size in declared.items()},
             }
-            for chunk in chunks:
-                csv_format = CsvFormat(chunk["features"], chunk_size=chunk_size)
-                files = [path.parent / file for file in chunk["files"]]
-                used = {name: parsers[name] for name in chunk["features"] if name in parsers}
-                columns.append_part(files, csv_format, used)
-            if not columns.num_rows:
+            splits[split] = _read_chunks(
+                path.parent, chunks, parsers, staging / "columns" / split, chunk_size
+            )
+            if not splits[split].num_rows:
                 raise ValueError(f"{path}: split {split}: its files have no rows")
         report = Report()
         for name, size in declared.items():
@@ -71,6 +68,19 @@ def transcode_spec(
         shutil.rmtree(staging / "columns")
         finish_dataset(spec, report, {"numeric_transform": "none"})
     return report
+
+
+def _read_chunks(
+    folder: Path, chunks: list[dict], parsers: dict[str, Parser], columns: Path, chunk_size: int
+) -> Columns:
+    """Parses the CSV files of a split, chunk by chunk, into files of columns."""
+    parsed = Columns(columns)
+    for chunk in chunks:
+        csv_format = CsvFormat(chunk["features"], chunk_size=chunk_size)
+        files = [folder / file for file in chunk["files"]]
+        used = {name: parsers[name] for name in chunk["features"] if name in parsers}
+        parsed.append_part(files, csv_format, used)
+    return parsed
 
 
 def _check_csv_spec(

@@ -40,15 +40,7 @@ class GeneratedText:
         seed: int = 0,
         lengths: str = "full",
     ) -> None:
-        if kind not in KINDS:
-            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
-        if lengths not in ("full", "random"):
-            raise ValueError(f"lengths: expected full or random, got {lengths!r}")
-        least = {"num_samples": 1, "length": 8, "vocab_size": 2, "max_predictions": 1}
-        given = (num_samples, length, vocab_size, max_predictions)
-        for (name, minimum), value in zip(least.items(), given, strict=True):
-            if value < minimum:
-                raise ValueError(f"{name}: expected {minimum} or more, got {value}")
+        _check(kind, lengths, num_samples, length, vocab_size, max_predictions)
         self.num_samples, self.length = num_samples, length
         random = np.random.default_rng(seed)
         made = min(num_samples, _MOST)
@@ -88,6 +80,17 @@ class GeneratedText:
         made = torch.from_numpy(rows % len(self._batch.ids))
         batch = self._batch.map(lambda tensor: tensor[made])
         return batch._replace(indices=torch.from_numpy(rows.astype(np.int64)))
+
+
+def _check(kind: str, lengths: str, *sizes: int) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+    if lengths not in ("full", "random"):
+        raise ValueError(f"lengths: expected full or random, got {lengths!r}")
+    least = {"num_samples": 1, "length": 8, "vocab_size": 2, "max_predictions": 1}
+    for (name, minimum), value in zip(least.items(), sizes, strict=True):
+        if value < minimum:
+            raise ValueError(f"{name}: expected {minimum} or more, got {value}")
 
 
 def _tensor(array: np.ndarray | None) -> torch.Tensor | None:

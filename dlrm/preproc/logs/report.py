@@ -198,11 +198,36 @@ _Head = Sequence[tuple[str, Sequence[str]]]  # of columns: a title over them, an
 
 
 def _page(facts: dict[str, Any]) -> str:
-    days, splits = facts["days"], facts["splits"].items()
-    rows, clicks = (sum(day[name] for day in days) for name in ("rows", "clicks"))
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Dataset report</title>",
         f"<style>{_STYLE}</style><h1>Dataset report</h1>",
+        *_splits_and_days(facts),
+        "<h2>Numerical features</h2>",
+        "<p class='note'>Quantiles are of the training rows, before the logarithm, within 3 %.</p>",
+        _numerical_table(facts["numerical"]),
+        "<h2>Categorical features</h2>",
+        "<p class='note'>Distinct values are those of the dictionary's days. Those that occur as "
+        "often as the limit says get an id; the table's rows are these ids, and id 0. "
+        "Without id are values that are rarer or were not seen, missing ones not counted.</p>",
+        _categorical_table(facts["categorical"]),
+        "<h2>Missing values</h2>",
+        _missing_plot(facts),
+        "<h2>Drift</h2><p class='note'>Population stability index of each day against all training "
+        "rows; <span class='some'>0.1</span> is customarily called some drift, "
+        "<span class='large'>0.25</span> a large one.</p>",
+        _drift_table(facts),
+    ]
+    if facts["lines_rejected"]:
+        files = [list(item) for item in facts["lines_rejected"].items()]
+        parts += ["<h2>Lines left out</h2>", _table([("", ["file", "lines"])], files)]
+    return "\n".join(parts) + "</html>\n"
+
+
+def _splits_and_days(facts: dict[str, Any]) -> list[str]:
+    days, splits = facts["days"], facts["splits"].items()
+    rows, clicks = (sum(day[name] for day in days) for name in ("rows", "clicks"))
+    names = [str(day["day"]) for day in days]
+    return [
         f"<p>{rows:,} rows of {len(days)} days, {_percent(_share(clicks, rows))} of them clicked; "
         f"{len(facts['numerical'])} numerical and {len(facts['categorical'])} categorical features."
         "</p><h2>Splits</h2>",
@@ -217,54 +242,39 @@ def _page(facts: dict[str, Any]) -> str:
             ],
         ),
         "<h2>Days</h2>",
-        _bars("rows", _whole, [str(d["day"]) for d in days], [d["rows"] for d in days]),
-        _bars(
-            "click-through rate",
-            _percent,
-            [str(d["day"]) for d in days],
-            [d["click_through_rate"] or 0 for d in days],
-        ),
-        "<h2>Numerical features</h2>",
-        "<p class='note'>Quantiles are of the training rows, before the logarithm, within 3 %.</p>",
-        _table(
-            [
-                ("", ["feature"]),
-                ("missing in", layout.SPLITS),
-                ("quantiles", [f"{100 * q:.0f} %" for q in _QUANTILES]),
-            ],
-            [
-                [f["name"], *map(_percent, f["missing"].values())]
-                + [None if q is None else int(q) for q in f["quantiles"].values()]
-                for f in facts["numerical"]
-            ],
-        ),
-        "<h2>Categorical features</h2>",
-        "<p class='note'>Distinct values are those of the dictionary's days. Those that occur as "
-        "often as the limit says get an id; the table's rows are these ids, and id 0. "
-        "Without id are values that are rarer or were not seen, missing ones not counted.</p>",
-        _table(
-            [
-                ("", ["feature", "distinct values", "limit", "table rows"]),
-                ("missing in", layout.SPLITS),
-                ("without id in", layout.SPLITS),
-            ],
-            [
-                [_name(f), f["distinct_values"], f["frequency_limit"], f["cardinality"]]
-                + [_percent(f[shares][n]) for shares in _SHARES for n in layout.SPLITS]
-                for f in facts["categorical"]
-            ],
-        ),
-        "<h2>Missing values</h2>",
-        _missing_plot(facts),
-        "<h2>Drift</h2><p class='note'>Population stability index of each day against all training "
-        "rows; <span class='some'>0.1</span> is customarily called some drift, "
-        "<span class='large'>0.25</span> a large one.</p>",
-        _drift_table(facts),
+        _bars("rows", _whole, names, [d["rows"] for d in days]),
+        _bars("click-through rate", _percent, names, [d["click_through_rate"] or 0 for d in days]),
     ]
-    if facts["lines_rejected"]:
-        files = [list(item) for item in facts["lines_rejected"].items()]
-        parts += ["<h2>Lines left out</h2>", _table([("", ["file", "lines"])], files)]
-    return "\n".join(parts) + "</html>\n"
+
+
+def _numerical_table(features: list[dict[str, Any]]) -> str:
+    return _table(
+        [
+            ("", ["feature"]),
+            ("missing in", layout.SPLITS),
+            ("quantiles", [f"{100 * q:.0f} %" for q in _QUANTILES]),
+        ],
+        [
+            [f["name"], *map(_percent, f["missing"].values())]
+            + [None if q is None else int(q) for q in f["quantiles"].values()]
+            for f in features
+        ],
+    )
+
+
+def _categorical_table(features: list[dict[str, Any]]) -> str:
+    return _table(
+        [
+            ("", ["feature", "distinct values", "limit", "table rows"]),
+            ("missing in", layout.SPLITS),
+            ("without id in", layout.SPLITS),
+        ],
+        [
+            [_name(f), f["distinct_values"], f["frequency_limit"], f["cardinality"]]
+            + [_percent(f[shares][n]) for shares in _SHARES for n in layout.SPLITS]
+            for f in features
+        ],
+    )
 
 
 _SHARES = ("missing", "values_without_id")
