@@ -1,0 +1,69 @@
+"""The contributors' documents name files that exist, and each decision is a whole record."""
+
+import re
+
+import pytest
+
+PARTS = ["Decision", "Why", "What was rejected", "Consequence"]
+FOLDERS = ("csrc", "dlrm", "tests", "benchmarks", "docs", "examples", "preproc", "triton")
+_PATH = re.compile(
+    rf"`((?:{'|'.join(FOLDERS)})/[^`\s]*|(?:setup|demo)\.py|[\w-]+\.(?:toml|txt|md))`"
+)
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def documents(root):
+    """`CONTRIBUTING.md` and what it links to, by name."""
+    return {
+        str(path.relative_to(root)): path.read_text()
+        for path in [root / "CONTRIBUTING.md", *sorted(root.glob("docs/design/*.md"))]
+    }
+
+
+def exists(root, path):
+    """Whether there is such a file; `dlrm/ops/<name>.py` and `tests/*.py` stand for any."""
+    pattern = re.sub(r"<[^>]+>", "*", path).rstrip("/")
+    # What is built is not in a clone.
+    return path.endswith(".so") or any(root.glob(pattern))
+
+
+def test_paths_that_the_documents_name_exist(root):
+    found = [(name, path) for name, text in documents(root).items() for path in _PATH.findall(text)]
+    assert len(found) > 100
+    assert not [f"{name}: {path}" for name, path in found if not exists(root, path)]
+
+
+def test_links_of_the_documents_lead_somewhere(root):
+    found = [
+        (root / name, link)
+        for name, text in documents(root).items()
+        for link in _LINK.findall(text)
+    ]
+    assert len(found) > 10
+    assert not [f"{path}: {link}" for path, link in found if not (path.parent / link).exists()]
+
+
+def test_every_decision_is_a_whole_record(root):
+    wrong = []
+    for name, text in documents(root).items():
+        if name.startswith("docs/design/") and not name.endswith("README.md"):
+            title, *records = re.split(r"^## ", text, flags=re.MULTILINE)
+            assert title.startswith("# ")
+            assert records, name
+            for record in records:
+                parts = re.findall(r"^\* \*\*([^*]+)\*\*: \S", record, flags=re.MULTILINE)
+                if parts != PARTS:
+                    wrong.append(f"{name}: {record.splitlines()[0]}: {parts}")
+    assert not wrong
+
+
+def test_the_index_names_every_document(root):
+    index = (root / "docs" / "design" / "README.md").read_text()
+    names = {path.name for path in root.glob("docs/design/*.md")} - {"README.md"}
+    assert set(_LINK.findall(index)) == names
+
+
+@pytest.mark.parametrize("path", ["dlrm/nowhere.py", "csrc/cpu/nowhere.cpp", "nowhere.toml"])
+def test_a_path_that_does_not_exist_is_found(root, path):
+    assert _PATH.findall(f"see `{path}`") == [path]
+    assert not exists(root, path)
