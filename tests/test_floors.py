@@ -14,7 +14,7 @@ FLOORS = [
     ["dlrm.tasks", "dlrm.serving", "dlrm.preproc"],
     ["dlrm.systems"],
     ["dlrm.scripts", "preproc", "triton"],
-    ["benchmarks", "demo"],
+    ["benchmarks", "examples", "demo"],
 ]
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
