@@ -24,7 +24,7 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
-	@$(PIP) setuptools wheel
+	@$(PIP) setuptools wheel ninja
 	@$(PIP) --no-build-isolation -e ".[preproc,images,text,plots,serve,dev]"
 	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@

@@ -6,6 +6,9 @@ interface: it serves every Python, too. Without a compiler, or with `DLRM_NATIVE
 environment, the package is installed without both, and its plain-torch references and its numpy
 parser run. A compile error fails the installation.
 
+Ninja compiles what has changed, in `build/native`: sources, the headers that they include, and the
+commands themselves.
+
 `dlrm/_ops_cuda.so` is built where there is an nvcc (in `CUDA_HOME` or on the path) and the torch
 installed is one for CUDA; `DLRM_CUDA=1` builds it for any torch, `DLRM_CUDA=0` for none.
 `DLRM_CUDA_ARCHS="80;90"` names the architectures to compile for.
@@ -17,7 +20,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from pathlib import Path
 
 from setuptools import Distribution, Extension, setup
@@ -48,10 +51,8 @@ CUDA_FLAGS = [
     "-lineinfo",  # profilers show lines of the source
     "-Xfatbin=-compress-all",  # half as large
 ]
-HOST_FLAGS = [
-    *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall"),
-    *("-static-libstdc++", "-static-libgcc"),  # a server may have older ones
-]
+HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall"]
+BUILD = "build/native"
 
 
 def cpp_compiler() -> list[str] | None:
@@ -71,6 +72,18 @@ def torch_folder() -> Path:
             "first and use `pip install --no-build-isolation`, or set DLRM_NATIVE=0 to do without."
         )
     return Path(spec.origin).parent
+
+
+def ninja() -> list[str]:
+    """Returns the command of ninja, that of its Python package first."""
+    if importlib.util.find_spec("ninja") is not None:
+        return [sys.executable, "-m", "ninja"]
+    if shutil.which("ninja"):
+        return ["ninja"]
+    raise SystemExit(
+        "dlrm's native code is built by ninja, which is not installed here. Use `pip install "
+        "ninja` first, or set DLRM_NATIVE=0 to do without."
+    )
 
 
 def reason_to_skip() -> str | None:
@@ -122,77 +135,81 @@ def cuda_architectures() -> list[str]:
     return [*first, "75", "80", "86", "89", "90", *last]
 
 
+def host_commands() -> tuple[list[str], list[str]]:
+    compiler = cpp_compiler()
+    assert compiler is not None
+    static = ["-static-libstdc++", "-static-libgcc"]  # a server may have older ones
+    return [*compiler, *HOST_FLAGS], [*compiler, "-shared", *static]
+
+
+def cpu_commands() -> tuple[list[str], list[str]]:
+    compiler, torch = cpp_compiler(), torch_folder()
+    assert compiler is not None
+    link = ["-shared", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
+    return [*compiler, *COMPILE_FLAGS, "-isystem", str(torch / "include")], [*compiler, *link]
+
+
+def cuda_commands() -> tuple[list[str], list[str]]:
+    """Headers of a torch without CUDA will do: the ABI is one. CUDA's runtime is linked in."""
+    compiler, torch = nvcc(), torch_folder()
+    assert compiler is not None
+    architectures = cuda_architectures()
+    code = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in architectures]
+    newest = architectures[-1]
+    code.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")  # for later GPUs
+    named = f'-DDLRM_CUDA_ARCHS=\\"{";".join(architectures)}\\"'
+    link = ["-shared", f"-L{torch / 'lib'}", "-Xlinker", "--no-as-needed", "-ltorch"]
+    compile = [compiler, *CUDA_FLAGS, named, *code, "-isystem", str(torch / "include")]
+    return compile, [compiler, *link]
+
+
 class BuildNative(build_ext):
-    """Compiles the sources at once, in as many processes as there are cores, and links them."""
+    """Lets ninja build all libraries at once."""
 
-    def build_extension(self, ext: Extension) -> None:
-        if ext.name == HOST:
-            self.build_host(ext)
-        elif ext.name == CUDA:
-            self.build_cuda(ext)
-        else:
-            self.build_ops(ext)
+    def build_extensions(self) -> None:
+        rules = [self.ninja_rules(ext) for ext in self.extensions]
+        Path(BUILD).mkdir(parents=True, exist_ok=True)
+        Path(BUILD, "build.ninja").write_text("\n".join([f"builddir = {BUILD}", *rules]))
+        run([*ninja(), "-v", "-f", f"{BUILD}/build.ninja"])
+        for ext in self.extensions:
+            self.copy_file(self.built(ext), self.get_ext_fullpath(ext.name))
 
-    def build_host(self, ext: Extension) -> None:
-        compiler = cpp_compiler()
-        assert compiler is not None
-        self.link([*compiler, *HOST_FLAGS, "-shared", *ext.sources], ext)
+    def ninja_rules(self, ext: Extension) -> str:
+        compile, link = (shlex.join(words).replace("$", "$$") for words in COMMANDS[ext.name]())
+        objects = {source: f"{BUILD}/{ext.name}/{source}.o" for source in ext.sources}
+        edges = [f"build {objects[name]}: compile_{ext.name} {name}" for name in ext.sources]
+        return f"""
+rule compile_{ext.name}
+  command = {compile} -MMD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+rule link_{ext.name}
+  command = {link} $in -o $out
+{chr(10).join(edges)}
+build {self.built(ext)}: link_{ext.name} {" ".join(objects.values())}
+"""
 
-    def build_ops(self, ext: Extension) -> None:
-        compiler, torch = cpp_compiler(), torch_folder()
-        assert compiler is not None
-        include = ["-isystem", str(torch / "include")]
-        objects = self.compile([*compiler, *COMPILE_FLAGS, *include], ext.sources, "csrc")
-        link = ["-shared", f"-L{torch / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
-        self.link([*compiler, *objects, *link], ext)
+    def built(self, ext: Extension) -> str:
+        return f"{BUILD}/{self.get_ext_filename(ext.name)}"
 
-    def build_cuda(self, ext: Extension) -> None:
-        """Headers of a torch without CUDA will do: the ABI is one. CUDA's runtime is linked in."""
-        compiler, torch = nvcc(), torch_folder()
-        assert compiler is not None
-        architectures = cuda_architectures()
-        code = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in architectures]
-        newest = architectures[-1]
-        code.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")  # for later GPUs
-        named = f'-DDLRM_CUDA_ARCHS=\\"{";".join(architectures)}\\"'
-        include = ["-isystem", str(torch / "include")]
-        command = [compiler, *CUDA_FLAGS, named, *code, *include]
-        objects = self.compile(command, ext.sources, "csrc-cuda-" + "-".join(architectures))
-        link = ["-shared", f"-L{torch / 'lib'}", "-Xlinker", "--no-as-needed", "-ltorch"]
-        self.link([compiler, *objects, *link], ext)
-
-    def compile(self, command: list[str], sources: list[str], folder: str) -> list[str]:
-        """Compiles what is newer than its object; returns the objects."""
-        objects = Path(self.build_temp) / folder
-        objects.mkdir(parents=True, exist_ok=True)
-        included = {"csrc", str(Path(sources[-1]).parent)}  # the CPU's ops and CUDA's share no more
-        headers = (path for folder in included for path in Path(folder).glob("*.h"))
-        newest_header = max(path.stat().st_mtime for path in [*headers, Path(__file__)])
-
-        def compile_source(source: str) -> str:
-            target = (objects / source.replace("/", "_")).with_suffix(".o")
-            newest = max(newest_header, os.stat(source).st_mtime)
-            if not target.exists() or target.stat().st_mtime < newest:
-                run([*command, "-c", source, "-o", str(target)])
-            return str(target)
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(compile_source, sources))
-
-    def link(self, command: list[str], ext: Extension) -> None:
-        output = Path(self.get_ext_fullpath(ext.name))
-        output.parent.mkdir(parents=True, exist_ok=True)
-        # Beside and renamed: a process that has the old file mapped keeps it whole.
-        unfinished = output.with_suffix(".unfinished")
-        run([*command, "-o", str(unfinished)])
-        unfinished.replace(output)
+    def copy_file(self, infile: str, outfile: str, *_: object, **__: object) -> None:
+        """Copies beside and renames: a process that has the old file mapped keeps it whole."""
+        unfinished = Path(outfile).with_suffix(".unfinished")
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(infile, unfinished)
+        unfinished.replace(outfile)
 
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", "/") + ".so"  # no Python version: none of them knows one
 
 
 class Wheel(bdist_wheel):
-    """Tags the wheel for this platform and every Python."""
+    """Packs what is in the sources now, tagged for this platform and every Python."""
+
+    def run(self) -> None:
+        # Modules that earlier builds left there would be packed, too.
+        shutil.rmtree(self.get_finalized_command("build").build_lib, ignore_errors=True)
+        super().run()
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
@@ -211,7 +228,7 @@ def run(command: list[str]) -> None:
 
 
 def extensions() -> list[Extension]:
-    found = [Extension(HOST, ["csrc/host/host.cpp"]), Extension("dlrm._ops_cpu", sources)]
+    found = [Extension(HOST, ["csrc/host/host.cpp"]), Extension(CPU, sources)]
     without_cuda = reason_to_skip_cuda()
     if without_cuda:
         print(f"dlrm is installed without CUDA kernels, because {without_cuda}.", flush=True)
@@ -220,8 +237,8 @@ def extensions() -> list[Extension]:
     return found
 
 
-HOST = "dlrm._host"
-CUDA = "dlrm._ops_cuda"
+HOST, CPU, CUDA = "dlrm._host", "dlrm._ops_cpu", "dlrm._ops_cuda"
+COMMANDS = {HOST: host_commands, CPU: cpu_commands, CUDA: cuda_commands}  # to compile, to link
 sources = ["csrc/library.cpp", *sorted(map(str, Path("csrc/cpu").glob("*.cpp")))]
 reason = reason_to_skip()
 if reason:

@@ -176,7 +176,8 @@ def _rebuild() -> str:
     """The command that builds the native operators."""
     root = PACKAGE.parent
     source = f"-e {shlex.quote(str(root))}" if (root / "setup.py").exists() else "<repository>"
-    build = f"{pip_install()} setuptools wheel && {pip_install()} --no-build-isolation {source}"
+    tools = f"{pip_install()} setuptools wheel ninja"
+    build = f"{tools} && {pip_install()} --no-build-isolation {source}"
     compilers = ("g++", "c++", "clang++", shlex.split(os.environ.get("CXX", "g++"))[0])
     if not any(map(shutil.which, compilers)):
         return f"sudo apt-get install -y g++ && {build}"
