@@ -1,6 +1,6 @@
 """Turns Parquet that is transformed already into a dataset.
 
-    python preproc/convert_to_binary.py --source PARQUET --output DATASET
+    python -m dlrm.preproc.convert_to_binary --source PARQUET --output DATASET
 
 PARQUET is a folder with train/, test/ and perhaps validation/, as Spark writes them, or a file or
 folder of which --held_out, the last part, becomes test/ and validation/, half each. Row k of the
@@ -225,7 +225,9 @@ def _arrays(path: Path, row: int, batch, columns: Columns):
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m dlrm.preproc.convert_to_binary" if __name__ == "__main__" else None,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--source", type=Path, required=True, help="Parquet file or folder")
     parser.add_argument("--output", type=Path, required=True, help="the dataset to write")

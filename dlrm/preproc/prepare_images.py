@@ -1,6 +1,6 @@
 """Turns images into a dataset that training maps into memory.
 
-    python preproc/prepare_images.py --source IMAGES --output DATASET --test_fraction 0.2
+    python -m dlrm.preproc.prepare_images --source IMAGES --output DATASET --test_fraction 0.2
 
 IMAGES is a folder of class folders, the same in an uncompressed tar file, or a folder of ImageNet's
 TFRecords (train-00000-of-01024, ..., validation-00000-of-00128, ...). Where the class folders lie
@@ -180,7 +180,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     defaults = Options(cores=len(os.sched_getaffinity(0)))
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m dlrm.preproc.prepare_images" if __name__ == "__main__" else None,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--source", type=Path, required=True, help="folder or tar file of images")
     parser.add_argument("--output", type=Path, required=True, help="the dataset to write")

@@ -250,6 +250,7 @@ def _setting(text: str) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
+        prog="python -m dlrm.preproc.prepare_logs" if __name__ == "__main__" else None,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,6 +1,6 @@
 """Turns raw text into a dataset for BERT's pre-training, which training maps into memory.
 
-    python preproc/prepare_text.py --source TEXT --vocab_file vocab.txt --output DATASET
+    python -m dlrm.preproc.prepare_text --source TEXT --vocab_file vocab.txt --output DATASET
 
 TEXT are files, plain or .gz, or folders of them. A line is a sentence, and a blank line is between
 documents; --input_format wikitext takes WikiText's paragraphs and headings instead. Rows are
@@ -47,7 +47,9 @@ _HELP = {
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m dlrm.preproc.prepare_text" if __name__ == "__main__" else None,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--source", type=Path, nargs="+", required=True, help="files, or folders of them"

@@ -1,6 +1,6 @@
 """Writes raw click logs in Criteo's format whose best reachable AUC is known.
 
-    python preproc/simulate_logs.py --output /tmp/raw --rows 700000 --days 8
+    python -m dlrm.preproc.simulate_logs --output /tmp/raw --rows 700000 --days 8
 
 Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
 follow power laws, a share of them is new each day, fields are missing, and fields that are missing
@@ -369,6 +369,7 @@ def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     default = Simulation()
     parser = argparse.ArgumentParser(
+        prog="python -m dlrm.preproc.simulate_logs" if __name__ == "__main__" else None,
         description=str(__doc__).split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
