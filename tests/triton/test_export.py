@@ -116,7 +116,7 @@ class OnlyWhatServersHave(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, OnlyWhatServersHave())
 import numpy as np
-from dlrm.data import native
+from dlrm.data.sources import native
 from dlrm.serving import backend
 from dlrm.serving.scorer import Scorer
 
@@ -150,7 +150,7 @@ def test_an_exported_version_runs_alone(export, trained, tmp_path, library):
     elif library == "missing":
         file.unlink()
     elif library == "of another version":
-        source = version / "dlrm" / "data" / "native.py"
+        source = version / "dlrm" / "data" / "sources" / "native.py"
         source.write_text(source.read_text().replace("\n_VERSION = ", "\n_VERSION = 9"))
     lines = [line.split("\t", 1)[1] for line in trained.lines[:50]]
     done = subprocess.run(
