@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 import tritonclient.grpc
 import tritonclient.http
+from command_line import add_flag, new_parser
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from dlrm.data.clicks import layout
@@ -64,14 +66,8 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Reads the command line; flags may be written with underscores, too."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-
-    def flag(name: str, *short: str, **facts: Any) -> None:
-        spellings = dict.fromkeys([f"--{name}", f"--{name.replace('-', '_')}"])
-        parser.add_argument(*short, *spellings, **facts)
-
+    parser = new_parser(__doc__)
+    flag = partial(add_flag, parser)
     flag("triton-server-url", "-u", help="default: localhost:8001, with http localhost:8000")
     flag("protocol", choices=["grpc", "http"], default="grpc")
     flag("triton-model-name", default="model")

@@ -13,12 +13,14 @@ import os
 import shutil
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import repository
 import torch
+from command_line import add_flag, new_parser
 from repository import Serving
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -42,8 +44,8 @@ MAX_DIFFERENCE = 1e-4  # of a score, relative to the greatest: float32 sums in a
 MAX_AUC_CHANGE = 1e-5
 
 
-class Judge(NamedTuple):
-    """Rows that an exported model is judged by, and their logits by the checkpoint."""
+class Reference(NamedTuple):
+    """Rows that an exported model is compared on, with their logits by the checkpoint."""
 
     dataset: str
     inputs: Inputs
@@ -58,7 +60,7 @@ class Export(NamedTuple):
     tables: QuantizedTables
     serving: Serving
     options: argparse.Namespace
-    judge: Judge
+    reference: Reference
 
 
 def main() -> None:
@@ -71,13 +73,8 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Reads the command line; flags may be written with underscores, too."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-
-    def flag(name: str, **facts: object) -> None:
-        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", **facts)  # type: ignore[arg-type]
-
+    parser = new_parser(__doc__)
+    flag = partial(add_flag, parser)
     flag("checkpoint", required=True, help="checkpoint, or a run's directory of them (the best)")
     flag("save-dir", default="./triton_models", type=Path, help="model repository")
     flag("dataset", type=Path, help="rows to judge by; default: what the model was trained on")
@@ -95,10 +92,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         ("ts-trace", "pytorch_libtorch, traced"),
         ("ts-script", "pytorch_libtorch, scripted"),
     ):
-        spellings = dict.fromkeys([f"--{name}", f"--{name.replace('-', '_')}"])
-        platform.add_argument(
-            *spellings, dest="platform", action="store_const", const=name, help=what
-        )
+        add_flag(platform, name, dest="platform", action="store_const", const=name, help=what)
     parser.set_defaults(platform="python")
     flag("triton-model-name", default="model", help="directory in the repository")
     flag("triton-model-version", type=int, help="default: 1, or the next one with --update")
@@ -176,33 +170,8 @@ def _load(options: argparse.Namespace) -> Export:
 
 
 def _load_from(path: Path, options: argparse.Namespace) -> Export:
-    trained = read_config(path).get("flags", {})
-    dataset = options.dataset or trained.get("dataset")
-    kind = options.dataset_type or trained.get("dataset_type")
-    if not dataset or kind not in ROWS_ON_DISK or not Path(dataset).is_dir():
-        raise ValueError(
-            "--dataset: expected the directory of a dataset, whose real rows the exported model "
-            f"is judged by; {path} was trained on {dataset} ({kind}), which is not there"
-        )
+    dataset, kind = _rows_to_compare(path, options)
     predictor = load(path, dataset, options.allow_other_transform, print)
-    config = predictor.model.config
-    rows = open_datasets(
-        DataConfig(
-            dataset=str(dataset),
-            dataset_type=kind,
-            test_batch_size=max(options.verify_rows, 1),
-            num_numerical_features=config.num_numerical_features,
-        )
-    ).test
-    check_dataset(dataset, rows, config)
-    rows.check_files()
-    if not rows.num_samples:
-        raise ValueError(f"{dataset}: expected rows in the test split, got none (--dataset)")
-    batch = rows.batch(0)
-    try:
-        logits, labels = predictor.score_batch(batch)
-    except RowError as error:
-        raise ValueError(f"{dataset}: test row {error.row}{error.problem}") from None
     serving = Serving(
         platform=options.platform,
         numerical_dtype="float16" if options.fp16 else "float32",
@@ -217,12 +186,50 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
         threads=options.threads,
         keep_versions=options.triton_keep_versions,
     )
+    reference = _reference(dataset, kind, predictor, serving, max(options.verify_rows, 1))
+    tables = quantize_tables(predictor.model, options.embedding_precision)
+    return Export(predictor, tables, serving, options, reference)
+
+
+def _rows_to_compare(path: Path, options: argparse.Namespace) -> tuple[str, str]:
+    """The dataset whose rows are scored, and its type; by default what the model learned from."""
+    trained = read_config(path).get("flags", {})
+    dataset = options.dataset or trained.get("dataset")
+    kind = options.dataset_type or trained.get("dataset_type")
+    if not dataset or kind not in ROWS_ON_DISK or not Path(dataset).is_dir():
+        raise ValueError(
+            "--dataset: expected the directory of a dataset, whose real rows the exported model "
+            f"is judged by; {path} was trained on {dataset} ({kind}), which is not there"
+        )
+    return str(dataset), kind
+
+
+def _reference(
+    dataset: str, kind: str, predictor: Predictor, serving: Serving, max_rows: int
+) -> Reference:
+    config = predictor.model.config
+    rows = open_datasets(
+        DataConfig(
+            dataset=dataset,
+            dataset_type=kind,
+            test_batch_size=max_rows,
+            num_numerical_features=config.num_numerical_features,
+        )
+    ).test
+    check_dataset(dataset, rows, config)
+    rows.check_files()
+    if not rows.num_samples:
+        raise ValueError(f"{dataset}: expected rows in the test split, got none (--dataset)")
+    batch = rows.batch(0)
+    try:
+        logits, labels = predictor.score_batch(batch)
+    except RowError as error:
+        raise ValueError(f"{dataset}: test row {error.row}{error.problem}") from None
     inputs = Inputs(
         batch.numerical.numpy().astype(serving.numerical_dtype),
         batch.categorical.numpy().astype(serving.ids_dtype),
     )
-    tables = quantize_tables(predictor.model, options.embedding_precision)
-    return Export(predictor, tables, serving, options, Judge(str(dataset), inputs, labels, logits))
+    return Reference(dataset, inputs, labels, logits)
 
 
 def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
@@ -284,7 +291,7 @@ def _write_update(options: argparse.Namespace, export: Export, version: int) -> 
 def _write_version(directory: Path, export: Export) -> list[str]:
     """Writes a version and compares it with the checkpoint; returns the report as lines."""
     _write_facts(directory, export)
-    serving, inputs = export.serving, export.judge.inputs
+    serving, inputs = export.serving, export.reference.inputs
     module = ExportableDLRM(
         export.predictor.model, export.tables, serving.output_kind == "probability"
     )
@@ -320,11 +327,12 @@ def _compare(export: Export, scores: np.ndarray) -> Agreement:
     Raises:
         ValueError: they differ by more than the precision of the tables explains.
     """
-    before, judge = export.judge.logits, export.judge
+    reference = export.reference
+    before = reference.logits
     if export.serving.output_kind == "probability":
-        found = agreement(probability(before), scores, judge.labels, probabilities=True)
+        found = agreement(probability(before), scores, reference.labels, probabilities=True)
     else:
-        found = agreement(before, scores, judge.labels)
+        found = agreement(before, scores, reference.labels)
     exact = export.options.embedding_precision == "fp32"
     allowed = MAX_AUC_CHANGE if exact else export.options.max_auc_change
     lost = abs(found.auc_change) if exact else -found.auc_change
@@ -345,12 +353,13 @@ def _compare(export: Export, scores: np.ndarray) -> Agreement:
 
 def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
     """Writes `report.json` and returns the same as lines."""
-    judge, tables, precision = export.judge, export.tables, export.options.embedding_precision
+    reference, tables = export.reference, export.tables
+    precision = export.options.embedding_precision
     model = export.predictor.model
     full = 4 * sum(model.config.embedding_rows) * model.config.embedding_dim
     report = {
         "checkpoint": str(export.predictor.path),
-        "dataset": judge.dataset,
+        "dataset": reference.dataset,
         **found._asdict(),
         "auc_change": found.auc_change,
         "log_loss_change": found.log_loss_change,
@@ -359,14 +368,14 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
         "table_bytes_fp32": full,
     }
     lines = [
-        f"agreement: on {found.rows:,} rows of {judge.dataset}, AUC {found.auc:.6f} (change "
+        f"agreement: on {found.rows:,} rows of {reference.dataset}, AUC {found.auc:.6f} (change "
         f"{found.auc_change:+.1e}), log loss {found.log_loss:.6f} ({found.log_loss_change:+.1e}), "
         f"greatest difference of a score {found.greatest_difference:.1e}",
         f"tables: {precision}, {tables.num_bytes:,} bytes, {tables.num_bytes / full:.3f} of fp32",
     ]
     if precision != "fp32":
         names = _table_names(export)
-        by_table = compare_tables(model, tables, judge.inputs, judge.labels)
+        by_table = compare_tables(model, tables, reference.inputs, reference.labels)
         lines += table_lines(names, model, tables, by_table)
         report["by_table"] = {
             name: {"auc_change": one.auc_change, "log_loss_change": one.log_loss_change}

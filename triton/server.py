@@ -11,7 +11,6 @@ clients do not need is switched off: shared memory, loading and unloading of mod
 settings of traces and logs. `--http-restricted-api` and `--grpc-restricted-protocol` replace that.
 """
 
-import argparse
 import importlib.util
 import os
 import secrets
@@ -22,13 +21,13 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from command_line import new_parser
+
 NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver's names
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--model-repository", type=Path, required=True, help="what export.py wrote")
     parser.add_argument("--address", default="127.0.0.1", help="to listen on")
     parser.add_argument("--http-port", type=int, default=8000)
