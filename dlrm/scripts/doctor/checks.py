@@ -1,8 +1,9 @@
-"""What the doctor found out about one thing, and the report of all of them."""
+"""The results of the doctor's checks, and the report of them."""
 
 import shutil
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 OK, NOTE, ABSENT, SLOW, BROKEN = "ok", "note", "absent", "slow", "broken"
 MEANINGS = {
@@ -15,35 +16,40 @@ MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What was found out about one thing.
+class Result:
+    """What a check found out about one thing.
 
     Attributes:
         name: the thing.
         state: a key of `MEANINGS`.
         value: what it is here.
         cost: what is lost by it, if anything.
-        mend: the command that changes that, if there is one.
+        fix: the command that changes that, if there is one.
     """
 
     name: str
     state: str
     value: str
     cost: str = ""
-    mend: str = ""
+    fix: str = ""
+
+    def for_json(self) -> dict[str, Any]:
+        """Returns the fields by the names that `--json` gives them."""
+        fields = asdict(self)
+        return fields | {"mend": fields.pop("fix")}
 
 
-def report(findings: list[Finding], works: bool) -> str:
-    """The findings as text."""
+def report(results: list[Result], works: bool) -> str:
+    """Returns the results as text."""
     width = max(min(shutil.get_terminal_size((100, 24)).columns, 120), 60)
     lines = []
-    for found in findings:
+    for found in results:
         lines += _wrapped(f"{found.state:<7} {found.name:<17} ", found.value, width)
         if found.cost:
             lines += _wrapped(f"{'':<25} costs: ", found.cost, width)
-        if found.mend:
-            lines.append(f"{'':<25} mend:  {found.mend}")  # unbroken, to be copied
-    used = [state for state in MEANINGS if any(found.state == state for found in findings)]
+        if found.fix:
+            lines.append(f"{'':<25} mend:  {found.fix}")  # unbroken, to be copied
+    used = [state for state in MEANINGS if any(found.state == state for found in results)]
     lines += ["", *(f"{state:<7} {MEANINGS[state]}" for state in used), ""]
     if works:
         lines.append("Training works here.")

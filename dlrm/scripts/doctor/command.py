@@ -18,10 +18,9 @@ import shlex
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
-from dlrm.scripts.doctor.checks import ABSENT, BROKEN, NOTE, OK, SLOW, Finding, first_line, report
+from dlrm.scripts.doctor.checks import ABSENT, BROKEN, NOTE, OK, SLOW, Result, first_line, report
 from dlrm.scripts.doctor.machine import memory_set_up, offered_instructions, room, threads
 from dlrm.scripts.doctor.packages import PACKAGE, pip_install, preprocessing, versions
 
@@ -33,31 +32,31 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
     options = parser.parse_args()
-    findings = examine()
-    works = all(finding.state != BROKEN for finding in findings)
+    results = examine()
+    works = all(result.state != BROKEN for result in results)
     if options.json:
-        print(json.dumps({"works": works, "findings": [asdict(found) for found in findings]}))
+        print(json.dumps({"works": works, "findings": [result.for_json() for result in results]}))
     else:
-        print(report(findings, works))
+        print(report(results, works))
     return 0 if works else 1
 
 
-def examine() -> list[Finding]:
-    """Everything there is to say. What goes wrong in an examination is a finding too."""
+def examine() -> list[Result]:
+    """Runs all checks; an error of a check is a result too."""
     logging.getLogger("dlrm.ops.library").setLevel(logging.ERROR)  # it is said below
     warnings.simplefilter("ignore")
-    findings: list[Finding] = []
+    results: list[Result] = []
     for check in CHECKS:
         try:
-            findings += check()
+            results += check()
         except Exception as error:  # whatever it is, the report goes on and names it
             state = BROKEN if check is training else NOTE
             name = check.__name__.replace("_", " ")
-            findings.append(Finding(name, state, f"{type(error).__name__}: {first_line(error)}"))
-    return findings
+            results.append(Result(name, state, f"{type(error).__name__}: {first_line(error)}"))
+    return results
 
 
-def native_operators() -> Iterator[Finding]:
+def native_operators() -> Iterator[Result]:
     """The compiled CPU operators and their instruction set."""
     from dlrm import ops
     from dlrm.ops.library import why_not_native
@@ -65,9 +64,9 @@ def native_operators() -> Iterator[Finding]:
     offered = offered_instructions()
     processor = f"; the processor offers {', '.join(offered) or 'none of AVX2 and AVX-512'}"
     if ops.native_available():
-        yield Finding("native operators", OK, f"{ops.instruction_set()} kernels{processor}")
+        yield Result("native operators", OK, f"{ops.instruction_set()} kernels{processor}")
         return
-    yield Finding(
+    yield Result(
         "native operators",
         SLOW,
         f"not loaded: {why_not_native()}{processor}",
@@ -77,7 +76,7 @@ def native_operators() -> Iterator[Finding]:
     )
 
 
-def linear_layers() -> Iterator[Finding]:
+def linear_layers() -> Iterator[Result]:
     """Which linear layers the MLPs run on a CPU."""
     import torch
 
@@ -87,16 +86,16 @@ def linear_layers() -> Iterator[Finding]:
     lacking = [name for name in ("float32", "bfloat16") if getattr(torch, name) not in fused]
     value = "oneDNN's, with the bias in the product"
     if not lacking:
-        yield Finding("linear layers", OK, value)
+        yield Result("linear layers", OK, value)
         return
     value = f"torch's own in {' and '.join(lacking)}" + ("; oneDNN's in float32" if fused else "")
     cost = "MLPs in float32 take about a ninth longer"
     if fused:
         cost = "--amp gains little: oneDNN has no bfloat16 products for this processor"
-    yield Finding("linear layers", NOTE if fused else SLOW, value, cost)
+    yield Result("linear layers", NOTE if fused else SLOW, value, cost)
 
 
-def cuda() -> Iterator[Finding]:
+def cuda() -> Iterator[Result]:
     """GPUs, and the CUDA operators."""
     import torch
 
@@ -104,9 +103,9 @@ def cuda() -> Iterator[Finding]:
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for CPUs only"
     if available:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        yield Finding("CUDA devices", OK, f"{', '.join(names)}; torch is {built}")
+        yield Result("CUDA devices", OK, f"{', '.join(names)}; torch is {built}")
     elif Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi"):
-        yield Finding(
+        yield Result(
             "CUDA devices",
             ABSENT,
             f"there is an NVIDIA driver, but torch, {built}, finds no device",
@@ -115,14 +114,14 @@ def cuda() -> Iterator[Finding]:
         )
     else:
         value = f"no NVIDIA GPU or driver; torch is {built}"
-        yield Finding("CUDA devices", ABSENT, value, "training runs on the CPU")
+        yield Result("CUDA devices", ABSENT, value, "training runs on the CPU")
     from dlrm.ops.library import why_not_cuda_kernels
 
     reason = why_not_cuda_kernels()
     if reason is None:
-        yield Finding("CUDA operators", OK, "loaded" if available else "loaded; there is no GPU")
+        yield Result("CUDA operators", OK, "loaded" if available else "loaded; there is no GPU")
     else:
-        yield Finding(
+        yield Result(
             "CUDA operators",
             SLOW if available else ABSENT,
             f"not loaded: {reason}",
@@ -132,7 +131,7 @@ def cuda() -> Iterator[Finding]:
         )
 
 
-def training() -> Iterator[Finding]:
+def training() -> Iterator[Result]:
     """Trains a small model and looks at its loss."""
     import torch
 
@@ -161,12 +160,12 @@ def training() -> Iterator[Finding]:
     value = f"50 steps of a small model on {device}: loss {losses[0]:.3f} -> {losses[-1]:.3f}"
     learnt = math.isfinite(losses[-1]) and losses[-1] < 0.7 * losses[0]
     if learnt:
-        yield Finding("training", OK, value)
+        yield Result("training", OK, value)
     else:
-        yield Finding("training", BROKEN, f"{value}: it does not learn", "", _rebuild())
+        yield Result("training", BROKEN, f"{value}: it does not learn", "", _rebuild())
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[Result]], ...] = (
     *(versions, native_operators, linear_layers, cuda, threads),
     *(memory_set_up, preprocessing, room, training),
 )

@@ -1,4 +1,4 @@
-"""Findings about the machine: cores and threads, pages of memory, room."""
+"""Checks of the machine: cores and threads, pages of memory, room."""
 
 import os
 import re
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from dlrm.scripts.common import environment
 from dlrm.scripts.common.host_memory import control_groups, host_memory, read
-from dlrm.scripts.doctor.checks import NOTE, OK, SLOW, Finding
+from dlrm.scripts.doctor.checks import NOTE, OK, SLOW, Result
 
 GIB = 2**30
 
 
-def threads() -> Iterator[Finding]:
+def threads() -> Iterator[Result]:
     """The cores that this process may use, and the threads that torch takes."""
     import torch
 
@@ -24,19 +24,19 @@ def threads() -> Iterator[Finding]:
     value = f"torch uses {count}; {cores:g} cores are available ({why}); OMP_NUM_THREADS "
     value += f"is {chosen}" if chosen else "is not set"
     whole = max(1, int(cores))
-    mend = f"export OMP_NUM_THREADS={whole}"
+    fix = f"export OMP_NUM_THREADS={whole}"
     if count > max(cores, 1):
         cost = "threads wait for each other's turn on a core: steps can take many times as long"
-        yield Finding("threads", SLOW, value, cost, mend)
+        yield Result("threads", SLOW, value, cost, fix)
     elif count < whole:
-        yield Finding("threads", SLOW, value, f"{whole - count} cores stay idle", mend)
+        yield Result("threads", SLOW, value, f"{whole - count} cores stay idle", fix)
     else:
-        yield Finding("threads", OK, value)
+        yield Result("threads", OK, value)
     spins = os.environ.get("GOMP_SPINCOUNT")
     if spins:
-        yield Finding("waiting threads", OK, f"spin {spins} times, then sleep (GOMP_SPINCOUNT)")
+        yield Result("waiting threads", OK, f"spin {spins} times, then sleep (GOMP_SPINCOUNT)")
     else:
-        yield Finding(
+        yield Result(
             "waiting threads",
             NOTE,
             "spin as OpenMP's default says: the commands' own setting is off (DLRM_TUNE=0)",
@@ -45,7 +45,7 @@ def threads() -> Iterator[Finding]:
         )
     load = os.getloadavg()[0]
     if load > cores:
-        yield Finding(
+        yield Result(
             "load",
             NOTE,
             f"{load:.1f} threads of this machine want to run on {os.cpu_count()} cores",
@@ -64,7 +64,7 @@ def available_cores() -> tuple[float, str]:
     return cores, why
 
 
-def memory_set_up() -> Iterator[Finding]:
+def memory_set_up() -> Iterator[Result]:
     """Huge pages, and whether freed memory is kept."""
     import torch
 
@@ -83,35 +83,35 @@ def memory_set_up() -> Iterator[Finding]:
     )
     cost = "up to a fifth of the time of a training step, where fresh memory is touched"
     if first <= (megabytes << 20) // resource.getpagesize() // 8:
-        yield Finding("huge pages", OK, value)
+        yield Result("huge pages", OK, value)
     elif mode == "never":
         path = "/sys/kernel/mm/transparent_hugepage/enabled"
-        yield Finding("huge pages", SLOW, value, cost, f"echo madvise | sudo tee {path}")
+        yield Result("huge pages", SLOW, value, cost, f"echo madvise | sudo tee {path}")
     elif setting != "1":
-        yield Finding(
+        yield Result(
             "huge pages", SLOW, value, cost, "unset DLRM_TUNE; export THP_MEM_ALLOC_ENABLE=1"
         )
     else:
-        yield Finding("huge pages", SLOW, value, cost)
+        yield Result("huge pages", SLOW, value, cost)
     value = f"touching {megabytes} MB that were just freed takes {again} page faults"
     if again < 100:
-        yield Finding("freed memory", OK, f"is kept for the next step: {value}")
+        yield Result("freed memory", OK, f"is kept for the next step: {value}")
     else:
-        mend = "" if environment.tuned() else "unset DLRM_TUNE"
-        yield Finding("freed memory", SLOW, f"goes back to the kernel: {value}", cost, mend)
+        fix = "" if environment.tuned() else "unset DLRM_TUNE"
+        yield Result("freed memory", SLOW, f"goes back to the kernel: {value}", cost, fix)
 
 
-def room() -> Iterator[Finding]:
+def room() -> Iterator[Result]:
     """Memory and disk."""
     if (memory := host_memory()) is not None:
         free, total = memory
         value = f"{free / GIB:.1f} GiB free of {total / GIB:.1f} that this process may take"
         cost = "models above that do not fit: 26 tables of 100,000 rows of 128 floats take 1.3 GiB"
         low = free < 4 * GIB
-        yield Finding("memory", NOTE if low else OK, value, cost if low else "")
+        yield Result("memory", NOTE if low else OK, value, cost if low else "")
     usage = shutil.disk_usage(Path.cwd())
     low = usage.free < 10 * GIB
-    yield Finding(
+    yield Result(
         "disk",
         NOTE if low else OK,
         f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} in {Path.cwd()}",

@@ -1,4 +1,4 @@
-"""Findings about what is installed: Python, the packages, and the Java that Spark runs on."""
+"""Checks of what is installed: Python, the packages, and the Java that Spark runs on."""
 
 import contextlib
 import importlib
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dlrm
-from dlrm.scripts.doctor.checks import ABSENT, BROKEN, OK, Finding, first_line
+from dlrm.scripts.doctor.checks import ABSENT, BROKEN, OK, Result, first_line
 
 PACKAGE = Path(dlrm.__file__).resolve().parent
 
@@ -50,27 +50,27 @@ OPTIONAL = (
 )
 
 
-def versions() -> Iterator[Finding]:
+def versions() -> Iterator[Result]:
     """This package, Python, and the packages that training needs."""
-    yield Finding("dlrm", OK, f"{dlrm.__version__} in {PACKAGE}")
+    yield Result("dlrm", OK, f"{dlrm.__version__} in {PACKAGE}")
     python = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("python", OK, f"{python}, {sys.executable}")
+    yield Result("python", OK, f"{python}, {sys.executable}")
     for package in REQUIRED:
         version, problem = _version(package)
         if problem is None:
-            yield Finding(package.module, OK, str(version))
+            yield Result(package.module, OK, str(version))
         else:
             install = f"{pip_install()} {shlex.quote(package.requirement)}"
-            yield Finding(package.module, BROKEN, problem, package.purpose, install)
+            yield Result(package.module, BROKEN, problem, package.purpose, install)
 
 
-def preprocessing() -> Iterator[Finding]:
+def preprocessing() -> Iterator[Result]:
     """Java, and the optional packages."""
     version, problem = java_version()
     if problem is None:
-        yield Finding("java", OK, f"{version}, for Spark")
+        yield Result("java", OK, f"{version}, for Spark")
     else:
-        yield Finding(
+        yield Result(
             "java",
             ABSENT,
             problem,
@@ -80,11 +80,11 @@ def preprocessing() -> Iterator[Finding]:
     for package in OPTIONAL:
         version, problem = _version(package)
         if problem is None:
-            yield Finding(package.module, OK, str(version))
+            yield Result(package.module, OK, str(version))
         else:
             install = f"{pip_install()} {shlex.quote(package.requirement)}"
             install += " --no-deps" if package.module == "fbgemm_gpu" else ""
-            yield Finding(package.module, ABSENT, problem, f"no {package.purpose}", install)
+            yield Result(package.module, ABSENT, problem, f"no {package.purpose}", install)
 
 
 def java_version() -> tuple[str | None, str | None]:

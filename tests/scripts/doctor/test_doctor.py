@@ -10,8 +10,8 @@ import pytest
 
 import dlrm
 from dlrm import ops
-from dlrm.scripts.doctor import machine as machine_findings
-from dlrm.scripts.doctor import packages as package_findings
+from dlrm.scripts.doctor import machine as machine_checks
+from dlrm.scripts.doctor import packages as package_checks
 
 # Run before the doctor, in its process.
 NO_LIBRARY = """
@@ -62,8 +62,8 @@ def run_doctor(*arguments, prepare="", **variables):
     return done
 
 
-def findings(**options):
-    """The findings by name, and whether training works."""
+def results(**options):
+    """The results by name, and whether training works."""
     done = run_doctor("--json", **options)
     result = json.loads(done.stdout)
     assert done.returncode == (0 if result["works"] else 1)
@@ -72,7 +72,7 @@ def findings(**options):
 
 @pytest.mark.skipif(not ops.native_available(), reason="the native ops are not built")
 def test_what_is_here_is_reported():
-    found, works = findings()
+    found, works = results()
     assert works
     assert found["training"]["state"] == "ok"
     assert found["native operators"]["state"] == "ok"
@@ -87,7 +87,7 @@ def test_what_is_here_is_reported():
 
 def test_without_library_java_and_matplotlib_training_works_and_each_cost_is_named(tmp_path):
     prepare = hide("matplotlib") + NO_LIBRARY
-    found, works = findings(prepare=prepare, PATH=str(tmp_path), JAVA_HOME="")
+    found, works = results(prepare=prepare, PATH=str(tmp_path), JAVA_HOME="")
     assert works
     assert found["training"]["state"] == "ok"
     native = found["native operators"]
@@ -103,13 +103,13 @@ def test_without_library_java_and_matplotlib_training_works_and_each_cost_is_nam
 
 
 def test_a_library_that_does_not_load_is_named_with_its_reason():
-    found, works = findings(prepare=FEW_PACKAGES + FOREIGN_LIBRARY)
+    found, works = results(prepare=FEW_PACKAGES + FOREIGN_LIBRARY)
     assert works
     assert "wrong ELF class: ELFCLASS32" in found["native operators"]["value"]
 
 
 def test_without_onednn_the_layers_that_run_are_named():
-    found, works = findings(prepare=FEW_PACKAGES + NO_ONEDNN)
+    found, works = results(prepare=FEW_PACKAGES + NO_ONEDNN)
     assert works
     assert found["linear layers"]["state"] == "slow"
     assert found["linear layers"]["value"] == "torch's own in float32 and bfloat16"
@@ -127,7 +127,7 @@ def test_without_torch_nothing_works_and_the_command_to_install_it_is_printed():
 
 
 def test_a_loss_that_is_not_a_number_is_no_training():
-    found, works = findings(prepare=FEW_PACKAGES + DIVERGENT)
+    found, works = results(prepare=FEW_PACKAGES + DIVERGENT)
     assert not works
     assert found["training"]["state"] == "broken"
     assert "nan" in found["training"]["value"]
@@ -156,28 +156,28 @@ def test_java_is_asked_for_its_version(tmp_path, monkeypatch, says, expected):
     java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    found = package_findings.java_version()
+    found = package_checks.java_version()
     assert found == expected or (found[0] is None and expected in found[1])
 
 
 def test_a_package_of_another_version_is_not_taken_for_the_needed_one(monkeypatch):
     pytest.importorskip("pyspark")
-    monkeypatch.setattr(package_findings.importlib.metadata, "version", lambda name: "5.0.1")
-    (pyspark,) = (f for f in package_findings.preprocessing() if f.name == "pyspark")
+    monkeypatch.setattr(package_checks.importlib.metadata, "version", lambda name: "5.0.1")
+    (pyspark,) = (f for f in package_checks.preprocessing() if f.name == "pyspark")
     assert pyspark.state == "absent"
     assert pyspark.value == "5.0.1 is installed, pyspark>=4,<5 is needed"
 
 
 def test_more_threads_than_cores_are_slow(monkeypatch):
-    monkeypatch.setattr(machine_findings, "_cgroup_cpus", lambda: 0.5)
-    found = next(iter(machine_findings.threads()))
+    monkeypatch.setattr(machine_checks, "_cgroup_cpus", lambda: 0.5)
+    found = next(iter(machine_checks.threads()))
     assert "control group's limit" in found.value
     if "uses 1;" not in found.value:
-        assert (found.state, found.mend) == ("slow", "export OMP_NUM_THREADS=1")
+        assert (found.state, found.fix) == ("slow", "export OMP_NUM_THREADS=1")
 
 
 def test_untuned_memory_is_reported_as_slow():
-    found, works = findings(prepare=FEW_PACKAGES, DLRM_TUNE="0", THP_MEM_ALLOC_ENABLE="0")
+    found, works = results(prepare=FEW_PACKAGES, DLRM_TUNE="0", THP_MEM_ALLOC_ENABLE="0")
     assert works
     for name in ("huge pages", "freed memory"):
         assert (found[name]["state"], "DLRM_TUNE" in found[name]["mend"]) == ("slow", True)
@@ -185,5 +185,5 @@ def test_untuned_memory_is_reported_as_slow():
 
 def test_requirements_are_those_of_the_package(root):
     text = (root / "pyproject.toml").read_text()
-    for package in (*package_findings.REQUIRED, *package_findings.OPTIONAL):
+    for package in (*package_checks.REQUIRED, *package_checks.OPTIONAL):
         assert f'"{package.requirement}"' in text or package.module == "fbgemm_gpu"
