@@ -40,7 +40,7 @@ class Documents(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InstanceConfig:
+class RowConfig:
     """How rows are made of documents; the fields are the flags of the same names.
 
     Attributes:
@@ -79,7 +79,7 @@ class InstanceConfig:
 
 
 def segment_pairs(
-    documents: Documents, first: int, last: int, repetition: int, config: InstanceConfig
+    documents: Documents, first: int, last: int, repetition: int, config: RowConfig
 ) -> np.ndarray:
     """Cuts documents into pairs of segments, which together fill a row or are shorter.
 
@@ -110,7 +110,7 @@ def _cut_document(
     starts: memoryview,
     document: int,
     repetition: int,
-    config: InstanceConfig,
+    config: RowConfig,
     pairs: list[tuple[int, int, int, int, int]],
 ) -> None:
     """Appends the pairs of a document."""
@@ -167,7 +167,7 @@ def _cut_ends(segment: tuple[int, int], number: int, random) -> tuple[int, int]:
 
 
 def make_rows(
-    tokens: np.ndarray, pairs: np.ndarray, tokenizer: Tokenizer, config: InstanceConfig, part: int
+    tokens: np.ndarray, pairs: np.ndarray, tokenizer: Tokenizer, config: RowConfig, part: int
 ) -> Rows:
     """Fills rows with pairs and masks their tokens.
 
@@ -200,7 +200,7 @@ def make_rows(
     return Rows(ids, facts, positions, masked_ids)
 
 
-def masked_count(lengths: np.ndarray, config: InstanceConfig) -> np.ndarray:
+def masked_count(lengths: np.ndarray, config: RowConfig) -> np.ndarray:
     """Returns how many tokens are masked in rows of so many, special ones counted."""
     share = np.rint(lengths * config.masked_lm_prob).astype(np.int64)
     return np.minimum(config.max_predictions_per_seq, np.maximum(1, share))
@@ -211,7 +211,7 @@ def _positions(
     a_lengths: np.ndarray,
     lengths: np.ndarray,
     num_masked: np.ndarray,
-    config: InstanceConfig,
+    config: RowConfig,
 ) -> np.ndarray:
     """Random places of tokens that are not special, ascending; those after `num_masked` are any."""
     place = np.arange(config.max_seq_length)

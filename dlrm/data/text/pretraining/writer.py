@@ -27,7 +27,7 @@ from dlrm.data.text.layout import (
 )
 from dlrm.data.text.pretraining.formats import PopartShard, open_hdf5, open_popart, write_hdf5
 from dlrm.data.text.pretraining.raw_text import TEXT_FORMATS, Sentences, read_sentences, text_files
-from dlrm.data.text.pretraining.rows import Documents, InstanceConfig, make_rows, segment_pairs
+from dlrm.data.text.pretraining.rows import Documents, RowConfig, make_rows, segment_pairs
 from dlrm.data.text.wordpiece import Tokenizer, load_tokenizer
 from dlrm.data.workers import InOrder, workers
 from dlrm.files import staged_directory
@@ -44,7 +44,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class PretrainingTextConfig(InstanceConfig):
+class PretrainingTextConfig(RowConfig):
     """How to make a dataset of raw text; the fields are the flags of the same names.
 
     Attributes:

@@ -6,7 +6,7 @@ import pytest
 
 from dlrm.data.text.pretraining.rows import (
     Documents,
-    InstanceConfig,
+    RowConfig,
     make_rows,
     masked_count,
     segment_pairs,
@@ -15,7 +15,7 @@ from dlrm.data.text.pretraining.rows import (
 pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
 
 VOCAB = 1000
-CONFIG = InstanceConfig(max_seq_length=64, max_predictions_per_seq=8, seed=3)
+CONFIG = RowConfig(max_seq_length=64, max_predictions_per_seq=8, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def reference(lists, number, config, repetition):
 @pytest.mark.parametrize("repetition", [0, 3])
 def test_pairs_are_those_of_the_procedure(length, repetition):
     documents, lists = made_up(60, 30, 100 if length == 64 else 12)
-    config = InstanceConfig(length, 5, short_seq_prob=0.5, seed=7)
+    config = RowConfig(length, 5, short_seq_prob=0.5, seed=7)
     pairs = segment_pairs(documents, 0, 60, repetition, config)
     expected = sum((reference(lists, i, config, repetition) for i in range(60)), [])
     tokens = documents.tokens.tolist()
@@ -113,7 +113,7 @@ def test_pairs_of_a_document_depend_on_nothing_but_it_and_the_seed():
     parts = [segment_pairs(documents, i, i + 1, 0, CONFIG) for i in range(50)]
     assert np.array_equal(np.concatenate(parts), whole)
     assert not np.array_equal(segment_pairs(documents, 0, 50, 1, CONFIG), whole)
-    other = InstanceConfig(64, 8, seed=4)
+    other = RowConfig(64, 8, seed=4)
     assert not np.array_equal(segment_pairs(documents, 0, 50, 0, other), whole)
 
 
@@ -171,10 +171,10 @@ def test_rows_are_pairs_between_special_tokens(tokenizer):
 
 def test_a_row_of_any_length_has_15_percent_masked():
     lengths = np.arange(5, 513)
-    config = InstanceConfig(512, 80)
+    config = RowConfig(512, 80)
     expected = [min(80, max(1, round(0.15 * length))) for length in lengths.tolist()]
     assert masked_count(lengths, config).tolist() == expected
-    shares = InstanceConfig(512, 500, masked_lm_prob=0.5)
+    shares = RowConfig(512, 500, masked_lm_prob=0.5)
     assert (masked_count(lengths, shares) <= lengths - 3).all()
 
 
@@ -231,4 +231,4 @@ def test_masks_depend_on_seed_and_part(tokenizer):
 )
 def test_impossible_values_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        InstanceConfig(**options)
+        RowConfig(**options)
