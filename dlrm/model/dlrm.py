@@ -19,6 +19,13 @@ from dlrm.model.placement import PLACEMENTS, place_tables
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
 EMBEDDING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_CHOICES = {
+    "interaction_op": list(INTERACTIONS),
+    "embedding_type": EMBEDDING_TYPES,
+    "pooling": ops.POOLINGS,
+    "embedding_dtype": list(EMBEDDING_DTYPES),
+    "placement": PLACEMENTS,
+}
 
 
 @dataclass(frozen=True)
@@ -68,28 +75,14 @@ class DLRMConfig:
             raise ValueError(
                 f"--embedding_init_scale {self.embedding_init_scale}: expected 0 or more"
             )
-        if self.embedding_type not in EMBEDDING_TYPES:
-            raise ValueError(
-                f"--embedding_type {self.embedding_type}: expected one of {EMBEDDING_TYPES}"
-            )
-        if self.embedding_dtype not in EMBEDDING_DTYPES:
-            raise ValueError(
-                f"--embedding_dtype {self.embedding_dtype}: expected one of "
-                f"{list(EMBEDDING_DTYPES)}"
-            )
+        for flag, choices in _CHOICES.items():
+            if getattr(self, flag) not in choices:
+                raise ValueError(f"--{flag} {getattr(self, flag)}: expected one of {choices}")
         if self.embedding_dtype != "fp32" and self.embedding_type not in FUSED_TYPES:
             raise ValueError(
                 f"--embedding_dtype {self.embedding_dtype} needs --embedding_type joint_fused, got "
                 f"{self.embedding_type}: torch.optim would round every update"
             )
-        if self.interaction_op not in INTERACTIONS:
-            raise ValueError(
-                f"--interaction_op {self.interaction_op}: expected one of {list(INTERACTIONS)}"
-            )
-        if self.placement not in PLACEMENTS:
-            raise ValueError(f"--placement {self.placement}: expected one of {PLACEMENTS}")
-        if self.pooling not in ops.POOLINGS:
-            raise ValueError(f"--pooling {self.pooling}: expected one of {ops.POOLINGS}")
         if self.max_table_size is not None and not self.hash_indices:
             raise ValueError(
                 f"--max_table_size {self.max_table_size} needs --hash_indices: ids above it would "

@@ -27,7 +27,8 @@ def test_width_and_padding_are_those_of_the_output(kind, num_vectors, dim, devic
     assert output.shape == (5, interaction.width)
     used = interaction.width - interaction.padding
     assert not output[:, used:].any()
-    assert output[:, :used].any(0).all()
+    if num_vectors > 1:
+        assert output[:, :used].any(0).all()
 
 
 @pytest.mark.parametrize(("num_vectors", "dim"), SHAPES)
