@@ -16,7 +16,19 @@ from dlrm.model.initialize import generator
 _VALUES_AT_ONCE = 1 << 20  # drawn on the host, 4 MB of them, whatever the size of a table
 
 
-class JointEmbedding(nn.Module):
+class _Tables(nn.Module):
+    """What both layouts know of the tables that are held here."""
+
+    def __init__(self, tables: Mapping[int, int], dim: int, device: torch.device | str) -> None:
+        super().__init__()
+        self.dim, self.table_sizes = dim, list(tables.values())
+        self._numbered = dict(tables)
+        self.table_offsets: Tensor
+        offsets = torch.tensor([0, *accumulate(self.table_sizes)], device=device)
+        self.register_buffer("table_offsets", offsets, persistent=False)
+
+
+class JointEmbedding(_Tables):
     """All tables in one weight `[sum of table_sizes, dim]`, one after the other.
 
     Args:
@@ -42,19 +54,14 @@ class JointEmbedding(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        super().__init__()
-        offsets = [0]
-        for size in tables.values():
-            offsets.append(offsets[-1] + size)
-        self._numbered, self.native = dict(tables), native
-        self.table_sizes = list(tables.values())
+        super().__init__(tables, dim, device)
+        self.native = native
+        offsets = [0, *accumulate(self.table_sizes)]
         weight = torch.empty(offsets[-1], dim, dtype=dtype, device=device)
         self.weight = nn.Parameter(weight)
         self.weight_low: Tensor | None
         low = torch.empty_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
-        offsets_here = torch.tensor(offsets, device=device)
-        self.register_buffer("table_offsets", offsets_here, persistent=False)
         for table, (begin, end) in zip(tables, pairwise(offsets), strict=True):
             own_low = None if low is None else low[begin:end]
             _initialize(weight[begin:end], own_low, table, seed, init_scale)
@@ -76,23 +83,21 @@ class JointEmbedding(nn.Module):
 
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
-        offsets: Tensor = self.table_offsets  # type: ignore[assignment]
         if self.native:
-            return ops.joint_embedding(self.weight, ids, offsets, dtype=dtype)
+            return ops.joint_embedding(self.weight, ids, self.table_offsets, dtype=dtype)
         check_ids(ids, self.table_sizes)
-        rows = ids + offsets[:-1]
+        rows = ids + self.table_offsets[:-1]
         return nn.functional.embedding(rows, self.weight, sparse=True).to(dtype)
 
     def pool(self, ids: Tensor, lengths: Tensor, pooling: str, dtype: torch.dtype) -> Tensor:
         """As `forward`, for bags of ids; see `ops.joint_embedding_bag`."""
-        offsets: Tensor = self.table_offsets  # type: ignore[assignment]
         look_up = ops.joint_embedding_bag if self.native else ops.joint_embedding_bag_reference
         if not self.native:
-            ops.check_bags("embedding", ids, lengths, offsets)
-        return look_up(self.weight, ids, lengths, offsets, pooling=pooling, dtype=dtype)
+            ops.check_bags("embedding", ids, lengths, self.table_offsets)
+        return look_up(self.weight, ids, lengths, self.table_offsets, pooling=pooling, dtype=dtype)
 
 
-class MultiTableEmbedding(nn.Module):
+class MultiTableEmbedding(_Tables):
     """One `nn.Embedding` a feature; arguments as those of `JointEmbedding`."""
 
     def __init__(
@@ -103,15 +108,12 @@ class MultiTableEmbedding(nn.Module):
         init_scale: float = 1.0,
         device: torch.device | str = "cpu",
     ):
-        super().__init__()
-        self.dim, self._numbers, self.table_sizes = dim, list(tables), list(tables.values())
+        super().__init__(tables, dim, device)
         self.embeddings = nn.ModuleList(
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
             for size in self.table_sizes
         )
-        offsets = torch.tensor([0, *accumulate(self.table_sizes)], device=device)
-        self.register_buffer("table_offsets", offsets, persistent=False)
-        for table, rows in zip(self._numbers, self.tables(), strict=True):
+        for table, rows in zip(tables, self.tables(), strict=True):
             _initialize(rows, None, table, seed, init_scale)
 
     def tables(self) -> list[Tensor]:
@@ -120,9 +122,8 @@ class MultiTableEmbedding(nn.Module):
 
     def table_parameters(self) -> list[tuple[nn.Parameter, dict[int, int]]]:
         """Parameters that hold tables, each with the tables it holds: number -> rows, in order."""
-        weights = list(self.embeddings.parameters())
-        numbered = zip(weights, self._numbers, self.table_sizes, strict=True)
-        return [(weight, {number: size}) for weight, number, size in numbered]
+        held = zip(self.embeddings.parameters(), self._numbered.items(), strict=True)
+        return [(weight, {number: size}) for weight, (number, size) in held]
 
     def lower_halves(self) -> dict[Tensor, Tensor]:
         """None: these tables are float32."""
@@ -137,8 +138,7 @@ class MultiTableEmbedding(nn.Module):
 
     def pool(self, ids: Tensor, lengths: Tensor, pooling: str, dtype: torch.dtype) -> Tensor:
         """As `forward`, for bags of ids; see `ops.joint_embedding_bag`."""
-        offsets: Tensor = self.table_offsets  # type: ignore[assignment]
-        ops.check_bags("embedding", ids, lengths, offsets)
+        ops.check_bags("embedding", ids, lengths, self.table_offsets)
         tables = ops.bags_of_ids(ids, lengths) % max(lengths.shape[1], 1)
         wide, vectors = ids.long(), []
         for i, weight in enumerate(self.embeddings.parameters()):
@@ -154,8 +154,8 @@ class MultiTableEmbedding(nn.Module):
     def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
         if vectors:
             return torch.stack(vectors, dim=1).to(dtype)
-        here: Tensor = self.table_offsets  # type: ignore[assignment]
-        return torch.zeros(batch, 0, self.dim, dtype=dtype, device=here.device, requires_grad=True)
+        device = self.table_offsets.device
+        return torch.zeros(batch, 0, self.dim, dtype=dtype, device=device, requires_grad=True)
 
 
 def check_ids(ids: Tensor, table_sizes: Sequence[int]) -> None:

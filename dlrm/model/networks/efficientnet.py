@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.model.initialize import materialize
-from dlrm.model.networks.vision import GlobalMean, draw_weight, norm_layer
+from dlrm.model.networks.vision import GlobalMean, draw_weight, norm_layers, variant_of
 
 
 class _Variant(NamedTuple):
@@ -74,9 +74,7 @@ class EfficientNet(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if model not in VARIANTS:
-            raise ValueError(f"--model: expected one of {', '.join(VARIANTS)}, got {model!r}")
-        variant = VARIANTS[model]
+        variant = variant_of(model, VARIANTS)
         dropout = variant.dropout if dropout is None else dropout
         for flag, integer in (("group_dim", group_dim), ("expand_ratio", expand_ratio)):
             if integer < 1:
@@ -84,10 +82,7 @@ class EfficientNet(nn.Module):
         for flag, share in (("dropout", dropout), ("drop_path", drop_path)):
             if not 0 <= share < 1:
                 raise ValueError(f"--{flag}: expected a probability in [0, 1), got {share}")
-
-        def new_norm(channels: int) -> nn.Module:
-            return norm_layer(norm, channels, groups, norm_eps, norm_momentum)
-
+        new_norm = norm_layers(norm, groups, norm_eps, norm_momentum)
         stem, last, head = (
             _round_channels(width * variant.width) for width in (32, _STAGES[-1][2], 1280)
         )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm.model.initialize import materialize
-from dlrm.model.networks.vision import GlobalMean, draw_weight, norm_layer
+from dlrm.model.networks.vision import GlobalMean, draw_weight, norm_layers, variant_of
 
 
 class _Variant(NamedTuple):
@@ -58,13 +58,8 @@ class ResNet(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if model not in VARIANTS:
-            raise ValueError(f"--model: expected one of {', '.join(VARIANTS)}, got {model!r}")
-        depths, cardinality, group_width = VARIANTS[model]
-
-        def new_norm(channels: int) -> nn.Module:
-            return norm_layer(norm, channels, groups, norm_eps, norm_momentum)
-
+        depths, cardinality, group_width = variant_of(model, VARIANTS)
+        new_norm = norm_layers(norm, groups, norm_eps, norm_momentum)
         device, channels = torch.get_default_device(), 64
         with torch.device("meta"):
             self.conv1 = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)

@@ -1,31 +1,49 @@
 """What the image networks share: how they are normalised, laid out in memory and initialised."""
 
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
 import torch
 from torch import nn
 
 NORMS = ("batch", "group")
+VariantT = TypeVar("VariantT")
 
 
-def norm_layer(norm: str, channels: int, groups: int, eps: float, momentum: float) -> nn.Module:
-    """Returns batch or group normalisation of `channels`.
+def norm_layers(norm: str, groups: int, eps: float, momentum: float) -> Callable[[int], nn.Module]:
+    """Returns a function from a number of channels to its batch or group normalisation.
 
     Args:
         norm: one of `NORMS`.
-        channels: of the images.
         groups: of group normalisation.
         eps: added to the variance.
         momentum: weight of the newest batch in the running averages of batch normalisation.
 
     Raises:
-        ValueError: there is no such norm, or the groups are not of equal size.
+        ValueError: there is no such norm or, from the function, the groups are of unequal size.
     """
-    if norm == "batch":
-        return nn.BatchNorm2d(channels, eps, momentum)
-    if norm != "group":
+    if norm not in NORMS:
         raise ValueError(f"--norm: expected one of {', '.join(NORMS)}, got {norm!r}")
-    if groups < 1 or channels % groups:
-        raise ValueError(f"--groups: expected a divisor of {channels} channels, got {groups}")
-    return nn.GroupNorm(groups, channels, eps)
+
+    def new_norm(channels: int) -> nn.Module:
+        if norm == "batch":
+            return nn.BatchNorm2d(channels, eps, momentum)
+        if groups < 1 or channels % groups:
+            raise ValueError(f"--groups: expected a divisor of {channels} channels, got {groups}")
+        return nn.GroupNorm(groups, channels, eps)
+
+    return new_norm
+
+
+def variant_of(model: str, variants: Mapping[str, VariantT]) -> VariantT:
+    """Returns the variant of a network that `--model` names.
+
+    Raises:
+        ValueError: there is no such variant.
+    """
+    if model not in variants:
+        raise ValueError(f"--model: expected one of {', '.join(variants)}, got {model!r}")
+    return variants[model]
 
 
 def draw_weight(module: nn.Module, values: torch.Tensor, random: torch.Generator) -> None:
