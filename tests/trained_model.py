@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from column_testing import fit_dictionary, text_column
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.sources.columns import TextColumn, parse_hexadecimal
-from dlrm.data.transform.dictionaries import FrequencyLimit, count_values, fit_dictionary, frequent
+from dlrm.data.sources.columns import parse_hexadecimal
+from dlrm.data.transform.dictionaries import FrequencyLimit, count_values, frequent
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -58,9 +59,7 @@ def write_dataset(directory: Path, lines: list[str], other_ids: bool = False) ->
 
     With `other_ids` its tables have the same sizes, and every id means another value.
     """
-    columns = [
-        TextColumn.from_strings(c) for c in zip(*(x.split("\t") for x in lines), strict=True)
-    ]
+    columns = [text_column(c) for c in zip(*(x.split("\t") for x in lines), strict=True)]
     hashes = columns[1 + NUM_NUMERICAL :]
     counts = [frequent(count_values(parse_hexadecimal(column)), LIMIT) for column in hashes]
     dictionaries = [np.roll(fit_dictionary(count), int(other_ids)) for count in counts]

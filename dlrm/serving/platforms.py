@@ -20,7 +20,6 @@ INPUTS = ("input__0", "input__1")
 OUTPUT = "output__0"
 ONNX_FILE = "model.onnx"
 TORCHSCRIPT_FILE = "model.pt"
-PACKAGE_FILE = "model.pt2"
 _OPSET = 18
 _IR_VERSION = 10  # that the ONNX Runtime of 2024 reads, and so the Triton images of then
 

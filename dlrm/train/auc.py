@@ -85,16 +85,6 @@ def sample_stride(num_scores: int, num_ranks: int) -> int:
     return -(-num_scores // (_SAMPLES * num_ranks**2))
 
 
-def most_received(num_scores: int, num_ranks: int) -> int:
-    """The most scores that a rank can get, whatever they are and however they lie on the ranks.
-
-    With a stride of m every range has as many samples as another, up to 4 of one value on each list
-    (a rank has two, positives and negatives, and what has 2 m of a value is not sent), and each
-    list has fewer than m scores in the range beyond those that its samples stand for.
-    """
-    return num_scores // num_ranks + 6 * num_ranks * sample_stride(num_scores, num_ranks) + 1
-
-
 def ordered_pairs(negatives: Tensor, positives: Tensor) -> int:
     """Returns twice the pairs with the positive above the negative, and once those that tie.
 

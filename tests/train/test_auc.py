@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from dlrm.distributed import OtherRankError
 from dlrm.train import auc
-from dlrm.train.auc import frequent_pairs, most_received, ordered_pairs, roc_auc, sample_stride
+from dlrm.train.auc import frequent_pairs, ordered_pairs, roc_auc, sample_stride
 from dlrm.train.metrics import click_metrics
 
 SIZES = (2, 3, 4)
@@ -41,6 +41,16 @@ def measured(world, scores, labels):
         return roc_auc(scores, labels, world), received[0]
     finally:
         auc._exchange = exchange
+
+
+def most_received(num_scores, num_ranks):
+    """The most scores that a rank can get, whatever they are and however they lie on the ranks.
+
+    With a stride of m every range has as many samples as another, up to 4 of one value on each list
+    (a rank has two, positives and negatives, and what has 2 m of a value is not sent), and each
+    list has fewer than m scores in the range beyond those that its samples stand for.
+    """
+    return num_scores // num_ranks + 6 * num_ranks * sample_stride(num_scores, num_ranks) + 1
 
 
 def over(ranks, scores, labels, parts=None):

@@ -17,7 +17,6 @@ from dlrm.files import MANIFEST
 from dlrm.manifest import read_manifest
 
 KIND = "image dataset"
-SPLITS = ("train", "test", "validation")
 CHANNELS = 3
 LABEL_DTYPE = np.dtype("<i4")
 BAD_IMAGES = "bad_images.txt"

@@ -1,6 +1,6 @@
 """Columns of a log's fields as text, and the numbers that they say."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +21,6 @@ class TextColumn(NamedTuple):
     data: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
-
-    @classmethod
-    def from_strings(cls, fields: Iterable[str | None]) -> "TextColumn":
-        """Makes a column of strings, of which None and "" are missing."""
-        return cls.from_bytes([(text or "").encode() for text in fields])
 
     @classmethod
     def from_bytes(cls, texts: Sequence[bytes]) -> "TextColumn":

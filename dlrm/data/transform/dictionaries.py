@@ -24,7 +24,9 @@ class Counts(NamedTuple):
 def count_values(numbers: Parsed) -> Counts:
     """Counts the values of a column that are not missing."""
     present = numbers.values[~numbers.missing] if numbers.missing.any() else numbers.values
-    return Counts(*np.unique(_narrow(present), return_counts=True))
+    fits = len(present) == 0 or present.max() <= np.iinfo(np.uint32).max
+    keys = present.astype(np.uint32 if fits else np.uint64)
+    return Counts(*np.unique(keys, return_counts=True))
 
 
 def merge_counts(parts: Sequence[Counts]) -> Counts:
@@ -41,19 +43,6 @@ def frequent(counts: Counts, limit: int) -> Counts:
     """Keeps the values that occur `limit` times or more."""
     kept = counts.counts >= limit
     return Counts(counts.keys[kept], counts.counts[kept])
-
-
-def fit_dictionary(counts: Counts) -> np.ndarray:
-    """Returns the numbers that get the ids 1, 2, ...: the most frequent first, ties by the number.
-
-    The array is uint32 where every number fits, else uint64.
-    """
-    return _narrow(counts.keys[np.lexsort((counts.keys, -counts.counts))])
-
-
-def _narrow(keys: np.ndarray) -> np.ndarray:
-    fits = len(keys) == 0 or keys.max() <= np.iinfo(np.uint32).max
-    return keys.astype(np.uint32 if fits else np.uint64)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import string
 
 import numpy as np
 import pytest
+from column_testing import fit_dictionary, text_column
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import (
@@ -17,7 +18,6 @@ from dlrm.data.transform.dictionaries import (
     Counts,
     FrequencyLimit,
     count_values,
-    fit_dictionary,
     frequent,
     merge_counts,
 )
@@ -25,7 +25,7 @@ from dlrm.data.transform.transform import Transform, log_numerical
 
 
 def column(*fields):
-    return TextColumn.from_strings(fields)
+    return text_column(fields)
 
 
 def parsed(*values, missing=()):

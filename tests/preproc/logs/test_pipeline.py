@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from column_testing import text_column
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import read_manifest
@@ -143,10 +143,7 @@ def test_dataset_describes_itself(good):
 def test_stored_transform_gives_the_bytes_of_the_dataset(good, logs):
     transform = Transform.load(good / "transform")
     rows = [line.split("\t") for line in (logs / "day_2").read_text().splitlines()]
-    columns = [
-        TextColumn.from_strings(row[i] if i < len(row) else None for row in rows)
-        for i in range(1, 40)
-    ]
+    columns = [text_column(row[i] if i < len(row) else None for row in rows) for i in range(1, 40)]
     result = transform(columns)
     served = {"numerical.bin": result.numerical.tobytes()}
     served |= {layout.categorical_name(i): ids.tobytes() for i, ids in enumerate(result.ids)}
