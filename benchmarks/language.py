@@ -33,7 +33,8 @@ from dlrm.tasks.language import SequenceClassification
 from dlrm.train.log import RunLog
 from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler, PrecisionConfig
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 LR, CLIP = 2e-5, 1.0
 WINDOW = 8  # batches whose rows are sorted by length; a round of the second line
@@ -59,7 +60,14 @@ def ours(dtype: str, source: TextSource, batch_size: int) -> Callable[[int, bool
         none.num_samples = 0
         config = TrainConfig(print_freq=10**6, max_steps=steps)
         scaler = LossScaler(max_grad_norm=CLIP)
-        trainer = Trainer(task, optimizers, lambda step: LR, config, log=_Quiet(), scaler=scaler)
+        trainer = Trainer(
+            task,
+            optimizers=optimizers,
+            schedule=lambda step: LR,
+            config=config,
+            log=_Quiet(),
+            scaler=scaler,
+        )
         began = time.perf_counter()
         trainer.fit(train, none)
         return time.perf_counter() - began

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 
 class Null:
@@ -60,7 +61,12 @@ class Same:
 
 def trained(task: Null, steps: int) -> float:
     optimizer = dense_optimizer("sgd", task.model.parameters())
-    trainer = Trainer(task, [optimizer], lambda step: 1e-3, TrainConfig(print_freq=10**9))
+    trainer = Trainer(
+        task,
+        optimizers=[optimizer],
+        schedule=lambda step: 1e-3,
+        config=TrainConfig(print_freq=10**9),
+    )
     trainer.log.line = lambda text: None  # type: ignore[method-assign]
     began = time.perf_counter()
     trainer.fit(Same(steps), Same(1, num_samples=0))

@@ -36,7 +36,8 @@ from dlrm.distributed import World, exchange
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.optim.dense import OptimizerConfig
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 
 class Training:
@@ -57,7 +58,13 @@ class Training:
         self.task, self.exposed = task, 0.0
         settings = TrainConfig(max_steps=1, print_freq=1_000_000)
         optimizers = task.optimizers(OptimizerConfig(), one_look_up=True)
-        self.trainer = Trainer(task, optimizers, lambda step: 0.01, settings, world)
+        self.trainer = Trainer(
+            task,
+            optimizers=optimizers,
+            schedule=lambda step: 0.01,
+            config=settings,
+            world=world,
+        )
         self.trainer.log.quiet = True
         self._count_waiting(distributed._Transfer)
         self._count_waiting(GradientSum)

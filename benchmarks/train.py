@@ -41,7 +41,8 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.log import RunLog
 from dlrm.train.optim.dense import OptimizerConfig
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 LR = 0.01
 WORKLOADS = {  # one-hot uniform ids, SGD
@@ -184,7 +185,14 @@ def ours(
 
     def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9)
-        trainer = Trainer(task, optimizers, lambda step: LR, training, world, log)
+        trainer = Trainer(
+            task,
+            optimizers=optimizers,
+            schedule=lambda step: LR,
+            config=training,
+            world=world,
+            log=log,
+        )
         trainer.fit(batches(datasets.train, data.device), Batches(datasets.test, data.device))
 
     return run

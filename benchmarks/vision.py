@@ -27,7 +27,8 @@ from dlrm.data.images.loader import SyntheticImages
 from dlrm.tasks.images import ImageClassification, NetworkConfig
 from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 SIZE, CLASSES, LR = 224, 1000, 1e-3
 
@@ -44,7 +45,10 @@ def ours(dtype: str, batch_size: int, channels_last: bool) -> Callable[[int], fl
 
     def run(steps: int) -> float:
         trainer = Trainer(
-            task, optimizers, lambda step: LR, TrainConfig(print_freq=10**6, max_steps=steps)
+            task,
+            optimizers=optimizers,
+            schedule=lambda step: LR,
+            config=TrainConfig(print_freq=10**6, max_steps=steps),
         )
         data = SyntheticImages(steps * batch_size, batch_size, size=SIZE)
         trainer.log.line = lambda text: None  # type: ignore[method-assign]

@@ -7,7 +7,8 @@ from torch import nn
 
 from dlrm.distributed import World
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 
 class Points:
@@ -79,10 +80,10 @@ def trainer(task=None, log=None, checkpoints=None, kind="adam", schedule=None, *
     task = task or Line()
     return Trainer(
         task,
-        [dense_optimizer(kind, task.model.parameters())],
-        schedule or (lambda step: 0.01 * step),
-        TrainConfig(**config),
-        World(device=task.device),
+        optimizers=[dense_optimizer(kind, task.model.parameters())],
+        schedule=schedule or (lambda step: 0.01 * step),
+        config=TrainConfig(**config),
+        world=World(device=task.device),
         log=log,
         checkpoints=checkpoints,
         run={"flags": {}},

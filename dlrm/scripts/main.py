@@ -47,7 +47,8 @@ from dlrm.train.log import RunLog, Watched
 from dlrm.train.metrics import one_class_note
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 from dlrm.train.watchdog import Watchdog
 
 FLAGS = absl_flags.FLAGS
@@ -217,14 +218,14 @@ def _train(
     optimizers = task.optimizers(flags.optimizer_config(), one_look_up)
     trainer = Trainer(
         task,
-        optimizers,
-        functools.partial(learning_rate, schedule),
-        config,
-        task.world,
-        log,
-        flags.config(PrecisionConfig).scaler(device, FLAGS.max_grad_norm),
-        checkpoints,
-        {"dlrm_version": __version__, **run},
+        optimizers=optimizers,
+        schedule=functools.partial(learning_rate, schedule),
+        config=config,
+        world=task.world,
+        log=log,
+        scaler=flags.config(PrecisionConfig).scaler(device, FLAGS.max_grad_norm),
+        checkpoints=checkpoints,
+        run={"dlrm_version": __version__, **run},
         beat=watchdog.beat,
         recorder=task.recorder,
     )

@@ -13,7 +13,7 @@ from dlrm.distributed import World, gather
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.train.agreement import raise_device_errors
-from dlrm.train.cuda_graph import Graphed, Recorder
+from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics
 from dlrm.train.optim.dense import OptimizerConfig, dense_optimizer, table_optimizer
@@ -80,7 +80,7 @@ class Recommendation:
         self.world, self.auc_on_cpu, self.recorder = world, auc_on_cpu, recorder
         self.unscored: tuple[int, float] | None = None
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
-        self._infer = Graphed(self.predict, recorder) if recorder else self.predict
+        self._infer = GraphedCallable(self.predict, recorder) if recorder else self.predict
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns this process's share of the mean binary cross-entropy of a batch."""

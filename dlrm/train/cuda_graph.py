@@ -64,7 +64,7 @@ class CudaRecorder:
         return graph.replay, result
 
 
-def let_record(optimizers: Iterable[Optimizer]) -> None:
+def make_capturable(optimizers: Iterable[Optimizer]) -> None:
     """Tells torch's Adam that its step may be recorded; what it needs for that, fused ones have."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -72,7 +72,7 @@ def let_record(optimizers: Iterable[Optimizer]) -> None:
                 group["capturable"] = True
 
 
-class Graphed:
+class GraphedCallable:
     """A function that is recorded after some calls with batches of one shape, and then replayed.
 
     Calls before that, and those with batches of a shape that did not come often in a row, run the

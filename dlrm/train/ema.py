@@ -1,4 +1,4 @@
-"""Averages of weights: over the steps of a run, and over its saved checkpoints."""
+"""Averages of weights: the EMA over the steps of a run, and one over its saved checkpoints."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,33 +8,19 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
-class NoAverage:
-    """A run without an average: what is trained is what is tested.
+class EMA:
+    """Exponential moving average of weights: a <- decay * a + (1 - decay) * w after every step.
 
-    Attributes:
-        state: the average, which checkpoints hold: name -> tensor.
-    """
-
-    state: dict[str, Tensor] = {}
-
-    def update(self) -> None:
-        """Takes the weights of a step in."""
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The model has the averaged weights within the block."""
-        yield
-
-
-class MovingAverage(NoAverage):
-    """a <- decay * a + (1 - decay) * w after every step, from the initial weights on.
-
-    Buffers, as the statistics of batch norm, are averaged, too; integer ones are copied. The
-    average is float32 where weights are narrower, which would round small changes away.
+    It starts at the initial weights. Buffers, as the statistics of batch norm, are averaged, too;
+    integer ones are copied. The average is float32 where weights are narrower, which would round
+    small changes away.
 
     Args:
         model: whose weights.
         decay: in [0, 1).
+
+    Attributes:
+        state: the average, which checkpoints hold: name -> tensor.
 
     Raises:
         ValueError: another decay.
@@ -53,6 +39,7 @@ class MovingAverage(NoAverage):
 
     @torch.no_grad()
     def update(self) -> None:
+        """Takes in the weights of a step."""
         latest = [w.to(a.dtype) for a, w in zip(self._averages, self._latest, strict=True)]
         self._average(self._averages, latest, 0)
         for name in self._copied:
@@ -60,6 +47,7 @@ class MovingAverage(NoAverage):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
+        """Gives the model the averaged weights within the block."""
         trained = {name: value.clone() for name, value in self._weights.items()}
         self._set(self.state)
         try:

@@ -33,7 +33,8 @@ from dlrm.train.checkpoints.directory import (
 from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.log import RunLog
 from dlrm.train.optim.dense import OptimizerConfig
-from dlrm.train.trainer import StoppedError, TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import StoppedError, Trainer
 
 torch.set_num_threads(1)
 tqdm.get_lock()  # starts a process, which those with the shim cannot
@@ -105,11 +106,11 @@ def begin(run, config, keep, in_background=False, world=World(), beat=lambda ste
     log = RunLog(quiet=True)
     task.trainer = Trainer(
         task,
-        task.optimizers(OptimizerConfig("adagrad", "adam")),
-        lambda step: 0.01 * min(step, 12),
-        config,
-        world,
-        log,
+        optimizers=task.optimizers(OptimizerConfig("adagrad", "adam")),
+        schedule=lambda step: 0.01 * min(step, 12),
+        config=config,
+        world=world,
+        log=log,
         checkpoints=checkpoints,
         run={"flags": ARCHITECTURE, "dataset": {"table sizes": list(TABLE_SIZES)}},
         beat=beat,

@@ -15,7 +15,8 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.ops.library import why_not_cuda_kernels
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.dense import OptimizerConfig
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 INTERACTIONS = [  # batch, tables, dim
@@ -604,10 +605,10 @@ def test_training_ends_at_the_next_line_and_names_the_id(gpu):
     data = Batches()
     trainer = Trainer(
         task,
-        task.optimizers(OptimizerConfig(), one_look_up=True),
-        lambda step: 0.1,
-        TrainConfig(print_freq=4),
-        world,
+        optimizers=task.optimizers(OptimizerConfig(), one_look_up=True),
+        schedule=lambda step: 0.1,
+        config=TrainConfig(print_freq=4),
+        world=world,
     )
     with pytest.raises(RuntimeError, match="id 7 of table 1 in batch row 2: expected 0 <= id < 7"):
         trainer.fit(data, data)

@@ -17,7 +17,7 @@ from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
-from dlrm.train.trainer import TrainConfig
+from dlrm.train.task import TrainConfig
 
 # README of June 2020 (main.py). base_device: ours is cuda where there is one, else cpu.
 JUNE_2020 = {

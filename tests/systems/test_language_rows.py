@@ -19,7 +19,7 @@ from dlrm.train.execution import ExecutionConfig, partition
 from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
-from dlrm.train.trainer import TrainConfig
+from dlrm.train.task import TrainConfig
 
 ROWS = [pytest.param(row, id=name) for name, row in LANGUAGE.items()]
 WRONG_LENGTH = "ipu/bert-large/pretrain-384-pod64-b"

@@ -18,7 +18,7 @@ from dlrm.train.execution import ExecutionConfig, partition
 from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig
-from dlrm.train.trainer import TrainConfig
+from dlrm.train.task import TrainConfig
 
 ROWS = [pytest.param(row, id=name) for name, row in VISION.items()]
 PARAMETERS = {  # model, and for EfficientNet group dim and expand ratio

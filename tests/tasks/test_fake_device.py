@@ -17,7 +17,7 @@ from dlrm.model.networks import efficientnet, resnet
 from dlrm.tasks.images import ImageClassification, NetworkConfig
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.ema import MovingAverage
+from dlrm.train.ema import EMA
 from dlrm.train.optim.dense import (
     DENSE_OPTIMIZERS,
     NETWORK_OPTIMIZERS,
@@ -90,7 +90,7 @@ def test_a_step_of_a_dlrm_is_all_on_its_device(tables, mlps, dtype, embedding_dt
         batch = fake.batch(batch)
         with fake:
             optimizers = task.optimizers(OptimizerConfig(tables, mlps))
-            average = MovingAverage(task.model, 0.9)
+            average = EMA(task.model, 0.9)
             train(task, optimizers, batch, scaler(dtype == torch.float16), average)
             with average.applied(), task.model.weights_unchanged():
                 assert str(task.predict(batch).device) == NAME
@@ -140,7 +140,7 @@ def test_a_step_of_a_bert_is_all_on_its_device(kind, optimizer, fake):
     batch = fake.batch(batch)
     with fake:
         optimizers = task.optimizers(NetworkOptimizerConfig(optimizer, weight_decay=0.01))
-        train(task, optimizers, batch, scaler(), MovingAverage(task.model, 0.9))
+        train(task, optimizers, batch, scaler(), EMA(task.model, 0.9))
 
 
 @pytest.mark.parametrize("model", ["resnet50", "efficientnet_b0"])
@@ -161,5 +161,5 @@ def test_a_step_of_an_image_network_is_all_on_its_device(model, fake, monkeypatc
     batch = fake.batch(batch)
     with fake:
         optimizers = task.optimizers(NetworkOptimizerConfig("rmsprop_tf"))
-        train(task, optimizers, batch, scaler(), MovingAverage(task.model, 0.9))
+        train(task, optimizers, batch, scaler(), EMA(task.model, 0.9))
         assert str(task.predict(batch).device) == NAME

@@ -15,7 +15,8 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.precision import LossScaler
-from dlrm.train.trainer import StoppedError, TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import StoppedError, Trainer
 
 SIZES = (50, 7, 200)  # four ranks are more than tables
 BATCH, STEPS = 13, 20  # which nothing divides
@@ -77,19 +78,19 @@ def train(world: World, run: Run):
     half = run.dtype == torch.float16
     trainer = Trainer(
         task,
-        task.optimizers(
+        optimizers=task.optimizers(
             OptimizerConfig(run.optimizer, _dense(run.optimizer)),
             one_look_up=not run.hotness and run.accumulate == 1,
         ),
-        lambda step: 0.05 / step,
-        TrainConfig(
+        schedule=lambda step: 0.05 / step,
+        config=TrainConfig(
             print_freq=1,
             gradient_accumulation_steps=run.accumulate,
             test_freq=3 if run.auc_threshold else None,
             auc_threshold=run.auc_threshold,
             max_steps=run.max_steps,
         ),
-        world,
+        world=world,
         scaler=LossScaler(torch.tensor(16.0)) if half else None,
         beat=lambda step: asked_to_stop(step) if world.rank == run.stop_on else None,
     )

@@ -11,7 +11,8 @@ from dlrm.model.networks import efficientnet
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 SIZE, CLASSES, BATCH, STEPS = 32, 7, 6, 4
 
@@ -36,10 +37,10 @@ def train(world: World, parts: int, optimizer: str, max_grad_norm: float | None)
     config = NetworkOptimizerConfig(optimizer, weight_decay=1e-4)
     trainer = Trainer(
         task,
-        task.optimizers(config),
-        lambda step: 0.01,
-        TrainConfig(gradient_accumulation_steps=parts, max_steps=STEPS, print_freq=1),
-        world,
+        optimizers=task.optimizers(config),
+        schedule=lambda step: 0.01,
+        config=TrainConfig(gradient_accumulation_steps=parts, max_steps=STEPS, print_freq=1),
+        world=world,
         scaler=LossScaler(max_grad_norm=max_grad_norm),
     )
     partners = task.augmentation.num_partners

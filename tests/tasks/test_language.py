@@ -16,7 +16,8 @@ from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.dense import NetworkOptimizerConfig, set_learning_rate
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 TASKS = [PreTraining, QuestionAnswering, SequenceClassification]
 
@@ -193,9 +194,9 @@ def trainer(kind, directory=None, **config):
     checkpoints = CheckpointDirectory(directory, keep=9) if directory else None
     return Trainer(
         task,
-        task.optimizers(NetworkOptimizerConfig("adamw")),
-        lambda step: 1e-3 * step,
-        TrainConfig(epochs=2, print_freq=1, **config),
+        optimizers=task.optimizers(NetworkOptimizerConfig("adamw")),
+        schedule=lambda step: 1e-3 * step,
+        config=TrainConfig(epochs=2, print_freq=1, **config),
         log=RunLog(quiet=True),
         checkpoints=checkpoints,
     )

@@ -10,7 +10,8 @@ from dlrm.distributed import World
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 BATCH, STEPS = 7, 4  # the ranks' parts differ
 KINDS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceClassification}
@@ -31,10 +32,10 @@ def train(world: World, parts: int, kind: str, optimizer: str, max_grad_norm: fl
     task.model.double()
     trainer = Trainer(
         task,
-        task.optimizers(NetworkOptimizerConfig(optimizer, weight_decay=0.01)),
-        lambda step: 0.01,
-        TrainConfig(gradient_accumulation_steps=parts, max_steps=STEPS, print_freq=1),
-        world,
+        optimizers=task.optimizers(NetworkOptimizerConfig(optimizer, weight_decay=0.01)),
+        schedule=lambda step: 0.01,
+        config=TrainConfig(gradient_accumulation_steps=parts, max_steps=STEPS, print_freq=1),
+        world=world,
         scaler=LossScaler(max_grad_norm=max_grad_norm),
     )
     options = {"shuffle": True, "drop_last": True, "window": 2, "world": world}

@@ -12,11 +12,12 @@ from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.cuda_graph import CudaRecorder, Graphed
-from dlrm.train.ema import MovingAverage
+from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable
+from dlrm.train.ema import EMA
 from dlrm.train.optim.dense import OptimizerConfig
 from dlrm.train.precision import LossScaler
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 SIZES = (3, 40, 1, 7)
 BATCH = 16
@@ -58,16 +59,16 @@ def train(
     task = Recommendation(model, world, dtype, seed=3, recorder=recorder)
     trainer = Trainer(
         task,
-        task.optimizers(OptimizerConfig(tables, mlps)),
-        lambda step: 0.2 / step,
-        TrainConfig(epochs=2, print_freq=1, test_freq=9, **config),
-        world,
+        optimizers=task.optimizers(OptimizerConfig(tables, mlps)),
+        schedule=lambda step: 0.2 / step,
+        config=TrainConfig(epochs=2, print_freq=1, test_freq=9, **config),
+        world=world,
         scaler=LossScaler(None if scale is None else torch.tensor(scale).to(device), max_grad_norm),
-        average=MovingAverage(task.model, 0.9) if averaged else None,
+        ema=EMA(task.model, 0.9) if averaged else None,
         recorder=recorder,
     )
     trainer.fit(Batches(train_set, device), Batches(test_set, device))
-    weights = {**task.model.state_dict(), **trainer.average.state}
+    weights = {**task.model.state_dict(), **trainer.parameters.average}
     return trainer.progress.history, weights, trainer.scaler.num_skipped()
 
 
@@ -126,7 +127,7 @@ def test_each_shape_that_keeps_coming_is_recorded(device, recorder):
         calls.append(len(batch.numerical))
         return batch.numerical.sum(dim=1) + batch.categorical[:, 0]
 
-    graphed = Graphed(function, recorder)
+    graphed = GraphedCallable(function, recorder)
     for size in [4, 4, 4, 3, 4, 4, 4, 4, 4, 3, 5, 5, 5, 5, 4, 3, 5]:
         batch = numbers(size, device, value=float(len(calls)))
         expected = batch.numerical.sum(dim=1) + batch.categorical[:, 0]
@@ -141,20 +142,22 @@ def test_the_short_last_batch_of_an_epoch_is_not_recorded(device, recorder):
         calls.append(len(batch.numerical))
         return batch.numerical
 
-    graphed = Graphed(function, recorder)
+    graphed = GraphedCallable(function, recorder)
     for size in [4, 4, 4, 4, 4, 3] * 6:
         graphed(numbers(size, device))
     assert calls == [4, 4, 4, 4, 3, 3, 3, 3, 3, 3]
 
 
 def test_results_are_the_callers_own(device, recorder):
-    graphed = Graphed(lambda batch: batch.numerical.sum(dim=1), recorder)
+    graphed = GraphedCallable(lambda batch: batch.numerical.sum(dim=1), recorder)
     results = [graphed(numbers(2, device, value=float(i))) for i in range(6)]
     assert [result.tolist() for result in results] == [[2.0 * i] * 2 for i in range(6)]
 
 
 def test_recording_what_waits_for_the_device_fails(device, recorder):
-    graphed = Graphed(lambda batch: batch.numerical * batch.numerical.sum().item(), recorder)
+    graphed = GraphedCallable(
+        lambda batch: batch.numerical * batch.numerical.sum().item(), recorder
+    )
     for _ in range(3):
         graphed(numbers(2, device))
     with pytest.raises(RuntimeError, match="waits for the device|captur"):

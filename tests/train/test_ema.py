@@ -8,33 +8,38 @@ from toy import Line, Points, trainer
 from dlrm.distributed import World
 from dlrm.train.checkpoints.checkpoint import load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.ema import MovingAverage, average_in_order
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.ema import EMA, average_in_order
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 
-def averaged(decay=0.9, checkpoints=None, device="cpu", **config) -> Trainer:
+def averaged(
+    decay=0.9, checkpoints=None, device="cpu", beat=lambda step: None, **config
+) -> Trainer:
     task = Line(device=device)
     base = trainer(task, schedule=lambda step: 0.05)
     return Trainer(
         task,
-        base.optimizers,
-        base.schedule,
-        TrainConfig(**config),
-        World(device=device),
+        optimizers=base.optimizers,
+        schedule=base.schedule,
+        config=TrainConfig(**config),
+        world=World(device=device),
         checkpoints=checkpoints,
         run={"flags": {}},
-        average=MovingAverage(task.model, decay),
+        ema=EMA(task.model, decay),
+        beat=beat,
     )
 
 
 def test_the_moving_average_by_hand(device):
-    run = averaged(decay=0.75, device=device)
-    expected = {name: value.clone() for name, value in run.task.model.state_dict().items()}
-    for _ in range(3):
-        run._train_step(next(Points(device=device).batches()))
+    def follow(step):
         for name, value in run.task.model.state_dict().items():
             expected[name] = 0.75 * expected[name] + 0.25 * value
-    torch.testing.assert_close(run.average.state, expected)
+
+    run = averaged(decay=0.75, device=device, beat=follow, max_steps=3)
+    expected = {name: value.clone() for name, value in run.task.model.state_dict().items()}
+    run.fit(Points(device=device), Points(2, device=device))
+    torch.testing.assert_close(run.ema.state, expected)
 
 
 def test_the_average_is_tested_and_the_weights_go_on():
@@ -48,7 +53,7 @@ def test_the_average_is_tested_and_the_weights_go_on():
 
     run.task.evaluate = watching
     run.fit(Points(), Points(2))
-    assert all(map(torch.equal, seen[0], run.average.state.values()))
+    assert all(map(torch.equal, seen[0], run.ema.state.values()))
     plain = trainer(schedule=lambda step: 0.05)
     plain.fit(Points(), Points(2))
     assert all(map(torch.equal, run.task.weights(), plain.task.weights()))
@@ -64,17 +69,17 @@ def test_a_resumed_average_is_bit_for_bit_the_same(tmp_path, stop, device):
     second = averaged(epochs=2, **config)
     second.resume(checkpoints.last())
     second.fit(*data)
-    for name, value in whole.average.state.items():
-        assert torch.equal(second.average.state[name], value)
+    for name, value in whole.ema.state.items():
+        assert torch.equal(second.ema.state[name], value)
 
 
 def test_buffers_are_averaged_and_counters_copied(device):
     model = nn.BatchNorm1d(2, device=device)
-    average = MovingAverage(model, 0.5)
+    ema = EMA(model, 0.5)
     model(torch.tensor([[2.0, 4.0], [4.0, 8.0]], device=device))  # running mean: 0.1 * (3, 6)
-    average.update()
-    torch.testing.assert_close(average.state["running_mean"].cpu(), torch.tensor([0.15, 0.3]))
-    assert average.state["num_batches_tracked"] == 1
+    ema.update()
+    torch.testing.assert_close(ema.state["running_mean"].cpu(), torch.tensor([0.15, 0.3]))
+    assert ema.state["num_batches_tracked"] == 1
 
 
 def test_checkpoints_are_averaged_in_order():
@@ -87,7 +92,7 @@ def test_checkpoints_are_averaged_in_order():
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_impossible_decays_are_refused(decay):
     with pytest.raises(ValueError, match="--ema_decay"):
-        MovingAverage(nn.Linear(1, 1), decay)
+        EMA(nn.Linear(1, 1), decay)
     with pytest.raises(ValueError, match="--weight_avg_exp"):
         average_in_order([{}], decay)
 
@@ -100,11 +105,11 @@ def test_no_checkpoints_make_no_average():
 def test_an_average_of_16_bits_moves_by_less_than_they_have(device):
     model = nn.Linear(1, 1, bias=False, device=device).to(torch.bfloat16)
     nn.init.constant_(model.weight, 1.0)
-    average = MovingAverage(model, 0.999)
+    ema = EMA(model, 0.999)
     nn.init.constant_(model.weight, 2.0)
     for _ in range(10):
-        average.update()
-    assert average.state["weight"].item() == pytest.approx(2 - 0.999**10, rel=1e-6)
+        ema.update()
+    assert ema.state["weight"].item() == pytest.approx(2 - 0.999**10, rel=1e-6)
     ones = [{"w": torch.ones(1, dtype=torch.bfloat16) * v} for v in (1.0, 2.0)]
     assert average_in_order(ones, 0.999)["w"].item() == pytest.approx(1.001, rel=1e-6)
 
@@ -114,4 +119,4 @@ def test_a_new_average_begins_at_the_weights_that_are_loaded(tmp_path):
     trainer(checkpoints=checkpoints).fit(Points(), Points(2))
     run = averaged()
     load_checkpoint(checkpoints.last(), run.parameters)
-    torch.testing.assert_close(run.average.state, dict(run.task.model.state_dict()))
+    torch.testing.assert_close(run.ema.state, dict(run.task.model.state_dict()))

@@ -10,7 +10,7 @@ from toy import Line, Points, trainer
 
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.log import RunLog
-from dlrm.train.trainer import TrainConfig
+from dlrm.train.task import TrainConfig
 
 
 def entries(path, kind="LOG"):

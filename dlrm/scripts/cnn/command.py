@@ -35,7 +35,8 @@ from dlrm.train.checkpoints.pretrained import load_weights
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 _LOADED_BYTES = 1 << 30  # of batches that are read ahead
 

@@ -17,7 +17,8 @@ from dlrm.files import write_atomically
 from dlrm.train.checkpoints.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.ema import average_in_order
 from dlrm.train.log import Loader, RunLog, Watched
-from dlrm.train.trainer import Task, Trainer
+from dlrm.train.task import Task
+from dlrm.train.trainer import Trainer
 
 AVERAGED = "averaged"  # begins the name of an average of checkpoints
 _NAMES = ("checkpoint", "weights", "tested_on")

@@ -10,7 +10,7 @@ from dlrm.train.execution import EXECUTIONS, GRAPH_BACKENDS, ExecutionConfig
 from dlrm.train.optim.dense import LAMB_FLAVOURS, NETWORK_OPTIMIZERS, NetworkOptimizerConfig
 from dlrm.train.precision import PRECISIONS, PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, CurveConfig
-from dlrm.train.trainer import TrainConfig
+from dlrm.train.task import TrainConfig
 
 SCHEDULES = ("gpipe", "1f1b", "sequential")
 _LR_UNITS = ("epochs", "steps", "run")

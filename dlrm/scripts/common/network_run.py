@@ -20,12 +20,13 @@ from dlrm.scripts.common.config_flags import Values, show
 from dlrm.scripts.common.network_flags import BatchPlan
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
-from dlrm.train.ema import MovingAverage, NoAverage
+from dlrm.train.ema import EMA
 from dlrm.train.execution import partition
 from dlrm.train.log import Loader, RunLog
 from dlrm.train.optim.dense import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 from dlrm.train.watchdog import Watchdog
 
 
@@ -264,19 +265,19 @@ def _trainer(
         "dataset": setup.dataset,
         "global_batch": setup.plan.global_batch,
     }
-    ema = values["ema_decay"]
+    decay = values["ema_decay"]
     return Trainer(
         task,
-        task.optimizers(values.config(NetworkOptimizerConfig)),
-        learning_rate_curve(values.config(CurveConfig), num_steps, steps_per_epoch),
-        config,
-        setup.world,
-        watch.log,
-        task.precision.scaler(setup.world.device, values["max_grad_norm"]),
-        checkpoints,
-        run,
-        NoAverage() if ema is None else MovingAverage(task.model, ema),
-        watch.dog.beat,
+        optimizers=task.optimizers(values.config(NetworkOptimizerConfig)),
+        schedule=learning_rate_curve(values.config(CurveConfig), num_steps, steps_per_epoch),
+        config=config,
+        world=setup.world,
+        log=watch.log,
+        scaler=task.precision.scaler(setup.world.device, values["max_grad_norm"]),
+        checkpoints=checkpoints,
+        run=run,
+        ema=None if decay is None else EMA(task.model, decay),
+        beat=watch.dog.beat,
     )
 
 

@@ -1,0 +1,161 @@
+"""Evaluation of a model that is trained: when it is due, what is the best, and the final report."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from torch import nn
+
+from dlrm.distributed import World
+from dlrm.train.ema import EMA
+from dlrm.train.gradient_sum import average_statistics
+from dlrm.train.log import Loader, RunLog, Watched
+from dlrm.train.progress import Progress
+from dlrm.train.task import Task, TrainConfig
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model in evaluation mode within the block, and back in the mode that it was in."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+class Evaluation:
+    """Evaluates a task while it is trained, and keeps the best result in its progress.
+
+    Args:
+        task: what is trained.
+        test: the set that is watched; without samples nothing is tested.
+        steps_per_epoch: steps of an epoch.
+        config: when a test is due, and which result is good enough.
+        progress: where the run stands.
+        world: the processes that train together.
+        log: where to report.
+        ema: of the weights, which is then what is tested; None tests the weights themselves.
+        on_batch: called before each batch.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        test: Loader,
+        *,
+        steps_per_epoch: int,
+        config: TrainConfig,
+        progress: Progress,
+        world: World,
+        log: RunLog,
+        ema: EMA | None,
+        on_batch: Callable[[], object],
+    ):
+        self._task, self._test, self._steps_per_epoch = task, test, steps_per_epoch
+        self._config, self._progress = config, progress
+        self._world, self._log, self._ema, self._on_batch = world, log, ema, on_batch
+        self._seconds, self._samples = 0.0, 0
+
+    def is_due(self) -> bool:
+        """Whether a test is due after this step."""
+        step = self._progress.step
+        if step % (self._config.test_freq or self._steps_per_epoch) or not self._test.num_samples:
+            return False
+        return step / self._steps_per_epoch >= self._config.test_after
+
+    def is_due_at_end(self) -> bool:
+        """Whether the last step is to be tested; a run that is cut short before any test is not."""
+        progress = self._progress
+        whole = progress.step / self._steps_per_epoch >= max(self._config.test_after, 1)
+        untested = progress.tested_step < progress.step and self._test.num_samples > 0
+        return untested and (progress.tested_step > 0 or whole)
+
+    def test(self) -> tuple[dict[str, float], float]:
+        """Returns the metrics of the test set, and the seconds that it took."""
+        began = time.perf_counter()
+        state = self._ema.state if self._ema else {}
+        average_statistics(self._task.model, state, self._world)
+        metrics = self._evaluate(self._test, "test")
+        seconds = time.perf_counter() - began
+        self._seconds += seconds
+        self._samples += self._test.num_samples
+        return metrics, seconds
+
+    def record(self, metrics: dict[str, float], seconds: float) -> bool:
+        """Reports the metrics of this step; returns whether they are the best so far."""
+        progress, metric = self._progress, self._task.metric
+        progress.tested_step = progress.step
+        epoch, index = divmod(progress.step - 1, self._steps_per_epoch)
+        self._log.line(f"Epoch {epoch} step {index}. test: {_shown(metrics)}  ({seconds:.1f} s)")
+        self._log.step(epoch, index, {f"test_{name}": value for name, value in metrics.items()})
+        progress.history.append({"step": progress.step, **metrics})
+        if math.isnan(metrics[metric]):
+            self._log.line(f"note: {metric} is undefined, the test set has one class only")
+        best = progress.best.get(metric, math.nan)
+        if not (math.isnan(best) or metrics[metric] > best):
+            return False
+        epochs = progress.step / self._steps_per_epoch
+        progress.best = {**metrics, "step": progress.step, "epoch": epochs}
+        return True
+
+    def is_enough(self, score: float) -> bool:
+        """Whether a score has reached the threshold, which is reported."""
+        threshold = self._config.auc_threshold
+        if threshold is None or not score >= threshold:
+            return False
+        self._log.line(f"{self._task.metric} {score:.6f} has reached --auc_threshold {threshold}")
+        return True
+
+    def summary(self, validation: Loader | None, has_best: bool) -> dict[str, float]:
+        """Evaluates the weights to keep, and returns all results of the run.
+
+        Args:
+            validation: a set that was not; None, or an empty one, is not evaluated.
+            has_best: the model has the weights of the best checkpoint, else those of the last step.
+        """
+        best, metric = self._progress.best, self._task.metric
+        if not best:
+            reason = "the run ended before the first one was due (see --test_freq)"
+            if not self._test.num_samples:
+                reason = "none was asked for, or there is no test set"
+            self._log.line(f"no test: {reason}")
+            return {}
+        summary = {}
+        if self._seconds:
+            summary["average_test_throughput"] = self._samples / self._seconds
+        summary |= {
+            f"best_{metric}": best[metric],
+            "best_epoch": best["epoch"],
+            "best_validation_loss": best[self._task.loss_metric],
+        }
+        for name, metrics in self._final_report(validation, has_best).items():
+            summary |= {f"{name}_{key}": value for key, value in metrics.items()}
+        return summary
+
+    def _final_report(
+        self, validation: Loader | None, has_best: bool
+    ) -> dict[str, dict[str, float]]:
+        """Returns the metrics of the weights to keep, by data set."""
+        progress = self._progress
+        tests = [entry for entry in progress.history if self._task.metric in entry]
+        tested = tests[-1] if tests else progress.best  # saved before its only test
+        if has_best and progress.best["step"] != progress.step:
+            tested = progress.best
+        which = f"best, step {int(tested['step'])}" if has_best else f"last, step {progress.step}"
+        results = {"test": {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
+        if validation is not None and validation.num_samples:
+            results["validation"] = self._evaluate(validation, "validation")
+        for name, metrics in results.items():
+            self._log.line(f"Final weights ({which}). {name}: {_shown(metrics)}")
+        return results
+
+    def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:
+        with self._ema.applied() if self._ema else nullcontext():
+            return self._task.evaluate(Watched(loader, title, self._log.quiet, self._on_batch))
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())

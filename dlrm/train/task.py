@@ -1,0 +1,98 @@
+"""What a trainer is given: the task, and for how long to train it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from dlrm.train.log import Loader
+
+
+class Task(Protocol):
+    """What is trained: a network, its loss and its evaluation.
+
+    Attributes:
+        model: the network.
+        metric: the entry of `evaluate` that tells the best checkpoint; greater is better.
+        loss_metric: the entry that is the test loss.
+    """
+
+    metric: str
+    loss_metric: str
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def loss(self, batch: Any) -> Tensor:
+        """Returns the sum of the process's losses over the size of the global batch, a scalar."""
+        ...
+
+    def split(self, batch: Any, parts: int) -> Sequence[Any]:
+        """Cuts a batch in up to `parts` micro-batches, as many on every rank, that add up to it."""
+        ...
+
+    def num_samples(self, batch: Any) -> int:
+        """Returns the samples of a batch on all ranks."""
+        ...
+
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns the metrics of a data set, the same on every rank.
+
+        The network is in evaluation mode meanwhile (`dlrm.train.evaluation.evaluation_mode`).
+        """
+        ...
+
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
+        """Returns the parameters that hold tables, with the tables they hold: number -> rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long to train and what to report; field names are those of the command line's flags.
+
+    Attributes:
+        epochs: passes over the training set.
+        max_steps: stop after exactly this many optimization steps.
+        print_freq: steps between printed lines.
+        test_freq: steps between evaluations; None: after every epoch.
+        test_after: no evaluation before this many epochs.
+        checkpoint_freq: steps between checkpoints; None: only the best and the last.
+        auc_threshold: stop when an evaluation reaches this metric.
+        benchmark_warmup_steps: steps that the throughput leaves out.
+        gradient_accumulation_steps: micro-batches that a process's batch is computed in, one after
+            the other: less memory, the same gradients.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    epochs: int = 1
+    max_steps: int | None = None
+    print_freq: int = 200
+    test_freq: int | None = None
+    test_after: float = 0.0
+    checkpoint_freq: int | None = None
+    auc_threshold: float | None = None
+    benchmark_warmup_steps: int = 0
+    gradient_accumulation_steps: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one = ("epochs", "max_steps", "print_freq", "test_freq", "checkpoint_freq")
+        for flag in (*at_least_one, "gradient_accumulation_steps"):
+            value = getattr(self, flag)
+            if value is not None and value < 1:
+                raise ValueError(f"--{flag} {value}: expected 1 or more")
+        for flag in ("test_after", "benchmark_warmup_steps"):
+            if not getattr(self, flag) >= 0:
+                raise ValueError(f"--{flag} {getattr(self, flag)}: expected 0 or more")
+        if self.auc_threshold is not None and not 0 < self.auc_threshold <= 1:
+            raise ValueError(
+                f"--auc_threshold {self.auc_threshold}: expected more than 0, at most 1"
+            )
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Returns the steps of the whole run."""
+        steps = self.epochs * steps_per_epoch
+        return steps if self.max_steps is None else min(steps, self.max_steps)
