@@ -24,7 +24,7 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 
 _TABLES, _DIM = 26, 128
 

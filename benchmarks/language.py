@@ -31,7 +31,7 @@ from dlrm.data.text.wordpiece import load_tokenizer
 from dlrm.model.networks.bert import BertConfig
 from dlrm.tasks.language import SequenceClassification
 from dlrm.train.log import RunLog
-from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler, PrecisionConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer

@@ -35,7 +35,7 @@ from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World, exchange
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.gradient_sum import GradientSum
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 

@@ -40,7 +40,7 @@ from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.log import RunLog
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 

@@ -30,7 +30,7 @@ from dlrm.data.prefetch import prefetch
 from dlrm.data.verification import MEMORY
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 
 _TABLE_SIZES = (100_000,) * 9 + (10_000,) * 9 + (100,) * 8
 _BATCH = 2048

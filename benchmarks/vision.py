@@ -25,7 +25,7 @@ from torch import nn
 from dlrm.data.images.augmentation import Augmentation
 from dlrm.data.images.loader import SyntheticImages
 from dlrm.tasks.images import ImageClassification, NetworkConfig
-from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer

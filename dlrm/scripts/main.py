@@ -37,7 +37,7 @@ from dlrm.scripts.common import flags, session
 from dlrm.scripts.common.bad_rows import bad_ids_named, check_scores
 from dlrm.scripts.common.host_memory import host_memory, machine
 from dlrm.serving.runtimes import RUNTIMES, open_runtimes
-from dlrm.tasks.footprint import Room, agree_that_tables_fit
+from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.benchmark import Latency, measure_inference
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
@@ -157,7 +157,7 @@ def _agree_that_tables_fit(
         config,
         chosen.embedding_optimizer if trained else None,
         world,
-        Room("the host", machine(), *memory) if memory else None,
+        Memory("the host", machine(), *memory) if memory else None,
         fixed,
     )
 

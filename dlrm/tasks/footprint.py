@@ -7,17 +7,18 @@ import torch
 
 from dlrm.distributed import World, agreed, gather
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
+from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Room:
-    """Memory that processes put their tables in.
+class Memory:
+    """Memory of a device or a machine, in which processes keep their tables.
 
     Attributes:
         name: for messages.
-        place: tells it from other memory; processes that share it name the same.
+        place: distinguishes it from other memory; processes that share it name the same.
         free: bytes that are left.
         total: bytes in all.
     """
@@ -32,7 +33,7 @@ def agree_that_tables_fit(
     config: DLRMConfig,
     optimizer: str | None,
     world: World,
-    host: Room | None,
+    host: Memory | None,
     fixed: Collection[str] = (),
 ) -> None:
     """Checks the memory of every process's device, all processes together.
@@ -48,48 +49,48 @@ def agree_that_tables_fit(
         ValueError: too little is free for the tables of a process; how much, and what would fit.
         OtherRankError: another rank raises it.
     """
-    room = host
+    device = host
     if world.device != "cpu":
-        room = Room(world.device, f"rank {world.rank}", *torch.cuda.mem_get_info(world.device))
-    everyone = gather((room, host), world)
-    rooms = [theirs for theirs, _ in everyone if theirs is not None]
+        device = Memory(world.device, f"rank {world.rank}", *torch.cuda.mem_get_info(world.device))
+    everyone = gather((device, host), world)
+    devices = [theirs for theirs, _ in everyone if theirs is not None]
     hosts = [theirs for _, theirs in everyone if theirs is not None]
-    if len(rooms) < world.size:
+    if len(devices) < world.size:
         return
     if world.device == "cpu":
         fixed = {*fixed, "processes", "base_device"}
     elif len(hosts) < world.size:
         fixed = {*fixed, "base_device"}
     with agreed(world, ValueError):
-        check_tables_fit(config, optimizer, rooms, hosts, fixed)
+        check_tables_fit(config, optimizer, devices, hosts, fixed)
 
 
 def check_tables_fit(
     config: DLRMConfig,
     optimizer: str | None,
-    rooms: Sequence[Room],
-    hosts: Sequence[Room],
+    devices: Sequence[Memory],
+    hosts: Sequence[Memory],
     fixed: Collection[str] = (),
 ) -> None:
     """As `agree_that_tables_fit`, with the memory of every process's device and machine at hand."""
-    short = _shortage(config, optimizer, rooms)
+    short = _shortage(config, optimizer, devices)
     if short is None:
         return
-    room, needed = short
-    ranks = [rank for rank, other in enumerate(rooms) if other.place == room.place]
+    memory, needed = short
+    ranks = [rank for rank, other in enumerate(devices) if other.place == memory.place]
     rows = needed // row_bytes(config.embedding_dim, optimizer)
     weights = rows * row_bytes(config.embedding_dim, None)
     named = (
-        f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})" if len(rooms) > 1 else ""
+        f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})" if len(devices) > 1 else ""
     )
     parts = f"{rows:,} rows of {config.embedding_dim} values"
     if needed > weights:
         state = f"{_shown(needed - weights)} of {optimizer}'s state"
         parts = f"{_shown(weights)} of {parts} and {state}"
-    fitting = "; ".join(alternatives(config, optimizer, rooms, hosts, fixed))
+    fitting = "; ".join(alternatives(config, optimizer, devices, hosts, fixed))
     raise ValueError(
-        f"the embedding tables need {_shown(needed)} on {room.name}{named}, where "
-        f"{_shown(room.free)} of {_shown(room.total)} are free: {parts}. "
+        f"the embedding tables need {_shown(needed)} on {memory.name}{named}, where "
+        f"{_shown(memory.free)} of {_shown(memory.total)} are free: {parts}. "
         + (f"What fits: {fitting}" if fitting else "No other value of one flag makes them fit")
     )
 
@@ -97,15 +98,15 @@ def check_tables_fit(
 def row_bytes(dim: int, optimizer: str | None) -> int:
     """Returns the bytes of a table's row.
 
-    They are those of its values in float32, be they in two halves, and of the state that an
-    optimizer keeps for them, ours or torch's.
+    They are those of its values in float32, also when stored as two 16-bit halves, and of the state
+    that an optimizer keeps for them, ours or torch's.
 
     Args:
         dim: values of a row.
         optimizer: see `TABLE_OPTIMIZERS`; None where tables are not trained.
     """
-    state = {None: 0, "sgd": 0, "adagrad": 4 * dim, "row_wise_adagrad": 4, "adam": 8 * dim}
-    return 4 * dim + state[optimizer]
+    state = TABLE_OPTIMIZERS[optimizer].rows.state_bytes(dim) if optimizer else 0
+    return 4 * dim + state
 
 
 def table_bytes(config: DLRMConfig, optimizer: str | None, num_ranks: int) -> list[int]:
@@ -117,8 +118,8 @@ def table_bytes(config: DLRMConfig, optimizer: str | None, num_ranks: int) -> li
 def alternatives(
     config: DLRMConfig,
     optimizer: str | None,
-    rooms: Sequence[Room],
-    hosts: Sequence[Room],
+    devices: Sequence[Memory],
+    hosts: Sequence[Memory],
     fixed: Collection[str] = (),
 ) -> Iterator[str]:
     """Yields flags with which the tables would fit, the greatest of each that do.
@@ -128,53 +129,73 @@ def alternatives(
     Args:
         config: the architecture, which does not fit.
         optimizer: of the tables, or None.
-        rooms: memory of each process's device.
+        devices: memory of each process's device.
         hosts: memory of each process's machine.
         fixed: of "embedding_dim", "embedding_optimizer", "max_table_size", "processes" and
             "base_device", what is not to be changed.
     """
-    rooms = [replace(room, free=room.free * 9 // 10) for room in rooms]
-    hosts = [replace(host, free=host.free * 9 // 10) for host in hosts]
-    dim, largest = config.embedding_dim, max(config.embedding_rows)
+    devices = [replace(memory, free=memory.free * 9 // 10) for memory in devices]
+    hosts = [replace(memory, free=memory.free * 9 // 10) for memory in hosts]
     if "embedding_dim" not in fixed:
-        for size in (2**k for k in range((dim - 1).bit_length() - 1, 1, -1)):
-            bottom = (*config.bottom_mlp_sizes[:-1], size)
-            smaller = replace(config, embedding_dim=size, bottom_mlp_sizes=bottom)
-            if _shortage(smaller, optimizer, rooms) is None:
-                yield f"--embedding_dim {size} --bottom_mlp_sizes {','.join(map(str, bottom))}"
-                break
+        yield from _smaller_dim(config, optimizer, devices)
     if "embedding_optimizer" not in fixed and optimizer is not None:
-        row_wise = ["row_wise_adagrad"] if config.embedding_type in FUSED_TYPES else []
-        for other in ("adagrad", *row_wise, "sgd"):
-            less = row_bytes(dim, other) < row_bytes(dim, optimizer)
-            if less and _shortage(config, other, rooms) is None:
-                yield f"--embedding_optimizer {other}"
-                break
+        yield from _smaller_optimizer(config, optimizer, devices)
     if "max_table_size" not in fixed:
-        tens = range(len(str(largest)), -1, -1)
-        for size in (n * 10**k for k in tens for n in range(99, 9, -1) if n * 10**k < largest):
-            smaller = replace(config, hash_indices=True, max_table_size=size)
-            if _shortage(smaller, optimizer, rooms) is None:
-                yield f"--hash_indices --max_table_size {size}"
-                break
+        yield from _smaller_tables(config, optimizer, devices)
     if "processes" not in fixed:
-        least = min(rooms, key=lambda room: room.free)
-        for count in range(len(rooms) + 1, len(config.table_sizes) + 1):
-            if max(table_bytes(config, optimizer, count)) <= least.free:
+        least = min(memory.free for memory in devices)
+        for count in range(len(devices) + 1, len(config.table_sizes) + 1):
+            if max(table_bytes(config, optimizer, count)) <= least:
                 yield f"{count} processes with a GPU like this each (torchrun)"
                 break
     if "base_device" not in fixed and _shortage(config, optimizer, hosts) is None:
         yield "--base_device cpu"
 
 
+def _smaller_dim(
+    config: DLRMConfig, optimizer: str | None, devices: Sequence[Memory]
+) -> Iterator[str]:
+    for dim in (2**k for k in range((config.embedding_dim - 1).bit_length() - 1, 1, -1)):
+        bottom = (*config.bottom_mlp_sizes[:-1], dim)
+        smaller = replace(config, embedding_dim=dim, bottom_mlp_sizes=bottom)
+        if _shortage(smaller, optimizer, devices) is None:
+            yield f"--embedding_dim {dim} --bottom_mlp_sizes {','.join(map(str, bottom))}"
+            return
+
+
+def _smaller_optimizer(
+    config: DLRMConfig, optimizer: str, devices: Sequence[Memory]
+) -> Iterator[str]:
+    size = {kind: row_bytes(config.embedding_dim, kind) for kind in TABLE_OPTIMIZERS}
+    fused = config.embedding_type in FUSED_TYPES
+    for kind in sorted(size, key=lambda kind: -size[kind]):
+        usable = fused or TABLE_OPTIMIZERS[kind].sparse is not None
+        less = usable and size[kind] < size[optimizer]
+        if less and _shortage(config, kind, devices) is None:
+            yield f"--embedding_optimizer {kind}"
+            return
+
+
+def _smaller_tables(
+    config: DLRMConfig, optimizer: str | None, devices: Sequence[Memory]
+) -> Iterator[str]:
+    largest = max(config.embedding_rows)
+    tens = range(len(str(largest)), -1, -1)
+    for size in (n * 10**k for k in tens for n in range(99, 9, -1) if n * 10**k < largest):
+        smaller = replace(config, hash_indices=True, max_table_size=size)
+        if _shortage(smaller, optimizer, devices) is None:
+            yield f"--hash_indices --max_table_size {size}"
+            return
+
+
 def _shortage(
-    config: DLRMConfig, optimizer: str | None, rooms: Sequence[Room]
-) -> tuple[Room, int] | None:
-    """The first room in which too little is free, with the bytes needed there."""
+    config: DLRMConfig, optimizer: str | None, devices: Sequence[Memory]
+) -> tuple[Memory, int] | None:
+    """The first memory of which too little is free, with the bytes needed there."""
     needed: dict[str, int] = {}
-    for room, size in zip(rooms, table_bytes(config, optimizer, len(rooms)), strict=True):
-        needed[room.place] = needed.get(room.place, 0) + size
-    return next(((r, needed[r.place]) for r in rooms if needed[r.place] > r.free), None)
+    for memory, size in zip(devices, table_bytes(config, optimizer, len(devices)), strict=True):
+        needed[memory.place] = needed.get(memory.place, 0) + size
+    return next(((m, needed[m.place]) for m in devices if needed[m.place] > m.free), None)
 
 
 def _shown(size: int) -> str:

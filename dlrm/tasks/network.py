@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dlrm.distributed import World
 from dlrm.train.execution import ExecutionConfig, executable, recompute
 from dlrm.train.log import Loader
-from dlrm.train.optim.dense import NetworkOptimizerConfig, network_optimizer
+from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import PrecisionConfig
 
 

@@ -16,7 +16,9 @@ from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics
-from dlrm.train.optim.dense import OptimizerConfig, dense_optimizer, table_optimizer
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.optim.dense import dense_optimizer
+from dlrm.train.optim.rows import table_optimizer
 
 
 class Batches:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World, all_sum
-from dlrm.train.optim.dense import handles_loss_scale
+from dlrm.train.optim.base import handles_loss_scale
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 PRECISIONS = ("fp32", "bf16", "fp16", "16.16", "16.32", "32.32")

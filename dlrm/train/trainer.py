@@ -20,7 +20,7 @@ from dlrm.train.ema import EMA
 from dlrm.train.evaluation import Evaluation
 from dlrm.train.gradient_sum import GradientSum, average_statistics
 from dlrm.train.log import Loader, RunLog
-from dlrm.train.optim.dense import set_learning_rate
+from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.progress import LossWindow, Progress, StepReport
 from dlrm.train.task import Task, TrainConfig

@@ -32,7 +32,7 @@ from dlrm.train.checkpoints.directory import (
 )
 from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.log import RunLog
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import StoppedError, Trainer
 

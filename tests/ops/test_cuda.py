@@ -14,7 +14,7 @@ from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.ops.library import why_not_cuda_kernels
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 

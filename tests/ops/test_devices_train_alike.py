@@ -12,7 +12,8 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import World
 from dlrm.model.dlrm import EMBEDDING_TYPES, FUSED_TYPES, DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim.dense import OptimizerConfig, set_learning_rate
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
 
 SIZES, BATCH, STEPS = (50, 3, 200), 64, 20

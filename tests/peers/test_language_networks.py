@@ -11,7 +11,8 @@ from torch import nn
 
 from dlrm.model.networks.bert import SIZES, BertConfig
 from dlrm.train.checkpoints.pretrained import load_bert_weights
-from dlrm.train.optim.dense import NetworkOptimizerConfig, network_optimizer, set_learning_rate
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 

@@ -14,7 +14,7 @@ from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts import dist_main, main  # noqa: F401  main defines the flags
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
 from dlrm.train.task import TrainConfig

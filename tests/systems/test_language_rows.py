@@ -16,7 +16,7 @@ from dlrm.systems.language import LANGUAGE
 from dlrm.systems.rows import System
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.execution import ExecutionConfig, partition
-from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 from dlrm.train.task import TrainConfig

@@ -15,7 +15,7 @@ from dlrm.systems.rows import System
 from dlrm.systems.vision import VISION
 from dlrm.tasks.images import ImageLossConfig, NetworkConfig
 from dlrm.train.execution import ExecutionConfig, partition
-from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig
 from dlrm.train.task import TrainConfig

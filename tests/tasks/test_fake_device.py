@@ -18,14 +18,11 @@ from dlrm.tasks.images import ImageClassification, NetworkConfig
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.ema import EMA
-from dlrm.train.optim.dense import (
-    DENSE_OPTIMIZERS,
-    NETWORK_OPTIMIZERS,
-    TABLE_OPTIMIZERS,
-    NetworkOptimizerConfig,
-    OptimizerConfig,
-    set_learning_rate,
-)
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.optim.dense import DENSE_OPTIMIZERS
+from dlrm.train.optim.network import NETWORK_OPTIMIZERS, NetworkOptimizerConfig
+from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 from dlrm.train.precision import LossScaler
 
 SIZES = (10, 300, 5)

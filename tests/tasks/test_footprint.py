@@ -11,14 +11,14 @@ from dlrm.distributed import OtherRankError, World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.footprint import (
     GIB,
-    Room,
+    Memory,
     agree_that_tables_fit,
     alternatives,
     check_tables_fit,
     table_bytes,
 )
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 
 # Rows of 1 KiB: 3, 1 and 1 GiB, and as much again for each float of an optimizer's.
 LARGE = DLRMConfig((3 << 20, 1 << 20, 1 << 20), embedding_dim=256, bottom_mlp_sizes=(512, 256))
@@ -30,13 +30,13 @@ KINDS = [
 ]
 
 
-def rooms(*free, place="rank {}"):
-    return [Room("cuda", place.format(i), int(f * GIB), 80 * GIB) for i, f in enumerate(free)]
+def devices(*free, place="rank {}"):
+    return [Memory("cuda", place.format(i), int(f * GIB), 80 * GIB) for i, f in enumerate(free)]
 
 
-def found(config, optimizer, rooms, host=100, fixed=()):
-    hosts = [Room("the host", "m", int(host * GIB), 100 * GIB)] * len(rooms)
-    return list(alternatives(config, optimizer, rooms, hosts, fixed))
+def found(config, optimizer, devices, host=100, fixed=()):
+    hosts = [Memory("the host", "m", int(host * GIB), 100 * GIB)] * len(devices)
+    return list(alternatives(config, optimizer, devices, hosts, fixed))
 
 
 @pytest.mark.parametrize(
@@ -69,16 +69,18 @@ def test_training_holds_what_is_counted(layout, dtype, optimizer):
 
 
 def test_what_just_fits_is_taken():
-    (room,) = rooms(5)
-    check_tables_fit(LARGE, "sgd", [room], [room])
+    (device,) = devices(5)
+    check_tables_fit(LARGE, "sgd", [device], [device])
     with pytest.raises(ValueError, match=re.escape("need 5.00 GiB on cuda")):
-        check_tables_fit(LARGE, "sgd", [dataclasses.replace(room, free=room.free - 1)], [room])
+        check_tables_fit(
+            LARGE, "sgd", [dataclasses.replace(device, free=device.free - 1)], [device]
+        )
 
 
 def test_the_message_says_what_is_needed_what_is_free_and_what_fits():
-    (room,), (host,) = rooms(12), rooms(17)
+    (device,), (host,) = devices(12), devices(17)
     with pytest.raises(ValueError) as raised:
-        check_tables_fit(LARGE, "adam", [room], [host])
+        check_tables_fit(LARGE, "adam", [device], [host])
     assert str(raised.value) == (
         "the embedding tables need 15.00 GiB on cuda, where 12.00 GiB of 80.00 GiB are free: "
         "5.00 GiB of 5,242,880 rows of 256 values and 10.00 GiB of adam's state. What fits: "
@@ -87,10 +89,10 @@ def test_the_message_says_what_is_needed_what_is_free_and_what_fits():
         "--hash_indices --max_table_size 1600000; "
         "2 processes with a GPU like this each (torchrun); --base_device cpu"
     )
-    (room,) = rooms(4.5)
+    (device,) = devices(4.5)
     everything = ("embedding_dim", "embedding_optimizer", "max_table_size", "processes")
     with pytest.raises(ValueError) as raised:
-        check_tables_fit(LARGE, "sgd", [room], [room], (*everything, "base_device"))
+        check_tables_fit(LARGE, "sgd", [device], [device], (*everything, "base_device"))
     assert str(raised.value) == (
         "the embedding tables need 5.00 GiB on cuda, where 4.50 GiB of 80.00 GiB are free: "
         "5,242,880 rows of 256 values. No other value of one flag makes them fit"
@@ -98,30 +100,30 @@ def test_the_message_says_what_is_needed_what_is_free_and_what_fits():
 
 
 def test_a_tenth_of_what_is_free_is_left_by_what_is_proposed():
-    half, wanted = rooms(2.8), "--embedding_dim 128 --bottom_mlp_sizes 512,128"  # of 2.5 GiB
+    half, wanted = devices(2.8), "--embedding_dim 128 --bottom_mlp_sizes 512,128"  # of 2.5 GiB
     assert wanted in found(LARGE, "sgd", half)
-    assert wanted not in found(LARGE, "sgd", rooms(2.7))
+    assert wanted not in found(LARGE, "sgd", devices(2.7))
     assert "--base_device cpu" in found(LARGE, "sgd", half, host=5.6)
     assert "--base_device cpu" not in found(LARGE, "sgd", half, host=5.5)
-    assert "--embedding_optimizer sgd" in found(LARGE, "adagrad", rooms(5.56))
-    assert "--embedding_optimizer sgd" not in found(LARGE, "adagrad", rooms(5.55))
+    assert "--embedding_optimizer sgd" in found(LARGE, "adagrad", devices(5.56))
+    assert "--embedding_optimizer sgd" not in found(LARGE, "adagrad", devices(5.55))
     even = dataclasses.replace(LARGE, table_sizes=(1 << 20,) * 4)
-    assert "2 processes" in "".join(found(even, "sgd", rooms(2.3)))
-    assert "2 processes" not in "".join(found(even, "sgd", rooms(2.2)))
+    assert "2 processes" in "".join(found(even, "sgd", devices(2.3)))
+    assert "2 processes" not in "".join(found(even, "sgd", devices(2.2)))
 
 
 def test_only_what_fits_is_proposed():
-    (tight,) = rooms(5.56)
+    (tight,) = devices(5.56)
     assert found(LARGE, "adam", [tight], host=14) == [
         "--embedding_dim 64 --bottom_mlp_sizes 512,64",  # 3.75 GiB; 128 needs 7.5
         "--embedding_optimizer sgd",  # row_wise_adagrad needs 20 MiB more
         "--hash_indices --max_table_size 580000",  # 3 n rows of 3 KiB in 9/10: n is at most 583,008
     ]
     even = dataclasses.replace(LARGE, table_sizes=(1 << 20,) * 4)
-    assert found(even, "sgd", rooms(1.7), host=1)[2:] == [  # of three, one would have 2 GiB
+    assert found(even, "sgd", devices(1.7), host=1)[2:] == [  # of three, one would have 2 GiB
         "4 processes with a GPU like this each (torchrun)"
     ]
-    (little,) = rooms(0.001)
+    (little,) = devices(0.001)
     assert found(LARGE, None, [little], host=1, fixed=["max_table_size"]) == []
 
 
@@ -130,27 +132,27 @@ def test_only_what_fits_is_proposed():
 )
 def test_row_wise_adagrad_is_for_joint_fused(layout, expected):
     config = dataclasses.replace(LARGE, embedding_type=layout)
-    assert f"--embedding_optimizer {expected}" in found(config, "adagrad", rooms(6))
+    assert f"--embedding_optimizer {expected}" in found(config, "adagrad", devices(6))
 
 
 def test_nothing_is_proposed_that_must_stay():
     everything = ("embedding_dim", "embedding_optimizer", "max_table_size", "processes")
-    assert found(LARGE, "adam", rooms(12), fixed=everything) == ["--base_device cpu"]
-    (room,) = rooms(12)
+    assert found(LARGE, "adam", devices(12), fixed=everything) == ["--base_device cpu"]
+    (device,) = devices(12)
     with pytest.raises(ValueError, match="No other value of one flag makes them fit"):
-        check_tables_fit(LARGE, "adam", [room], [room], (*everything, "base_device"))
+        check_tables_fit(LARGE, "adam", [device], [device], (*everything, "base_device"))
 
 
 def test_a_process_of_several_is_named():
     with pytest.raises(ValueError, match=re.escape("need 2.00 GiB on cuda (rank 1)")):
-        check_tables_fit(LARGE, "sgd", rooms(4, 1.5), rooms(1, 1))
+        check_tables_fit(LARGE, "sgd", devices(4, 1.5), devices(1, 1))
 
 
 def test_processes_of_one_machine_share_its_memory():
-    shared = rooms(4, 4, place="here")
+    shared = devices(4, 4, place="here")
     with pytest.raises(ValueError, match=re.escape("need 5.00 GiB on cuda (ranks 0, 1)")):
         check_tables_fit(LARGE, "sgd", shared, shared)
-    check_tables_fit(LARGE, "sgd", rooms(4, 4), shared)
+    check_tables_fit(LARGE, "sgd", devices(4, 4), shared)
 
 
 def test_a_gpu_is_asked_for_its_free_memory(monkeypatch):
@@ -166,8 +168,8 @@ def test_a_host_of_unknown_memory_is_not_judged():
 
 
 def agree(world, free):
-    room = Room("the host", f"machine {world.rank}", free, 80 * GIB)
-    agree_that_tables_fit(LARGE, "sgd", world, room)
+    device = Memory("the host", f"machine {world.rank}", free, 80 * GIB)
+    agree_that_tables_fit(LARGE, "sgd", world, device)
 
 
 def test_all_ranks_end_where_one_has_too_little(ranks):

@@ -13,7 +13,7 @@ from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import OtherRankError, World, gather
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import StoppedError, Trainer

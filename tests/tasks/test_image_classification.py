@@ -11,7 +11,8 @@ from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.distributed import World
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.execution import ExecutionConfig
-from dlrm.train.optim.dense import NetworkOptimizerConfig, set_learning_rate
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 
 SIZE, CLASSES = 32, 11

@@ -9,7 +9,7 @@ from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.distributed import World
 from dlrm.model.networks import efficientnet
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
-from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer

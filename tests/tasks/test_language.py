@@ -14,7 +14,8 @@ from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassifi
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
-from dlrm.train.optim.dense import NetworkOptimizerConfig, set_learning_rate
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer

@@ -8,7 +8,7 @@ from small_texts import STILL, Rows, small
 from dlrm.data.text.loader import TextLoader
 from dlrm.distributed import World
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer

@@ -11,7 +11,8 @@ from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks import recommendation
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim.dense import OptimizerConfig, set_learning_rate
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.config import OptimizerConfig
 
 SIZES, BATCH = (50, 7, 200), 13
 

@@ -14,7 +14,7 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable
 from dlrm.train.ema import EMA
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer

@@ -41,7 +41,7 @@ from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader, RunLog, Watched
-from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.trainer import Trainer
 

@@ -20,7 +20,9 @@ from dlrm.ops import POOLINGS
 from dlrm.scripts.common.config_flags import VERIFY_DATA_HELP, show
 from dlrm.serving.runtimes import RUNTIMES
 from dlrm.train.execution import EXECUTIONS
-from dlrm.train.optim.dense import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.optim.dense import DENSE_OPTIMIZERS
+from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 from dlrm.train.precision import PRECISIONS
 
 FLAGS = flags.FLAGS

@@ -7,7 +7,8 @@ from typing import Any
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.scripts.common.config_flags import VERIFY_DATA_HELP, Values, one_of
 from dlrm.train.execution import EXECUTIONS, GRAPH_BACKENDS, ExecutionConfig
-from dlrm.train.optim.dense import LAMB_FLAVOURS, NETWORK_OPTIMIZERS, NetworkOptimizerConfig
+from dlrm.train.optim.lamb import LAMB_FLAVOURS
+from dlrm.train.optim.network import NETWORK_OPTIMIZERS, NetworkOptimizerConfig
 from dlrm.train.precision import PRECISIONS, PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, CurveConfig
 from dlrm.train.task import TrainConfig

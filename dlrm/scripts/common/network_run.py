@@ -23,7 +23,7 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoin
 from dlrm.train.ema import EMA
 from dlrm.train.execution import partition
 from dlrm.train.log import Loader, RunLog
-from dlrm.train.optim.dense import NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer

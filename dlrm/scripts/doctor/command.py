@@ -138,7 +138,8 @@ def training() -> Iterator[Result]:
     from dlrm.distributed import World
     from dlrm.model.dlrm import DLRMConfig
     from dlrm.tasks.recommendation import Batch, Recommendation
-    from dlrm.train.optim.dense import OptimizerConfig, set_learning_rate
+    from dlrm.train.optim.base import set_learning_rate
+    from dlrm.train.optim.config import OptimizerConfig
 
     config = DLRMConfig((50, 60), 4, 8, (16, 8), (16, 1))
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,12 +1,13 @@
 """LAMB (You et al., 2019): Adam whose step has, tensor by tensor, the size of the weights."""
 
 import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from dlrm.train.optim.base import LossScaled, Weights
 
 
 class _Rule(NamedTuple):
@@ -23,14 +24,12 @@ class _Rule(NamedTuple):
     adapt_all: bool
 
 
-LAMB_FLAVOURS = {
-    "nvlamb": _Rule(1.0, True, False),
-    "popart": _Rule(None, False, True),
-    "paper": _Rule(1.0, True, False),
-}
+_NVLAMB = _Rule(max_grad_norm=1.0, bias_correction=True, adapt_all=False)
+_POPART = _Rule(max_grad_norm=None, bias_correction=False, adapt_all=True)
+LAMB_FLAVOURS = {"nvlamb": _NVLAMB, "popart": _POPART, "paper": _NVLAMB}
 
 
-class Lamb(Optimizer):
+class Lamb(LossScaled, Optimizer):
     """u = m' / (sqrt(v') + eps) + weight_decay * w; the weights w lose lr * |w| / |u| * u.
 
     m' and v' are Adam's moments, corrected for their start at 0; norms are those of one tensor, and
@@ -39,7 +38,7 @@ class Lamb(Optimizer):
     * "nvlamb", NVIDIA and Habana: gradients of a greater 2-norm than 1, all together, are scaled
       down to it first, and the ratio is 1 in groups without decay;
     * "popart", Graphcore: neither that nor the correction, and a ratio for every tensor;
-    * "paper", as timm reads the paper: the same numbers as "nvlamb".
+    * "paper", as timm reads the paper: another name of "nvlamb".
 
     Moments are float32 also where weights are narrower.
 
@@ -52,12 +51,9 @@ class Lamb(Optimizer):
         max_weight_norm: a greater |w| counts as this.
     """
 
-    grad_scale: Tensor | None = None  # gradients are divided by it
-    found_inf: Tensor | None = None  # where it is not 0, nothing is updated
-
     def __init__(
         self,
-        groups: Iterable[Tensor] | Iterable[dict[str, Any]],
+        groups: Weights,
         lr: Tensor,
         flavour: str = "nvlamb",
         betas: tuple[float, float] = (0.9, 0.999),

@@ -17,7 +17,9 @@ from dlrm.train.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
-from dlrm.train.optim.dense import dense_optimizer, set_learning_rate, table_optimizer
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.dense import dense_optimizer
+from dlrm.train.optim.rows import table_optimizer
 
 SMALL = DLRMConfig(
     table_sizes=(7, 20, 3),

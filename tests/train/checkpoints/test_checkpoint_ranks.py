@@ -14,7 +14,8 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.optim.dense import OptimizerConfig, set_learning_rate
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.config import OptimizerConfig
 
 SIZES = (50, 7, 200)
 KINDS = [

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm.train.optim.dense import NetworkOptimizerConfig, network_optimizer, set_learning_rate
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler, PrecisionConfig
 
 STEPS = 20

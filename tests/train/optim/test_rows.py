@@ -8,13 +8,10 @@ import torch
 from dlrm import ops
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
-from dlrm.train.optim.dense import (
-    ROW_OPTIMIZERS,
-    OptimizerConfig,
-    dense_optimizer,
-    set_learning_rate,
-    table_optimizer,
-)
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.optim.dense import dense_optimizer
+from dlrm.train.optim.rows import TABLE_OPTIMIZERS, table_optimizer
 from dlrm.train.precision import LossScaler, PrecisionConfig
 
 SIZES = (5, 30)
@@ -67,7 +64,7 @@ def test_row_optimizers_follow_torchs_own(kind, device):
     assert not torch.allclose(actual, embedding(device).weight, atol=1e-2)
 
 
-@pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
+@pytest.mark.parametrize("kind", sorted(TABLE_OPTIMIZERS))
 def test_a_row_optimizer_that_knows_the_tables_follows_one_that_does_not(kind, device):
     plain, told = embedding(device), embedding(device)
     expected = train(plain, table_optimizer(kind, [plain.weight], native=True))
@@ -102,7 +99,7 @@ def test_row_wise_adagrad_by_hand(device):
 
 
 @pytest.mark.parametrize("scale", [None, 1024.0])
-@pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
+@pytest.mark.parametrize("kind", sorted(TABLE_OPTIMIZERS))
 def test_bfloat16_tables_are_updated_as_float32_ones(kind, scale, native, device, deterministic):
     narrow, full = embedding(device, embedding_dtype="bf16"), embedding(device)
     assert narrow.weight.dtype == torch.bfloat16
@@ -213,7 +210,7 @@ def test_many_large_half_precision_gradients_are_no_overflow(device):
     assert scaler.report() == ""
 
 
-@pytest.mark.parametrize("kind", sorted(ROW_OPTIMIZERS))
+@pytest.mark.parametrize("kind", sorted(TABLE_OPTIMIZERS))
 def test_half_precision_gradients_are_taken_as_they_are(kind, device):
     half, full = embedding(device), embedding(device)
     optimizer = table_optimizer(kind, [half.weight], native=True)

@@ -1,0 +1,139 @@
+"""The optimizer of a network without tables, by name."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dlrm.train.optim.lamb import LAMB_FLAVOURS, Lamb
+from dlrm.train.optim.rmsprop import RMSpropTF
+
+Groups = list[dict[str, Any]]  # of parameters, with their weight decay
+
+
+@dataclass(frozen=True)
+class NetworkOptimizerConfig:
+    """The optimizer of a network without tables; field names are those of the flags.
+
+    Attributes:
+        optimizer: "sgd"; "momentum" or "nesterov": torch's SGD with it; "rmsprop_tf": see
+            `RMSpropTF`; "adam" or, with decoupled weight decay, "adamw"; "lamb": see `Lamb`.
+        momentum: of "momentum", "nesterov" and "rmsprop_tf".
+        rmsprop_decay: weight of the past in the mean squares of "rmsprop_tf".
+        optimizer_eps: added to what is divided by; None: 1e-3 for "rmsprop_tf", 1e-6 for "lamb",
+            else 1e-8.
+        adam_betas: weights of the past in the moments of "adam", "adamw" and "lamb".
+        lamb_flavour: one of `LAMB_FLAVOURS`.
+        lamb_max_weight_norm: greatest norm of weights that sizes a step of "lamb"; None: any.
+        weight_decay: added to gradients times the weights, but for "adamw" and "lamb".
+        decay_norm_and_bias: decay weights of norms and biases, too.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    optimizer: str = "momentum"
+    momentum: float = 0.9
+    rmsprop_decay: float = 0.9
+    optimizer_eps: float | None = None
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    lamb_flavour: str = "nvlamb"
+    lamb_max_weight_norm: float | None = None
+    weight_decay: float = 0.0
+    decay_norm_and_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in NETWORK_OPTIMIZERS:
+            raise ValueError(
+                f"--optimizer {self.optimizer}: expected one of {tuple(NETWORK_OPTIMIZERS)}"
+            )
+        shares = {"momentum": self.momentum, "rmsprop_decay": self.rmsprop_decay}
+        for flag, value in (*shares.items(), *(("adam_betas", beta) for beta in self.adam_betas)):
+            if not 0 <= value < 1:
+                raise ValueError(f"--{flag} {value}: expected 0 or more, less than 1")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"--weight_decay {self.weight_decay}: expected 0 or more")
+        for flag in ("optimizer_eps", "lamb_max_weight_norm"):
+            value = getattr(self, flag)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"--{flag} {value}: expected a number above 0")
+        if self.lamb_flavour not in LAMB_FLAVOURS:
+            raise ValueError(
+                f"--lamb_flavour {self.lamb_flavour}: expected one of {tuple(LAMB_FLAVOURS)}"
+            )
+
+
+def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optimizer:
+    """Returns the optimizer of all parameters of a model that are trained.
+
+    Decayed are weights of two dimensions or more, hence neither biases nor those of norms, unless
+    the configuration says so.
+
+    Raises:
+        ValueError: Adam's moments would have 16 bits.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups: Groups = [
+        {
+            "params": [p for p in trained if (p.ndim > 1 or config.decay_norm_and_bias) == decayed],
+            "weight_decay": config.weight_decay if decayed else 0.0,
+        }
+        for decayed in (True, False)
+    ]
+    groups = [group for group in groups if group["params"]]
+    lr = torch.zeros((), device=trained[0].device)
+    return NETWORK_OPTIMIZERS[config.optimizer](groups, lr, config)
+
+
+def _sgd(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
+    return torch.optim.SGD(groups, lr=lr, fused=True)
+
+
+def _momentum(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
+    momentum = config.momentum
+    nesterov = config.optimizer == "nesterov" and momentum > 0
+    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+    for weight in _weights(groups) if momentum else ():
+        # torch leaves it uninitialised where the first step of all is skipped for an overflow.
+        sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
+    return sgd
+
+
+def _rmsprop_tf(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
+    eps = config.optimizer_eps or 1e-3
+    return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps)
+
+
+def _adam(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
+    if any(weight.element_size() < 4 for weight in _weights(groups)):
+        raise ValueError(
+            f"--optimizer {config.optimizer} keeps its moments in the weights' 16 bits under "
+            "--precision 16.16, which round 1 - beta away; --precision 16.32 has 32 bits"
+        )
+    make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    eps = config.optimizer_eps or 1e-8
+    return make(groups, lr=lr, betas=config.adam_betas, eps=eps, fused=True)
+
+
+def _lamb(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
+    eps, limit = config.optimizer_eps or 1e-6, config.lamb_max_weight_norm or math.inf
+    return Lamb(groups, lr, config.lamb_flavour, config.adam_betas, eps, limit)
+
+
+def _weights(groups: Groups) -> Iterator[Tensor]:
+    return (weight for group in groups for weight in group["params"])
+
+
+NETWORK_OPTIMIZERS: dict[str, Callable[[Groups, Tensor, NetworkOptimizerConfig], Optimizer]] = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "nesterov": _momentum,
+    "rmsprop_tf": _rmsprop_tf,
+    "adam": _adam,
+    "adamw": _adam,
+    "lamb": _lamb,
+}
