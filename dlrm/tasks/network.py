@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.distributed import World
+from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.execution import ExecutionConfig, executable, recompute
 from dlrm.train.log import Loader
 from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
@@ -60,11 +61,9 @@ class NetworkTask:
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Iterator[Any]]:
-        """Gives the batches of a loader; within the block the network is in evaluation mode."""
-        self.model.eval()
-        with closing(loader.batches()) as batches:
+        """Yields the batches of a test to a network in evaluation mode."""
+        with evaluation_mode(self.model), closing(loader.batches()) as batches:
             yield batches
-        self.model.train()
 
     def _run(self, *inputs: Tensor | None) -> Any:
         """The network's output in its precision."""

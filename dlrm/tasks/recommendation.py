@@ -14,6 +14,7 @@ from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
+from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics
 from dlrm.train.optim.config import OptimizerConfig
@@ -133,13 +134,12 @@ class Recommendation:
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:
         """Yields the batches of a test to a model in evaluation mode."""
-        training = self.model.training
-        self.model.eval()
-        try:
-            with self.weights_unchanged(), closing(loader.batches()) as batches:
-                yield batches
-        finally:
-            self.model.train(training)
+        with (
+            evaluation_mode(self.model),
+            self.weights_unchanged(),
+            closing(loader.batches()) as batches,
+        ):
+            yield batches
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Returns the parameters of the tables, with sparse gradients, and the dense ones."""

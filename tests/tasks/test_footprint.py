@@ -19,14 +19,18 @@ from dlrm.tasks.footprint import (
 )
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
 # Rows of 1 KiB: 3, 1 and 1 GiB, and as much again for each float of an optimizer's.
 LARGE = DLRMConfig((3 << 20, 1 << 20, 1 << 20), embedding_dim=256, bottom_mlp_sizes=(512, 256))
 KINDS = [
-    *(("joint_fused", "fp32", kind) for kind in ("sgd", "adagrad", "row_wise_adagrad", "adam")),
-    *(("joint_fused", "bf16", kind) for kind in ("sgd", "adagrad", "row_wise_adagrad", "adam")),
-    *(("joint", "fp32", kind) for kind in ("sgd", "adagrad", "adam")),
-    *(("multi_table", "fp32", kind) for kind in ("sgd", "adagrad", "adam")),
+    *(("joint_fused", dtype, kind) for dtype in ("fp32", "bf16") for kind in TABLE_OPTIMIZERS),
+    *(
+        (layout, "fp32", kind)
+        for layout in ("joint", "multi_table")
+        for kind, optimizers in TABLE_OPTIMIZERS.items()
+        if optimizers.sparse
+    ),
 ]
 
 

@@ -120,7 +120,22 @@ def test_evaluation_counts_hits_whatever_the_batches(batch_size, device):
     assert found["top1"] == (ranked[:, 0] == labels).double().mean().item()
     assert found["top5"] == (ranked[:, :5] == labels[:, None]).any(1).double().mean().item()
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
-    assert classifier.model.training
+
+
+def test_a_network_is_tested_in_evaluation_mode_and_goes_on_as_before():
+    tested, modes = task(), []
+    tested.model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    for training in (True, False):
+        tested.model.train(training)
+        tested.evaluate(loader(12))
+        assert tested.model.training is training
+    assert modes == [False] * 4
+    tested.model.train()
+    broken = loader(12)
+    broken.batches = lambda: (batch / 0 for batch in [1])
+    with pytest.raises(ZeroDivisionError):
+        tested.evaluate(broken)
+    assert tested.model.training
 
 
 @pytest.mark.parametrize("augment", [{}, {"mixup_alpha": 0.2, "cutmix_lambda": 0.85}])
