@@ -115,6 +115,19 @@ class DLRMConfig:
         return place_tables(self.embedding_rows, num_ranks, self.placement)
 
 
+# Fields that a checkpoint decides; all others are the data set's, or change no prediction.
+ARCHITECTURE = (
+    "embedding_dim",
+    "embedding_dtype",
+    "bottom_mlp_sizes",
+    "top_mlp_sizes",
+    "interaction_op",
+    "hash_indices",
+    "max_table_size",
+    "pooling",
+)
+
+
 class DLRM(nn.Module):
     """Bottom MLP and embeddings, their interaction, top MLP.
 

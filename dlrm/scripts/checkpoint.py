@@ -22,6 +22,7 @@ from typing import Any
 from absl import app, flags
 
 from dlrm.files import MANIFEST, in_use
+from dlrm.model.dlrm import ARCHITECTURE
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.train.checkpoints.diff import (
@@ -47,12 +48,8 @@ _FLAGS_OF = {
     "diff": ("rtol", "atol", "weights_only", "json", "feature_order"),
     "convert": ("to", "output", "feature_order", "interaction_padding"),
 }
-_ARCHITECTURE = (
-    *("embedding_dim", "bottom_mlp_sizes", "top_mlp_sizes", "interaction_op", "embedding_dtype"),
-    *("pooling", "hash_indices", "max_table_size"),
-)
 # Of any network: what makes its weights have other shapes.
-_ARCHITECTURES = dict.fromkeys((*_ARCHITECTURE, *cnn_flags.ARCHITECTURE, *bert_flags.ARCHITECTURE))
+_ARCHITECTURES = dict.fromkeys((*ARCHITECTURE, *cnn_flags.ARCHITECTURE, *bert_flags.ARCHITECTURE))
 _SHOWN = 5  # tensors that diff shows of different networks, whose shapes say little
 # Flags that say where things lie and whether a run was a resumed one, and nothing of the model.
 _PLACES = ("save_checkpoint_path", "load_checkpoint_path", "log_path", "resume")
@@ -230,7 +227,7 @@ def describe(
         "dlrm_version": saved.config.get("dlrm_version"),
         "architecture": {
             "num_numerical_features": None if first is None else shape_of(first)[1],
-            **{name: saved_flags[name] for name in _ARCHITECTURE if name in saved_flags},
+            **{name: saved_flags[name] for name in ARCHITECTURE if name in saved_flags},
         },
         "notes": saved.notes,
         "dataset": {"path": saved_flags.get("dataset"), **saved.config.get("dataset", {})},

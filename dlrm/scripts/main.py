@@ -31,7 +31,7 @@ from dlrm.data.clicks.datasets import (
 )
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
-from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
+from dlrm.model.dlrm import ARCHITECTURE, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.scripts.common import flags, session
 from dlrm.scripts.common.bad_rows import bad_ids_named, check_scores
@@ -417,7 +417,7 @@ def _adopted(checkpoint: Path | None) -> dict[str, Any]:
     saved, values = read_config(checkpoint)["flags"], flags.values()
     theirs = {
         name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
-        for name in flags.ARCHITECTURE
+        for name in ARCHITECTURE
         if name in saved  # older checkpoints lack later flags
     }
     return {

@@ -52,18 +52,6 @@ ADAM_SWITCHES = {
     "Adam_MLP_optimizer": "mlp_optimizer",
 }
 
-# Flags of the architecture: those not given are taken from the checkpoint, if there is one.
-ARCHITECTURE = (
-    "embedding_dim",
-    "embedding_dtype",
-    "bottom_mlp_sizes",
-    "top_mlp_sizes",
-    "interaction_op",
-    "hash_indices",
-    "max_table_size",
-    "pooling",
-)
-
 _ALL_TABLES_100K = ["100000"] * 26
 
 
