@@ -197,15 +197,7 @@ def draw_curves(
     ]
     figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
     for axis, (label, lines) in zip(axes, panels, strict=True):
-        drawn = [line for line in lines if any(line[2] in entry for entry in line[1])]
-        for line, entries, name in drawn:
-            points = [(entry["step"], entry[name]) for entry in entries if name in entry]
-            marker = "o" if len(points) < 40 else ""
-            axis.plot(*zip(*points, strict=True), marker=marker, label=line)
-        if not drawn:
-            axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
-        if len(drawn) > 1:
-            axis.legend()
+        _draw_panel(axis, lines)
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("step")
@@ -217,3 +209,16 @@ def draw_curves(
     finally:
         pyplot.close(figure)
     return None
+
+
+def _draw_panel(axis: Any, lines: Sequence[tuple[str, Sequence[dict[str, float]], str]]) -> None:
+    """Draws lines, each of a label, entries of the history, and the value to take of them."""
+    drawn = [line for line in lines if any(line[2] in entry for entry in line[1])]
+    for label, entries, name in drawn:
+        points = [(entry["step"], entry[name]) for entry in entries if name in entry]
+        marker = "o" if len(points) < 40 else ""
+        axis.plot(*zip(*points, strict=True), marker=marker, label=label)
+    if not drawn:
+        axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
+    if len(drawn) > 1:
+        axis.legend()

@@ -119,12 +119,7 @@ def load_checkpoint(
         if resume and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
             raise ValueError(f"{directory}: of the optimizers {known}, here {kinds}")
     with torch.no_grad():
-        for name, tensor in parameters.dense().items():
-            tensor.copy_(dense[name])
-        low = parameters.low()
-        for table, weight, begin, end in parameters.table_rows():
-            rest = low[id(weight)][begin:end] if id(weight) in low else None
-            _read_rows(directory / "tables" / f"{table}.bin", weight[begin:end], rest)
+        _load_weights(directory, parameters, dense)
         _load_average(directory, parameters)
         if resume:
             _load_optimizers(directory, parameters, config["tables"])
@@ -229,6 +224,15 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
                 state[key].fill_(number)
             else:
                 state[key] = number if isinstance(number, int) else torch.tensor(number)
+
+
+def _load_weights(directory: Path, parameters: Parameters, dense: dict[str, Tensor]) -> None:
+    for name, tensor in parameters.dense().items():
+        tensor.copy_(dense[name])
+    low = parameters.low()
+    for table, weight, begin, end in parameters.table_rows():
+        rest = low[id(weight)][begin:end] if id(weight) in low else None
+        _read_rows(directory / "tables" / f"{table}.bin", weight[begin:end], rest)
 
 
 def _load_average(directory: Path, parameters: Parameters) -> None:
