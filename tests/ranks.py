@@ -1,9 +1,10 @@
 """Processes that have joined over gloo and call what a test asks them to, until it ends."""
 
-import multiprocessing
 import tempfile
 import time
 from pathlib import Path
+
+from forked import CONTEXT
 
 TIMEOUT = 120  # seconds for a call, after which a test fails and the processes are killed
 
@@ -16,13 +17,12 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
 
     def __enter__(self):
-        spawning = multiprocessing.get_context("spawn")
         store = (Path(self._folder.name) / "store").as_uri()
         self._pipes, self._processes = [], []
         for rank in range(self.size):
-            here, there = spawning.Pipe()
+            here, there = CONTEXT.Pipe()
             arguments = (rank, self.size, store, there)
-            process = spawning.Process(target=_serve, args=arguments, daemon=True)
+            process = CONTEXT.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
             self._pipes.append(here)

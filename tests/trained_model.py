@@ -1,11 +1,10 @@
 """A small log with its dataset and a model that was trained on it, for the tests of serving."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import forked
 import numpy as np
 from column_testing import fit_dictionary, text_column
 
@@ -83,8 +82,7 @@ def train(dataset: Path, checkpoints: Path, *flags: str) -> Path:
     """Trains a small model and returns its best checkpoint's directory."""
     words = [f"--dataset={dataset}", f"--save_checkpoint_path={checkpoints}", *MODEL, *TRAINING]
     log = f"--log_path={checkpoints.parent / 'log.json'}"
-    command = [sys.executable, "-m", "dlrm.scripts.main", *words, log, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked.run("dlrm.scripts.main", *words, log, *flags)
     assert done.returncode == 0, done.stderr
     return checkpoints
 

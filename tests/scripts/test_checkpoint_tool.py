@@ -5,8 +5,8 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -454,14 +454,11 @@ def test_mistakes_end_with_2_and_a_line(tool, tmp_path, monkeypatch, words, mess
     assert message in done.stderr
 
 
-def test_the_exit_codes_are_those_of_diff(root, tmp_path):
+def test_the_exit_codes_are_those_of_diff(tmp_path):
     save_ours(tmp_path / "a")
     save_ours(tmp_path / "b", seed=2)
     for words, code in ((("b", "b"), 0), (("a", "b"), 1), (("a", "c"), 2), (("--rtol=-1",), 2)):
-        command = [sys.executable, "-m", "dlrm.scripts.checkpoint", "diff", *words]
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
-        done = subprocess.run(command, check=False, **options)
+        done = forked.run("dlrm.scripts.checkpoint", "diff", *words, cwd=tmp_path)
         assert done.returncode == code, done.stderr
         assert done.stderr.startswith("error: ") if code == 2 else not done.stderr
 

@@ -3,9 +3,8 @@
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -449,8 +448,7 @@ def test_a_checkpoint_of_another_architecture_is_named(command):
 
 
 def shell(arguments, cwd):
-    command = [sys.executable, "-m", "dlrm.scripts.main", "--base_device=cpu", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    return forked.run("dlrm.scripts.main", "--base_device=cpu", *arguments, cwd=cwd)
 
 
 def test_errors_are_one_line_and_an_exit_code(tmp_path):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import forked
 import numpy as np
 import pytest
 from small_dataset import MODEL, RUN, write_dataset
@@ -86,9 +87,8 @@ def test_a_model_without_transform_goes_on_without_a_word(command, trained, tmp_
 
 
 def predict(trained, source, output, *flags):
-    command = [sys.executable, "-m", "dlrm.scripts.predict", f"--checkpoint={trained.checkpoint}"]
-    words = [f"--input={source}", f"--output={output}", *flags]
-    return subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    words = [f"--checkpoint={trained.checkpoint}", f"--input={source}", f"--output={output}"]
+    return forked.run("dlrm.scripts.predict", *words, *flags)
 
 
 def test_predict_refuses_it_as_input_and_as_dataset(trained, other_ids, tmp_path):

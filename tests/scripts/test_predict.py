@@ -4,9 +4,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
+import forked
 import numpy as np
 import pytest
 import trained_model
@@ -18,9 +17,8 @@ from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 
-def predict(*flags, stdin=None):
-    command = [sys.executable, "-m", "dlrm.scripts.predict", *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, input=stdin)
+def predict(*flags, stdin=""):
+    return forked.run("dlrm.scripts.predict", *flags, input=stdin)
 
 
 def flags_of(trained, source, output, *others):
@@ -119,8 +117,7 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
         ["predict", f"--checkpoint={tmp_path / 'run'}", f"--input={csv}"]
         + [f"--output={tmp_path / 'scores.npy'}"],
     ):
-        command = [sys.executable, "-m", f"dlrm.scripts.{words[0]}", *map(str, words[1:])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forked.run(f"dlrm.scripts.{words[0]}", *words[1:])
         assert done.returncode == 0, done.stderr
     assert "auc 0." in done.stdout  # labels of 0 and 1
     scores = np.load(tmp_path / "scores.npy")
@@ -225,8 +222,7 @@ def csv_model(tmp_path_factory):
         ["main", f"--dataset={folder / 'dataset'}", "--base_device=cpu", *model, *run]
         + [f"--save_checkpoint_path={folder / 'run'}", f"--log_path={folder / 'log'}"],
     ):
-        command = [sys.executable, "-m", f"dlrm.scripts.{words[0]}", *map(str, words[1:])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forked.run(f"dlrm.scripts.{words[0]}", *words[1:])
         assert done.returncode == 0, done.stderr
     return csv, clicks, [f"--checkpoint={folder / 'run'}", f"--output={folder / 's.npy'}"]
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import termios
 
+import forked
+
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 
 
 def run(root, *arguments):
-    command = [sys.executable, "-m", "dlrm.scripts.prepare_synthetic_dataset", *arguments]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return forked.run("dlrm.scripts.prepare_synthetic_dataset", *arguments, cwd=root)
 
 
 def test_a_dataset_is_written_that_the_readers_take(root, tmp_path):

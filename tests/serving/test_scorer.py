@@ -1,7 +1,6 @@
 """Requests are read and scored together, and a bad one fails alone."""
 
 import json
-import sys
 import tracemalloc
 from itertools import chain
 
@@ -87,13 +86,6 @@ def test_what_is_wrong_is_said(reader, request_, message):
 def test_no_rows_are_no_error(reader):
     (none,) = reader.read([{"raw__0": np.empty((0, 4), np.uint8)}])
     assert none.ids.shape == (0, 2)
-
-
-def test_reading_needs_no_torch(root):
-    import subprocess
-
-    code = "import dlrm.serving.reader, dlrm.serving.backend, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
 def zeros(*shape, dtype=np.uint8):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -193,8 +194,8 @@ def test_int8_costs_little_on_adult(export, shared_data, tmp_path):
         + ["--warmup_steps=0", "--save_checkpoint_path=run", "--base_device=cpu"],
     ]
     for name, *words in commands:
-        command = [sys.executable, "-m", f"dlrm.scripts.{name}", *words]
-        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+        done = forked.run(f"dlrm.scripts.{name}", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
     class Adult:
         checkpoint = tmp_path / "run"

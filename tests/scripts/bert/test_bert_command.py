@@ -2,9 +2,8 @@
 
 import csv
 import json
-import subprocess
-import sys
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -435,10 +434,9 @@ def test_mistakes_in_files_are_named(texts):
 
 
 def test_the_command_shows_its_flags_and_ends_with_an_error(texts):
-    run = [sys.executable, "-m", "dlrm.scripts.bert"]
-    shown = subprocess.run([*run, "--help"], capture_output=True, text=True, check=True).stdout
+    shown = forked.run("dlrm.scripts.bert", "--help").stdout
     for name in ("--mode", "--lamb_flavour", "--doc_stride", "--layers_per_stage", "--latency"):
         assert name in shown
-    done = subprocess.run([*run, "--mode=fly"], capture_output=True, text=True, check=False)
+    done = forked.run("dlrm.scripts.bert", "--mode=fly")
     assert done.returncode == 1
     assert done.stderr.startswith("error: --mode fly")

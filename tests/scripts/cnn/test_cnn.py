@@ -3,9 +3,8 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -228,11 +227,10 @@ def test_a_run_without_tests_does_not_blame_the_test_set(capsys, flags):
 
 
 def test_the_command_shows_its_flags_and_ends_with_an_error(tmp_path):
-    run = [sys.executable, "-m", "dlrm.scripts.cnn"]
-    shown = subprocess.run([*run, "--help"], capture_output=True, text=True, check=True).stdout
+    shown = forked.run("dlrm.scripts.cnn", "--help").stdout
     for name in ("--model", "--[no]recompute", "--pipeline_splits", "--weight_avg_exp"):
         assert name in shown
-    done = subprocess.run([*run, "--mode=fly"], capture_output=True, text=True, check=False)
+    done = forked.run("dlrm.scripts.cnn", "--mode=fly")
     assert done.returncode == 1
     assert done.stderr.startswith("error: --mode fly")
 
