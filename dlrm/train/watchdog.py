@@ -12,10 +12,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dlrm import distributed
 from dlrm.distributed import World, clone_store
+from dlrm.train import agreement, gradient_sum
 
 EXIT_CODE = 76  # EX_PROTOCOL: another rank did not answer
-_WAITING_IN = ("dlrm/distributed.py", "dlrm/train/gradient_sum.py", "dlrm/train/agreement.py")
+_WAITING_IN = (*distributed.__path__, str(gradient_sum.__file__), str(agreement.__file__))
 
 
 class Watchdog:
@@ -102,7 +104,7 @@ def _where(thread: int) -> dict[str, Any]:
     """The stack of a thread, and whether it waits for other ranks."""
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
-    waits = any(line.filename.replace(os.sep, "/").endswith(_WAITING_IN) for line in stack)
+    waits = any(line.filename.startswith(_WAITING_IN) for line in stack)
     return {"waits": waits, "stack": "".join(stack.format())}
 
 

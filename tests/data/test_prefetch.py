@@ -1,7 +1,7 @@
 """Batches are copied to a GPU ahead of their use: the order of things, of a GPU that is played.
 
 What is played: a stream does nothing until somebody waits for it, and a thread is on device 0 until
-it says otherwise. On a real one `test_loader.py` compares the batches themselves.
+it says otherwise. On a real one `clicks/test_datasets.py` compares the batches themselves.
 """
 
 import threading
