@@ -16,7 +16,7 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.optim.dense import OptimizerConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate
 from dlrm.train.trainer import TrainConfig, Trainer
 
