@@ -6,11 +6,9 @@
 Batch sizes are those of all processes together.
 """
 
-from dlrm.scripts import main  # isort: skip  # before torch is loaded
+import sys
 
-from absl import flags as absl_flags
-
-from dlrm.scripts.common import flags
+from dlrm.scripts import main
 
 DEFAULTS = {  # NVIDIA's, of June 2020
     "batch_size": 65536,
@@ -23,13 +21,8 @@ DEFAULTS = {  # NVIDIA's, of June 2020
 }
 
 
-absl_flags.adopt_module_key_flags(flags)
-
-
 def start() -> None:
-    for name, value in DEFAULTS.items():
-        main.FLAGS.set_default(name, value)
-    main.start()
+    main.main(sys.argv[1:], DEFAULTS, __doc__)
 
 
 if __name__ == "__main__":

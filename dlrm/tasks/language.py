@@ -23,7 +23,7 @@ from dlrm.train.log import Loader
 from dlrm.train.precision import PrecisionConfig
 
 # Logits of windows' first and last tokens of answers, `[windows, length]` -> metrics.
-Judge = Callable[[np.ndarray, np.ndarray], dict[str, float]]
+Scorer = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 
 class LanguageTask(NetworkTask):
@@ -121,7 +121,7 @@ class QuestionAnswering(LanguageTask):
 
     Args:
         config: the architecture.
-        judge: what the logits of all rows of a test set, in its order, come to: metrics with "f1"
+        scorer: what the logits of all rows of a test set, in its order, come to: metrics with "f1"
             and "exact_match", in percent. None compares the likeliest tokens with the true ones.
         others: see `LanguageTask`.
     """
@@ -129,9 +129,9 @@ class QuestionAnswering(LanguageTask):
     network = BertForQuestionAnswering
     metric = "f1"
 
-    def __init__(self, config: BertConfig, judge: Judge | None = None, **others: Any):
+    def __init__(self, config: BertConfig, scorer: Scorer | None = None, **others: Any):
         super().__init__(config, **others)
-        self.judge = judge
+        self.scorer = scorer
 
     def loss(self, batch: TextBatch) -> Tensor:
         """Returns these rows' share of the mean over rows, and over both ends, of cross-entropies.
@@ -169,7 +169,9 @@ class QuestionAnswering(LanguageTask):
         if self.world.rank == 0:
             all_logits, all_spans = _in_order([answer for part in gathered for answer in part])
             starts, ends = all_logits[..., 0], all_logits[..., 1]
-            metrics = self.judge(starts, ends) if self.judge else _overlap(starts, ends, all_spans)
+            metrics = (
+                self.scorer(starts, ends) if self.scorer else _overlap(starts, ends, all_spans)
+            )
         return {**from_first(metrics, self.world), "loss": total / count}
 
     @staticmethod

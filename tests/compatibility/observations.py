@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from absl import flags as absl_flags
 
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
@@ -21,6 +20,7 @@ from dlrm.scripts.bert import command as bert
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import command as cnn
 from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import dlrm_flags
 from dlrm.train.checkpoints.directory import last_checkpoint
 
 SPLITS = ("train", "test", "validation")
@@ -131,11 +131,7 @@ def read_rows(kind: str, dataset: Path, options: dict[str, Any]) -> dict[str, np
 def run(command: str, arguments: list[str]) -> dict[str, float]:
     """Runs a command in this process; returns its summary."""
     if command == "main":
-        absl_flags.FLAGS.unparse_flags()
-        for name in absl_flags.FLAGS:
-            absl_flags.FLAGS[name].unparse()
-        absl_flags.FLAGS(["main", *arguments])
-        return main.run()
+        return main.run(dlrm_flags.parse(arguments))
     if command == "cnn":
         return cnn.run(cnn_flags.parse(arguments))
     return bert.run(bert_flags.parse(arguments))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from absl import flags
 from small_dataset import MODEL, RUN, write_dataset
 
 
@@ -19,18 +18,16 @@ def command(request, tmp_path, monkeypatch, dataset):
     It runs on the test's `device`, and on the CPU where it has none.
     """
     from dlrm.scripts import main
+    from dlrm.scripts.common import dlrm_flags
 
     monkeypatch.chdir(tmp_path)
     named = "device" in request.fixturenames
     device = request.getfixturevalue("device") if named else "cpu"
 
     def run(*arguments, data=dataset, model=MODEL, training=RUN):
-        flags.FLAGS.unparse_flags()
-        for name in flags.FLAGS:
-            flags.FLAGS[name].unparse()
         own = [f"--dataset={data}", f"--base_device={device}"]
-        flags.FLAGS(["main", *own, *model, *training, *arguments])
+        values = dlrm_flags.parse([*own, *model, *training, *arguments])
         torch.set_num_threads(1)  # tests are small; a thread more costs more than it brings
-        return main.run()
+        return main.run(values)
 
     return run

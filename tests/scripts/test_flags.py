@@ -6,14 +6,15 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags as absl_flags
 
 from dlrm.data.clicks.datasets import DataConfig
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.model.networks.bert import BertConfig
-from dlrm.scripts import dist_main, main  # noqa: F401  main defines the flags
+from dlrm.scripts import dist_main
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common.config_flags import HelpAsked
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
@@ -116,9 +117,13 @@ CHOICES = {
 }
 
 
+DEFAULTS = dlrm_flags.parse([])
+
+
 def test_every_flag_has_its_documented_default():
-    defined = absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.common.flags"]
-    assert {flag.name: flag.default for flag in defined} == JUNE_2020 | LATER | OURS
+    found = {n: list(map(str, v)) if isinstance(v, tuple) else v for n, v in DEFAULTS.items()}
+    assert found == JUNE_2020 | LATER | OURS
+    assert not DEFAULTS.given
 
 
 CONFIGS = [DataConfig, DLRMConfig, OptimizerConfig, PrecisionConfig, ScheduleConfig, TrainConfig]
@@ -126,18 +131,20 @@ CONFIGS = [DataConfig, DLRMConfig, OptimizerConfig, PrecisionConfig, ScheduleCon
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_flags_and_configurations_have_the_same_defaults(config):
-    defined = {f.name for f in absl_flags.FLAGS.flags_by_module_dict()["dlrm.scripts.common.flags"]}
-    shared = [field for field in dataclasses.fields(config) if field.name in defined]
+    shared = [field for field in dataclasses.fields(config) if field.name in DEFAULTS]
     assert len(shared) > 1
     for field in shared:
-        default = absl_flags.FLAGS[field.name].default
-        default = tuple(map(int, default)) if isinstance(default, list) else default
-        assert default == field.default, field.name
+        assert DEFAULTS[field.name] == field.default, field.name
 
 
 @pytest.mark.parametrize(("flag", "choices"), CHOICES.items())
 def test_every_documented_choice_is_taken(flag, choices):
-    assert set(absl_flags.FLAGS[flag].parser.enum_values) == choices
+    for choice in choices:
+        assert dlrm_flags.parse([f"--{flag}={choice}"])[flag] == choice
+    with pytest.raises(SystemExit, match=f"flag --{flag}=x: value should be one of <") as raised:
+        dlrm_flags.parse([f"--{flag}=x"])
+    (listed,) = re.findall("<(.*)>", str(raised.value))
+    assert set(listed.split("|")) == choices
 
 
 def test_dist_main_has_nvidias_defaults_for_several_gpus():
@@ -162,14 +169,60 @@ def test_dist_main_has_nvidias_defaults_for_several_gpus():
 
 
 def test_shuffle_is_the_short_name():
-    assert absl_flags.FLAGS["shuffle_batch_order"].short_name == "shuffle"
+    values = dlrm_flags.parse(["-shuffle"])
+    assert values["shuffle_batch_order"]
+    assert values.given == {"shuffle_batch_order"}
+
+
+def test_flags_are_written_as_absl_has_them(tmp_path):
+    file = tmp_path / "more.flags"
+    file.write_text("# a file of flags\n--lr=2\n--top_mlp_sizes=8,1\n")
+    values = dlrm_flags.parse(
+        [
+            *("--epochs", "3", "--epochs=4", "--notf32", "--amp=true", f"--flagfile={file}"),
+            *("--decay_start_step=None", "--undefok=of_another", "--of_another=1", "--seed=-0"),
+        ]
+    )
+    changed = {"epochs": 4, "tf32": False, "amp": True, "lr": 2.0, "top_mlp_sizes": (8, 1)}
+    changed |= {"decay_start_step": None, "seed": 0}
+    assert values == {**DEFAULTS, **changed}
+    assert values.given == changed.keys()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--batch_siz=4", "Unknown command line flag 'batch_siz'. Did you mean: batch_size ?"),
+        ("--batch_size=0", "flag --batch_size=0: 0 is not a positive integer"),
+        ("--lr=x", "flag --lr=x: could not convert string to float: 'x'"),
+        ("--seed=-1", "flag --seed=-1: -1 is not an integer in the range [0, 9223372036854775807]"),
+        ("--flagfile=/nowhere", "ERROR:: Unable to open flagfile: "),
+        ("train", "expected flags only, got ['train']"),
+    ],
+)
+def test_what_absl_finds_is_told_in_its_words(word, message):
+    hint = "\nPass --helpshort or --helpfull to see help on flags."
+    with pytest.raises(SystemExit) as raised:
+        dlrm_flags.parse([word])
+    assert raised.value.code.startswith(f"FATAL Flags parsing error: {message}")
+    assert raised.value.code.endswith(hint)
+
+
+@pytest.mark.parametrize("parse", [dlrm_flags.parse, cnn_flags.parse, bert_flags.parse])
+@pytest.mark.parametrize("flag", ["--help", "-?", "--helpshort", "--helpfull"])
+def test_the_help_is_shown_whatever_else_is_given(parse, flag):
+    with pytest.raises(HelpAsked) as asked:
+        parse(["--nonsense", flag, "--lr=x"])
+    assert asked.value.full == (flag == "--helpfull")
 
 
 def test_help_lists_every_flag():
-    command = [sys.executable, "-m", "dlrm.scripts.main", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    listed = set(re.findall(r"^  (?:-\w+,)?--(?:\[no\])?(\w+):", shown, re.MULTILINE))
-    assert listed >= set(JUNE_2020 | LATER | OURS)
+    command = [sys.executable, "-m", "dlrm.scripts.main"]
+    for flag, more in (("--help", set()), ("--helpfull", {"flagfile", "undefok"})):
+        run = subprocess.run([*command, flag], capture_output=True, text=True, check=True)
+        listed = re.findall(r"^  (?:-\w+,)?--(?:\[no\])?(\w+):", run.stdout, re.MULTILINE)
+        assert set(listed) == set(JUNE_2020 | LATER | OURS) | more
+        assert "Trains, tests or times a DLRM" in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -209,7 +262,7 @@ def test_each_text_of_the_networks_stands_alone(command):
 def test_the_help_of_bert_says_each_default_once():
     shown = " ".join(bert_flags.help_text().split())
     told = dict(re.findall(r" --(\w+): ([^(]*?\(default: [^)]*\))", shown))
-    assert told["processes"].endswith("(default: one a core)")
+    assert told["lr"].endswith("(default: that of --recipe)")
     assert told["vocab_size"].endswith(
         f"(default: that of --recipe graphcore, else of the data, else {BertConfig().vocab_size})"
     )

@@ -271,14 +271,14 @@ def test_f1_is_0_where_the_positive_class_is_never_found_or_there():
     assert metrics["f1"] == 0
 
 
-def test_a_judge_gets_the_logits_of_all_rows_in_their_order(device):
+def test_a_scorer_gets_the_logits_of_all_rows_in_their_order(device):
     seen = []
 
-    def judge(starts, ends):
+    def scorer(starts, ends):
         seen.append((starts, ends))
         return {"exact_match": 25.0, "f1": 50.0}
 
-    task = make(QuestionAnswering, dropout=True, judge=judge, device=device)
+    task = make(QuestionAnswering, dropout=True, scorer=scorer, device=device)
     source = Rows(11)
     metrics = task.evaluate(TextLoader(source, 4, window=3, world=task.world))
     (batch,) = TextLoader(source, 11, world=task.world).batches()
@@ -293,7 +293,7 @@ def test_a_judge_gets_the_logits_of_all_rows_in_their_order(device):
     assert metrics == pytest.approx({"exact_match": 25, "f1": 50, "loss": loss.item()}, rel=1e-6)
 
 
-def test_without_a_judge_the_likeliest_tokens_are_compared():
+def test_without_a_scorer_the_likeliest_tokens_are_compared():
     task, source = make(QuestionAnswering), Rows(3)
     source._spans[:] = [[2, 4], [3, 3], [1, 2]]
     answers = [(2, 4), (2, 4), (5, 6)]

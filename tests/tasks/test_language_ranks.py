@@ -17,7 +17,7 @@ BATCH, STEPS = 7, 4  # the ranks' parts differ
 KINDS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceClassification}
 
 
-def judge(starts, ends):
+def scorer(starts, ends):
     """Depends on every logit and on its place."""
     inside = np.isfinite(starts)
     places = np.arange(starts.shape[1]) + 1 + np.arange(len(starts))[:, None]
@@ -27,7 +27,7 @@ def judge(starts, ends):
 
 def train(world: World, parts: int, kind: str, optimizer: str, max_grad_norm: float | None):
     """Losses, weights and metrics of a few steps of a small network."""
-    options = {"judge": judge} if kind == "squad" else {}
+    options = {"scorer": scorer} if kind == "squad" else {}
     task = KINDS[kind](small(**STILL), world=world, **options)
     task.model.double()
     trainer = Trainer(

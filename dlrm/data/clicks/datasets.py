@@ -183,6 +183,18 @@ def described_directory(config: DataConfig) -> Path:
     return (_dataset_directory(config) / config.feature_spec).parent
 
 
+def fitted_directory(config: DataConfig) -> Path | None:
+    """Returns the folder of a dataset's rows and fitted transform; None where rows are made up.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such dataset.
+    """
+    kind = DATASET_TYPES[config.dataset_type]
+    if kind == "split":
+        return described_directory(config)
+    return Path(config.dataset) if kind == "binary" and config.dataset else None
+
+
 def _verifier(directory: Path, config: DataConfig) -> Verifier:
     """Compares what a dataset says of itself, and returns what compares its rows."""
     verifier = Verifier(directory, layout.KIND, config.verify_data)

@@ -27,14 +27,15 @@ from dlrm.data.text.squad import (
 from dlrm.distributed import World, gather
 from dlrm.files import MANIFEST
 from dlrm.model.networks.bert import SIZES, BertConfig
-from dlrm.scripts.bert import data as bert_data
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.bert.largest_batch import largest_batch
 from dlrm.scripts.bert.sources import ReadWhenAsked, SameBatch, made_up, open_sources
-from dlrm.scripts.common import network_flags, network_run
+from dlrm.scripts.common import network, network_flags
+from dlrm.scripts.common import run as driver
 from dlrm.scripts.common.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
 from dlrm.scripts.common.config_flags import Values
-from dlrm.scripts.common.network_run import Nothing, Setup, Watch
+from dlrm.scripts.common.network import EmptyLoader, NetworkSetup
+from dlrm.scripts.common.run import Watch
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -52,36 +53,27 @@ AnyTask = PreTraining | QuestionAnswering | SequenceClassification
 
 
 def main(arguments: list[str]) -> None:
-    network_run.main(
-        arguments, bert_flags.parse, lambda: f"{__doc__}\n{bert_flags.help_text()}", _act_on
-    )
-
-
-def _act_on(values: Values) -> None:
-    if values["mode"] == "prepare_data":
-        bert_data.prepare(bert_flags.resolved(values)[0])
-    else:
-        run(values)
+    driver.main(arguments, bert_flags.parse, lambda: f"{__doc__}\n{bert_flags.help_text()}", run)
 
 
 def run(values: Values) -> dict[str, float]:
-    """Does what the flags say and returns the summary; see `network_run.run`."""
-    return network_run.run(values, _set_up, _notices, _act)
+    """Does what the flags say and returns the summary; see `dlrm.scripts.common.run`."""
+    return network.run_network(values, _set_up, _notices, _act)
 
 
-@dataclass
-class TextSetup(Setup):
-    """See `Setup`.
+@dataclass(kw_only=True)
+class TextSetup(NetworkSetup):
+    """See `NetworkSetup`.
 
     Attributes:
         train, test: rows; None where there are none.
-        judge: of question answering.
+        scorer: of answers to questions.
         initial: names of weights that `--init_checkpoint` lacks.
     """
 
     train: TextSource | None = None
     test: TextSource | None = None
-    judge: "Judge | None" = None
+    scorer: "AnswerScorer | None" = None
     initial: list[str] = field(default_factory=list)
 
 
@@ -97,20 +89,20 @@ def _act(setup: TextSetup, watch: Watch) -> dict[str, float]:
 def _set_up(values: Values, world: World) -> TextSetup:
     checkpoint = _checkpoint(values)
     known = checkpoint or _own_checkpoint(values["init_checkpoint"])
-    known = network_run.known_checkpoint(values, known)
+    known = driver.known_checkpoint(values, known)
     names: tuple[str, ...] = bert_flags.ARCHITECTURE
     if checkpoint and values["mode"] in ("evaluate", "inference_benchmark"):
         names += bert_flags.INPUT
-    values = network_run.with_saved_flags(values, known, names)
+    values = driver.with_saved_flags(values, known, names)
     values, by_recipe = bert_flags.resolved(values)
-    values = network_run.with_saved_flags(values, known, names)  # and not the recipe's
+    values = driver.with_saved_flags(values, known, names)  # and not the recipe's
     bert_flags.check(values)
     _check_task_of(checkpoint, values["task"])
     vocab_is_fixed = known is not None or "vocab_size" in {*values.given, *by_recipe}
     sources = open_sources(values, vocab_is_fixed)
     values = sources.values
-    judge = Judge(sources.test) if isinstance(sources.test, SquadFeatures) else None
-    task = make_task(values, world, judge)
+    scorer = AnswerScorer(sources.test) if isinstance(sources.test, SquadFeatures) else None
+    task = make_task(values, world, scorer)
     initial = _load_initial(task, values) if values["init_checkpoint"] else []
     values = _with_batch_size(values, task, world)
     if values["batches_per_step"] and values["data"] != "dataset":
@@ -118,17 +110,18 @@ def _set_up(values: Values, world: World) -> TextSetup:
         values = Values({**values, "synthetic_dataset_num_entries": rows}, values.given)
         sources = open_sources(values, vocab_is_fixed)
     return TextSetup(
-        values,
-        world,
-        network_flags.batch_plan(values, world.size),
-        task,
-        checkpoint,
-        _fingerprint(values, sources.train),
-        bert_flags.RESUME_MAY_CHANGE,
-        sources.train,
-        sources.test,
-        judge,
-        initial,
+        values=values,
+        world=world,
+        task=task,
+        trains=values["mode"] in bert_flags.TRAINING,
+        checkpoint=checkpoint,
+        dataset=_fingerprint(values, sources.train),
+        may_change=bert_flags.RESUME_MAY_CHANGE,
+        plan=network_flags.batch_plan(values, world.size),
+        train=sources.train,
+        test=sources.test,
+        scorer=scorer,
+        initial=initial,
     )
 
 
@@ -157,7 +150,9 @@ def _is_one(path: str) -> bool:
     return Path(path, MANIFEST).is_file()
 
 
-def make_task(values: Values, world: World = World(), judge: "Judge | None" = None) -> AnyTask:
+def make_task(
+    values: Values, world: World = World(), scorer: "AnswerScorer | None" = None
+) -> AnyTask:
     """Returns the task of the flags, with initial weights."""
     config = values.config(BertConfig)
     common: dict[str, Any] = {
@@ -169,11 +164,11 @@ def make_task(values: Values, world: World = World(), judge: "Judge | None" = No
     if values["task"] == "pretrain":
         return PreTraining(config, **common)
     if values["task"] == "squad":
-        return QuestionAnswering(config, judge, **common)
+        return QuestionAnswering(config, scorer, **common)
     return SequenceClassification(config, **common)
 
 
-class Judge:
+class AnswerScorer:
     """Exact match and F1 of answers to the questions of a test set.
 
     Attributes:
@@ -242,8 +237,8 @@ def _notices(setup: TextSetup) -> Iterator[str]:
     shape = values.config(BertConfig).shape
     known = SIZES[values["size"]] == shape
     name = values["size"] if known else f"{shape.num_layers} x {shape.hidden_size}"
-    yield network_run.device_line(setup, f"BERT {name} for {values['task']}")
-    yield from network_run.common_notices(setup)
+    yield network.device_line(setup, f"BERT {name} for {values['task']}")
+    yield from network.common_notices(setup)
     for name, source in (("train", setup.train), ("test", setup.test)):
         if source is not None:
             mean = float(np.mean(source.lengths))
@@ -295,7 +290,7 @@ def _loader(setup: TextSetup, source: TextSource, batch_size: int, train: bool) 
 
 def _test_loader(setup: TextSetup) -> Loader:
     if setup.test is None:
-        return Nothing()
+        return EmptyLoader()
     return _loader(setup, setup.test, setup.values["test_batch_size"], train=False)
 
 
@@ -303,7 +298,7 @@ def _train(setup: TextSetup, watch: Watch) -> dict[str, float]:
     values = setup.values
     assert setup.train is not None
     train = _loader(setup, setup.train, setup.plan.global_batch, train=True)
-    config = network_run.train_config(setup, len(train))
+    config = network.train_config(setup, len(train))
     num_steps = values["total_steps"] or config.epochs * len(train)
     if values["total_steps"]:
         stop = min(num_steps, config.max_steps or num_steps)
@@ -317,10 +312,10 @@ def _train(setup: TextSetup, watch: Watch) -> dict[str, float]:
         if values["phase"] == 2 and setup.checkpoint:
             _begin_phase_2(trainer, setup.checkpoint, values["seed"], watch.log)
         else:
-            network_run.load_weights_of(setup, trainer.parameters, watch.log)
+            driver.load_weights(setup, trainer.parameters, watch.log)
 
     test = _test_loader(setup)
-    return network_run.train(setup, watch, train, test, config, num_steps, begin)
+    return network.train(setup, watch, train, test, config, num_steps, begin)
 
 
 def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -> None:
@@ -343,15 +338,15 @@ def _evaluate(setup: TextSetup, watch: Watch) -> dict[str, float]:
         tested_on = name_of(next(name for name in names if name), _test_facts(setup))
         best = validate_all(setup.task, test, path, results, setup.world, log, tested_on)
         summary = best.summary()
-        if setup.judge:  # its answers may be those of an earlier evaluation
+        if setup.scorer:  # its answers may be those of an earlier evaluation
             load_tested(setup.task, best.path, best.weights, setup.world)
-            setup.judge.best = -1.0, {}
+            setup.scorer.best = -1.0, {}
             setup.task.evaluate(Watched(test, "answers", log.quiet))
     else:
-        network_run.load_weights_of(setup, Parameters(setup.task.model), log)
+        driver.load_weights(setup, Parameters(setup.task.model), log)
         metrics = setup.task.evaluate(Watched(test, "test", log.quiet))
         summary = {f"test_{name}": value for name, value in metrics.items()}
-    answers = setup.judge.best[1] if setup.judge else {}
+    answers = setup.scorer.best[1] if setup.scorer else {}
     if answers:
         file = Path(values["predictions"] or Path(values["log_path"]).with_name("predictions.json"))
         write_predictions(file, answers)
@@ -377,12 +372,12 @@ def _test_facts(setup: TextSetup) -> dict[str, Any]:
 def _benchmark_inference(setup: TextSetup, watch: Watch) -> dict[str, float]:
     values, world = setup.values, setup.world
     assert setup.test is not None
-    network_run.load_weights_of(setup, Parameters(setup.task.model), watch.log)
+    driver.load_weights(setup, Parameters(setup.task.model), watch.log)
     loader = _loader(setup, setup.test, values["batch_size"] * world.size, train=False)
     unread = values["latency"] == "minimum"
     if unread and isinstance(loader, TextLoader):
         loader = ReadWhenAsked(loader, world.device)
-    return network_run.time_inference(setup, watch.log, loader, "sequences", with_reading=unread)
+    return network.time_inference(setup, watch.log, loader, "sequences", with_reading=unread)
 
 
 def start() -> None:

@@ -1,21 +1,21 @@
 """The command line of `dlrm.scripts.bert`, and what recipes make of it."""
 
 from dlrm.data.text.pretraining.dataset import DATA_FORMATS
-from dlrm.data.text.pretraining.writer import INPUT_FORMATS, OUTPUT_FORMATS, PretrainingTextConfig
+from dlrm.data.text.pretraining.writer import PretrainingTextConfig
 from dlrm.model.networks.bert import SIZES, BertConfig
 from dlrm.scripts.common import network_flags, session
-from dlrm.scripts.common.config_flags import ConfigFlags, Values, one_of
-from dlrm.scripts.common.network_flags import CONFIGS, SCHEDULES, Definitions, check_choices
+from dlrm.scripts.common.config_flags import ConfigFlags, Definitions, Help, Values, one_of
+from dlrm.scripts.common.network_flags import CONFIGS, SCHEDULES, check_choices
 from dlrm.systems.bert_recipes import BERT_RECIPES
 
-MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark", "prepare_data")
+MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
 TRAINING = MODES[:2]
 TASKS = ("pretrain", "squad", "mrpc")
 DATA = ("dataset", "generated", "synthetic")
 LATENCIES = ("low", "minimum")
 CPU_BATCH = 8  # what --batch_size max is on the CPU, where nothing says what fits
 
-_CONFIGS: dict[tuple[str, type], dict[str, str]] = {
+_CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Network", BertConfig): {
         "size": one_of(SIZES, "Published layers, widths and heads"),
         "num_layers": "Layers, instead of those of --size",
@@ -33,13 +33,6 @@ _CONFIGS: dict[tuple[str, type], dict[str, str]] = {
     ("Text", PretrainingTextConfig): {
         "vocab_file": "WordPiece vocabulary, a token a line",
         "lower_case": "Make letters lower case and take their accents away",
-        "dupe_factor": "--mode prepare_data: how often each document is cut and masked",
-        "masked_lm_prob": "--mode prepare_data: share of the tokens that are masked",
-        "short_seq_prob": "--mode prepare_data: how often a document is cut into shorter rows",
-        "input_format": one_of(INPUT_FORMATS, "--mode prepare_data: format of --source"),
-        "output_format": one_of(OUTPUT_FORMATS, "--mode prepare_data: format of --output"),
-        "num_shards": "--mode prepare_data: files to write; default: one for each 262,144 rows",
-        "processes": "--mode prepare_data: processes that work at a time",
     },
 }
 _RUN: Definitions = {
@@ -64,7 +57,7 @@ _DATA: Definitions = {
     "dataset": (
         str | None,
         None,
-        "Shards that --mode prepare_data wrote, or HDF5 or PopART files; a folder with "
+        "Shards that preproc/prepare_text.py wrote, or HDF5 or PopART files; a folder with "
         "train-v1.1.json and dev-v1.1.json (squad) or train.tsv and dev.tsv (mrpc), or a file",
     ),
     "test_dataset": (
@@ -104,10 +97,6 @@ _DATA: Definitions = {
         "Batches whose rows are sorted by length, for less padding; default: 50 in fine-tuning, 0 "
         "in pre-training and in --execution graph",
     ),
-}
-_TEXT: Definitions = {
-    "source": (tuple[str, ...], (), "--mode prepare_data: text files, or folders of them"),
-    "output": (str | None, None, "--mode prepare_data: the dataset to write"),
 }
 _TRAINING: Definitions = {
     "batch_size": (
@@ -169,7 +158,7 @@ FLAGS = ConfigFlags(
     {
         "Run": network_flags.RUN | _RUN,
         "Data": _DATA,
-        "Text": _TEXT,
+        "Text": {},
         "Training": network_flags.TRAINING | _TRAINING,
         "Checkpoints and files": network_flags.FILES | _FILES,
         "Inference benchmark": _BENCHMARK,
@@ -179,7 +168,9 @@ FLAGS = ConfigFlags(
 
 RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {
     *("test_dataset", "latency", "batches_per_step", "predictions"),
-    *("source", "output", "processes"),
+    # Of runs of 0.1.0, whose command prepared data, too.
+    *("source", "output", "processes", "dupe_factor", "masked_lm_prob", "short_seq_prob"),
+    *("input_format", "output_format", "num_shards"),
 }
 
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
@@ -202,8 +193,6 @@ def parse(arguments: list[str]) -> Values:
         ValueError: flag and value are named.
     """
     values = FLAGS.parse(arguments)
-    if values["help"]:
-        return values
     if values["mode"] is None:
         raise ValueError(f"--mode: expected one of {', '.join(MODES)}")
     check_choices(
@@ -218,9 +207,9 @@ def parse(arguments: list[str]) -> Values:
             "pipeline_schedule": SCHEDULES,
         },
     )
-    if values["mode"] in ("pretrain", "prepare_data"):
+    if values["mode"] == "pretrain":
         if values["task"] not in (None, "pretrain"):
-            raise ValueError(f"--task {values['task']} contradicts --mode {values['mode']}")
+            raise ValueError(f"--task {values['task']} contradicts --mode pretrain")
         values = Values({**values, "task": "pretrain"}, values.given)
     if values["batch_size"] == "max" and session.device(values["base_device"]) == "cpu":
         values = Values({**values, "batch_size": str(CPU_BATCH)}, values.given)
@@ -269,7 +258,6 @@ def help_text() -> str:
         recipe(task, "base", phase) for recipe in BERT_RECIPES.values() for task, phase in tasks
     ]
     told = {name: "that of --recipe" for recipe in recipes for name in recipe}
-    told["processes"] = "one a core"
     told["vocab_size"] = "that of --recipe graphcore, else of the data, else 30522"
     return FLAGS.help(told)
 

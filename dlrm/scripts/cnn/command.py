@@ -24,10 +24,12 @@ from dlrm.distributed import World
 from dlrm.files import MANIFEST
 from dlrm.manifest import crc32
 from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.scripts.common import network_flags, network_run
+from dlrm.scripts.common import network, network_flags
+from dlrm.scripts.common import run as driver
 from dlrm.scripts.common.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.scripts.common.config_flags import Values
-from dlrm.scripts.common.network_run import Nothing, Setup, Watch
+from dlrm.scripts.common.network import EmptyLoader, NetworkSetup
+from dlrm.scripts.common.run import Watch
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -42,17 +44,15 @@ _LOADED_BYTES = 1 << 30  # of batches that are read ahead
 
 
 def main(arguments: list[str]) -> None:
-    network_run.main(
-        arguments, cnn_flags.parse, lambda: f"{__doc__}\n{cnn_flags.FLAGS.help()}", run
-    )
+    driver.main(arguments, cnn_flags.parse, lambda: f"{__doc__}\n{cnn_flags.FLAGS.help()}", run)
 
 
 def run(values: Values) -> dict[str, float]:
-    """Does what the flags say and returns the summary; see `network_run.run`."""
-    return network_run.run(values, _set_up, _notices, _act)
+    """Does what the flags say and returns the summary; see `dlrm.scripts.common.run`."""
+    return network.run_network(values, _set_up, _notices, _act)
 
 
-def _act(setup: Setup, watch: Watch) -> dict[str, float]:
+def _act(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
     mode = setup.values["mode"]
     if mode == "validate":
         return _validate(setup, watch)
@@ -61,7 +61,7 @@ def _act(setup: Setup, watch: Watch) -> dict[str, float]:
     return _train(setup, watch)
 
 
-def _set_up(values: Values, world: World) -> Setup:
+def _set_up(values: Values, world: World) -> NetworkSetup:
     plan = network_flags.batch_plan(values, world.size)
     values = cnn_flags.resolved(values, plan.global_batch)
     _check(values)
@@ -71,8 +71,8 @@ def _set_up(values: Values, world: World) -> Setup:
         checkpoint = checkpoints_of(values["restore_path"])[0]
         _check_validated(values, checkpoint)
     taken = (*cnn_flags.ARCHITECTURE, *(("precision", "half_dtype") if validated else ()))
-    known = network_run.known_checkpoint(values, checkpoint)
-    values = network_run.with_saved_flags(values, known, taken)
+    known = driver.known_checkpoint(values, checkpoint)
+    values = driver.with_saved_flags(values, known, taken)
     if values["data"] == "dataset":
         classes = ImageDataset(values["dataset"], "test", values["verify_data"]).num_classes
         if "num_classes" in values.given and values["num_classes"] != classes:
@@ -92,8 +92,16 @@ def _set_up(values: Values, world: World) -> Setup:
     )
     if values["init_checkpoint"]:
         load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
-    data, may_change = _fingerprint(values), cnn_flags.RESUME_MAY_CHANGE
-    return Setup(values, world, plan, task, checkpoint, data, may_change)
+    return NetworkSetup(
+        values=values,
+        world=world,
+        task=task,
+        trains=values["mode"] in ("train", "benchmark_training"),
+        checkpoint=checkpoint,
+        dataset=_fingerprint(values),
+        may_change=cnn_flags.RESUME_MAY_CHANGE,
+        plan=plan,
+    )
 
 
 def _check(values: Values) -> None:
@@ -127,11 +135,11 @@ def _shown(classes: Sequence[str]) -> str:
     return ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
 
 
-def _notices(setup: Setup) -> Iterator[str]:
+def _notices(setup: NetworkSetup) -> Iterator[str]:
     """Lines about what runs, and about what is not as the flags might suggest."""
     values = setup.values
-    yield network_run.device_line(setup, values["model"])
-    yield from network_run.common_notices(setup)
+    yield network.device_line(setup, values["model"])
+    yield from network.common_notices(setup)
     for flag in ("mixup_alpha", "cutmix_lambda"):
         if values["data"] == "synthetic" and flag in values.given:
             yield (
@@ -156,7 +164,7 @@ class _Float32:
         return images.float(), labels
 
 
-def _loader(setup: Setup, split: str, batch_size: int) -> Loader:
+def _loader(setup: NetworkSetup, split: str, batch_size: int) -> Loader:
     """The batches of a split, of what is asked for; training leaves the last short one out."""
     values, world, train = setup.values, setup.world, split == "train"
     size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
@@ -185,23 +193,23 @@ def _loader(setup: Setup, split: str, batch_size: int) -> Loader:
     )
 
 
-def _train(setup: Setup, watch: Watch) -> dict[str, float]:
+def _train(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
     values = setup.values
     train = _loader(setup, "train", setup.plan.global_batch)
     tested = not (values["no_validation"] or values["mode"] == "benchmark_training")
-    test = _loader(setup, "test", values["test_batch_size"]) if tested else Nothing()
+    test = _loader(setup, "test", values["test_batch_size"]) if tested else EmptyLoader()
     config = _train_config(setup, len(train))
 
     def begin(trainer: Trainer) -> None:
-        network_run.load_weights_of(setup, trainer.parameters, watch.log)
+        driver.load_weights(setup, trainer.parameters, watch.log)
         trainer.progress.step = trainer.progress.tested_step = values["start_epoch"] * len(train)
 
     num_steps = config.epochs * len(train)
-    return network_run.train(setup, watch, train, test, config, num_steps, begin)
+    return network.train(setup, watch, train, test, config, num_steps, begin)
 
 
-def _train_config(setup: Setup, steps_per_epoch: int) -> TrainConfig:
-    values, config = setup.values, network_run.train_config(setup, steps_per_epoch)
+def _train_config(setup: NetworkSetup, steps_per_epoch: int) -> TrainConfig:
+    values, config = setup.values, network.train_config(setup, steps_per_epoch)
     if values["mode"] != "benchmark_training":
         return config
     steps = config.max_steps or 120
@@ -219,7 +227,7 @@ def _fingerprint(values: Values) -> dict[str, Any]:
     return {"images": train.num_samples, "classes": train.classes, "size": train.size}
 
 
-def _validate(setup: Setup, watch: Watch) -> dict[str, float]:
+def _validate(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
     values = setup.values
     test = _loader(setup, "test", values["test_batch_size"])
     results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
@@ -232,10 +240,10 @@ def _validate(setup: Setup, watch: Watch) -> dict[str, float]:
     ).summary()
 
 
-def _benchmark_inference(setup: Setup, watch: Watch) -> dict[str, float]:
-    network_run.load_weights_of(setup, Parameters(setup.task.model), watch.log)
+def _benchmark_inference(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
+    driver.load_weights(setup, Parameters(setup.task.model), watch.log)
     loader = _loader(setup, "test", setup.values["batch_size"] * setup.world.size)
-    return network_run.time_inference(setup, watch.log, loader, "images")
+    return network.time_inference(setup, watch.log, loader, "images")
 
 
 def start() -> None:

@@ -3,8 +3,8 @@
 from dlrm.data.images.augmentation import Augmentation
 from dlrm.model.networks.vision import NORMS
 from dlrm.scripts.common import network_flags
-from dlrm.scripts.common.config_flags import ConfigFlags, Values, one_of
-from dlrm.scripts.common.network_flags import CONFIGS, SCHEDULES, Definitions, check_choices
+from dlrm.scripts.common.config_flags import ConfigFlags, Definitions, Help, Values, one_of
+from dlrm.scripts.common.network_flags import CONFIGS, SCHEDULES, check_choices
 from dlrm.systems.recipes import RECIPES
 from dlrm.tasks.images import MODELS, ImageLossConfig, NetworkConfig
 
@@ -12,7 +12,7 @@ MODES = ("train", "validate", "benchmark_training", "benchmark_inference")
 DATA = ("dataset", "synthetic", "generated")
 IO = ("uint8", "float32")
 
-_CONFIGS: dict[tuple[str, type], dict[str, str]] = {
+_CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Network", NetworkConfig): {
         "model": one_of(MODELS, "Network"),
         "num_classes": "Classes of data that are made up; a dataset knows its own",

@@ -4,12 +4,59 @@ import re
 import signal
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from absl import flags
 
 Config = TypeVar("Config")
+
+
+class HelpAsked(Exception):  # noqa: N818  # no error
+    """The command line asks for the help and not for a run.
+
+    Attributes:
+        full: whether it asks for the flags of absl, too.
+    """
+
+    def __init__(self, full: bool):
+        super().__init__()
+        self.full = full
+
+
+class UsageError(ValueError):
+    """An unknown flag, a value that a flag cannot have, or an argument that is no flag."""
+
+
+@dataclass(frozen=True)
+class Help:
+    """The help of a flag whose value is checked where it is parsed.
+
+    Attributes:
+        text: the help; absl adds what is expected.
+        choices: the only values that the flag takes.
+        least, most: bounds of a number, both included.
+        short_name: another name.
+    """
+
+    text: str
+    choices: Iterable[str] | None = None
+    least: float | None = None
+    most: float | None = None
+    short_name: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Returns what the flag's definition takes beside name, default and text."""
+        given = {
+            "enum_values": None if self.choices is None else list(self.choices),
+            "lower_bound": self.least,
+            "upper_bound": self.most,
+            "short_name": self.short_name,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+Definitions = dict[str, tuple[Any, Any, str | Help]]  # name -> (type, default, help)
 
 
 class ConfigFlags:
@@ -18,50 +65,64 @@ class ConfigFlags:
     The flags are not absl's global ones, so that several commands can live in one process.
 
     Args:
-        own: topic -> flags that are no field: name -> (type, default, help), the type as in a
-            field. The help shows topic after topic.
+        own: topic -> flags that are no field, the type as in a field. The help shows these topics
+            first, in this order; one may have fields only.
         configs: (topic, configuration) -> the name and help of each field that is a flag.
+        defaults: values that take the place of defaults, by name.
     """
 
     def __init__(
         self,
-        own: Mapping[str, Mapping[str, tuple[Any, Any, str]]],
-        configs: Mapping[tuple[str, type], Mapping[str, str]],
+        own: Mapping[str, Definitions],
+        configs: Mapping[tuple[str, type], Mapping[str, str | Help]],
+        defaults: Mapping[str, Any] | None = None,
     ):
         self._flags = flags.FlagValues()
         self._types: dict[str, Any] = {}
-        self._define(None, "help", bool, False, "Show the flags")
+        self._topics = list(dict.fromkeys([*own, *(topic for topic, _ in configs)]))
+        for name, full in (("help", False), ("helpshort", False), ("helpfull", True)):
+            flags.DEFINE_flag(_HelpFlag(name, full), flag_values=self._flags)
         for topic, definitions in own.items():
             for name, definition in definitions.items():
                 self._define(topic, name, *definition)
         for (topic, config), helps in configs.items():
-            defaults = {field.name: _default(field) for field in fields(config)}
+            by_field = {field.name: _default(field) for field in fields(config)}
             kinds = get_type_hints(config)
             for name, text in helps.items():
-                self._define(topic, name, kinds[name], defaults[name], text)
+                self._define(topic, name, kinds[name], by_field[name], text)
+        for name, value in (defaults or {}).items():
+            self._flags.set_default(name, value)
 
-    def _define(self, topic: str | None, name: str, kind: Any, default: Any, text: str) -> None:
-        kind = _without_none(kind)
+    def _define(self, topic: str, name: str, kind: Any, default: Any, text: str | Help) -> None:
+        told = text if isinstance(text, Help) else Help(text)
+        optional, kind = kind, _without_none(kind)
         self._types[name] = kind
+        options = {**told.options(), "flag_values": self._flags}
         if get_origin(kind) is tuple:
             listed = None if default is None else [str(value) for value in default]
-            flags.DEFINE_list(name, listed, text, flag_values=self._flags)
+            flags.DEFINE_list(name, listed, told.text, **options)
+        elif kind is int and optional is not int and default is not None:
+            serializer: Any = flags.ArgumentSerializer()
+            flags.DEFINE(
+                _IntegerOrNone(), name, default, told.text, serializer=serializer, **options
+            )
         else:
             define: Any = {
                 bool: flags.DEFINE_boolean,
                 int: flags.DEFINE_integer,
                 float: flags.DEFINE_float,
-                str: flags.DEFINE_string,
+                str: flags.DEFINE_string if told.choices is None else flags.DEFINE_enum,
             }[kind]
-            define(name, default, text, flag_values=self._flags)
-        if topic:
-            self._flags.register_key_flag_for_module(topic, self._flags[name])
+            define(name, default, help=told.text, **options)
+        self._flags.register_key_flag_for_module(topic, self._flags[name])
 
     def parse(self, arguments: Sequence[str]) -> "Values":
         """Returns the values of a command line, without the command's name.
 
         Raises:
-            ValueError: an unknown flag, a value of another type, or an argument that is no flag.
+            UsageError: an unknown flag, a value of another type, or an argument that is no flag.
+            ValueError: an item of a list is of another type.
+            HelpAsked: a flag asks for the help.
         """
         self._flags.unparse_flags()
         for name in self._flags:
@@ -69,9 +130,9 @@ class ConfigFlags:
         try:
             rest = self._flags(["", *arguments])[1:]
         except flags.Error as error:
-            raise ValueError(str(error)) from error
+            raise UsageError(str(error)) from error
         if rest:
-            raise ValueError(f"expected flags only, got {rest}")
+            raise UsageError(f"expected flags only, got {rest}")
         values = {name: self._value(name) for name in self._types}
         return Values(values, frozenset(n for n in self._types if self._flags[n].present))
 
@@ -83,20 +144,42 @@ class ConfigFlags:
         try:
             return tuple(of(item) for item in value)
         except ValueError:
-            raise ValueError(f"--{name} {','.join(value)}: expected {of.__name__} values") from None
+            expected = "integers" if of is int else f"{of.__name__} values"
+            raise ValueError(f"--{name} {','.join(value)}: expected {expected}") from None
 
     def help(self, defaults: Mapping[str, str] | None = None) -> str:
-        """Returns every flag but --help with its default and meaning.
+        """Returns every flag but those of the help with its default and meaning, by topic.
 
         Args:
             defaults: what is said instead of the default that is defined.
         """
-        topics = self._flags.key_flags_by_module_dict()
-        text = "\n".join(self._flags.module_help(topic) for topic in topics)
+        text = "\n".join(self._flags.module_help(topic) for topic in self._topics)
         for name, default in (defaults or {}).items():
             told = rf"(\n +--(?:\[no\])?{name}:(?:(?!\n +--)[\s\S])*?)\(default: '[^']*'\)"
             text = re.sub(told, rf"\1(default: {default})", text)
         return text
+
+
+def help_of_absl() -> str:
+    """Returns the flags that absl adds to every command, with their meaning."""
+    return "absl.flags:\n" + flags.FlagValues().get_help(prefix="  ")
+
+
+class _HelpFlag(flags.BooleanFlag):
+    """Ends the parsing: what else the command line says, right or wrong, does not matter."""
+
+    def __init__(self, name: str, full: bool):
+        super().__init__(name, False, "show the flags", "?" if name == "help" else None)
+        self._full = full
+
+    def parse(self, argument: Any) -> None:
+        if self._parse(argument):
+            raise HelpAsked(self._full)
+
+
+class _IntegerOrNone(flags.IntegerParser):
+    def parse(self, argument: Any) -> Any:
+        return None if argument in (None, "None", "none") else super().parse(argument)
 
 
 VERIFY_DATA_HELP = (

@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dlrm.data.verification import VERIFY_DATA
-from dlrm.scripts.common.config_flags import VERIFY_DATA_HELP, Values, one_of
+from dlrm.scripts.common.config_flags import (
+    VERIFY_DATA_HELP,
+    Definitions,
+    Help,
+    Values,
+    one_of,
+)
 from dlrm.train.execution import EXECUTIONS, GRAPH_BACKENDS, ExecutionConfig
 from dlrm.train.optim.lamb import LAMB_FLAVOURS
 from dlrm.train.optim.network import NETWORK_OPTIMIZERS, NetworkOptimizerConfig
@@ -16,7 +21,7 @@ from dlrm.train.task import TrainConfig
 SCHEDULES = ("gpipe", "1f1b", "sequential")
 _LR_UNITS = ("epochs", "steps", "run")
 
-CONFIGS: dict[tuple[str, type], dict[str, str]] = {
+CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Precision", PrecisionConfig): {
         "precision": one_of(
             PRECISIONS, "A dtype, or bits of products and of weights; default: fp32"
@@ -73,8 +78,6 @@ CONFIGS: dict[tuple[str, type], dict[str, str]] = {
         "gradient_accumulation_steps": "Micro-batches that each replica computes in a step",
     },
 }
-
-Definitions = dict[str, tuple[Any, Any, str]]
 
 RUN: Definitions = {
     "seed": (int, 12345, "Random seed"),

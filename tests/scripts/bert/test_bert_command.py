@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dlrm.data.text.pretraining.writer import PretrainingTextConfig, write_shards
 from dlrm.model.networks.bert import BertConfig, BertForQuestionAnswering
 from dlrm.scripts.bert import command as bert
-from dlrm.scripts.bert import data as bert_data
 from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.common import network_run
+from dlrm.scripts.common import run as driver
 
 SMALL = ("--num_layers=1", "--hidden_size=16", "--num_heads=2", "--intermediate_size=32")
 RUN = ("--lr=1e-3", "--print_freq=1", "--batch_size=4", "--test_batch_size=8")
@@ -143,7 +143,7 @@ def test_phase_2_takes_weights_and_moments_and_begins_anew(tmp_path, capsys, mon
     common = ("--recipe=gaudi", "--no_validation")
     pretrain(*common, "--total_steps=3", "--save_checkpoint_path=p1")
     begun = {}
-    trainers = network_run.Trainer
+    trainers = driver.Trainer
 
     class Watched(trainers):
         def fit(self, *loaders):
@@ -158,7 +158,7 @@ def test_phase_2_takes_weights_and_moments_and_begins_anew(tmp_path, capsys, mon
             begun["step"] = self.progress.step
             return super().fit(*loaders)
 
-    monkeypatch.setattr(network_run, "Trainer", Watched)
+    monkeypatch.setattr(driver, "Trainer", Watched)
     longer = ("--phase=2", "--max_seq_length=32", "--total_steps=3", "--load_checkpoint_path=p1")
     pretrain(*common, *longer, "--save_checkpoint_path=p2")
     assert begun["step"] == 0
@@ -242,7 +242,7 @@ def test_weights_of_others_are_fine_tuned_and_evaluated(texts, capsys):
 
 
 def test_fine_tuning_begins_with_what_was_pretrained(texts):
-    prepare("--source=raw.txt", "--output=shards")
+    prepare()
     command(
         "--mode=pretrain",
         "--dataset=shards",
@@ -270,17 +270,14 @@ def test_fine_tuning_begins_with_what_was_pretrained(texts):
         command("--mode=finetune", *own, "--load_checkpoint_path=pre")
 
 
-def prepare(*arguments):
-    values = bert_flags.parse(
-        ["--mode=prepare_data", "--vocab_file=vocab.txt", "--max_seq_length=32", *arguments]
-    )
-    return bert_data.prepare(bert_flags.resolved(values)[0])
+def prepare(**options):
+    config = PretrainingTextConfig(vocab_file="vocab.txt", max_seq_length=32, **options)
+    return write_shards(config, ["raw.txt"], "shards")
 
 
 def test_prepared_text_is_pretrained_on(texts, capsys):
-    summary = prepare("--source=raw.txt", "--output=shards", "--dupe_factor=2", "--processes=1")
+    summary = prepare(dupe_factor=2)
     assert summary.documents == 12
-    assert f"rows: {summary.rows:,} in 1 files" in capsys.readouterr().out
     data = ("--dataset=shards", "--test_dataset=shards")
     trained = command(
         "--mode=pretrain", *data, *SMALL, *RUN, "--epochs=1", "--save_checkpoint_path=run"
@@ -390,14 +387,13 @@ def test_options_reach_the_training(flags):
         (["--mode=pretrain", "--init_checkpoint=none.pt"], "none.pt: no such file"),
         (["--mode=pretrain", "--execution=graph", "--recompute"], "--recompute contradicts"),
         (["--mode=pretrain", "--latency=high"], "--latency high: expected one of low, minimum"),
-        (["--mode=prepare_data"], "--mode prepare_data needs --source"),
     ],
 )
 def test_mistakes_are_named(flags, message):
     few = ("--num_layers=12", *SMALL[1:], *GENERATED)
     made_up = few if "--mode=pretrain" in flags else ()
     with pytest.raises((ValueError, OSError), match=message):
-        act(["--base_device=cpu", *made_up, *flags])
+        command(*made_up, *flags)
 
 
 @pytest.mark.parametrize("mode", ["pretrain", "inference_benchmark"])
@@ -408,13 +404,6 @@ def test_rows_that_the_network_cannot_read_are_named_before_the_first(mode, monk
         ValueError, match="--max_position_embeddings 15: expected at least .* rows, 16 tokens"
     ):
         command(f"--mode={mode}", *few)
-
-
-def act(arguments):
-    values = bert_flags.parse(arguments)
-    if values["mode"] == "prepare_data":
-        return bert_data.prepare(values)
-    return bert.run(values)
 
 
 def test_mistakes_in_files_are_named(texts):

@@ -1,0 +1,340 @@
+"""The command line of `dlrm.scripts.main` and `dist_main`.
+
+Names, defaults and meanings are those of NVIDIA's PyTorch DLRM of June 2020, with its later flags
+and ours beside them.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dlrm.data.clicks.datasets import DATASET_TYPES, DataConfig
+from dlrm.data.clicks.synthetic import IDS
+from dlrm.data.verification import VERIFY_DATA
+from dlrm.model.dlrm import EMBEDDING_DTYPES, EMBEDDING_TYPES, DLRMConfig
+from dlrm.model.interaction import INTERACTIONS
+from dlrm.model.placement import PLACEMENTS
+from dlrm.ops import POOLINGS
+from dlrm.scripts.common.config_flags import (
+    VERIFY_DATA_HELP,
+    ConfigFlags,
+    Definitions,
+    Help,
+    UsageError,
+    Values,
+)
+from dlrm.serving.runtimes import RUNTIMES
+from dlrm.train.execution import EXECUTIONS, ExecutionConfig
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.optim.dense import DENSE_OPTIMIZERS
+from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.train.precision import PRECISIONS, PrecisionConfig
+from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.task import TrainConfig
+
+_RUN: Definitions = {
+    "mode": (
+        str,
+        "train",
+        Help("Select task to be performed", ("train", "test", "inference_benchmark")),
+    ),
+    "base_device": (
+        str | None,
+        None,
+        'Device to run the model on, "cuda" or "cpu"; by default cuda where there is one',
+    ),
+    "cuda_graphs": (
+        bool,
+        False,
+        "Replay a step, and a prediction, as one CUDA graph: one process on one GPU, with the same "
+        "results",
+    ),
+    "deterministic": (
+        bool,
+        False,
+        "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
+    ),
+    "backend": (str, "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"),
+    "rank_timeout": (
+        float,
+        1800.0,
+        Help(
+            "Seconds without a step after which a rank that hangs is named and the run ends",
+            least=1,
+        ),
+    ),
+    "bottom_features_ordered": (
+        bool,
+        False,
+        "Accepted; features always keep the dataset's order",
+    ),
+}
+_MODEL: Definitions = {
+    "optimized_mlp": (
+        bool,
+        True,
+        "MLPs in one autograd node over fused linear layers; else torch's modules one by one",
+    ),
+}
+_TRAINING: Definitions = {
+    "max_grad_norm": (
+        float | None,
+        None,
+        "Scale all gradients down to this 2-norm, where theirs is greater",
+    ),
+    "auc_device": (
+        str,
+        "GPU",
+        Help(
+            "Where test scores are collected: GPU is the device of the model, whichever it is",
+            ("GPU", "CPU"),
+        ),
+    ),
+}
+_OPTIMIZERS: Definitions = {
+    "Adam_embedding_optimizer": (bool, False, "The same as --embedding_optimizer adam"),
+    "Adam_MLP_optimizer": (bool, False, "The same as --mlp_optimizer adam"),
+}
+_FILES: Definitions = {
+    "load_checkpoint_path": (
+        str | None,
+        None,
+        "Checkpoint, or directory of checkpoints, to load",
+    ),
+    "allow_other_transform": (
+        bool,
+        False,
+        "Go on where the dataset's fitted transform is not the checkpoint's, so that the same ids "
+        "mean other values",
+    ),
+    "save_checkpoint_path": (
+        str | None,
+        None,
+        "Directory in which to save the best and the last checkpoint",
+    ),
+    "keep_checkpoints": (
+        int,
+        1,
+        Help("How many of the last checkpoints to keep besides the best", least=1),
+    ),
+    "async_checkpoint": (
+        bool,
+        False,
+        "Write checkpoints while the training goes on; takes memory for a copy of what is saved",
+    ),
+    "resume": (
+        bool,
+        False,
+        "Go on from the last checkpoint in --save_checkpoint_path, if there is one",
+    ),
+    "log_path": (str, "./log.json", "Destination for the log file with results and statistics"),
+    "output_dir": (str, "/tmp", "Accepted, and unused; see --save_checkpoint_path"),
+}
+_BENCHMARK: Definitions = {
+    "inference_benchmark_batch_sizes": (
+        tuple[int, ...],
+        (1, 64, 4096),
+        "Batch sizes for inference throughput and latency measurements",
+    ),
+    "inference_benchmark_steps": (
+        int,
+        200,
+        Help("Number of steps for measuring inference latency and throughput", least=1),
+    ),
+    "inference_benchmark_runtimes": (
+        tuple[str, ...],
+        ("native", *RUNTIMES),
+        "What is measured: native (the model as trained), eager (plain torch), torchscript, onnx "
+        "(ONNX Runtime), aot (AOTInductor)",
+    ),
+}
+_OWN: dict[str, Definitions] = {
+    "Run": _RUN,
+    "Precision": {},
+    "Data": {},
+    "Synthetic data": {},
+    "Model": _MODEL,
+    "Training": _TRAINING,
+    "Learning rate": {},
+    "Optimizers": _OPTIMIZERS,
+    "Checkpoints and files": _FILES,
+    "Inference benchmark": _BENCHMARK,
+}
+_CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
+    ("Run", DataConfig): {"seed": Help("Random seed", least=0, most=2**63 - 1)},
+    ("Run", ExecutionConfig): {
+        "execution": Help(
+            "A DLRM takes eager only: its parts are native operators, and torch.compile of the "
+            "same layers is slower",
+            EXECUTIONS,
+        ),
+    },
+    ("Precision", PrecisionConfig): {
+        "amp": "Compute in half precision (Automatic Mixed Precision)",
+        "amp_dtype": Help(
+            "Half precision of --amp; default: fp16 on cuda, else bf16", ("fp16", "bf16")
+        ),
+        "precision": Help(
+            "Instead of --amp: fp32, bf16, fp16, or bits of products and of weights", PRECISIONS
+        ),
+        "half_dtype": Help("The 16 bits of --precision 16.32; default: as --amp", ("fp16", "bf16")),
+        "loss_scale": Help("Static loss scale of --amp in fp16", least=0),
+        "tf32": "Allow TensorFloat-32 in float32 matrix products on cuda",
+    },
+    ("Data", DataConfig): {
+        "dataset": "Directory of the dataset",
+        "dataset_type": Help(
+            "Type of the dataset; memmap and parametric are other names of split", DATASET_TYPES
+        ),
+        "feature_spec": "File in the dataset that describes its features",
+        "verify_data": Help(VERIFY_DATA_HELP, VERIFY_DATA),
+        "batch_size": Help("Batch size used for training", least=1),
+        "test_batch_size": Help("Batch size used for testing/validation", least=1),
+        "shuffle_batch_order": Help(
+            "Read the training batches in random order", short_name="shuffle"
+        ),
+        "dataset_subset": "Fraction of the training batches to use, in (0,1]; default: all",
+        "num_numerical_features": Help(
+            "Numerical features of a binary or synthetic dataset; others know theirs", least=0
+        ),
+    },
+    ("Synthetic data", DataConfig): {
+        "synthetic_dataset_dir": "Where --dataset_type synthetic_disk writes",
+        "synthetic_dataset_table_sizes": "Embedding table sizes to use with the synthetic dataset",
+        "synthetic_dataset_num_entries": Help(
+            "Number of samples per epoch for the synthetic dataset", least=1
+        ),
+        "synthetic_dataset_numerical_features": Help(
+            "Numerical features of the synthetic dataset; default: --num_numerical_features",
+            least=0,
+        ),
+        "synthetic_dataset_use_feature_spec": "Take the shapes of the synthetic dataset from "
+        "--dataset and --feature_spec",
+        "synthetic_dataset_hotness": "Most ids of a sample for each synthetic_gpu table, one "
+        "number for all or one a table, with 1 to as many drawn; default: always one id",
+        "synthetic_ids": Help("Distribution of the ids of the synthetic dataset", IDS),
+    },
+    ("Model", DLRMConfig): {
+        "embedding_type": Help(
+            "joint_fused: native lookup and update; joint_sparse: native lookup, torch.optim; "
+            "joint: one nn.Embedding; multi_table: one a table; custom_cuda: the same as "
+            "joint_fused",
+            EMBEDDING_TYPES,
+        ),
+        "embedding_dim": "Dimensionality of embedding space for categorical features",
+        "embedding_dtype": Help(
+            "bf16: look tables up in half the traffic; the rest of their float32 values lies "
+            "beside them, and updates are as exact; needs --embedding_type joint_fused",
+            EMBEDDING_DTYPES,
+        ),
+        "embedding_init_scale": "Tables start as U(-s, s) with s = this / sqrt(table size)",
+        "top_mlp_sizes": "Linear layer sizes for the top MLP",
+        "bottom_mlp_sizes": "Linear layer sizes for the bottom MLP",
+        "interaction_op": Help(
+            "cuda_dot: the native operator, on whatever device; dot: plain torch; cat: no products",
+            INTERACTIONS,
+        ),
+        "pooling": Help("How the rows of a multi-hot feature become one vector", POOLINGS),
+        "placement": Help(
+            "Which process holds which tables: balanced by lookups and rows, or as NVIDIA's; the "
+            "results are the same",
+            PLACEMENTS,
+        ),
+        "max_table_size": "Maximum number of rows per embedding table; needs --hash_indices",
+        "hash_indices": "Take ids modulo the size of their table, so that they always fit",
+    },
+    ("Training", TrainConfig): {
+        "epochs": "Number of epochs to train for",
+        "max_steps": "Stop after exactly this many optimization steps",
+        "test_freq": "Optimization steps between tests; default: test after each epoch",
+        "test_after": "Don't test the model unless this many epochs has been completed",
+        "print_freq": "Optimization steps between printed lines",
+        "benchmark_warmup_steps": "Number of initial steps to exclude from the throughput",
+        "gradient_accumulation_steps": "Compute each batch in so many micro-batches, one after "
+        "the other: less memory",
+        "auc_threshold": "Stop the training after achieving this AUC",
+    },
+    ("Learning rate", ScheduleConfig): {
+        "lr": "Base learning rate",
+        "warmup_factor": "Learning rate warmup factor. Must be a non-negative integer",
+        "warmup_steps": "Number of warmup optimization steps",
+        "decay_steps": "Polynomial learning rate decay steps. If 0 will not do any decaying",
+        "decay_start_step": "Optimization step after which the learning rate decays; None: right "
+        "after the warmup",
+        "decay_power": "Polynomial learning rate decay power",
+        "decay_end_lr": "LR after the decay ends",
+    },
+    ("Optimizers", OptimizerConfig): {
+        "embedding_optimizer": Help("Optimizer of the embedding tables", TABLE_OPTIMIZERS),
+        "mlp_optimizer": Help("Optimizer of the MLPs", DENSE_OPTIMIZERS),
+        "freeze_mlps": "Do not update the MLPs (for benchmarks)",
+        "freeze_embeddings": "Do not update the tables (for benchmarks)",
+    },
+    ("Checkpoints and files", TrainConfig): {
+        "checkpoint_freq": "Optimization steps between checkpoints; default: best and last only",
+    },
+}
+
+# Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
+RESUME_MAY_CHANGE = frozenset(
+    [
+        *("mode", "epochs", "max_steps", "resume", "auc_threshold", "auc_device", "backend"),
+        *("dataset", "verify_data", "synthetic_dataset_dir", "log_path", "output_dir"),
+        *("load_checkpoint_path", "save_checkpoint_path", "checkpoint_freq", "keep_checkpoints"),
+        "allow_other_transform",
+        *("print_freq", "test_freq", "test_after", "test_batch_size"),
+        *("benchmark_warmup_steps", "inference_benchmark_steps"),
+        *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
+        *("optimized_mlp", "cuda_graphs", "deterministic"),
+        *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint"),
+    ]
+)
+
+# Flags in which the ranks of a run may differ: where each finds the same data.
+RANKS_MAY_DIFFER = frozenset(["dataset", "synthetic_dataset_dir", "log_path", "output_dir"])
+
+# NVIDIA's switches for Adam, and the flag that each stands for.
+ADAM_SWITCHES = {
+    "Adam_embedding_optimizer": "embedding_optimizer",
+    "Adam_MLP_optimizer": "mlp_optimizer",
+}
+
+
+def make_flags(defaults: Mapping[str, Any] | None = None) -> ConfigFlags:
+    """Returns the command line, with other defaults for some flags."""
+    return ConfigFlags(_OWN, _CONFIGS, defaults)
+
+
+def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
+    """Returns the flags of a command line, by name.
+
+    A mistake that absl finds ends the process with absl's message, as in NVIDIA's program.
+
+    Args:
+        arguments: what follows the command's name.
+        flags: of the command; those of `dlrm.scripts.main` by default.
+
+    Raises:
+        ValueError: a size is not an integer; flag and value are named.
+    """
+    try:
+        values = (flags or make_flags()).parse(arguments)
+    except UsageError as error:
+        hint = "Pass --helpshort or --helpfull to see help on flags."
+        sys.exit(f"FATAL Flags parsing error: {error}\n{hint}")
+    return Values(dict(sorted(values.items())), values.given)
+
+
+def optimizer_config(values: Values) -> OptimizerConfig:
+    """Returns the optimizers; NVIDIA's two switches for Adam are other names of ours.
+
+    Raises:
+        ValueError: a switch and the flag it stands for contradict each other.
+    """
+    chosen = {}
+    for switch, flag in ADAM_SWITCHES.items():
+        if values[switch]:
+            if flag in values.given and values[flag] != "adam":
+                raise ValueError(f"--{switch} contradicts --{flag} {values[flag]}")
+            chosen[flag] = "adam"
+    return values.config(OptimizerConfig, **chosen)

@@ -1,0 +1,255 @@
+"""The data and the model of a DLRM's run, agreed on by all ranks."""
+
+import zlib
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import Dataset, Shard
+from dlrm.data.clicks.datasets import (
+    DATASET_TYPES,
+    DataConfig,
+    Datasets,
+    fitted_directory,
+    open_datasets,
+)
+from dlrm.data.transform.difference import compare_transforms
+from dlrm.distributed import World, agreed
+from dlrm.model.dlrm import ARCHITECTURE, FUSED_TYPES, DLRMConfig
+from dlrm.ops.library import cuda_kernels_available
+from dlrm.scripts.common import run, session
+from dlrm.scripts.common.config_flags import Values
+from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
+from dlrm.scripts.common.host_memory import host_memory, machine
+from dlrm.scripts.common.run import Setup
+from dlrm.tasks.footprint import Memory, agree_that_tables_fit
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.cuda_graph import CudaRecorder
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.task import TrainConfig
+
+
+@dataclass(kw_only=True)
+class DLRMSetup(Setup):
+    """See `Setup`.
+
+    Attributes:
+        whole: the dataset as one process would read it.
+        adopted: where weights and architecture are from, and the flags of the latter.
+        note: what is to be said of the dataset's transform.
+        unrecorded: why `--cuda_graphs` is not used, if it is not.
+    """
+
+    whole: Datasets
+    adopted: str | None
+    note: str | None
+    unrecorded: str | None
+
+    @property
+    def data_name(self) -> str:
+        """The dataset, for messages."""
+        return self.values["dataset"] or f"--dataset_type {self.values['dataset_type']}"
+
+    def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
+        kept = super().frozen(run)
+        kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names
+        return kept
+
+
+def check(values: Values, world: World) -> None:
+    """Raises ValueError for flags that are impossible, or contradict each other."""
+    values.config(PrecisionConfig)
+    _check_mode(values, world)
+    for kind in (ScheduleConfig, TrainConfig, DataConfig):
+        values.config(kind)
+    optimizer_config(values)
+
+
+def _check_mode(values: Values, world: World) -> None:
+    mode = values["mode"]
+    if values["execution"] == "graph":
+        raise ValueError(
+            "--execution graph: a DLRM runs eagerly, since each part of it is one native operator "
+            "already and torch.compile of the same layers is slower; dlrm.scripts.cnn takes it"
+        )
+    if values["precision"] == "16.16":
+        raise ValueError(
+            "--precision 16.16: a DLRM keeps float32 weights; 16.32 computes in half precision, "
+            "and --embedding_dtype bf16 narrows the tables"
+        )
+    if values["max_grad_norm"] is not None and not values["max_grad_norm"] > 0:
+        raise ValueError(f"--max_grad_norm {values['max_grad_norm']}: expected a number above 0")
+    if mode == "inference_benchmark" and world.size > 1:
+        raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
+    if mode != "train" and values["resume"]:
+        raise ValueError(f"--resume contradicts --mode {mode}: only training goes on")
+    if values["resume"] and values["save_checkpoint_path"] is None:
+        raise ValueError("--resume needs --save_checkpoint_path, where the checkpoints are")
+    if values["checkpoint_freq"] and values["save_checkpoint_path"] is None:
+        freq = values["checkpoint_freq"]
+        raise ValueError(f"--checkpoint_freq {freq} needs --save_checkpoint_path")
+
+
+def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
+    """Opens the data and makes the model; see `dlrm.scripts.common.run.run`.
+
+    Raises:
+        ValueError, OSError: the user's mistake, which is named.
+        OtherRankError: another rank raises one of these.
+    """
+    torch.manual_seed(values["seed"])
+    checkpoint = at_the_end.enter_context(
+        session.held_checkpoint(values["load_checkpoint_path"], world)
+    )
+    whole = _open_datasets(values, world)
+    with agreed(world, *session.USER_ERRORS):
+        _check_numericals(values, whole)
+        resumed = run.known_checkpoint(values, None)
+        known = resumed or checkpoint
+        fitted = fitted_directory(values.config(DataConfig))
+        note = _compare_transforms(values, known, fitted, world)
+        asked, values = values, run.with_saved_flags(values, known, ARCHITECTURE)
+        architecture = values.config(
+            DLRMConfig,
+            table_sizes=tuple(whole.train.table_sizes),
+            num_numerical_features=whole.train.num_numerical,
+        )
+    _agree_that_tables_fit(values, architecture, world, checkpoint, resumed)
+    with agreed(world, *session.USER_ERRORS):
+        read = whole.train if values["mode"] == "train" else whole.test
+        unrecorded = _why_not_recorded(world, read) if values["cuda_graphs"] else None
+        task = _make_task(values, architecture, world, unrecorded)
+        fingerprint = _fingerprint(read)
+    changed = [f"{n} {values[n]}" for n in ARCHITECTURE if values[n] != asked[n]]
+    transform = fitted / layout.TRANSFORM if fitted else None
+    return DLRMSetup(
+        values=values,
+        world=world,
+        task=task,
+        trains=values["mode"] == "train",
+        checkpoint=checkpoint,
+        dataset=fingerprint,
+        may_change=RESUME_MAY_CHANGE,
+        transform=transform if transform and transform.is_dir() else None,
+        whole=whole,
+        adopted=f"architecture from {known}: {', '.join(changed)}" if changed else None,
+        note=note,
+        unrecorded=unrecorded,
+    )
+
+
+def _open_datasets(values: Values, world: World) -> Datasets:
+    """Opens the whole dataset on every rank, on the first one first: it may have to be written."""
+    for turn in (world.rank == 0, world.rank > 0):
+        with agreed(world, *session.USER_ERRORS):
+            if turn:
+                # Each rank compares what it reads itself, in `own_part`.
+                config = values.config(DataConfig, device=world.device, verify_data="never")
+                datasets = open_datasets(config)
+    return datasets
+
+
+def _check_numericals(values: Values, datasets: Datasets) -> None:
+    asked, found = values["num_numerical_features"], datasets.train.num_numerical
+    if "num_numerical_features" in values.given and asked != found:
+        raise ValueError(f"--num_numerical_features {asked}: the dataset has {found}")
+
+
+def _compare_transforms(
+    values: Values, checkpoint: Path | None, fitted: Path | None, world: World
+) -> str | None:
+    """Refuses, on rank 0, a dataset whose ids mean other values; returns a line to be said."""
+    if checkpoint is None or world.rank > 0:
+        return None
+    return compare_transforms(
+        checkpoint, fitted, values["allow_other_transform"], values["verify_data"]
+    )
+
+
+def _agree_that_tables_fit(
+    values: Values,
+    config: DLRMConfig,
+    world: World,
+    checkpoint: Path | None,
+    resumed: Path | None,
+) -> None:
+    chosen, memory = optimizer_config(values), host_memory()
+    trained = values["mode"] == "train" and not chosen.freeze_embeddings
+    fixed = ["embedding_dim", "max_table_size"] if checkpoint or resumed else []
+    fixed += ["embedding_optimizer", "base_device"] if resumed else []
+    fixed += ["processes"] if values["mode"] == "inference_benchmark" else []
+    agree_that_tables_fit(
+        config,
+        chosen.embedding_optimizer if trained else None,
+        world,
+        Memory("the host", machine(), *memory) if memory else None,
+        fixed,
+    )
+
+
+def _why_not_recorded(world: World, data: Dataset) -> str | None:
+    """Why --cuda_graphs cannot be heeded; None where it is."""
+    if world.device == "cpu":
+        return "it is for GPUs"
+    if world.size > 1:
+        return "it is for one process"
+    if not data.one_id_each:
+        return "batches with several ids a table differ in shape"
+    return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"
+
+
+def _make_task(
+    values: Values, config: DLRMConfig, world: World, unrecorded: str | None
+) -> Recommendation:
+    recorded, kind = values["cuda_graphs"] and unrecorded is None, values["embedding_type"]
+    if recorded and values["mode"] == "train" and kind not in FUSED_TYPES:
+        raise ValueError(
+            f"--cuda_graphs needs --embedding_type joint_fused, got {kind}: "
+            "torch's optimizers of sparse gradients wait for the GPU at every step"
+        )
+    return Recommendation(
+        config,
+        world,
+        dtype=values.config(PrecisionConfig).dtype(world.device),
+        seed=values["seed"],
+        auc_on_cpu=values["auc_device"] == "CPU",
+        optimized_mlp=values["optimized_mlp"],
+        recorder=CudaRecorder(world.device) if recorded else None,
+    )
+
+
+def _fingerprint(data: Dataset) -> dict[str, Any]:
+    """Tells one data set from another, wherever it lies and of whatever type it is."""
+    ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
+    tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
+    content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
+    return {
+        "rows": data.num_samples,
+        "table sizes": data.table_sizes,
+        "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
+    }
+
+
+def own_part(setup: DLRMSetup) -> Datasets:
+    """Returns the dataset as this rank reads it.
+
+    Raises:
+        ValueError, OSError: a file that can be compared already is damaged.
+        OtherRankError: one of another rank is.
+    """
+    world = setup.world
+    shard = Shard(world, tuple(setup.task.model.tables_by_rank[world.rank]))
+    with agreed(world, ValueError, OSError):
+        datasets = open_datasets(setup.values.config(DataConfig, device=world.device), shard)
+        for dataset in datasets if setup.trains else [datasets.test]:
+            if dataset is not None:
+                dataset.check_files()
+        if setup.trains:  # these are in the fingerprint that a resumed run compares
+            for index in (0, len(datasets.train) - 1):
+                datasets.train.batch(index)
+    return datasets

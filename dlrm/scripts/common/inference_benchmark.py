@@ -1,0 +1,87 @@
+"""Times a DLRM's inference: every runtime, and every batch size."""
+
+from collections.abc import Callable
+from contextlib import closing
+from itertools import cycle, islice
+from typing import Any
+
+from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.scripts.common.config_flags import Values
+from dlrm.serving.runtimes import RUNTIMES, open_runtimes
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.benchmark import Latency, measure_inference
+from dlrm.train.cuda_graph import CALLS_BEFORE
+from dlrm.train.log import RunLog
+
+_HELD_ROWS = 1 << 18
+
+
+def inference_benchmark(
+    task: Recommendation, test: Dataset, values: Values, log: RunLog
+) -> dict[str, float]:
+    """Returns the latencies and rates; keys without a runtime are of the model as it is.
+
+    Args:
+        task: the model.
+        test: the test set.
+        values: the flags.
+        log: where to report.
+
+    Raises:
+        ValueError: a batch size or a runtime is impossible; flag and value are named.
+    """
+    sizes = values["inference_benchmark_batch_sizes"]
+    if not sizes:
+        raise ValueError("--inference_benchmark_batch_sizes: expected one or more")
+    for size in sizes:
+        if not 1 <= size <= test.num_samples:
+            raise ValueError(
+                f"--inference_benchmark_batch_sizes {size}: expected 1 to "
+                f"{test.num_samples}, the rows of the test set"
+            )
+    summary = {}
+    others = open_runtimes(task.model, _other_runtimes(task, test, values, log), log.line)
+    with task.weights_unchanged(), others as runtimes:
+        for size in sizes:
+            for name, predict in {"native": task.infer, **runtimes}.items():
+                latency = _latency(predict, size, values, task.world.device)
+                end = f"batch_{size}" if name == "native" else f"batch_{size}_{name}"
+                for which in ("mean", "p50", "p95", "p99"):
+                    summary[f"{which}_inference_latency_{end}"] = getattr(latency, which)
+                summary[f"mean_inference_throughput_{end}"] = latency.samples_per_second
+                log.line(
+                    f"batch {size:>6}  {name:<12} p50 {latency.p50 * 1e3:9.3f} ms  "
+                    f"p95 {latency.p95 * 1e3:9.3f} ms  p99 {latency.p99 * 1e3:9.3f} ms  "
+                    f"{latency.samples_per_second:12,.0f} samples/s"
+                )
+    return summary
+
+
+def _other_runtimes(task: Recommendation, test: Dataset, values: Values, log: RunLog) -> list[str]:
+    names = [name for name in values["inference_benchmark_runtimes"] if name != "native"]
+    if wrong := sorted(set(names) - set(RUNTIMES)):
+        raise ValueError(
+            f"--inference_benchmark_runtimes {wrong[0]}: expected native, {', '.join(RUNTIMES)}"
+        )
+    for reason, is_so in (
+        ("on the CPU only", task.world.device != "cpu"),
+        ("with one id a table only", not test.one_id_each),
+    ):
+        if names and is_so:
+            log.line(f"{', '.join(names)}: left out, measured {reason}")
+            return []
+    return names
+
+
+def _latency(predict: Callable[[Batch], Any], size: int, values: Values, device: str) -> Latency:
+    warmup = values["benchmark_warmup_steps"] if "benchmark_warmup_steps" in values.given else 10
+    if values["cuda_graphs"]:
+        warmup = max(warmup, CALLS_BEFORE + 1)  # recording is not measured
+    steps = warmup + values["inference_benchmark_steps"]
+    config = values.config(DataConfig, device=device, test_batch_size=size)
+    batches = Batches(open_datasets(config).test, device)
+    # They are in memory before the clock runs: reading them would take the same cores.
+    with closing(batches.repeated(min(steps, -(-_HELD_ROWS // size)))) as repeated:
+        held = list(repeated)
+    return measure_inference(predict, islice(cycle(held), steps), size, warmup, device)

@@ -1,0 +1,216 @@
+"""What the runs of image and language networks share."""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from dlrm.distributed import World, agreed, all_sum
+from dlrm.scripts.common import run, session
+from dlrm.scripts.common.all_checkpoints import average_checkpoints
+from dlrm.scripts.common.config_flags import Values
+from dlrm.scripts.common.network_flags import BatchPlan
+from dlrm.scripts.common.run import Setup, Watch
+from dlrm.train.ema import EMA
+from dlrm.train.execution import partition
+from dlrm.train.log import Loader, RunLog
+from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.schedule import CurveConfig, learning_rate_curve
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
+
+
+@dataclass(kw_only=True)
+class NetworkSetup(Setup):
+    """What all modes of a network's command need; see `Setup`.
+
+    Attributes:
+        plan: how the global batch is computed.
+    """
+
+    plan: BatchPlan
+
+    def recorded(self) -> dict[str, Any]:
+        return super().recorded() | {"global_batch": self.plan.global_batch}
+
+    def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
+        same_batch = {"the global batch (see --replicas)": run.get("global_batch")}
+        return super().frozen(run) | same_batch
+
+
+AnySetup = TypeVar("AnySetup", bound=NetworkSetup)
+
+
+def run_network(
+    values: Values,
+    set_up: Callable[[Values, World], AnySetup],
+    notices: Callable[[AnySetup], Iterable[str]],
+    act: Callable[[AnySetup, Watch], dict[str, float]],
+) -> dict[str, float]:
+    """Does what the flags say and returns the summary; see `run.run`.
+
+    Args:
+        values: the flags.
+        set_up: opens the data and makes the network; may raise the user's mistakes on any rank.
+        notices: lines about what runs.
+        act: does what the mode says.
+    """
+
+    def agreed_set_up(values: Values, world: World, _: ExitStack) -> AnySetup:
+        with agreed(world, *session.USER_ERRORS):
+            setup = set_up(values, world)
+        # Ranks drop out different activations.
+        torch.manual_seed(setup.values["seed"] + world.rank)
+        return setup
+
+    return run.run(values, agreed_set_up, notices, act)
+
+
+def device_line(setup: NetworkSetup, model: str) -> str:
+    """Says what runs where: device, network, precision and batch."""
+    task, world, plan = setup.task, setup.world, setup.plan
+    count = sum(p.numel() for p in task.model.parameters())
+    half = str(task.precision.dtype(world.device)).removeprefix("torch.")
+    threads = f" ({torch.get_num_threads()} threads)" if world.device == "cpu" else ""
+    return (
+        f"device: {world.device}{threads}  processes: {world.size}  model: {model} "
+        f"({count:,} parameters)  products: {half}  batch: {setup.values['batch_size']} x "
+        f"{plan.accumulation} x {world.size} = {plan.global_batch}"
+    )
+
+
+def common_notices(setup: NetworkSetup) -> Iterator[str]:
+    """Lines about what is not as the flags might suggest."""
+    values, task = setup.values, setup.task
+    if setup.plan.note:
+        yield setup.plan.note
+    if values["precision"] in ("16.16", "16.32") and values["half_dtype"] is None:
+        half = task.precision.dtype(setup.world.device)
+        yield (
+            f"note: --precision {values['precision']}: its 16 bits are {half}; --half_dtype chooses"
+        )
+    if values["pipeline_splits"]:
+        parts = partition(task.stages(), values["pipeline_splits"])
+        sizes = ", ".join(f"{next(iter(part))} ({len(part)} stages)" for part in parts)
+        yield (
+            f"note: --pipeline_splits: {len(parts)} parts, which each process runs one after the "
+            "other with the same results "
+            f"(--pipeline_schedule {values['pipeline_schedule']}): {sizes}"
+        )
+
+
+class EmptyLoader:
+    """A test set without samples."""
+
+    num_samples = 0
+
+    def __len__(self) -> int:
+        return 0
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Any, None, None]:
+        yield from ()
+
+
+def train_config(setup: NetworkSetup, steps_per_epoch: int) -> TrainConfig:
+    """Returns how long to train, with the plan's micro-batches and `--ckpts_per_epoch`."""
+    values = setup.values
+    config = values.config(TrainConfig, gradient_accumulation_steps=setup.plan.accumulation)
+    if values["ckpts_per_epoch"]:
+        freq = max(1, round(steps_per_epoch / values["ckpts_per_epoch"]))
+        config = replace(config, checkpoint_freq=freq)
+    return config
+
+
+def train(
+    setup: NetworkSetup,
+    watch: Watch,
+    batches: Loader,
+    test: Loader,
+    config: TrainConfig,
+    num_steps: int,
+    begin: Callable[[Trainer], object],
+) -> dict[str, float]:
+    """Trains, or continues a training, and returns the summary.
+
+    Args:
+        setup: flags and network.
+        watch: log and the like.
+        batches: what to train on.
+        test: what is watched during training; may be empty.
+        config: how long, and what to report.
+        num_steps: of the learning rate's curve.
+        begin: what is done before the first step of a run that is new.
+    """
+    values, decay = setup.values, setup.values["ema_decay"]
+    trainer = run.make_trainer(
+        setup,
+        watch,
+        optimizers=setup.task.optimizers(values.config(NetworkOptimizerConfig)),
+        schedule=learning_rate_curve(values.config(CurveConfig), num_steps, len(batches)),
+        config=config,
+        ema=None if decay is None else EMA(setup.task.model, decay),
+    )
+    told = [
+        f"training: {config.num_steps(len(batches))} steps, {len(batches)} an epoch, with "
+        f"{values['optimizer']}, lr {values['lr']:.4g} {values['lr_schedule']}, weight decay "
+        f"{values['weight_decay']:.3g}"
+    ]
+    if setup.world.device.startswith("cuda") and not values["deterministic"]:
+        told.append(session.VARIES)
+    summary = run.train(setup, watch, trainer, begin, batches, test, told=told)
+    if watch.checkpoints and values["weight_avg_exp"] is not None:
+        summary |= average_checkpoints(trainer, test, values["weight_avg_exp"])
+    return summary
+
+
+@torch.inference_mode()
+def time_inference(
+    setup: NetworkSetup, log: RunLog, loader: Loader, unit: str, with_reading: bool = False
+) -> dict[str, float]:
+    """Passes over a data set; without the first, their mean throughput over all processes.
+
+    A sample's latency is that of its batch: from batch in hand to answer in hand.
+
+    Args:
+        setup: flags and network.
+        log: where to report.
+        loader: what to pass over.
+        unit: what a sample is, in the plural.
+        with_reading: begin a batch's latency where it is asked for.
+    """
+    world, task, repeat = setup.world, setup.task, setup.values["repeat"]
+    task.model.eval()
+    rates: list[float] = []
+    seconds: list[float] = []
+    for index in range(repeat):
+        began, samples, batches = time.perf_counter(), 0.0, []
+        asked = began
+        with closing(loader.batches()) as read:
+            for batch in read:
+                start = asked if with_reading else time.perf_counter()
+                task.predict(batch)
+                if world.device.startswith("cuda"):
+                    torch.cuda.synchronize()
+                asked = time.perf_counter()
+                batches.append(asked - start)
+                samples += task.num_samples(batch) / world.size
+        rate = all_sum(torch.tensor(samples / (time.perf_counter() - began)), world).item()
+        log.line(f"pass {index + 1}/{repeat}: {rate:.2f} {unit}/s")
+        if index:
+            rates.append(rate)
+            seconds += batches
+    p50, p95, p99, p999 = np.percentile(seconds, (50, 95, 99, 99.9)).tolist()
+    return {
+        "mean_inference_throughput": float(np.mean(rates)),
+        "mean_inference_latency": float(np.mean(seconds)),
+        "min_inference_latency": min(seconds),
+        "p50_inference_latency": p50,
+        "p95_inference_latency": p95,
+        "p99_inference_latency": p99,
+        "p999_inference_latency": p999,
+        "max_inference_latency": max(seconds),
+    }

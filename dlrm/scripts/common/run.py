@@ -1,0 +1,249 @@
+"""A run of main, dist_main, cnn or bert, from its command line to its summary."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from dlrm import __version__
+from dlrm.distributed import World, agreed, check_same
+from dlrm.scripts.common import session
+from dlrm.scripts.common.config_flags import HelpAsked, Values, help_of_absl, show
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
+from dlrm.train.log import Loader, RunLog
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.trainer import Trainer
+from dlrm.train.watchdog import Watchdog
+
+# torch.distributed.launch without --use_env passes it to each process; the environment has it.
+_LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
+
+
+@dataclass(kw_only=True)
+class Setup:
+    """What all modes of a command need.
+
+    Attributes:
+        values: the flags, with a checkpoint's architecture and what else takes a default's place.
+        world: the processes.
+        task: the network.
+        trains: whether the mode is a training.
+        checkpoint: that of `--load_checkpoint_path`, or None.
+        dataset: what must be the same of it on all ranks, and when a run is resumed.
+        may_change: flags that a resumed run may change.
+        transform: folder of the dataset's fitted transform, which is saved in checkpoints, or None.
+    """
+
+    values: Values
+    world: World
+    task: Any
+    trains: bool
+    checkpoint: Path | None
+    dataset: dict[str, Any]
+    may_change: frozenset[str] = field(default_factory=frozenset)
+    transform: Path | None = None
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns how the run is configured, as its checkpoints have it."""
+        flags = dict(self.values)
+        return {"dlrm_version": __version__, "flags": flags, "dataset": self.dataset}
+
+    def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Returns what must stay the same when a run is resumed, by name.
+
+        Args:
+            run: as a checkpoint has it.
+        """
+        # A flag that is newer than the run must have the default, which is what the run did.
+        newer = {k: v for k, v in self.values.items() if k not in self.values.given}
+        run = json.loads(json.dumps({**run, "flags": {**newer, **run["flags"]}}))
+        kept = {f"--{k}": v for k, v in run["flags"].items() if k not in self.may_change}
+        kept["--base_device"] = session.device(kept["--base_device"])
+        return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
+
+
+AnySetup = TypeVar("AnySetup", bound=Setup)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What accompanies a run.
+
+    Attributes:
+        log: where to report.
+        dog: finds a rank that hangs.
+        checkpoints: where a training saves; None saves nothing.
+    """
+
+    log: RunLog
+    dog: Watchdog
+    checkpoints: CheckpointDirectory | None
+
+
+def main(
+    arguments: list[str],
+    parse: Callable[[list[str]], Values],
+    help_text: Callable[[], str],
+    act: Callable[[Values], object],
+) -> None:
+    """Acts on a command line and ends the process, or shows the help."""
+    try:
+        values = parse([word for word in arguments if not _LOCAL_RANK.fullmatch(word)])
+    except HelpAsked as asked:
+        hint = "Try --helpfull to get a list of all flags."
+        show(f"{help_text()}\n\n{help_of_absl() if asked.full else hint}")
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    else:
+        session.exit_with(lambda: act(values), values["save_checkpoint_path"])
+
+
+def run(
+    values: Values,
+    set_up: Callable[[Values, World, ExitStack], AnySetup],
+    notices: Callable[[AnySetup], Iterable[str]],
+    act: Callable[[AnySetup, Watch], dict[str, float]],
+    check: Callable[[Values, World], object] = lambda values, world: None,
+    ranks_may_differ: frozenset[str] = frozenset(),
+) -> dict[str, float]:
+    """Does what the flags say and returns the summary, on every rank.
+
+    Args:
+        values: the flags.
+        set_up: opens the data and makes the task, all ranks in step; contexts that it enters are
+            left when the run ends.
+        notices: lines about what runs.
+        act: does what the mode says.
+        check: raises what is wrong with the flags of a rank.
+        ranks_may_differ: flags that need not be the same on all ranks.
+
+    Raises:
+        ValueError, OSError, FloatingPointError: the user's mistake, which is named.
+        OtherRankError: another rank raises one of these.
+        StoppedError: the training was stopped by a signal.
+    """
+    session.set_deterministic(values["deterministic"])
+    world = session.join(
+        values["base_device"], values["backend"], "backend" in values.given, values["rank_timeout"]
+    )
+    with agreed(world, *session.USER_ERRORS):
+        check(values, world)
+    shared = {f"--{k}": v for k, v in values.items() if k not in ranks_may_differ}
+    check_same(shared, world)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
+    with ExitStack() as at_the_end:
+        setup = set_up(values, world, at_the_end)
+        with agreed(world, *session.USER_ERRORS):
+            log = RunLog(values["log_path"], quiet=world.rank > 0)
+        at_the_end.enter_context(log)
+        check_same({f"the dataset's {name}": v for name, v in setup.dataset.items()}, world)
+        dog = at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
+        checkpoints = _checkpoints(setup, dog, at_the_end) if setup.trains else None
+        log.parameters(dict(setup.values))
+        for line in notices(setup):
+            log.line(line)
+        summary = act(setup, Watch(log, dog, checkpoints))
+        log.summary(summary)
+    return summary
+
+
+def _checkpoints(setup: Setup, dog: Watchdog, at_the_end: ExitStack) -> CheckpointDirectory | None:
+    """The directory of `--save_checkpoint_path`, if one is named, until the run ends."""
+    values = setup.values
+    if values["save_checkpoint_path"] is None:
+        return None
+    checkpoints = CheckpointDirectory(
+        values["save_checkpoint_path"],
+        values["keep_checkpoints"],
+        setup.transform,
+        setup.world,
+        values.get("async_checkpoint", False),
+        dog.beat,
+    )
+    session.new_or_resumed(checkpoints, values["resume"])
+    at_the_end.callback(checkpoints.release)
+    return checkpoints
+
+
+def known_checkpoint(values: Values, checkpoint: Path | None) -> Path | None:
+    """Returns the last checkpoint of the run that is resumed, if one is, else `checkpoint`."""
+    path = values["save_checkpoint_path"]
+    return (last_checkpoint(path) if values["resume"] and path else None) or checkpoint
+
+
+def with_saved_flags(values: Values, checkpoint: Path | None, names: Iterable[str]) -> Values:
+    """Takes flags that were not given from those a checkpoint was saved with, if there is one."""
+    if checkpoint is None:
+        return values
+    saved = read_config(checkpoint)["flags"]  # older checkpoints lack later flags
+    found = {name: saved[name] for name in names if name in saved}
+    return values.filled({n: tuple(v) if isinstance(v, list) else v for n, v in found.items()})
+
+
+def load_weights(setup: Setup, parameters: Parameters, log: RunLog) -> bool:
+    """Loads the checkpoint of `--load_checkpoint_path` and says so; whether one is named."""
+    if setup.checkpoint:
+        load_checkpoint(setup.checkpoint, parameters, world=setup.world)
+        log.line(f"weights from {setup.checkpoint}")
+    return setup.checkpoint is not None
+
+
+def make_trainer(setup: Setup, watch: Watch, **own: Any) -> Trainer:
+    """Returns a trainer of the task that reports, saves and is watched as the flags say.
+
+    Args:
+        setup: flags and task.
+        watch: log and the like.
+        own: the trainer's other arguments.
+    """
+    precision, norm = setup.values.config(PrecisionConfig), setup.values["max_grad_norm"]
+    return Trainer(
+        task=setup.task,
+        world=setup.world,
+        log=watch.log,
+        scaler=precision.scaler(setup.world.device, norm),
+        checkpoints=watch.checkpoints,
+        run=setup.recorded(),
+        beat=watch.dog.beat,
+        **own,
+    )
+
+
+def train(
+    setup: Setup,
+    watch: Watch,
+    trainer: Trainer,
+    begin: Callable[[Trainer], object],
+    batches: Loader,
+    test: Loader,
+    validation: Loader | None = None,
+    told: Iterable[str] = (),
+) -> dict[str, float]:
+    """Trains, or continues a training, and returns the summary.
+
+    Args:
+        setup: flags and task.
+        watch: log and the like.
+        trainer: what trains.
+        begin: what is done before the first step of a run that is new.
+        batches, test, validation: see `Trainer.fit`.
+        told: lines to print before the first step.
+    """
+    values, log = setup.values, watch.log
+    if not values["resume"] or not session.resume(trainer, log, setup.frozen):
+        begin(trainer)
+    for line in told:
+        log.line(line)
+    with session.stopped_by_sigterm(trainer):
+        summary = trainer.fit(batches, test, validation)
+    watch.dog.rest()
+    if values["mode"] != "benchmark_training":
+        session.report_files(trainer, log, values["log_path"])
+    return summary
