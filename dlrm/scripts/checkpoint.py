@@ -204,18 +204,7 @@ def describe(
         raise ValueError(f"{path}: NVIDIA's directories have no CRC-32 to compare")
     saved_flags = saved.config.get("flags", {})
     dense = weights_of(saved, with_state=False)
-    tables = []
-    for index, table in enumerate(saved.tables):
-        state = saved.table_state[index] if saved.table_state else {}
-        tables.append(
-            {
-                "rows": table.rows,
-                "dim": table.dim,
-                "bytes": 4 * table.rows * table.dim,
-                "state": {name: 4 * rows.rows * rows.dim for name, rows in state.items()},
-                **(asdict(statistics(table)) if weights else {}),
-            }
-        )
+    for index in range(len(saved.tables)):
         del dense[f"table {index}"]
     first = dense.get("bottom_mlp.0.weight")
     return {
@@ -234,11 +223,22 @@ def describe(
         "optimizers": saved.config.get("optimizers", []),
         "optimizer_values": sum(tensor.numel() for tensor in saved.optimizer.values()),
         "attached": [folder.name for folder in saved.attached],
-        "tables": tables,
+        "tables": [_described_table(saved, index, weights) for index in range(len(saved.tables))],
         "dense": {
             name: {"shape": shape_of(tensor), **(asdict(statistics(tensor)) if weights else {})}
             for name, tensor in dense.items()
         },
+    }
+
+
+def _described_table(saved: SavedModel, index: int, weights: bool) -> dict[str, Any]:
+    table, state = saved.tables[index], saved.table_state[index] if saved.table_state else {}
+    return {
+        "rows": table.rows,
+        "dim": table.dim,
+        "bytes": 4 * table.rows * table.dim,
+        "state": {name: 4 * rows.rows * rows.dim for name, rows in state.items()},
+        **(asdict(statistics(table)) if weights else {}),
     }
 
 
@@ -275,17 +275,11 @@ def compare(
     with_state = same_format and not weights_only
     left, right = weights_of(one, with_state), weights_of(other, with_state)
     shapes: dict[str, list[Any]] = {}
-    tensors = {}
     if bool(_state_in(left)) != bool(_state_in(right)):
         shapes["state of optimizers"] = [len(_state_in(side)) or None for side in (left, right)]
-        for name in [*_state_in(left), *_state_in(right)]:
-            (left if name in left else right).pop(name)
-    for name in {**left, **right}:
-        sizes = [shape_of(side[name]) if name in side else None for side in (left, right)]
-        if sizes[0] != sizes[1]:
-            shapes[name] = sizes
-        elif apart := difference(left[name], right[name], rtol, atol):
-            tensors[name] = asdict(apart)
+        left, right = _without_state(left), _without_state(right)
+    other_shapes, tensors = _weight_differences(left, right, rtol, atol)
+    shapes |= other_shapes
     config: list[str] = []
     progress: list[str] = []
     if not weights_only:
@@ -305,6 +299,20 @@ def compare(
         "compared": len(left.keys() & right.keys()),
         "with_state": with_state,
     }
+
+
+def _weight_differences(
+    left: dict[str, Any], right: dict[str, Any], rtol: float, atol: float
+) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """What has another shape, with both; and what has other values, with how far they are apart."""
+    shapes, tensors = {}, {}
+    for name in {**left, **right}:
+        sizes = [shape_of(side[name]) if name in side else None for side in (left, right)]
+        if sizes[0] != sizes[1]:
+            shapes[name] = sizes
+        elif apart := difference(left[name], right[name], rtol, atol):
+            tensors[name] = asdict(apart)
+    return shapes, tensors
 
 
 def _convert(source: Path) -> int:
@@ -346,6 +354,11 @@ def _without_places(config: dict[str, Any], leave_out: set[str]) -> dict[str, An
 
 def _state_in(weights: dict[str, Any]) -> list[str]:
     return [n for n in weights if n.startswith("optimizer ") or n.startswith("table ") and "," in n]
+
+
+def _without_state(weights: dict[str, Any]) -> dict[str, Any]:
+    state = {*_state_in(weights)}
+    return {name: value for name, value in weights.items() if name not in state}
 
 
 def _progress(saved: SavedModel) -> dict[str, Any]:
