@@ -66,14 +66,16 @@ def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path, optimizer):
         assert one.read_bytes() == two.read_bytes(), file
 
 
-def test_resuming_with_other_values_is_refused():
+def test_resuming_with_other_values_is_refused(tmp_path):
     command("--save_checkpoint_path=run", "--max_steps=2")
     with pytest.raises(ValueError, match="--lr: 0.01 in the checkpoint, now 0.02"):
         command("--save_checkpoint_path=run", "--resume", "--lr=0.02")
     with pytest.raises(ValueError, match="the global batch .*: 4 in the checkpoint, now 8"):
         command("--save_checkpoint_path=run", "--resume", "--replicas=2")
+    log = (tmp_path / "log.json").read_text()
     with pytest.raises(FileExistsError, match="from an earlier run"):
         command("--save_checkpoint_path=run")
+    assert (tmp_path / "log.json").read_text() == log
 
 
 def test_fewer_processes_than_replicas_leave_the_batch_as_it_is(capsys):
