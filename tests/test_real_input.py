@@ -12,6 +12,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -25,7 +26,11 @@ DOCUMENTS = ("README.md", "docs/images.md", "docs/language.md")
 
 
 def run(arguments, cwd, env=None) -> str:
-    done = subprocess.run(arguments, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    if arguments[:2] == [sys.executable, "-m"]:
+        done = forked.run(*arguments[2:], cwd=cwd, env=env)
+    else:
+        options = {"capture_output": True, "text": True}
+        done = subprocess.run(arguments, cwd=cwd, env=env, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

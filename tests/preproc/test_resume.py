@@ -208,17 +208,30 @@ def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
     assert contents(tmp_path) == whole
 
 
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Prepares a log that takes seconds, up to the name of an output."""
+    folder = tmp_path_factory.mktemp("log")
+    simulate(Simulation(rows=50_000, days=3), folder / "raw")
+    flags = [f"--input_folder={folder / 'raw'}", "--cores=2", "--split_bytes=700000"]
+    return [sys.executable, COMMAND, *flags]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(command, tmp_path_factory):
+    output = tmp_path_factory.mktemp("uninterrupted")
+    command = [*command, "--engine=local", f"--output_folder={output}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return contents(output / "binary_dataset")
+
+
 @pytest.mark.parametrize("engine", ["local", "spark"])
-def test_killed_again_and_again(engine, tmp_path, request):
+def test_killed_again_and_again(engine, command, uninterrupted, tmp_path, request):
     if engine == "spark":
         request.getfixturevalue("java")
-    simulate(Simulation(rows=150_000, days=3), tmp_path / "raw")
-    command = [sys.executable, COMMAND, f"--input_folder={tmp_path / 'raw'}"]
-    command += ["--cores=2", "--split_bytes=2000000"]
-    whole = [*command, "--engine=local", f"--output_folder={tmp_path / 'whole'}"]
-    subprocess.run(whole, check=True, stdout=subprocess.DEVNULL)
-    command += [f"--engine={engine}", f"--output_folder={tmp_path / 'killed'}"]
-    delays = {"local": [0.4 + 0.15 * i for i in range(30)], "spark": [0.1, 100]}[engine]
+    command = [*command, f"--engine={engine}", f"--output_folder={tmp_path}"]
+    dataset = tmp_path / "binary_dataset"
+    delays = {"local": [0.4 + 0.1 * i for i in range(45)], "spark": [0.1, 100]}[engine]
     for delay in delays:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if engine == "spark":  # how long that takes to start differs too much
@@ -229,15 +242,13 @@ def test_killed_again_and_again(engine, tmp_path, request):
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            if (tmp_path / "killed" / "binary_dataset").exists():  # killed after it was published
-                read_manifest(tmp_path / "killed" / "binary_dataset", "dataset", check_crc=True)
+            if dataset.exists():  # killed after it was published
+                read_manifest(dataset, "dataset", check_crc=True)
         finally:
             process.stdout.close()
             process.stderr.close()
-    read_manifest(tmp_path / "killed" / "binary_dataset", "dataset", check_crc=True)
-    assert contents(tmp_path / "killed" / "binary_dataset") == contents(
-        tmp_path / "whole" / "binary_dataset"
-    )
+    read_manifest(dataset, "dataset", check_crc=True)
+    assert contents(dataset) == uninterrupted
 
 
 def begin(raw, output, monkeypatch, **options):
