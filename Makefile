@@ -1,5 +1,6 @@
 # make demo   raw logs -> dataset -> trained model -> ROC AUC      make demo RAW=/path/with/day_files
 # make test   the whole test suite                                 make test PYTEST_ARGS="-k resume"
+# make test-quick   in minutes: without networks, whole commands, Spark, launchers and the server
 # make gpu-test, gpu-sanitize, gpu-bench   where there is a GPU: the suite, compute-sanitizer, figures
 # Both install what they need into .venv first; PYTHON=python3.12 chooses the interpreter, WORKERS=4
 # in how many processes the tests run.
@@ -15,7 +16,7 @@ EMULATOR := $(wildcard tests/ops/cuda_emulator/*)
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
 
-.PHONY: venv demo test lint format bench clean gpu gpu-test gpu-sanitize gpu-bench
+.PHONY: venv demo test test-quick lint format bench clean gpu gpu-test gpu-sanitize gpu-bench
 
 venv: $(INSTALLED) $(OPS)
 
@@ -42,8 +43,16 @@ demo: venv
 	@$(BIN)/python demo.py $(if $(RAW),--raw "$(RAW)") $(DEMO_ARGS)
 
 # A thread a worker: more would wait for each other on a machine of $(WORKERS) cores.
+PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: venv
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
+
+NOT_QUICK := compatibility kills model/networks peers systems triton test_examples.py test_real_input.py \
+	preproc/test_clusters.py preproc/test_resume.py preproc/test_scripts.py preproc/test_spark_engine.py \
+	scripts/bert scripts/cnn scripts/doctor scripts/test_dist_main.py test_gpu_benchmark.py \
+	$(patsubst tests/%,%,$(wildcard tests/tasks/test_image_* tests/tasks/test_language*))
+test-quick: venv
+	$(PYTEST) $(NOT_QUICK:%=--ignore=tests/%) -k "not spark and not emulated" $(PYTEST_ARGS)
 
 gpu: venv
 	@$(BIN)/python -c 'import sys, torch; from dlrm.ops import library as ops; sys.exit("error: torch finds no GPU here" if not torch.cuda.is_available() else ops.why_not_cuda_kernels())'

@@ -20,6 +20,21 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+# A file runs in one process: those that take longest begin first, so that none waits at the end.
+LONGEST = (
+    *("scripts/test_dist_main.py", "triton/test_export.py", "preproc/test_resume.py"),
+    *("test_real_input.py", "ops/test_row_update.py", "systems/test_language_rows.py"),
+    *("ops/test_cuda.py", "scripts/bert/test_bert_command.py", "scripts/test_main.py"),
+    *("model/networks/test_bert.py", "systems/test_vision_rows.py", "preproc/test_scripts.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests of the longest files first."""
+    place = {ROOT / "tests" / name: index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository."""

@@ -29,6 +29,12 @@ def config_of(directory):
     return json_format.MessageToDict(config, preserving_proto_field_name=True)
 
 
+@pytest.fixture(scope="module")
+def exported(export, trained, tmp_path_factory):
+    """A repository with the model as it is exported without flags; not to be changed."""
+    return export(trained, tmp_path_factory.mktemp("exported"))
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_every_platform_agrees_with_the_checkpoint(export, trained, tmp_path, platform, capsys):
     repository = export(trained, tmp_path / "repository", platform)
@@ -141,8 +147,8 @@ print(json.dumps([
 
 
 @pytest.mark.parametrize("library", ["built", "damaged", "missing", "of another version"])
-def test_an_exported_version_runs_alone(export, trained, tmp_path, library):
-    version = export(trained, tmp_path / "repository") / "model" / "1"
+def test_an_exported_version_runs_alone(exported, trained, tmp_path, library):
+    version = shutil.copytree(exported / "model" / "1", tmp_path / "1")
     file = version / "dlrm" / "_host.so"
     if native.host is None:
         pytest.skip("the parser is not built")
@@ -277,8 +283,8 @@ def test_weights_that_score_no_number_are_not_exported(export, trained, tmp_path
     assert not (tmp_path / "repository").exists()
 
 
-def test_an_update_adds_a_version_of_the_same_kind(export, trained, tmp_path):
-    export(trained, tmp_path)
+def test_an_update_adds_a_version_of_the_same_kind(export, exported, trained, tmp_path):
+    shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     before = (tmp_path / "model" / "config.pbtxt").read_text()
     export(trained, tmp_path, "--update", "--embedding_precision=fp16")
     export(trained, tmp_path, "--update", "--triton-model-version=9")
