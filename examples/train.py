@@ -18,7 +18,8 @@ from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate
-from dlrm.train.trainer import TrainConfig, Trainer
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
 
 
 def main(folder: Path) -> float:
