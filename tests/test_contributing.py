@@ -33,6 +33,16 @@ def test_paths_that_the_documents_name_exist(root):
     assert not [f"{name}: {path}" for name, path in found if not exists(root, path)]
 
 
+def test_modules_are_where_the_changelog_says_that_they_moved_to(root):
+    rows = re.findall(
+        r"^\| [^|]*`[^|]*\| ([^|]*`[^|]*) \|$", (root / "CHANGELOG.md").read_text(), re.M
+    )
+    now = [name for row in rows for name in re.findall(r"`(dlrm\.[\w.]+)`", row)]
+    assert len(now) > 30
+    paths = [name.replace(".", "/") for name in now]
+    assert not [path for path in paths if not (exists(root, path) or exists(root, f"{path}.py"))]
+
+
 def test_links_of_the_documents_lead_somewhere(root):
     found = [
         (root / name, link)
