@@ -5,6 +5,8 @@ import dlrm.scripts.common.environment  # noqa: F401  # first, as in the command
 # isort: split
 import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,21 @@ def device(request: pytest.FixtureRequest) -> str:
 def _full_float32() -> None:
     """On a GPU a command lets float32 products round their inputs, also for the tests after its."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_curves() -> Iterator[None]:
+    """Hides matplotlib: drawing its curves takes three quarters of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        yield
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose runs draw their curves."""
+    monkeypatch.delitem(sys.modules, "matplotlib")
+    pytest.importorskip("matplotlib")
 
 
 @pytest.fixture(scope="session")

@@ -26,13 +26,16 @@ CONTEXT.set_forkserver_preload(
 )
 
 
-def start(module, *arguments, stdout, stderr=None, stdin=os.devnull, cwd=None, env=None):
+def start(
+    module, *arguments, stdout, stderr=None, stdin=os.devnull, cwd=None, env=None, curves=False
+):
     """Starts a command whose streams are files, to which it appends.
 
     Args:
         module: its name or, with the ending .py, the path of a script.
         stderr: None: where `stdout` goes.
         env: all its variables; None: those of this process.
+        curves: whether it may draw them, which takes seconds.
 
     Returns:
         The process, as `multiprocessing` has it.
@@ -40,19 +43,19 @@ def start(module, *arguments, stdout, stderr=None, stdin=os.devnull, cwd=None, e
     words = [str(module), *map(str, arguments)]
     streams = [os.fspath(path) for path in (stdin, stdout, stderr or stdout)]
     env = dict(os.environ if env is None else env)
-    given = (words, streams, os.fspath(cwd or os.getcwd()), env)
+    given = (words, streams, os.fspath(cwd or os.getcwd()), env, curves)
     process = CONTEXT.Process(target=_run, args=given)
     process.start()
     return process
 
 
-def run(module, *arguments, input="", cwd=None, env=None, timeout=300):
-    """Runs a command to its end and returns what `subprocess.run` would."""
+def run(module, *arguments, input="", timeout=300, **options):
+    """Runs a command to its end and returns what `subprocess.run` would; options are `start`'s."""
     with tempfile.TemporaryDirectory() as folder:
         stdin, stdout, stderr = (Path(folder, name) for name in ("stdin", "stdout", "stderr"))
         stdin.write_text(input)
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-        process = start(module, *arguments, **streams, cwd=cwd, env=env)
+        process = start(module, *arguments, **streams, **options)
         process.join(timeout)
         if process.is_alive():
             process.kill()
@@ -61,7 +64,7 @@ def run(module, *arguments, input="", cwd=None, env=None, timeout=300):
         return subprocess.CompletedProcess([module, *arguments], process.exitcode, *texts)
 
 
-def _run(words, streams, cwd, env):
+def _run(words, streams, cwd, env, curves):
     modes = (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT | os.O_APPEND] * 2)
     for target, path, mode in zip(range(3), streams, modes, strict=True):
         os.dup2(os.open(path, mode, 0o644), target)
@@ -72,6 +75,8 @@ def _run(words, streams, cwd, env):
     os.chdir(cwd)
     if "OMP_NUM_THREADS" in env:
         sys.modules["torch"].set_num_threads(int(env["OMP_NUM_THREADS"]))
+    if not curves:
+        sys.modules["matplotlib"] = None
     module, sys.argv = words[0], words
     try:
         if module.endswith(".py"):

@@ -23,6 +23,7 @@ def log_entries(path="log.json"):
         return [json.loads(line.removeprefix("DLLL ")) for line in file]
 
 
+@pytest.mark.usefixtures("curves")
 def test_training_learns_and_reports(command, tmp_path, capsys, device):
     summary = command("--epochs=3", "--save_checkpoint_path=run")
     assert summary["test_auc"] > 0.75
@@ -449,7 +450,7 @@ def test_a_checkpoint_of_another_architecture_is_named(command):
 
 
 def shell(arguments, cwd):
-    return forked.run("dlrm.scripts.main", "--base_device=cpu", *arguments, cwd=cwd)
+    return forked.run("dlrm.scripts.main", "--base_device=cpu", *arguments, cwd=cwd, curves=True)
 
 
 def test_errors_are_one_line_and_an_exit_code(tmp_path):
