@@ -5,6 +5,7 @@ import torch
 
 from dlrm import distributed
 from dlrm.distributed import OtherRankError, World, agreed, check_same, exchange, launch, part
+from dlrm.distributed.world import Launch
 
 PLACES = {
     2: [[[0, 3], [1, 2, 4]], [[0, 1, 2, 3, 4], []], [[], [0, 1, 2, 3, 4]]],
@@ -105,8 +106,8 @@ TORCHRUN = {
 
 
 def test_launchers_are_understood():
-    assert launch({}) == distributed.Launch(0, 1, 0, 1)
-    assert launch(TORCHRUN) == distributed.Launch(3, 4, 1, 2)
+    assert launch({}) == Launch(0, 1, 0, 1)
+    assert launch(TORCHRUN) == Launch(3, 4, 1, 2)
     mpirun = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
     mpirun |= {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     assert launch({**mpirun, "MASTER_ADDR": "a", "MASTER_PORT": "1"}).size == 2
