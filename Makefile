@@ -10,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 PYTEST_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 EMULATOR := $(wildcard tests/ops/cuda_emulator/*)
 INSTALLED := $(VENV)/.installed
@@ -42,7 +42,7 @@ $(OPS): setup.py $(NATIVE) | $(INSTALLED)
 demo: venv
 	@$(BIN)/python demo.py $(if $(RAW),--raw "$(RAW)") $(DEMO_ARGS)
 
-# A thread a worker: more would wait for each other on a machine of $(WORKERS) cores.
+# For two cores: a thread a worker, and a worker more than cores, since some tests wait for processes.
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: venv
 	$(PYTEST) $(PYTEST_ARGS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.data.clicks import datasets as loader
+from dlrm.data import prefetch as prefetching
 from dlrm.data.prefetch import prefetch
 
 DEVICE = torch.device("cuda", 1)
@@ -125,10 +125,10 @@ class Numbers:
 def main_stream(monkeypatch):
     """The caller's stream on a played GPU, and the other streams there."""
     main, streams = Stream(DEVICE.index), []
-    monkeypatch.setattr(loader, "torch", Cuda(streams, main))
-    loader._copying_stream.cache_clear()
+    monkeypatch.setattr(prefetching, "torch", Cuda(streams, main))
+    prefetching._copying_stream.cache_clear()
     yield main, streams
-    loader._copying_stream.cache_clear()
+    prefetching._copying_stream.cache_clear()
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
