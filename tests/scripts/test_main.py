@@ -660,3 +660,8 @@ def test_tables_that_do_not_fit_on_the_gpu_are_refused_before_they_are_made(comm
     with pytest.raises(ValueError, match=r"on cuda, .*2 processes with a GPU.*--base_device cpu$"):
         command("--base_device=cuda")
     assert asked == ["cuda"]
+
+
+def test_an_empty_checkpoint_path_saves_nothing(command, tmp_path):
+    command("--max_steps=2", "--save_checkpoint_path=")
+    assert not list(tmp_path.glob("**/step-*"))

@@ -88,9 +88,9 @@ def _check_mode(values: Values, world: World) -> None:
         raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
     if mode != "train" and values["resume"]:
         raise ValueError(f"--resume contradicts --mode {mode}: only training goes on")
-    if values["resume"] and values["save_checkpoint_path"] is None:
+    if values["resume"] and not values["save_checkpoint_path"]:
         raise ValueError("--resume needs --save_checkpoint_path, where the checkpoints are")
-    if values["checkpoint_freq"] and values["save_checkpoint_path"] is None:
+    if values["checkpoint_freq"] and not values["save_checkpoint_path"]:
         freq = values["checkpoint_freq"]
         raise ValueError(f"--checkpoint_freq {freq} needs --save_checkpoint_path")
 

@@ -194,7 +194,7 @@ def check_choices(values: Values, choices: Mapping[str, Sequence[str | None]]) -
 
 def check(values: Values, training_modes: Sequence[str]) -> None:
     """Raises ValueError for flags that contradict each other in any network's training."""
-    saves = values["save_checkpoint_path"] is not None
+    saves = bool(values["save_checkpoint_path"])
     if values["resume"] and not (values["mode"] in training_modes and saves):
         modes = " or ".join(training_modes)
         raise ValueError(f"--resume needs --mode {modes} and --save_checkpoint_path")

@@ -157,7 +157,7 @@ def run(
 def _checkpoints(setup: Setup, dog: Watchdog, at_the_end: ExitStack) -> CheckpointDirectory | None:
     """The directory of `--save_checkpoint_path`, if one is named, until the run ends."""
     values = setup.values
-    if values["save_checkpoint_path"] is None:
+    if not values["save_checkpoint_path"]:
         return None
     checkpoints = CheckpointDirectory(
         values["save_checkpoint_path"],
