@@ -36,7 +36,7 @@ class NetworkTask:
     ):
         self.world, self.precision = world, precision
         self.model = model.to(world.device)
-        precision.narrow(self.model, world.device)
+        precision.cast_weights(self.model, world.device)
         if execution.recompute:
             recompute(self.stages())
         self._forward = executable(self.model, execution)

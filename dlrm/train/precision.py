@@ -69,7 +69,7 @@ class PrecisionConfig:
             return _DTYPES[self.half_dtype or half]
         return _DTYPES[self.amp_dtype or half] if self.amp else torch.float32
 
-    def narrow(self, model: nn.Module, device: str) -> None:
+    def cast_weights(self, model: nn.Module, device: str) -> None:
         """Gives a model's weights the dtype they are kept in: half under "16.16", else float32.
 
         Norms stay float32: their sums would lose what half precision rounds away.

@@ -296,7 +296,7 @@ class _SelfAttention(nn.Module):
         self.dropout = config.attention_dropout
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        hidden = _narrowed(hidden)  # once, where each of three layers would
+        hidden = _autocast(hidden)  # once, where each of three layers would
         query, key, value = (
             layer(hidden).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -306,7 +306,7 @@ class _SelfAttention(nn.Module):
         return mixed.transpose(1, 2).flatten(2)
 
 
-def _narrowed(hidden: Tensor) -> Tensor:
+def _autocast(hidden: Tensor) -> Tensor:
     """In the dtype that autocast computes in, if it does."""
     device = hidden.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):

@@ -321,7 +321,7 @@ def test_half_precision_is_about_the_same(kind, precision, device):
     expected = logits_of(filled_bert.build(kind).to(device)(*inputs))
     network = with_dropout(kind, 0.0).float().to(device)
     config = PrecisionConfig(precision=precision)
-    config.narrow(network, device)
+    config.cast_weights(network, device)
     with config.autocast(device):
         outputs = logits_of(network(*inputs))
         sum(out.float().square().mean() for out in outputs).backward()

@@ -128,7 +128,7 @@ def test_clipping_by_norm_equals_torchs(kind, scale, device):
 def test_half_precision_weights_are_kept_but_for_norms():
     model = network(torch.float32)
     precision = PrecisionConfig(precision="16.16", half_dtype="bf16")
-    precision.narrow(model, "cpu")
+    precision.cast_weights(model, "cpu")
     kinds = {name: p.dtype for name, p in model.named_parameters()}
     assert {n for n, dtype in kinds.items() if dtype == torch.float32} == {"1.weight", "1.bias"}
     optimizer = network_optimizer(NetworkOptimizerConfig("rmsprop_tf"), model)
