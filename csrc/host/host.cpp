@@ -1,7 +1,7 @@
 // The library dlrm/_host.so: what preprocessing and serving do to every byte of a log. No torch.
 //
-// Its interface is plain C, so that one file serves every Python. dlrm/data/sources/native.py is its only
-// caller: it makes the arrays, checks types and sizes, and passes pointers.
+// Its interface is plain C, so that one file serves every Python. dlrm/data/sources/native.py is
+// its only caller: it makes the arrays, checks types and sizes, and passes pointers.
 #include "fields.h"
 #include "id_lookup.h"
 #include "log_parser.h"
