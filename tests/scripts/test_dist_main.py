@@ -299,7 +299,10 @@ def test_a_hung_rank_is_named_with_its_stack(start, tmp_path):
 def test_a_stopped_rank_is_named(start):
     job = start("--rank_timeout=4", "--epochs=2000")
     job.wait_for(lambda: "Epoch:[0/" in job.output(), "step")
-    os.kill(job.ranks()[1], signal.SIGSTOP)
+    stopped = job.ranks()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    job.wait_for(job.ended, "end of rank 0")
+    os.kill(stopped, signal.SIGCONT)  # a launcher would kill it
     assert job.wait() != 0
     assert "rank 1 does not answer" in job.output(), job.output()
 
