@@ -17,7 +17,7 @@ _VALUES_AT_ONCE = 1 << 20  # drawn on the host, 4 MB of them, whatever the size 
 
 
 class _Tables(nn.Module):
-    """What both layouts know of the tables that are held here."""
+    """Holds what both layouts share: the sizes and offsets of the tables of this process."""
 
     def __init__(self, tables: Mapping[int, int], dim: int, device: torch.device | str) -> None:
         super().__init__()
