@@ -44,6 +44,8 @@ def start(
     streams = [os.fspath(path) for path in (stdin, stdout, stderr or stdout)]
     env = dict(os.environ if env is None else env)
     given = (words, streams, os.fspath(cwd or os.getcwd()), env, curves)
+    for path in streams[1:]:  # whoever waits for output need not wait for the file
+        Path(path).touch()
     process = CONTEXT.Process(target=_run, args=given)
     process.start()
     return process

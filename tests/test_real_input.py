@@ -27,7 +27,7 @@ DOCUMENTS = ("README.md", "docs/images.md", "docs/language.md")
 
 def run(arguments, cwd, env=None) -> str:
     if arguments[:2] == [sys.executable, "-m"]:
-        done = forked.run(*arguments[2:], cwd=cwd, env=env, curves=True)
+        done = forked.run(*arguments[2:], cwd=cwd, env=env, curves=True, timeout=3600)
     else:
         options = {"capture_output": True, "text": True}
         done = subprocess.run(arguments, cwd=cwd, env=env, check=False, **options)
