@@ -1,45 +1,126 @@
-"""A benchmark row: a configuration that a source document names, with what was published of it."""
+"""A benchmark row: a configuration that a source document names, with what it published of it."""
 
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A published number.
+
+    Attributes:
+        value: the number as printed, in `unit`.
+        unit: as the document has it, such as "images/sec".
+        quantity: key of `QUANTITIES`: what was measured.
+        system: whose number it is, where the document compares several, such as "OneFlow".
+    """
+
+    value: float
+    unit: str
+    quantity: str = "throughput"
+    system: str = ""
+
+    def __str__(self) -> str:
+        shown = f"{self.value:.15g} {self.unit}"
+        name = QUANTITIES[self.quantity]
+        shown = shown if self.quantity == "throughput" else f"{name} {shown}"
+        return f"{self.system} {shown}".strip()
+
+
+QUANTITIES = {
+    "throughput": "throughput",
+    "accuracy": "accuracy",
+    "auc": "ROC AUC",
+    "minutes": "time to train",
+    "scaling": "scaling efficiency",
+    "speedup": "speed-up of mixed precision",
+}
+
+
+@dataclass(frozen=True)
 class System:
-    """One row.
+    """One row of the catalogue.
 
     Attributes:
         id: unique name, "source/system/variant".
-        source: the document and the row of the inventory.
+        source: the document and the row of the inventory, such as "003 C6".
         command: module of `dlrm.scripts` that runs it.
-        flags: its command line but for the data.
-        published: figure of the source, as printed there; None where there is none.
+        flags: its command line without the data.
+        quotation: what the document says of it, in the document's words.
+        rule: key of `dlrm.systems.measurement.RULES`: how it is measured.
+        published: the document's figures, if it prints any.
+        hardware: what the published figures were measured on.
         processes: replicas, a process each.
         nodes: machines that the processes are on.
-        data: what the dataset is that is to be named; None where `flags` choose made-up data.
-        notes: which reading of the source this is.
-        ignored: options of the source that mean nothing here.
+        data: the dataset that it needs; None where `flags` choose made-up data.
+        data_flags: what replaces `--dataset` where there is no dataset.
+        printed: the command line that the document prints, if it prints one.
+        measure: "run", or "trend", "scaling" or "seeds" for rows that compare runs of `of`.
+        of: the row whose runs are compared.
+        against: of a trend, the row whose losses are the reference.
+        notes: which reading of the document this is.
+        approximated: what differs from the document's system and is not a flag of `printed`.
     """
 
     id: str
     source: str
     command: str
     flags: tuple[str, ...]
-    published: str | None = None
+    quotation: str
+    rule: str
+    published: tuple[Figure, ...] = ()
+    hardware: str = ""
     processes: int = 1
     nodes: int = 1
     data: str | None = "imagenet"
+    data_flags: tuple[str, ...] = ("--data=generated",)
+    printed: str | None = None
+    measure: str = "run"
+    of: str | None = None
+    against: str | None = None
     notes: str = ""
-    ignored: tuple[str, ...] = ()
+    approximated: tuple[str, ...] = ()
 
     def arguments(self, dataset: str | None = None) -> list[str]:
         """Returns the command line; without a dataset, data are generated."""
         if self.data is None:
             return list(self.flags)
-        return [*self.flags, f"--dataset={dataset}" if dataset else "--data=generated"]
+        return [*self.flags, *((f"--dataset={dataset}",) if dataset else self.data_flags)]
+
+    @property
+    def model(self) -> str:
+        """What is trained, such as "resnet50" or "bert-large"."""
+        given = dict(flag.removeprefix("--").partition("=")[::2] for flag in self.flags)
+        if self.command == "cnn":
+            return given.get("model", "any")
+        if self.command != "bert":
+            return "dlrm"
+        return f"bert-{given.get('size', 'base_3layer')}"
+
+    @property
+    def grid(self) -> str:
+        """Nodes and devices as DLPerf writes them, such as "2n16d"."""
+        return f"{self.nodes}n{self.processes}d"
 
 
-def by_id(rows: list[System]) -> dict[str, System]:
+def by_id(rows: Iterable[System]) -> dict[str, System]:
     """Returns the rows by their names, which must differ."""
+    rows = list(rows)
     result = {row.id: row for row in rows}
     assert len(result) == len(rows), "two rows have the same name"
     return result
+
+
+def find(rows: Mapping[str, System], name: str) -> System:
+    """Returns a row by its name.
+
+    Raises:
+        ValueError: there is none; the nearest names are listed.
+    """
+    if name in rows:
+        return rows[name]
+    inside = [key for key in rows if name and name in key]
+    near = difflib.get_close_matches(name, rows, n=4, cutoff=0.5) or inside[:4]
+    hint = f"nearest: {', '.join(near)}" if near else "`list` shows all rows"
+    raise ValueError(f"{name}: no such row; {hint}")

@@ -1,0 +1,1 @@
+"""Lists, runs and compares the rows of the catalogue."""

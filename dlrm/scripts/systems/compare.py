@@ -1,0 +1,153 @@
+"""Comparisons of runs: losses of two rows, many seeds of one, places of a grid."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dlrm.scripts.systems.jobs import Job, Options, plan
+from dlrm.scripts.systems.results import Record, check_comparable, finished
+from dlrm.scripts.systems.runner import run
+from dlrm.systems.measurement import Measured, Scaling, measured, scaling, trend_gap
+from dlrm.systems.rows import System
+
+_BOUNDS = {True: 1e-4, False: 3e-2}  # of equal precisions, and of different ones
+
+
+class FailedRunError(Exception):
+    """A run that a comparison needs did not end well; it is in the results."""
+
+
+def completed(
+    job: Job, path: Path, keep: Path | None, say: Callable[[str], object]
+) -> list[Record]:
+    """Runs a job and returns its successful results.
+
+    Raises:
+        FailedRunError: fewer runs than the job's repeats gave a value.
+    """
+    records = run(job, path, keep, say)
+    good = finished(records)[: job.repeats]
+    if len(good) < job.repeats:
+        raise FailedRunError(
+            f"{job.row.id} {job.label}: {job.repeats - len(good)} of {job.repeats} runs failed, "
+            f"the last with: {records[-1]['error']}; the same command runs what is missing"
+        )
+    return good
+
+
+def summarised(job: Job, records: Sequence[Record]) -> Measured:
+    """Returns the figure of a job's runs by its row's rule."""
+    rule = replace(job.rule, drop=0) if job.smoke else job.rule
+    return measured([record["values"] for record in records], rule)
+
+
+def trend(
+    row: System,
+    against: System,
+    steps: int,
+    bound: float | None,
+    options: Options,
+    path: Path,
+    keep: Path | None,
+    say: Callable[[str], object],
+) -> bool:
+    """Trains both rows on the same batches, and says whether their losses follow each other.
+
+    Args:
+        row, against: what is compared, and the reference.
+        steps: of each training; the first fifth does not count.
+        bound: largest relative gap of the smoothed losses; None: 1e-4 where both have the same
+            precision, else 3e-2.
+        options: of both runs.
+        path, keep, say: see `run`.
+
+    Raises:
+        ValueError: the rows train on different data or batches.
+        FailedRunError: a run failed.
+    """
+    flags = (*options.flags, f"--max_steps={steps}", "--print_freq=1")
+    both = replace(options, repeats=1, flags=flags)
+    jobs = [plan(one, both)[0] for one in (row, against)]
+    for key in ("global_batch", "data"):
+        first, second = (job.setting[key] for job in jobs)
+        if first != second:
+            raise ValueError(
+                f"{row.id} and {against.id} cannot be compared: {key} {first} and {second}"
+            )
+    records = [completed(job, path, keep, say)[-1] for job in jobs]
+    check_comparable([records], but=("arguments",))
+    if bound is None:
+        bound = _BOUNDS[_precision(row) == _precision(against)]
+    gap = trend_gap(records[0]["losses"], records[1]["losses"], steps // 5)
+    verdict = "match" if gap <= bound else "do not match"
+    say(
+        f"losses of {row.id} and {against.id} {verdict}: largest gap {gap:.2e} of smoothed losses "
+        f"after {steps // 5} of {steps} steps, bound {bound:.0e}"
+    )
+    return gap <= bound
+
+
+def _precision(row: System) -> str:
+    given = [flag for flag in row.flags if flag.startswith(("--precision=", "--amp"))]
+    return given[-1] if given else "--precision=fp32"
+
+
+def seeds(
+    columns: Sequence[tuple[str, System]],
+    numbers: Sequence[int],
+    options: Options,
+    path: Path,
+    keep: Path | None,
+    say: Callable[[str], object],
+) -> str:
+    """Trains each row once a seed; returns the table of their metrics, as source 001 prints it."""
+    values: dict[str, list[float]] = {name: [] for name, _ in columns}
+    for seed in numbers:
+        for name, row in columns:
+            one = replace(options, repeats=1, flags=(*options.flags, f"--seed={seed}"))
+            (job,) = plan(row, one)
+            values[name].append(summarised(job, completed(job, path, keep, say)).value)
+    return seeds_table(numbers, values)
+
+
+def seeds_table(numbers: Sequence[int], values: dict[str, list[float]]) -> str:
+    """Returns a Markdown table: a row a seed, then mean, range and standard deviation."""
+    lines = [f"| Random seed | {' | '.join(values)} |", f"|---:|{'---:|' * len(values)}"]
+    for i, seed in enumerate(numbers):
+        lines.append(f"| {seed} | {' | '.join(f'{column[i]:.6f}' for column in values.values())} |")
+    summaries: list[tuple[str, Callable[[list[float]], float]]] = [
+        ("**mean**", statistics.fmean),
+        ("smallest", min),
+        ("largest", max),
+    ]
+    if len(numbers) > 1:
+        summaries.append(("standard deviation", statistics.stdev))
+    for name, summary in summaries:
+        cells = (f"{summary(column):.6f}" for column in values.values())
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def scaled(
+    row: System, options: Options, path: Path, keep: Path | None, say: Callable[[str], object]
+) -> tuple[list[Job], list[Measured], list[Scaling]]:
+    """Runs a row at each place of a grid, of which one is a single device.
+
+    Raises:
+        ValueError: a place is larger than the machine, or there is no single device to compare.
+        FailedRunError: a run failed.
+    """
+    if "1n1d" not in options.grid:
+        raise ValueError(
+            f"--grid {','.join(options.grid)}: expected 1n1d among the places, as the one that "
+            "the others are compared with"
+        )
+    jobs = plan(row, options)
+    groups = [completed(job, path, keep, say) for job in jobs]
+    check_comparable(groups, but=("arguments", "processes"))
+    figures = [summarised(job, group) for job, group in zip(jobs, groups, strict=True)]
+    throughput = {
+        (job.nodes, job.devices): figure.value for job, figure in zip(jobs, figures, strict=True)
+    }
+    return jobs, figures, scaling(throughput)

@@ -1,0 +1,222 @@
+"""What to start for a row: processes, threads and the command line."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common.network_flags import batch_plan
+from dlrm.systems.measurement import RULES, Rule
+from dlrm.systems.rows import System
+from dlrm.systems.smoke import smoke_flags
+
+_PREPARED_BY = {  # data of a row -> the command that makes the dataset
+    "imagenet": "python preproc/prepare_images.py",
+    "criteo": "preproc/prepare_dataset.sh",
+    "squad": "python preproc/prepare_text.py",
+    "mrpc": "python preproc/prepare_text.py",
+    "wiki": "python preproc/prepare_text.py",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asks for beside the row.
+
+    Attributes:
+        dataset: directory of the row's data; None: generated data.
+        smoke: whether to run at reduced sizes.
+        emulate: whether fewer processes than the row's may compute its global batch.
+        grid: places to run at, such as "1n2d"; empty: the row's own.
+        repeats: runs of each place; None: the rule's.
+        threads: of each process; None: the cores divided by the most processes of `grid`.
+        flags: more flags of the command, which take precedence.
+    """
+
+    dataset: str | None = None
+    smoke: bool = False
+    emulate: bool = False
+    grid: tuple[str, ...] = ()
+    repeats: int | None = None
+    threads: int | None = None
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One setting of a row, to be run `repeats` times.
+
+    Attributes:
+        row: of the catalogue.
+        nodes, devices: the place in the grid.
+        processes: how many are started; fewer than `devices` where they are emulated.
+        threads: of each process.
+        arguments: the command line without `--log_path`.
+        smoke: whether sizes are reduced.
+        repeats: runs.
+        setting: what a result must share to be compared with others of the row.
+    """
+
+    row: System
+    nodes: int
+    devices: int
+    processes: int
+    threads: int
+    arguments: tuple[str, ...]
+    smoke: bool
+    repeats: int
+    setting: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        return f"{self.nodes}n{self.devices}d"
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.row.rule]
+
+
+def plan(row: System, options: Options) -> list[Job]:
+    """Returns a job for each place of the grid.
+
+    Raises:
+        ValueError: a place is larger than the machine, or data that the row needs are not named.
+        FileNotFoundError: the dataset is not there.
+    """
+    _check_data(row, options)
+    places = [_place(label) for label in options.grid or (row.grid,)]
+    capacity, kind = _capacity()
+    emulated = [_processes(nodes, devices, capacity) for nodes, devices in places]
+    for (nodes, devices), processes in zip(places, emulated, strict=True):
+        if processes < devices and not options.emulate:
+            raise ValueError(
+                f"{row.id}: {nodes}n{devices}d are {devices} devices on {nodes} machine(s), and "
+                f"this one has {capacity} ({kind}); --emulate computes the same global batch in "
+                f"{processes} process(es), --grid 1n1d runs one device's share"
+            )
+    threads = options.threads or max(1, (os.cpu_count() or 1) // max(emulated))
+    return [
+        _job(row, nodes, devices, processes, threads, options)
+        for (nodes, devices), processes in zip(places, emulated, strict=True)
+    ]
+
+
+def _job(
+    row: System, nodes: int, devices: int, processes: int, threads: int, options: Options
+) -> Job:
+    rule = RULES[row.rule]
+    arguments = row.arguments(options.dataset and str(Path(options.dataset).absolute()))
+    arguments += smoke_flags(row) if options.smoke else rule.flags
+    arguments += _replicas(row, devices, processes, options.smoke)
+    if options.smoke and processes < devices:
+        processes = 1
+    arguments += options.flags
+    setting = {
+        "row": row.id,
+        "label": f"{nodes}n{devices}d",
+        "arguments": arguments,
+        "processes": processes,
+        "threads": threads,
+        "smoke": options.smoke,
+        "emulated": processes < devices or nodes > 1,
+        "data": row.data if options.dataset else "generated",
+        "changed": list(options.flags),
+        "torch": torch.__version__,
+        **_batch(row.command, arguments, processes),
+    }
+    return Job(
+        row,
+        nodes,
+        devices,
+        processes,
+        threads,
+        tuple(arguments),
+        options.smoke,
+        options.repeats or (1 if options.smoke else rule.repeats),
+        setting,
+    )
+
+
+def _replicas(row: System, devices: int, processes: int, smoke: bool) -> list[str]:
+    """The flag that keeps the global batch where processes are fewer than devices."""
+    if row.command not in ("cnn", "bert"):
+        return []  # --batch_size is the batch of all processes
+    return [f"--replicas={2 if smoke and processes < devices else devices}"]
+
+
+def _batch(command: str, arguments: Sequence[str], processes: int) -> dict[str, Any]:
+    """Micro-batch, micro-batches a step and global batch of a command line.
+
+    Raises:
+        ValueError: a flag is unknown or impossible.
+    """
+    if command == "cnn":
+        values = cnn_flags.parse(list(arguments))
+    elif command == "bert":
+        values, _ = bert_flags.resolved(bert_flags.parse(list(arguments)))
+        if values["batch_size"] == "max":
+            return {"batch_per_device": "max", "accumulation": 1, "global_batch": None}
+        values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)
+    else:
+        values = dlrm_flags.parse(list(arguments), _dlrm_flags(command))
+        whole = values["batch_size"]
+        each, micro = whole // processes, values["gradient_accumulation_steps"]
+        return {"batch_per_device": each, "accumulation": micro, "global_batch": whole}
+    batches = batch_plan(values, processes)
+    return {
+        "batch_per_device": values["batch_size"],
+        "accumulation": batches.accumulation,
+        "global_batch": batches.global_batch,
+    }
+
+
+def _dlrm_flags(command: str):
+    from dlrm.scripts.dist_main import DEFAULTS
+
+    return dlrm_flags.make_flags(DEFAULTS if command == "dist_main" else None)
+
+
+def _place(label: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)n(\d+)d", label)
+    if not found or not 0 < int(found[1]) <= int(found[2]):
+        raise ValueError(
+            f"--grid {label}: expected nodes and all their devices, such as 1n2d or 2n16d"
+        )
+    return int(found[1]), int(found[2])
+
+
+def _capacity() -> tuple[int, str]:
+    """Devices of this machine."""
+    if torch.cuda.is_available():
+        return torch.cuda.device_count(), "GPUs"
+    return os.cpu_count() or 1, "CPU cores"
+
+
+def _processes(nodes: int, devices: int, capacity: int) -> int:
+    """The most processes here that share the devices' batches evenly."""
+    most = min(devices // nodes, capacity)
+    return max(count for count in range(1, most + 1) if devices % count == 0)
+
+
+def _check_data(row: System, options: Options) -> None:
+    if options.dataset:
+        if row.data is None:
+            raise ValueError(f"--dataset: {row.id} makes its own data")
+        if not Path(options.dataset).is_dir():
+            raise FileNotFoundError(f"--dataset {options.dataset}: no such directory")
+        return
+    if row.data is None or options.smoke or RULES[row.rule].quantity == "throughput":
+        return
+    made_by = next((c for name, c in _PREPARED_BY.items() if row.data.startswith(name)), None)
+    hint = f"; {made_by} makes it" if made_by else ""
+    raise ValueError(
+        f"{row.id}: what it publishes is a result of training on {row.data}: pass --dataset DIR"
+        f"{hint}. --smoke only tries the row"
+    )

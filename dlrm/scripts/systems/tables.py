@@ -1,0 +1,325 @@
+"""Tables of results beside what the documents published: Markdown, CSV and HTML."""
+
+import csv
+import html
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dlrm.scripts.systems.results import Record, check_comparable, finished
+from dlrm.systems.catalogue import CATALOGUE, DOCUMENTS
+from dlrm.systems.measurement import RULES, Measured, measured
+from dlrm.systems.rows import Figure, System
+
+COLUMNS = (
+    *("row", "num_nodes", "devices_per_node", "batch_per_device", "published", "ours", "unit"),
+    *("runs", "spread", "speedup", "efficiency", "measured on", "comparison"),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """All good runs of a row at one place, in one setting.
+
+    Attributes:
+        row: of the catalogue.
+        record: a run's setting and machine.
+        figure: the rule's figure of all runs.
+        speedup: over one device; None where it did not run in the same setting.
+    """
+
+    row: System
+    record: Record
+    figure: Measured
+    speedup: float | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.record["nodes"], self.record["devices"]
+
+    @property
+    def unit(self) -> str:
+        return self.record["unit"]
+
+    @property
+    def efficiency(self) -> float | None:
+        return None if self.speedup is None else self.speedup / self.place[1]
+
+
+def results(records: Iterable[Record]) -> list[Result]:
+    """Returns the newest setting of each row and place, with speed-ups where there are any.
+
+    Raises:
+        ValueError: places of a row ran in different settings.
+    """
+    newest: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in finished(records):
+        group = newest[record["row"], record["label"]]
+        if group and _setting(group[-1]) != _setting(record):
+            group.clear()
+        group.append(record)
+    found = [
+        Result(CATALOGUE[row], group[-1], _figure(CATALOGUE[row], group))
+        for (row, _), group in newest.items()
+        if row in CATALOGUE
+    ]
+    by_family: dict[str, list[Result]] = defaultdict(list)
+    for result in found:
+        by_family[_family(result)].append(result)
+    return [scaled for family in by_family.values() for scaled in _scaled(family)]
+
+
+def _setting(record: Record) -> Any:
+    keys = ("arguments", "processes", "threads", "smoke", "emulated", "data", "torch", "processor")
+    return [record.get(key) for key in keys]
+
+
+def _figure(row: System, group: Sequence[Record]) -> Measured:
+    rule = RULES[row.rule]
+    rule = replace(rule, drop=0) if group[-1]["smoke"] else rule
+    return measured([record["values"] for record in group], rule)
+
+
+def _family(result: Result) -> str:
+    """Results of a family differ in their places only."""
+    head, _, last = result.row.id.rpartition("/")
+    return head if last == result.row.grid else result.row.id
+
+
+def _scaled(family: Sequence[Result]) -> list[Result]:
+    one = next((result for result in family if result.place == (1, 1)), None)
+    family = sorted(family, key=lambda result: result.place)
+    if one is None or RULES[one.row.rule].quantity != "throughput":
+        return family
+    check_comparable([[r.record] for r in family], but=("arguments", "processes", "emulated"))
+    return [
+        replace(r, speedup=None if r.record["emulated"] else r.figure.value / one.figure.value)
+        for r in family
+    ]
+
+
+def comparison(result: Result) -> str:
+    """Returns "comparable", or what differs from the document's measurement."""
+    row, record = result.row, result.record
+    if record["smoke"]:
+        return "a smoke run at reduced sizes: nothing to compare"
+    where = (
+        record["gpu"]
+        or f"{record['processor']} ({record['processes'] * record['threads']} threads)"
+    )
+    differs = []
+    if not _same_hardware(row, record):
+        differs.append(f"hardware: {where}, not {row.hardware or 'stated'}")
+    if record["emulated"]:
+        differs.append(f"{record['devices']} devices emulated by {record['processes']} processes")
+    if row.data and record["data"] == "generated":
+        differs.append(f"data: generated, not {row.data}")
+    if record["changed"]:
+        differs.append(f"flags: {' '.join(record['changed'])}")
+    if record["nodes"] != row.nodes or record["devices"] != row.processes:
+        differs.append(f"place: {record['label']}, not {row.grid}")
+    differs += row.approximated
+    return f"differs in {'; '.join(differs)}" if differs else "comparable"
+
+
+def _same_hardware(row: System, record: Record) -> bool:
+    name = (record["gpu"] or "").replace("-", " ").split()
+    return any(part in row.hardware for part in name if any(c.isdigit() for c in part))
+
+
+def ratio(result: Result, figure: Figure) -> float | None:
+    """Returns ours over the published figure where the two are of one kind, else None."""
+    same = figure.quantity == RULES[result.row.rule].quantity or (
+        figure.quantity in ("auc", "accuracy") and RULES[result.row.rule].quantity == "metric"
+    )
+    return result.figure.value / figure.value if same and not result.record["smoke"] else None
+
+
+def summary(result: Result) -> str:
+    """Returns a paragraph: what was measured, what was published, and whether they compare."""
+    row, record, figure = result.row, result.record, result.figure
+    runs = len(figure.values)
+    kind = RULES[row.rule].statistic
+    spread = f", {kind} of {runs} runs, spread {figure.spread:.1%}" if runs > 1 else ""
+    lines = [
+        f"{row.id}  {record['label']}",
+        f"  measured   {figure.value:.6g} {result.unit}{spread}",
+    ]
+    at_home = (record["nodes"], record["devices"]) == (row.nodes, row.processes)
+    for published in row.published if at_home else ():
+        times = ratio(result, published)
+        share = f"; ours is {times:.3g} times it" if times is not None else ""
+        lines.append(f"  published  {published} on {row.hardware}{share}")
+    lines.append(f"  {comparison(result)}")
+    if figure.warning and not record["smoke"]:
+        lines.append(f"  {figure.warning}")
+    return "\n".join(lines)
+
+
+def rows_of(source: str, found: Sequence[Result]) -> list[dict[str, str]]:
+    """Returns a document's table with our columns: a dict of `COLUMNS` a row of the catalogue."""
+    by_row: dict[str, list[Result]] = defaultdict(list)
+    for result in found:
+        by_row[result.row.id].append(result)
+    table = []
+    for row in CATALOGUE.values():
+        if not row.source.startswith(source):
+            continue
+        table += [_cells(row, result) for result in by_row.get(row.id, [None])]
+    return table
+
+
+def _cells(row: System, result: Result | None) -> dict[str, str]:
+    cells = dict.fromkeys(COLUMNS, "")
+    cells["row"] = row.id
+    cells["published"] = ", ".join(map(str, row.published))
+    cells["num_nodes"] = str(row.nodes)
+    cells["devices_per_node"] = str(row.processes // row.nodes)
+    if result is None:
+        return cells
+    nodes, devices = result.place
+    return cells | {
+        "num_nodes": str(nodes),
+        "devices_per_node": str(devices // nodes),
+        "batch_per_device": str(result.record["batch_per_device"]),
+        "ours": f"{result.figure.value:.6g}",
+        "unit": result.unit,
+        "runs": str(len(result.figure.values)),
+        "spread": f"{result.figure.spread:.1%}",
+        "speedup": "" if result.speedup is None else f"{result.speedup:.2f}",
+        "efficiency": "" if result.efficiency is None else f"{result.efficiency:.1%}",
+        "measured on": str(result.record["gpu"] or result.record["processor"]),
+        "comparison": comparison(result),
+    }
+
+
+def as_markdown(title: str, table: Sequence[dict[str, str]]) -> str:
+    """Returns a Markdown table."""
+    columns = _used(table)
+    lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [
+        f"| {' | '.join(row[c].replace('|', chr(92) + '|') for c in columns)} |" for row in table
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(table: Sequence[dict[str, str]]) -> str:
+    """Returns the table with a header line, as a spreadsheet reads it."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def as_html(title: str, table: Sequence[dict[str, str]], found: Sequence[Result]) -> str:
+    """Returns one page that needs no other file: the table, and a plot of what scales.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    columns = _used(table)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "\n".join(
+        f"<tr>{''.join(f'<td>{html.escape(row[name])}</td>' for name in columns)}</tr>"
+        for row in table
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{html.escape(title)}</title>\n<style>"
+        "body{font:15px system-ui,sans-serif;margin:2rem;max-width:90rem}"
+        "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+        "th,td{border-bottom:1px solid #ccc;padding:.3rem .6rem;text-align:left;"
+        "vertical-align:top}th{position:sticky;top:0;background:#fff}svg{max-width:100%;height:auto}"
+        f"</style></head>\n<body><h1>{html.escape(title)}</h1>\n{plot(found)}\n"
+        f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n</body></html>\n"
+    )
+
+
+def plot(found: Sequence[Result]) -> str:
+    """Returns throughput by number of devices, ours and published, as SVG; "" without results."""
+    lines = _curves(found)
+    if not lines:
+        return ""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError("--format html draws with matplotlib: pip install matplotlib") from None
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5))
+    for name, points in lines.items():
+        devices, values = zip(*sorted(points), strict=True)
+        style = "-o" if name.endswith("(ours)") else ":s"
+        axes.plot(devices, values, style, label=name, markersize=4)
+    axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="throughput, samples a second")
+    axes.set_title("Throughput by devices: measured (lines) and published (dotted)")
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3)
+    text = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(text, format="svg", bbox_inches="tight", metadata=nothing)
+    pyplot.close(figure)
+    picture = text.getvalue()
+    return picture[picture.index("<svg") :]
+
+
+def _curves(found: Sequence[Result]) -> dict[str, list[tuple[int, float]]]:
+    """Throughput of each family that ran, ours and published, by number of devices."""
+    lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    families = {}
+    for result in found:
+        if RULES[result.row.rule].quantity == "throughput" and not result.record["emulated"]:
+            family = families[result.row.id] = _family(result)
+            lines[f"{family} (ours)"].append((result.place[1], result.figure.value))
+    for row in CATALOGUE.values():
+        family = row.id.rpartition("/")[0] if row.id.endswith(f"/{row.grid}") else row.id
+        if family in families.values():
+            for published in row.published:
+                if published.quantity == "throughput":
+                    name = f"{family} ({published.system or 'published'})"
+                    lines[name].append((row.processes, published.value))
+    return lines
+
+
+def title_of(source: str) -> str:
+    """Returns the heading of a document's table."""
+    return f"{source}: {DOCUMENTS[source]}"
+
+
+def dlperf_report(found: Sequence[Result]) -> str:
+    """Returns a report in the shape of DLPerf's: environment, final result, all results."""
+    record = found[0].record
+    lines = [
+        "## Environment",
+        *(f"- {name}: {record[name]}" for name in ("processor", "gpu", "cores", "threads")),
+        *(f"- {name}: {record[name]}" for name in ("torch", "cuda", "python", "dlrm", "revision")),
+        "",
+        "## Final result",
+        "| num_nodes | devices_per_node | batch_per_device | throughput | speedup | efficiency |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in found:
+        nodes, devices = result.place
+        rise, efficiency = (
+            ("", "")
+            if result.speedup is None
+            else (f"{result.speedup:.2f}", f"{result.efficiency:.1%}")
+        )
+        lines.append(
+            f"| {nodes} | {devices // nodes} | {result.record['batch_per_device']} | "
+            f"{result.figure.value:.2f} | {rise} | {efficiency} |"
+        )
+    lines += ["", "## All results", "| place | throughput of each run | spread |", "|---|---|---|"]
+    for result in found:
+        values = ", ".join(f"{value:.2f}" for value in result.figure.values)
+        lines.append(f"| {result.record['label']} | {values} | {result.figure.spread:.1%} |")
+    return "\n".join(lines)
+
+
+def _used(table: Sequence[dict[str, str]]) -> list[str]:
+    return [name for name in COLUMNS if any(row[name] for row in table)]
