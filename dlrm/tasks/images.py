@@ -16,7 +16,8 @@ from dlrm.train.log import Loader
 from dlrm.train.precision import PrecisionConfig
 
 MODELS = (*resnet.VARIANTS, *efficientnet.VARIANTS)
-_EFFICIENTNET_ONLY = ("group_dim", "expand_ratio", "dropout", "drop_path")
+_RESNET_ONLY = ("zero_init_residual", "depths")
+_EFFICIENTNET_ONLY = ("group_dim", "expand_ratio", "dropout", "drop_path", "width")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class NetworkConfig:
         expand_ratio: of an EfficientNet block's inner width; 6.
         dropout: before EfficientNet's last layer; 0.2 for B0, 0.4 for B4.
         drop_path: of EfficientNet's last block; 0.2.
+        depths: blocks of a ResNet's four stages; those that are published.
+        width: factor of EfficientNet's channels; 1.0 for B0, 1.4 for B4.
 
     Raises:
         ValueError: an unknown model, or a flag of another; flag and value are named.
@@ -51,21 +54,22 @@ class NetworkConfig:
     expand_ratio: int | None = None
     dropout: float | None = None
     drop_path: float | None = None
+    depths: tuple[int, ...] | None = None
+    width: float | None = None
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"--model {self.model}: expected one of {', '.join(MODELS)}")
-        if self.model in resnet.VARIANTS:
-            for flag in _EFFICIENTNET_ONLY:
-                if getattr(self, flag) is not None:
-                    raise ValueError(f"--{flag} {getattr(self, flag)}: {self.model} has none")
-        elif self.zero_init_residual:
-            raise ValueError(f"--zero_init_residual: {self.model} has none")
+        is_resnet = self.model in resnet.VARIANTS
+        for flag in _EFFICIENTNET_ONLY if is_resnet else _RESNET_ONLY:
+            if (value := getattr(self, flag)) is not None and value is not False:
+                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                raise ValueError(f"--{flag} {shown}: {self.model} has none")
 
     def build(self, seed: int = 0) -> nn.Module:
         """Returns the network with its initial weights."""
         is_resnet = self.model in resnet.VARIANTS
-        own = ("zero_init_residual",) if is_resnet else _EFFICIENTNET_ONLY
+        own = _RESNET_ONLY if is_resnet else _EFFICIENTNET_ONLY
         names = ("num_classes", "norm", "groups", "norm_eps", "norm_momentum", *own)
         given = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
         make = resnet.ResNet if is_resnet else efficientnet.EfficientNet

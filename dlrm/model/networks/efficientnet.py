@@ -52,6 +52,8 @@ class EfficientNet(nn.Module):
             variant's, 0.2 or 0.4.
         drop_path: probability that training leaves out the last block's residual branch; linear in
             the block's index from 0 (Huang et al., 2016).
+        width: factor of all channels, which are then rounded to multiples of 8; None: the
+            variant's, 1.0 or 1.4.
         seed: of the initial weights.
 
     Raises:
@@ -71,10 +73,13 @@ class EfficientNet(nn.Module):
         expand_ratio: int = 6,
         dropout: float | None = None,
         drop_path: float = 0.2,
+        width: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
         variant = variant_of(model, VARIANTS)
+        if width is not None:
+            variant = variant._replace(width=width)
         dropout = variant.dropout if dropout is None else dropout
         for flag, integer in (("group_dim", group_dim), ("expand_ratio", expand_ratio)):
             if integer < 1:
@@ -82,9 +87,11 @@ class EfficientNet(nn.Module):
         for flag, share in (("dropout", dropout), ("drop_path", drop_path)):
             if not 0 <= share < 1:
                 raise ValueError(f"--{flag}: expected a probability in [0, 1), got {share}")
+        if not 0 < variant.width < math.inf:
+            raise ValueError(f"--width: expected a number above 0, got {variant.width}")
         new_norm = norm_layers(norm, groups, norm_eps, norm_momentum)
         stem, last, head = (
-            _round_channels(width * variant.width) for width in (32, _STAGES[-1][2], 1280)
+            _round_channels(channels * variant.width) for channels in (32, _STAGES[-1][2], 1280)
         )
         device = torch.get_default_device()
         with torch.device("meta"):

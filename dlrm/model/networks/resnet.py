@@ -4,6 +4,7 @@ Parameters have the names of torchvision's models, so that checkpoints of torchv
 NVIDIA load as they are.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ class ResNet(nn.Module):
         norm_momentum: weight of the newest batch in batch normalisation's running averages.
         zero_init_residual: start the last norm of each block at 0, so that each block starts as
             the identity.
+        depths: blocks of each of the four stages; None: the variant's.
         seed: of the initial weights.
 
     Raises:
@@ -55,10 +57,15 @@ class ResNet(nn.Module):
         norm_eps: float = 1e-5,
         norm_momentum: float = 0.1,
         zero_init_residual: bool = False,
+        depths: Sequence[int] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        depths, cardinality, group_width = variant_of(model, VARIANTS)
+        published, cardinality, group_width = variant_of(model, VARIANTS)
+        depths = published if depths is None else depths
+        if len(depths) != 4 or min(depths) < 1:
+            shown = ",".join(map(str, depths))
+            raise ValueError(f"--depths: expected four numbers from 1 on, got {shown}")
         new_norm = norm_layers(norm, groups, norm_eps, norm_momentum)
         device, channels = torch.get_default_device(), 64
         with torch.device("meta"):

@@ -118,9 +118,11 @@ def _check(values: Values) -> None:
 def _check_validated(values: Values, checkpoint: Path) -> None:
     """Raises ValueError where the checkpoint is of another network or of other classes."""
     saved = read_config(checkpoint)
-    for flag in ("model", "norm", "groups", "group_dim", "expand_ratio"):
-        if flag in values.given and values[flag] != saved["flags"][flag]:
-            raise ValueError(f"--{flag} {values[flag]}: {checkpoint} has {saved['flags'][flag]}")
+    for flag in ("model", "norm", "groups", "group_dim", "expand_ratio", "depths", "width"):
+        known = saved["flags"].get(flag)  # older checkpoints have only published depths and widths
+        known = tuple(known) if isinstance(known, list) else known
+        if flag in values.given and values[flag] != known:
+            raise ValueError(f"--{flag} {values[flag]}: {checkpoint} has {known}")
     classes = saved["dataset"].get("classes")
     if values["data"] == "dataset" and classes:
         test = ImageDataset(values["dataset"], "test", values["verify_data"])

@@ -25,6 +25,8 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "expand_ratio": "Inner width of EfficientNet's blocks over the outer; default: 6",
         "dropout": "Dropout before EfficientNet's last layer; default: 0.2 for B0, 0.4 for B4",
         "drop_path": "How often EfficientNet's last block is left out; default: 0.2",
+        "depths": "Blocks of a ResNet's four stages; default: 3,4,6,3, or 3,4,23,3 for ResNeXt-101",
+        "width": "Factor of EfficientNet's channels; default: 1.0 for B0, 1.4 for B4",
     },
     ("Augmentation", Augmentation): {
         "image_size": "Height and width of the network's input",
@@ -97,7 +99,7 @@ RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {"restore_path"}
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
 ARCHITECTURE = (
     *("model", "num_classes", "norm", "groups", "norm_eps", "group_dim", "expand_ratio"),
-    *("image_size", "normalise_input", "centre_crop"),
+    *("depths", "width", "image_size", "normalise_input", "centre_crop"),
 )
 
 

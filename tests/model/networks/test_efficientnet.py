@@ -109,7 +109,27 @@ def test_traced_and_compiled_give_the_same(network, images):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize(
+    ("width", "stem", "outputs", "head"),
+    [
+        (0.25, 8, [8, 8, 16, 24, 32, 48, 80], 320),  # 28 and 4 are rounded up, 10 to 16 as 8 < 9
+        (1.4, 48, [24, 32, 56, 112, 160, 272, 448], 1792),  # those of B4
+    ],
+)
+def test_width_scales_all_channels(width, stem, outputs, head):
+    with torch.device("meta"):
+        network = EfficientNet("efficientnet_b0", width=width)
+    assert network.conv_stem.out_channels == stem
+    last = [
+        getattr(blocks[-1], "conv_pwl", None) or blocks[-1].conv_pw for blocks in network.blocks
+    ]
+    assert [layer.out_channels for layer in last] == outputs
+    assert (network.conv_head.out_channels, network.classifier.in_features) == (head, head)
+
+
 def test_impossible_values_are_named():
+    with pytest.raises(ValueError, match="--width: expected a number above 0, got 0"):
+        EfficientNet(width=0)
     with pytest.raises(ValueError, match="--model: expected one of efficientnet_b0.*'b7'"):
         EfficientNet("b7")
     with pytest.raises(ValueError, match="--group_dim: expected 1 or more, got 0"):

@@ -100,7 +100,19 @@ def test_traced_and_compiled_give_the_same(network, images):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("model", ["resnet50", "resnext101_32x4d"])
+def test_depths_are_the_blocks_of_the_four_stages(model):
+    with torch.device("meta"):
+        names = list(ResNet(model, depths=(1, 2, 1, 3)).stages())
+    blocks = ["b1/0", "b2/0", "b2/1", "b3/0", "b4/0", "b4/1", "b4/2"]
+    assert [name for name in names[1:-2] if not name.endswith("/relu")] == blocks
+
+
 def test_impossible_values_are_named():
+    with pytest.raises(ValueError, match="--depths: expected four numbers from 1 on, got 3,4,6$"):
+        ResNet(depths=(3, 4, 6))
+    with pytest.raises(ValueError, match="--depths: expected four numbers from 1 on, got 3,4,6,0"):
+        ResNet(depths=(3, 4, 6, 0))
     with pytest.raises(ValueError, match="--model: expected one of resnet50.*'resnet18'"):
         ResNet("resnet18")
     with pytest.raises(ValueError, match="--norm: expected one of batch, group, got 'layer'"):

@@ -149,6 +149,23 @@ def test_weights_that_are_no_numbers_are_not_the_best(tmp_path):
         command(*validate, "--results=other.csv", model=[], training=[])
 
 
+@pytest.mark.parametrize(
+    ("model", "own", "other", "known"),
+    [
+        ("resnet50", "--depths=1,1,2,1", "--depths=1,1,1,1", "1, 1, 2, 1"),
+        ("efficientnet_b0", "--width=0.5", "--width=0.25", "0.5"),
+    ],
+)
+def test_a_checkpoint_knows_its_sizes(model, own, other, known):
+    sizes = [f"--model={model}", "--norm=group", "--image_size=32", "--num_classes=7"]
+    data = ["--data=generated", "--synthetic_dataset_num_entries=8", "--batch_size=4"]
+    command(own, "--save_checkpoint_path=run", model=sizes, data=data)
+    validate = ("--mode=validate", "--restore_path=run", "--test_batch_size=8")
+    assert command(*validate, model=[], data=data[:2])["best_loss"] > 0
+    with pytest.raises(ValueError, match=f"{other.split('=')[0]} .*: .* has .*{known}"):
+        command(*validate, other, model=[], data=data[:2])
+
+
 def test_the_inference_benchmark_leaves_the_first_pass_out(capsys):
     summary = command("--mode=benchmark_inference", "--repeat=3")
     out = capsys.readouterr().out
