@@ -1,0 +1,79 @@
+"""Flags that make a row small: for rows of any source, from the row's flags alone."""
+
+import pytest
+
+from dlrm.systems.rows import System
+from dlrm.systems.smoke import smoke_flags
+
+
+def row(*flags: str, command: str = "cnn", processes: int = 1) -> System:
+    return System("a/row", "000 A1", command, flags, "", "gaudi", processes=processes)
+
+
+RESNET = ("--mode=train", "--model=resnet50", "--batch_size=256")
+BERT = ("--mode=pretrain", "--size=large", "--batch_size=max")
+
+
+def test_a_command_without_sizes_is_refused():
+    with pytest.raises(ValueError, match="a/row: no sizes for predict, only for cnn, bert"):
+        smoke_flags(row(command="predict"))
+
+
+@pytest.mark.parametrize(
+    ("splits", "depths"),
+    [
+        ("", "1,1,1,1"),
+        ("b1/2/relu,b2/3/relu,b3/3/relu", "3,4,4,1"),
+        ("b3/13/relu,b3/2", "1,1,14,1"),
+        ("b0,fc1", "1,1,1,1"),
+    ],
+)
+def test_depths_keep_the_cuts_of_the_pipeline(splits, depths):
+    flags = smoke_flags(row(*RESNET, *([f"--pipeline_splits={splits}"] if splits else [])))
+    assert f"--depths={depths}" in flags
+    assert not any(flag.startswith(("--width", "--pipeline_splits")) for flag in flags)
+
+
+def test_an_efficientnet_is_narrow_and_keeps_its_depth():
+    flags = smoke_flags(row("--mode=train", "--model=efficientnet_b4", "--base_lr_exp=-14"))
+    assert {"--width=0.25", "--base_lr_exp=-25"} <= set(flags)
+    assert not any(flag.startswith(("--depths", "--lr=")) for flag in flags)
+
+
+@pytest.mark.parametrize("flags", [RESNET, BERT])
+@pytest.mark.parametrize(("asked", "done"), [(None, 1), (1, 1), (2, 2), (1024, 2)])
+@pytest.mark.parametrize(("processes", "replicas"), [(1, 1), (2, 2), (64, 2)])
+def test_steps_and_batches_are_few(flags, asked, done, processes, replicas):
+    own = () if asked is None else (f"--gradient_accumulation_steps={asked}",)
+    command = "bert" if flags is BERT else "cnn"
+    found = set(smoke_flags(row(*flags, *own, command=command, processes=processes)))
+    assert {"--batch_size=2", "--max_steps=2", "--base_device=cpu"} <= found
+    assert {f"--gradient_accumulation_steps={done}", f"--replicas={replicas}"} <= found
+
+
+@pytest.mark.parametrize("flags", [RESNET, BERT])
+def test_graphs_are_traced_and_nothing_else_of_the_execution_changes(flags):
+    command = "bert" if flags is BERT else "cnn"
+    eager = smoke_flags(row(*flags, "--precision=bf16", command=command))
+    graph = smoke_flags(row(*flags, "--execution=graph", "--precision=bf16", command=command))
+    assert set(graph) - set(eager) == {"--graph_backend=trace"}
+    assert not any(flag.startswith(("--precision", "--execution", "--data")) for flag in graph)
+
+
+def test_a_later_epoch_begins_at_the_first():
+    assert "--start_epoch=0" in smoke_flags(row(*RESNET, "--start_epoch=80"))
+    assert "--start_epoch=0" not in smoke_flags(row(*RESNET))
+
+
+def test_parts_of_bert_have_a_layer_each():
+    flags = smoke_flags(row(*BERT, "--layers_per_stage=3,7,7,7", command="bert"))
+    assert {"--layers_per_stage=1,1,1,1", "--num_layers=4"} <= set(flags)
+    assert "--num_layers=3" in smoke_flags(row(*BERT, command="bert"))
+
+
+def test_inference_makes_two_passes_of_two_batches():
+    flags = ("--mode=benchmark_inference", "--model=resnet50", "--batch_size=64")
+    found = smoke_flags(row(*flags))
+    assert {"--repeat=2", "--batch_size=2", "--synthetic_dataset_num_entries=4"} <= set(found)
+    assert "--batch_size=1" in smoke_flags(row(*flags[:2], "--batch_size=1"))
+    assert not any(flag.startswith(("--max_steps", "--replicas")) for flag in found)
