@@ -1,0 +1,312 @@
+"""The rows of IPUs: they are the documents' commands, configurations, and start at a small size."""
+
+import functools
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm.data.images.augmentation import Augmentation
+from dlrm.distributed import World
+from dlrm.model.networks.bert import BertConfig
+from dlrm.scripts.bert import command as bert
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.cnn import command as cnn
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import network_flags
+from dlrm.systems.ipu import ROWS
+from dlrm.systems.rows import System
+from dlrm.systems.smoke import smoke_flags
+from dlrm.tasks.images import ImageLossConfig, NetworkConfig
+from dlrm.tasks.language import PreTraining, QuestionAnswering
+from dlrm.train.execution import ExecutionConfig, partition
+from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.schedule import CurveConfig, learning_rate_curve
+from dlrm.train.task import TrainConfig
+
+PRINTED = Path(__file__).with_name("printed_commands.txt").read_text().splitlines()
+DOCUMENTS = ("003-ipu-cnn-benchmarks.md", "004-ipu-bert-benchmarks.md")
+VALIDATION, WRONG_LENGTH = "ipu/cnn/validate-checkpoints", "ipu/bert-large/pretrain-384-pod64-b"
+IMAGES = {name: row for name, row in ROWS.items() if row.command == "cnn"}
+TEXTS = {name: row for name, row in ROWS.items() if row.command == "bert"}
+IMAGE_PARAMETERS = {  # model, group dim and expand ratio
+    ("resnet50", None, None): 25_557_032,
+    ("resnext101_32x4d", None, None): 44_177_704,
+    ("efficientnet_b0", None, None): 5_288_548,
+    ("efficientnet_b4", 1, 6): 19_341_616,
+    ("efficientnet_b4", 16, 4): 19_328_168,
+}
+
+
+def text_parameters(task: str, config: BertConfig) -> int:
+    """By the formulas of the architecture, without biases in the attention."""
+    layers, width, _, inner = config.shape
+    embeddings = (config.vocab_size + 512 + 2 + 2) * width
+    layer = 4 * width**2 + 4 * width + (width + 1) * inner + (inner + 1) * width
+    heads = 2 * (width + 1)
+    if task == "pretrain":
+        heads += (width + 1) * width + width**2 + 2 * width + config.vocab_size
+    return embeddings + layers * layer + heads
+
+
+def resolved(row: System):
+    if row.command == "cnn":
+        values = cnn_flags.parse(row.arguments())
+        plan = network_flags.batch_plan(values, row.processes)
+        return cnn_flags.resolved(values, plan.global_batch), plan
+    values, _ = bert_flags.resolved(bert_flags.parse([*row.arguments(), "--base_device=cpu"]))
+    bert_flags.check(values)
+    values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)
+    return values, network_flags.batch_plan(values, row.processes)
+
+
+@functools.cache
+def image_stages(config: NetworkConfig):
+    with torch.device("meta"):
+        model = config.build()
+    return model.stages(), sum(p.numel() for p in model.parameters())
+
+
+@functools.cache
+def text_stages(task: str, config: BertConfig):
+    kind = {"pretrain": PreTraining, "squad": QuestionAnswering}[task]
+    with torch.device("meta"):
+        made = kind(config, world=World(device="meta"))
+    return made.stages(), sum(p.numel() for p in made.model.parameters())
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_row_builds_at_full_size(name):
+    values, plan = resolved(ROWS[name])
+    for config in (
+        *(Augmentation, ImageLossConfig, PrecisionConfig, ExecutionConfig),
+        *(NetworkOptimizerConfig, CurveConfig, TrainConfig),
+    ):
+        values.config(config)
+    network = values.config(NetworkConfig)
+    stages, count = image_stages(network)
+    assert count == IMAGE_PARAMETERS[network.model, network.group_dim, network.expand_ratio]
+    parts = partition(stages, values["pipeline_splits"])
+    assert len(parts) == len(values["pipeline_splits"]) + 1
+    assert plan.accumulation == values["gradient_accumulation_steps"]  # as many processes as asked
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_row_of_bert_builds_at_full_size(name):
+    values, plan = resolved(ROWS[name])
+    for config in (PrecisionConfig, ExecutionConfig, NetworkOptimizerConfig, CurveConfig):
+        values.config(config)
+    config = values.config(BertConfig)
+    stages, count = text_stages(values["task"], config)
+    assert count == text_parameters(values["task"], config)
+    if (values["task"], config.shape.num_layers) == ("squad", 3):
+        assert count == 44_999_426
+    parts = partition(stages, values["pipeline_splits"])
+    assert len(parts) == len(values["layers_per_stage"]) + values["encoder_start_stage"]
+    assert plan.accumulation == values["gradient_accumulation_steps"]
+
+
+# Of the inventory: global batch, rate, and stages that begin a part, or layers of the parts.
+_RN50 = ("b1/2/relu", "b2/3/relu", "b3/3/relu")
+_G16, _G1 = ("block2c", "block4c", "block6a"), ("block2b", "block4b", "block6c")
+TRAININGS = {
+    "rn50/train-m2000": (16384, 8.0, _RN50),
+    "rn50/train-pod16": (16384, 8.0, _RN50),
+    "rn50/train-pod64": (16384, 2.0, _RN50),
+    "rnx101/train-m2000": (768, 0.375, ("b3/3/relu",)),
+    "rnx101/train-pod16": (768, 0.375, ("b3/3/relu",)),
+    "effb4-g1/train-m2000": (200, 0.0122, _G16),
+    "effb4-g1/train-m2000-as-titled": (192, 0.0117, _G1),
+    "effb4-g1/train-pod16": (800, 0.0488, _G16),
+    "effb4-g1/train-pod16-as-titled": (768, 0.0469, _G1),
+    "effb4-g1/train-pod64": (768, 0.0469, _G1),
+    "effb4-g16/train-m2000": (800, 0.0488, _G16),
+    "effb4-g16/train-pod16": (800, 0.0488, _G16),
+    "effb4-g16/train-pod64": (640, 0.0391, _G16),
+    "bert-large/pretrain-128-pod16": (65536, 6e-3, (3, 7, 7, 7)),
+    "bert-large/pretrain-128-pod64": (65536, 6e-3, (3, 7, 7, 7)),
+    "bert-large/pretrain-384-pod16": (16384, 2.828427e-3, (3, 7, 7, 7)),
+    "bert-large/pretrain-384-pod64-a": (16384, 2.828427e-3, (3, 7, 7, 7)),
+    "bert-large/pretrain-384-pod64-b": (16384, 2.828427e-3, (3, 7, 7, 7)),
+    "bert-large/pretrain-384-pod64-b-as-titled": (16384, 2.828427e-3, (3, 7, 7, 7)),
+    "bert-base/pretrain-128-pod16": (65536, 6e-3, (4, 4, 4)),
+    "bert-base/pretrain-128-pod64": (65536, 6e-3, (3, 7, 7, 7)),
+    "bert-base/pretrain-128-pod64-as-titled": (65536, 6e-3, (4, 4, 4)),
+    "bert-base/pretrain-384-pod16": (16384, 2.828427e-3, (4, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_rates_batches_and_cuts_are_those_of_the_inventory(name):
+    row = ROWS[f"ipu/{name}"]
+    values, plan = resolved(row)
+    global_batch, rate, cuts = TRAININGS[name]
+    assert plan.global_batch == global_batch
+    assert values["lr"] == pytest.approx(rate, rel=5e-3)
+    assert cuts == values["layers_per_stage" if row.command == "bert" else "pipeline_splits"]
+    if values["optimizer"] == "rmsprop_tf":
+        assert values["rmsprop_decay"] == pytest.approx(1 - values["lr"])
+
+
+def test_the_curves_of_pretraining_reach_their_top_and_fall():
+    for name, steps, top in (
+        ("ipu/bert-large/pretrain-128-pod16", 7038, 6e-3),
+        ("ipu/bert-base/pretrain-384-pod16", 2137, 2.828427e-3),
+    ):
+        values, _ = resolved(ROWS[name])
+        assert values["total_steps"] == steps
+        rate = learning_rate_curve(values.config(CurveConfig), steps, 10)
+        rates = [rate(step) for step in range(1, steps + 1)]
+        assert max(rates) == pytest.approx(top, rel=2e-3)
+        assert rates[-1] < 0.05 * top
+
+
+def test_every_row_of_the_inventory_is_here():
+    sources = Counter(row.source for row in ROWS.values())
+    numbered = [*range(1, 12), *range(13, 44)]  # C12 is how all trainings go to the end
+    assert {f"003 C{i}" for i in (*numbered, "6'", "7'")} <= sources.keys()
+    assert sum("C12" in source for source in sources) == 13
+    titled = ("5'", "7'", "9'", "10'", "11'")
+    assert {f"004 D{i}" for i in (*range(1, 19), *titled)} <= sources.keys()
+    assert len(ROWS) == 2 * 13 + 31 + 18 + 5
+    for row in ROWS.values():
+        assert ("-as-titled" in row.id) == ("'" in row.source)
+        assert row.rule == ("ipu" if "train" in row.id else "ipu_inference")
+        assert row.quotation
+        assert row.published == ()
+        made_up = "/infer-" in row.id or "squad-infer" in row.id
+        assert (row.data is None) == made_up
+
+
+def test_every_printed_command_is_a_rows():
+    assert len(PRINTED) == 27
+    assert set(PRINTED) <= {row.printed for row in ROWS.values()}
+    # A row with another command is of a sweep: its batch size alone is another.
+    size = re.compile(r"(--(?:micro-)?batch-size) \d+")
+    swept = {size.sub(r"\1 N", command) for command in PRINTED}
+    for row in ROWS.values():
+        if row.printed not in PRINTED and row.id != VALIDATION:
+            assert size.sub(r"\1 N", row.printed) in swept
+            given, _ = resolved(row)
+            assert f"size {given['batch_size']} " in row.printed
+
+
+def test_the_commands_are_those_of_the_documents():
+    if "DLRM_SOURCES" not in os.environ:
+        pytest.skip("DLRM_SOURCES names no directory with the documents")
+    texts = [Path(os.environ["DLRM_SOURCES"], name).read_text() for name in DOCUMENTS]
+    fenced = [found for text in texts for found in re.findall(r"^```\n(.*?)\n```$", text, re.M)]
+    assert fenced == PRINTED
+    for row in ROWS.values():
+        text = texts["004" in row.source]
+        assert row.quotation in text or all(part in text for part in row.quotation.split(", "))
+        assert row.hardware in text
+
+
+def test_a_training_to_the_end_lacks_the_flags_of_a_benchmark():
+    for name, epochs in (
+        *(("rn50/train-m2000", 100), ("rn50/train-pod64", 100), ("rnx101/train-pod16", 100)),
+        *(("effb4-g1/train-m2000-as-titled", 350), ("effb4-g16/train-pod64", 350)),
+    ):
+        row = ROWS[f"ipu/{name}"]
+        short, long = resolved(row)[0], resolved(ROWS[f"{row.id}/full"])[0]
+        assert long["epochs"] == epochs > short["epochs"]
+        assert (long["ckpts_per_epoch"], long["save_checkpoint_path"]) == (1, "checkpoints")
+        assert short["no_validation"]
+        assert long["no_validation"] == row.printed.startswith("poprun")  # by validation.py then
+        left_out = {"epochs", "ckpts_per_epoch", "save_checkpoint_path", "no_validation"}
+        assert all(long[flag] == short[flag] for flag in long.keys() - left_out)
+
+
+def test_errata_are_rows_as_printed_and_as_titled():
+    squad = "ipu/bert-large/squad-infer-128/mb2"
+    for name, flag, printed, titled in (
+        ("ipu/effb4-g1/train-m2000", "group_dim", 16, 1),
+        ("ipu/effb4-g1/train-pod16", "expand_ratio", 4, 6),
+        ("ipu/bert-base/pretrain-128-pod64", "size", "large", "base"),
+        ("ipu/bert-base/pretrain-128-pod64", "loss_scale", 128, 128),
+        (squad, "size", "base_3layer", "large"),
+    ):
+        assert resolved(ROWS[name])[0][flag] == printed
+        assert resolved(ROWS[f"{name}-as-titled"])[0][flag] == titled
+        assert ROWS[name].printed == ROWS[f"{name}-as-titled"].printed
+    assert ROWS[WRONG_LENGTH].data == "wikipedia/AA/sequence_128/wiki_00_tokenised"
+    titled = ROWS[f"{WRONG_LENGTH}-as-titled"]
+    assert titled.data == "wikipedia/AA/sequence_384/wiki_00_tokenised"
+    assert titled.flags == ROWS[WRONG_LENGTH].flags
+    assert resolved(ROWS["ipu/bert-large/pretrain-384-pod64-a"])[0]["epochs"] == 10
+
+
+_FAST = {
+    *("ipu/rn50/train-m2000", "ipu/rnx101/train-pod16", "ipu/effb4-g1/train-m2000-as-titled/full"),
+    *("ipu/effb4-g16/train-m2000", "ipu/rn50/infer-synthetic/b1"),
+    *("ipu/effb0/infer-generated-x4/b8", "ipu/bert-large/pretrain-128-pod64"),
+    *("ipu/bert-base/pretrain-384-pod16", "ipu/bert-large/squad-infer-128/mb2"),
+    "ipu/bert-3layer/squad-infer-128/mb4",
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(row, *more, dataset=None):
+        command, flags = (cnn, cnn_flags) if row.command == "cnn" else (bert, bert_flags)
+        return command.run(flags.parse([*row.arguments(dataset), *smoke_flags(row), *more]))
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=name, marks=() if name in _FAST else pytest.mark.slow)
+        for name, row in ROWS.items()
+        if name != VALIDATION
+    ],
+)
+def test_it_starts_at_reduced_size(row, run, tmp_path, capsys):
+    summary = run(row)
+    out = capsys.readouterr().out
+    values, _ = resolved(row)
+    assert ("note: --pipeline_splits:" in out) == bool(values["pipeline_splits"])
+    if row.rule == "ipu_inference":
+        assert summary["mean_inference_throughput"] > 0
+        latencies = [summary[f"{name}_inference_latency"] for name in ("min", "mean", "max")]
+        assert latencies == sorted(latencies)
+        return
+    assert ("the global batch stays" in out) == (row.processes > 1)
+    # Of 1,000 classes ln 1000 = 6.9; of 120 words and two sentences ln 240 = 5.5.
+    chance = 7.6 if row.command == "cnn" else np.log(240)
+    assert summary["training_loss"] == pytest.approx(chance, rel=0.15)
+    assert summary["average_train_throughput"] > 0
+    assert (tmp_path / "checkpoints").exists() == (values["save_checkpoint_path"] is not None)
+
+
+def test_checkpoints_of_a_small_training_are_validated(run, capsys):
+    run(ROWS["ipu/rn50/train-m2000/full"])
+    summary = run(ROWS[VALIDATION])
+    assert summary["best_loss"] > 1
+    assert "model: resnet50" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [10, 1211])  # of 407 numbers each, where 1,211 are expected
+def test_rows_of_128_tokens_are_refused_where_384_are_expected(rows, run, tmp_path):
+    path, predictions = tmp_path / "wiki_00_tokenised", 20
+    places = np.arange(128)
+    row = [np.full(128, 7), places, places >= 60, [predictions, 128], np.full(predictions, 9), [1]]
+    np.tile(np.concatenate(row).astype("<i4"), rows).tofile(path)
+    sizes = ("--max_seq_length=384", "--max_predictions_per_seq=56")
+    with pytest.raises(ValueError, match=f"{path}.*(384|1211)"):
+        run(ROWS[WRONG_LENGTH], *sizes, dataset=str(path))
+    sizes = ("--max_seq_length=128", "--max_predictions_per_seq=20", "--max_steps=1")
+    right = ROWS["ipu/bert-large/pretrain-128-pod64"]
+    assert run(right, *sizes, dataset=str(path))["training_loss"] > 1
