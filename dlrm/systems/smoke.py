@@ -58,9 +58,27 @@ def _bert(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
+def _dlrm(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
+    sizes = ("--bottom_mlp_sizes=32,16", "--embedding_dim=16", "--top_mlp_sizes=32,1")
+    data = (f"--synthetic_dataset_table_sizes={','.join(['50'] * 26)}",)
+    if "preset" in given:
+        data = ("--synthetic_dataset_table_sizes=1000", "--num_numerical_features=32")
+    if given["mode"] == "inference_benchmark":
+        data = (
+            *(*data, "--inference_benchmark_batch_sizes=1,4", "--inference_benchmark_steps=12"),
+            "--inference_benchmark_runtimes=native",
+        )
+    return (
+        *(*_COMMON, *sizes, *data, "--batch_size=32", "--test_batch_size=32", "--max_steps=2"),
+        "--synthetic_dataset_num_entries=256",
+    )
+
+
 SMOKE: dict[str, Callable[[System, Mapping[str, str]], tuple[str, ...]]] = {
     "cnn": _cnn,
     "bert": _bert,
+    "main": _dlrm,
+    "dist_main": _dlrm,
 }
 
 
