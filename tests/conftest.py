@@ -25,9 +25,9 @@ settings.load_profile("untimed")
 # A file runs in one process: those that take longest begin first, so that none waits at the end.
 LONGEST = (
     *("scripts/test_dist_main.py", "triton/test_export.py", "preproc/test_resume.py"),
-    *("test_real_input.py", "ops/test_row_update.py", "systems/test_language_rows.py"),
+    *("test_real_input.py", "ops/test_row_update.py", "scripts/systems/test_systems.py"),
     *("ops/test_cuda.py", "scripts/bert/test_bert_command.py", "scripts/test_main.py"),
-    *("model/networks/test_bert.py", "systems/test_vision_rows.py", "preproc/test_scripts.py"),
+    *("model/networks/test_bert.py", "preproc/test_scripts.py"),
 )
 
 

@@ -13,23 +13,23 @@ _AMP = "AMP: fp16 on cuda, bf16 on a CPU"
 
 # Throughput at each place of the grid. The document prints the last, 4n32d, and leaves what is None
 # to the reports that it links, of the same frameworks and batches (DLPerf, commit 13a14f8).
-_RESNET50 = {
+_RESNET50: dict[str, tuple[float | None, ...]] = {
     "OneFlow": (384.9, 2969.5, 5906.6, 11711.2),
     "TensorFlow 1.x": (362.44, 2721.98, 5099.42, 9496.91),
     "PaddlePaddle": (352.72, 2625.38, 4895.27, 9330.94),
     "TensorFlow 2.x": (None, None, None, 9418.44),
 }
-_BERT_MAX = {
+_BERT_MAX: dict[str, tuple[float | None, ...]] = {
     "OneFlow (bsz=96)": (149.8, 1158.5, 2257.7, 4456.0),
     "TensorFlow 1.x (bsz=48)": (112.56, 867.72, 1376.44, 2478.59),
     "PaddlePaddle (bsz=96)": (136.97, 868.6, 1631.36, 3167.68),
 }
-_BERT_32 = {
+_BERT_32: dict[str, tuple[float | None, ...]] = {
     "OneFlow": (145.2, 1043.0, 1890.3, 3715.1),
     "TensorFlow 1.x": (106.8, 806.56, 1090.2, 1923.68),
     "PaddlePaddle": (132.64, 615.12, 1116.02, 2073.6),
 }
-_PUBLISHED = {
+_PUBLISHED: dict[str, dict[str, tuple[float | None, ...]]] = {
     "rn50/fp32-b128": _RESNET50,
     "bert-base/fp32-bmax": _BERT_MAX,
     "bert-base/fp32-b32": _BERT_32,
@@ -71,9 +71,9 @@ def _rows(system: str, command: str, variant: str, flags: tuple[str, ...]) -> li
     rows = []
     for place, (label, (nodes, devices)) in enumerate(GRID.items()):
         figures = (
-            Figure(values[place], unit, system=framework)
+            Figure(value, unit, system=framework)
             for framework, values in _PUBLISHED.get(name, {}).items()
-            if values[place] is not None
+            if (value := values[place]) is not None
         )
         rows.append(
             System(

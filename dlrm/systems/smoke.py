@@ -60,7 +60,7 @@ def _bert(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
 
 def _dlrm(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
     sizes = ("--bottom_mlp_sizes=32,16", "--embedding_dim=16", "--top_mlp_sizes=32,1")
-    data = (f"--synthetic_dataset_table_sizes={','.join(['50'] * 26)}",)
+    data: tuple[str, ...] = (f"--synthetic_dataset_table_sizes={','.join(['50'] * 26)}",)
     if "preset" in given:
         data = ("--synthetic_dataset_table_sizes=1000", "--num_numerical_features=32")
     if given["mode"] == "inference_benchmark":

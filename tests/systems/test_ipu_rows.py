@@ -1,116 +1,28 @@
 """The rows of IPUs: they are the documents' commands, configurations, and start at a small size."""
 
-import functools
 import os
 import re
 from collections import Counter
 from pathlib import Path
 
+import documents
 import numpy as np
 import pytest
 import torch
+from full_size import resolved
 
-from dlrm.data.images.augmentation import Augmentation
-from dlrm.distributed import World
-from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts.bert import command as bert
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import command as cnn
 from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.scripts.common import network_flags
 from dlrm.systems.ipu import ROWS
-from dlrm.systems.rows import System
 from dlrm.systems.smoke import smoke_flags
-from dlrm.tasks.images import ImageLossConfig, NetworkConfig
-from dlrm.tasks.language import PreTraining, QuestionAnswering
-from dlrm.train.execution import ExecutionConfig, partition
-from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
-from dlrm.train.task import TrainConfig
 
-PRINTED = Path(__file__).with_name("printed_commands.txt").read_text().splitlines()
+_COMMANDS = documents.saved()["commands"]
+PRINTED = [*_COMMANDS["003"], *_COMMANDS["004"]]
 DOCUMENTS = ("003-ipu-cnn-benchmarks.md", "004-ipu-bert-benchmarks.md")
 VALIDATION, WRONG_LENGTH = "ipu/cnn/validate-checkpoints", "ipu/bert-large/pretrain-384-pod64-b"
-IMAGES = {name: row for name, row in ROWS.items() if row.command == "cnn"}
-TEXTS = {name: row for name, row in ROWS.items() if row.command == "bert"}
-IMAGE_PARAMETERS = {  # model, group dim and expand ratio
-    ("resnet50", None, None): 25_557_032,
-    ("resnext101_32x4d", None, None): 44_177_704,
-    ("efficientnet_b0", None, None): 5_288_548,
-    ("efficientnet_b4", 1, 6): 19_341_616,
-    ("efficientnet_b4", 16, 4): 19_328_168,
-}
-
-
-def text_parameters(task: str, config: BertConfig) -> int:
-    """By the formulas of the architecture, without biases in the attention."""
-    layers, width, _, inner = config.shape
-    embeddings = (config.vocab_size + 512 + 2 + 2) * width
-    layer = 4 * width**2 + 4 * width + (width + 1) * inner + (inner + 1) * width
-    heads = 2 * (width + 1)
-    if task == "pretrain":
-        heads += (width + 1) * width + width**2 + 2 * width + config.vocab_size
-    return embeddings + layers * layer + heads
-
-
-def resolved(row: System):
-    if row.command == "cnn":
-        values = cnn_flags.parse(row.arguments())
-        plan = network_flags.batch_plan(values, row.processes)
-        return cnn_flags.resolved(values, plan.global_batch), plan
-    values, _ = bert_flags.resolved(bert_flags.parse([*row.arguments(), "--base_device=cpu"]))
-    bert_flags.check(values)
-    values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)
-    return values, network_flags.batch_plan(values, row.processes)
-
-
-@functools.cache
-def image_stages(config: NetworkConfig):
-    with torch.device("meta"):
-        model = config.build()
-    return model.stages(), sum(p.numel() for p in model.parameters())
-
-
-@functools.cache
-def text_stages(task: str, config: BertConfig):
-    kind = {"pretrain": PreTraining, "squad": QuestionAnswering}[task]
-    with torch.device("meta"):
-        made = kind(config, world=World(device="meta"))
-    return made.stages(), sum(p.numel() for p in made.model.parameters())
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_an_image_row_builds_at_full_size(name):
-    values, plan = resolved(ROWS[name])
-    for config in (
-        *(Augmentation, ImageLossConfig, PrecisionConfig, ExecutionConfig),
-        *(NetworkOptimizerConfig, CurveConfig, TrainConfig),
-    ):
-        values.config(config)
-    network = values.config(NetworkConfig)
-    stages, count = image_stages(network)
-    assert count == IMAGE_PARAMETERS[network.model, network.group_dim, network.expand_ratio]
-    parts = partition(stages, values["pipeline_splits"])
-    assert len(parts) == len(values["pipeline_splits"]) + 1
-    assert plan.accumulation == values["gradient_accumulation_steps"]  # as many processes as asked
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_a_row_of_bert_builds_at_full_size(name):
-    values, plan = resolved(ROWS[name])
-    for config in (PrecisionConfig, ExecutionConfig, NetworkOptimizerConfig, CurveConfig):
-        values.config(config)
-    config = values.config(BertConfig)
-    stages, count = text_stages(values["task"], config)
-    assert count == text_parameters(values["task"], config)
-    if (values["task"], config.shape.num_layers) == ("squad", 3):
-        assert count == 44_999_426
-    parts = partition(stages, values["pipeline_splits"])
-    assert len(parts) == len(values["layers_per_stage"]) + values["encoder_start_stage"]
-    assert plan.accumulation == values["gradient_accumulation_steps"]
-
-
 # Of the inventory: global batch, rate, and stages that begin a part, or layers of the parts.
 _RN50 = ("b1/2/relu", "b2/3/relu", "b3/3/relu")
 _G16, _G1 = ("block2c", "block4c", "block6a"), ("block2b", "block4b", "block6c")
@@ -196,12 +108,10 @@ def test_every_printed_command_is_a_rows():
             assert f"size {given['batch_size']} " in row.printed
 
 
-def test_the_commands_are_those_of_the_documents():
+def test_the_quotations_are_of_the_documents():
     if "DLRM_SOURCES" not in os.environ:
         pytest.skip("DLRM_SOURCES names no directory with the documents")
     texts = [Path(os.environ["DLRM_SOURCES"], name).read_text() for name in DOCUMENTS]
-    fenced = [found for text in texts for found in re.findall(r"^```\n(.*?)\n```$", text, re.M)]
-    assert fenced == PRINTED
     for row in ROWS.values():
         text = texts["004" in row.source]
         assert row.quotation in text or all(part in text for part in row.quotation.split(", "))
@@ -242,13 +152,13 @@ def test_errata_are_rows_as_printed_and_as_titled():
     assert resolved(ROWS["ipu/bert-large/pretrain-384-pod64-a"])[0]["epochs"] == 10
 
 
-_FAST = {
+_FAST = (
     *("ipu/rn50/train-m2000", "ipu/rnx101/train-pod16", "ipu/effb4-g1/train-m2000-as-titled/full"),
     *("ipu/effb4-g16/train-m2000", "ipu/rn50/infer-synthetic/b1"),
     *("ipu/effb0/infer-generated-x4/b8", "ipu/bert-large/pretrain-128-pod64"),
     *("ipu/bert-base/pretrain-384-pod16", "ipu/bert-large/squad-infer-128/mb2"),
     "ipu/bert-3layer/squad-infer-128/mb4",
-}
+)
 
 
 @pytest.fixture
@@ -265,15 +175,9 @@ def run(tmp_path, monkeypatch):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=name, marks=() if name in _FAST else pytest.mark.slow)
-        for name, row in ROWS.items()
-        if name != VALIDATION
-    ],
-)
-def test_it_starts_at_reduced_size(row, run, tmp_path, capsys):
+@pytest.mark.parametrize("name", _FAST)  # tests/scripts/systems runs all, by the real command
+def test_it_starts_at_reduced_size(name, run, tmp_path, capsys):
+    row = ROWS[name]
     summary = run(row)
     out = capsys.readouterr().out
     values, _ = resolved(row)

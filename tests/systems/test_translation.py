@@ -1,8 +1,8 @@
 """Command lines of Graphcore's programs, as ours: every flag is accounted for, none is added."""
 
 import shlex
-from pathlib import Path
 
+import documents
 import pytest
 
 from dlrm.model.networks.bert import SIZES
@@ -12,7 +12,8 @@ from dlrm.systems.bert_recipes import BERT_RECIPES
 from dlrm.systems.recipes import RECIPES
 from dlrm.systems.translation import Translation, translate
 
-PRINTED = Path(__file__).with_name("printed_commands.txt").read_text().splitlines()
+_COMMANDS = documents.saved()["commands"]
+PRINTED = [*_COMMANDS["003"], *_COMMANDS["004"]]
 RESNET = "python train.py --model resnet --model-size 50 --dataset imagenet --batch-size 16"
 EFFICIENTNET = "python train.py --model efficientnet --model-size 4 --dataset imagenet"
 INFERENCE = "python bert.py --task SQUAD --inference --generated-data"

@@ -137,8 +137,8 @@ def _scaling(options: argparse.Namespace) -> int:
     row = find(CATALOGUE, options.row)
     jobs, _, _ = compare.scaled(row, _options(options), options.results, options.keep, print)
     keys = [(job.row.id, job.label) for job in jobs]
-    found = [r for r in read(options.results) if (r["row"], r["label"]) in keys]
-    found = tables.results(found)
+    ran = [r for r in read(options.results) if (r["row"], r["label"]) in keys]
+    found = tables.results(ran)
     print(tables.dlperf_report(found))
     for result in found:
         print(tables.comparison(result))

@@ -94,7 +94,7 @@ def _run_once(job: Job, number: int, folder: Path) -> Record:
 
 
 def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
-    """Runs the command; returns its exit code and the most memory a process of it took, in bytes."""
+    """Runs the command; returns its exit code and the peak memory of a process of it, in bytes."""
     module = f"dlrm.scripts.{job.row.command}"
     command = [sys.executable, "-m", module]
     if job.processes > 1:

@@ -1,0 +1,76 @@
+"""Rows at their full size, on the meta device, which holds no values."""
+
+import functools
+
+import torch
+
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.networks.bert import BertConfig
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import dlrm_flags, network_flags
+from dlrm.systems.rows import System
+from dlrm.tasks.images import NetworkConfig
+from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
+
+_TASKS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceClassification}
+
+
+def resolved(row: System):
+    """The values of a network's row, recipe included, and how its global batch is computed."""
+    if row.command == "cnn":
+        values = cnn_flags.parse(row.arguments())
+        plan = network_flags.batch_plan(values, row.processes)
+        return cnn_flags.resolved(values, plan.global_batch), plan
+    values, _ = bert_flags.resolved(bert_flags.parse([*row.arguments(), "--base_device=cpu"]))
+    bert_flags.check(values)
+    values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)
+    return values, network_flags.batch_plan(values, row.processes)
+
+
+@functools.cache
+def image_network(config: NetworkConfig):
+    """Its stages, and how many parameters it has."""
+    with torch.device("meta"):
+        model = config.build()
+    return model.stages(), sum(p.numel() for p in model.parameters())
+
+
+@functools.cache
+def language_network(task: str, config: BertConfig):
+    """Its stages, and how many parameters it has."""
+    with torch.device("meta"):
+        made = _TASKS[task](config, world=World(device="meta"))
+    return made.stages(), sum(p.numel() for p in made.model.parameters())
+
+
+def language_parameters(task: str, config: BertConfig) -> int:
+    """Parameters by the formulas of the architecture, with PopART's biases or BERT's."""
+    layers, width, _, inner = config.shape
+    bias = width if config.attention_bias else 0
+    embeddings = (config.vocab_size + config.max_position_embeddings + 2 + 2) * width
+    attention = 4 * (width * width + bias)
+    layer = attention + 2 * 2 * width + (width + 1) * inner + (inner + 1) * width
+    pooler = (width + 1) * width
+    heads = {
+        "squad": 2 * (width + 1),
+        "mrpc": pooler + 2 * (width + 1),
+        "pretrain": pooler + 2 * (width + 1) + width**2 + bias + 2 * width + config.vocab_size,
+    }
+    return embeddings + layers * layer + heads[task]
+
+
+def click_values(row: System):
+    """The values of a DLRM's row."""
+    from dlrm.scripts.dist_main import DEFAULTS
+
+    defaults = DEFAULTS if row.command == "dist_main" else None
+    return dlrm_flags.parse(row.arguments(), dlrm_flags.make_flags(defaults))
+
+
+@functools.cache
+def click_network(config: DLRMConfig) -> int:
+    """How many parameters it has."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in DLRM(config, World(device="meta")).parameters())

@@ -1,0 +1,161 @@
+"""Every row is a configuration, and its network builds at full size with its parameters."""
+
+import pytest
+from full_size import (
+    click_network,
+    click_values,
+    image_network,
+    language_network,
+    language_parameters,
+    resolved,
+)
+
+from dlrm.data.clicks.datasets import DataConfig
+from dlrm.data.images.augmentation import Augmentation
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.networks.bert import BertConfig
+from dlrm.scripts.cnn import command as cnn
+from dlrm.scripts.common import dlrm_flags
+from dlrm.systems.catalogue import CATALOGUE
+from dlrm.tasks.images import ImageLossConfig, NetworkConfig
+from dlrm.train.execution import ExecutionConfig, partition
+from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.schedule import CurveConfig, ScheduleConfig, learning_rate_curve
+from dlrm.train.task import TrainConfig
+
+
+def of_command(*commands):
+    rows = (row for row in CATALOGUE.values() if row.command in commands and row.measure == "run")
+    return [pytest.param(row, id=row.id) for row in rows]
+
+
+IMAGE_PARAMETERS = {  # model, and for EfficientNet group dim and expand ratio
+    ("resnet50", None, None): 25_557_032,
+    ("resnext101_32x4d", None, None): 44_177_704,
+    ("efficientnet_b0", None, None): 5_288_548,
+    ("efficientnet_b4", 1, 6): 19_341_616,
+    ("efficientnet_b4", 16, 4): 19_328_168,
+}
+LANGUAGE_PARAMETERS = {  # task, layers, vocabulary
+    ("pretrain", 12, 30522): 110_106_428,
+    ("pretrain", 24, 30522): 336_226_108,
+    ("squad", 12, 30522): 108_893_186,
+    ("squad", 24, 30522): 334_094_338,
+    ("squad", 3, 30400): 44_999_426,  # without biases in the attention
+    ("mrpc", 12, 30522): 109_483_778,
+    ("mrpc", 24, 30522): 335_143_938,
+}
+MLPS = 2_369_921  # 13-512-256-128 and 480-1024-1024-512-256-1, with biases
+CLICK_PARAMETERS = {  # rows of all tables
+    32_709_138: 32_709_138 * 128 + MLPS,
+    177_944_275: 177_944_275 * 128 + MLPS,
+    3_000_000: 295_385_153,
+}
+
+
+def check_network(row, values, plan, stages):
+    for config in (PrecisionConfig, ExecutionConfig, NetworkOptimizerConfig, CurveConfig):
+        values.config(config)
+    values.config(TrainConfig)
+    parts = partition(stages, values["pipeline_splits"])
+    assert len(parts) == len(values["pipeline_splits"]) + 1
+    assert plan.accumulation == values["gradient_accumulation_steps"]  # as many processes as asked
+
+
+@pytest.mark.parametrize("row", of_command("cnn"))
+def test_an_image_network_builds_at_full_size(row):
+    values, plan = resolved(row)
+    values.config(Augmentation)
+    values.config(ImageLossConfig)
+    cnn._check(values)
+    network = values.config(NetworkConfig)
+    stages, count = image_network(network)
+    assert count == IMAGE_PARAMETERS[network.model, network.group_dim, network.expand_ratio]
+    check_network(row, values, plan, stages)
+
+
+@pytest.mark.parametrize("row", of_command("bert"))
+def test_a_language_network_builds_at_full_size(row):
+    values, plan = resolved(row)
+    config = values.config(BertConfig)
+    stages, count = language_network(values["task"], config)
+    assert count == language_parameters(values["task"], config)
+    placed = values["layers_per_stage"]
+    assert not placed or len(placed) + values["encoder_start_stage"] == (
+        len(values["pipeline_splits"]) + 1
+    )
+    key = (values["task"], config.shape.num_layers, config.vocab_size)
+    assert count == LANGUAGE_PARAMETERS.get(key, count)
+    check_network(row, values, plan, stages)
+
+
+@pytest.mark.parametrize("row", of_command("main", "dist_main"))
+def test_a_click_model_builds_at_full_size(row):
+    values = click_values(row)
+    data = values.config(DataConfig)
+    for config in (PrecisionConfig, ExecutionConfig, ScheduleConfig, TrainConfig):
+        values.config(config)
+    dlrm_flags.optimizer_config(values)
+    sizes = data.synthetic_dataset_table_sizes
+    count = click_network(values.config(DLRMConfig, table_sizes=sizes))
+    assert count == CLICK_PARAMETERS[sum(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("name", "global_batch", "lr", "length", "predictions"),
+    [
+        ("gaudi/bert-base/mrpc-eager-fp32", 64, 2e-5, 128, None),
+        ("gaudi/bert-base/squad-eager-fp32", 12, 3e-5, 384, None),
+        ("gaudi/bert-large/mrpc-eager-fp32", 32, 3e-5, 128, None),
+        ("gaudi/bert-large/squad-graph-bf16-b24", 24, 3e-5, 384, None),
+        ("gaudi/bert-large/pretrain-p1-fp32-wiki", 8192, 6e-3, 128, 20),
+        ("gaudi/bert-large/pretrain-p1-bf16-bookwiki", 8192, 6e-3, 128, 20),
+        ("gaudi/bert-large/pretrain-p2-fp32-wiki", 4096, 4e-3, 512, 80),
+        ("gaudi/bert-large/pretrain-p2-bf16-bookwiki", 4096, 4e-3, 512, 80),
+        ("dlperf/bert-base/fp32-b32/4n32d", 1024, 1e-4, 128, 20),
+        ("dlperf/bert-base/fp32-bmax/1n1d", 8, 1e-4, 128, 20),
+    ],
+)
+def test_rates_and_batches_are_those_of_the_inventory(name, global_batch, lr, length, predictions):
+    values, plan = resolved(CATALOGUE[name])
+    assert plan.global_batch == global_batch
+    assert values["lr"] == pytest.approx(lr)
+    assert values["max_seq_length"] == length
+    if predictions:
+        assert values["max_predictions_per_seq"] == predictions
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "top"),
+    [
+        # The greatest rate: with p = step / N, poly is lr * p / w before w and then lr * sqrt(1-p).
+        ("gaudi/bert-large/pretrain-p1-fp32-wiki", 7038, 6e-3 * 2000 / (0.2843 * 7038)),
+        ("gaudi/bert-large/pretrain-p2-fp32-wiki", 1563, 4e-3 * 200 / (0.128 * 1563)),
+    ],
+)
+def test_the_curves_of_pretraining_reach_their_top_and_fall(name, steps, top):
+    values, _ = resolved(CATALOGUE[name])
+    assert values["total_steps"] == steps
+    rate = learning_rate_curve(values.config(CurveConfig), steps, 10)
+    rates = [rate(step) for step in range(1, steps + 1)]
+    assert max(rates) == pytest.approx(top, rel=2e-3)
+    assert rates[-1] < 0.05 * top
+
+
+def test_the_recipes_differ_where_the_sources_do():
+    gaudi, popart, dlperf, squad = (
+        resolved(CATALOGUE[name])[0]
+        for name in (
+            "gaudi/bert-large/pretrain-p1-fp32-wiki",
+            "ipu/bert-large/pretrain-128-pod16",
+            "dlperf/bert-base/fp32-b32/1n1d",
+            "gaudi/bert-large/squad-graph-fp32-b10",
+        )
+    )
+    names = ("optimizer", "weight_decay", "max_grad_norm", "lr_schedule", "attention_dropout")
+    assert [gaudi[name] for name in names] == ["lamb", 0.01, None, "poly", 0.1]
+    assert [popart[name] for name in names] == ["lamb", 0.01, None, "linear", 0.0]
+    assert [dlperf[name] for name in names] == ["adamw", 0.01, 1.0, "linear", 0.1]
+    assert [squad[name] for name in names] == ["adamw", 0.0, 1.0, "linear", 0.1]
+    assert (gaudi["lamb_flavour"], popart["lamb_flavour"]) == ("nvlamb", "popart")
