@@ -21,7 +21,10 @@ from dlrm.scripts.systems.jobs import Job
 from dlrm.scripts.systems.results import Record, append, finished, matching, percentiles, read
 
 # Which number of a run's summary is its metric: the first of these that it has.
-_METRICS = ("validation_auc", "auc", "exact_match", "test_top1", "accuracy", "training_loss")
+_METRICS = (
+    *("validation_auc", "auc", "test_exact_match", "test_accuracy", "test_top1", "best_top1"),
+    "training_loss",
+)
 _LAST_LINES = 5
 
 
@@ -64,7 +67,9 @@ def _folder(job: Job, number: int, keep: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="dlrm-systems-") as name:
             yield Path(name)
         return
-    folder = keep / job.row.id / job.label / f"run-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = (
+        keep.absolute() / job.row.id / job.label / f"run-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
     folder.mkdir(parents=True)
     yield folder
 
@@ -88,7 +93,7 @@ def _run_once(job: Job, number: int, folder: Path) -> Record:
     if code == 0:
         try:
             return record | _measurements(job, log)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, StopIteration) as error:
             return record | {"exit_code": 1, "error": f"no figures in its log: {error}"}
     return record | {"error": _error(output)}
 
@@ -163,19 +168,18 @@ def _values(
 ) -> tuple[str, list[float]]:
     """The unit and the values of a run."""
     rule = job.rule
-    if rule.quantity == "metric" and not job.smoke:
+    rates = sorted((name for name in summary if "_throughput" in name), key=_batch_of)
+    if rule.quantity == "metric" and not (job.smoke and rates) or not rates:
         name = next(name for name in _METRICS if name in summary)
+        if name.endswith("top1"):  # documents print it in percent
+            return f"{name}, %", [100 * summary[name]]
         return name, [summary[name]]
     unit = {"cnn": "images/s", "bert": "sequences/s"}.get(job.row.command, "samples/s")
     if rule.values == "series" and not job.smoke:
         batch = record.get("global_batch_found") or job.setting["global_batch"]
         return unit, [batch / seconds for seconds in times]
-    names = [name for name in summary if name.endswith("_throughput")]
-    trained = [name for name in names if name == "average_train_throughput"]
-    if not names:  # a run to validate checkpoints has a metric only
-        metric = next((name for name in _METRICS if name in summary), None)
-        return (metric, [summary[metric]]) if metric else ("runs", [1.0])
-    return unit, [summary[(trained or sorted(names, key=_batch_of))[-1]]]
+    trained = [name for name in rates if name == "average_train_throughput"]
+    return unit, [summary[(trained or rates)[-1]]]
 
 
 def _batch_of(name: str) -> int:

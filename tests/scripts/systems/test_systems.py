@@ -136,7 +136,7 @@ def test_checkpoints_of_a_training_are_validated(tmp_path):
     assert smoke("ipu/rn50/train-m2000/full", "--keep=kept") == 0
     (run,) = Path("kept").glob("ipu/rn50/train-m2000/full/1n1d/run-*")
     assert smoke("ipu/cnn/validate-checkpoints", "--", f"--restore_path={run}/checkpoints") == 0
-    assert records()[-1]["summary"]
+    assert records()[-1]["unit"] == "best_top1, %"
 
 
 DYING = """
