@@ -135,7 +135,10 @@ def test_a_row_runs_at_reduced_size(row: System, capsys):
 def test_checkpoints_of_a_training_are_validated(tmp_path):
     assert smoke("ipu/rn50/train-m2000/full", "--keep=kept") == 0
     (run,) = Path("kept").glob("ipu/rn50/train-m2000/full/1n1d/run-*")
-    assert smoke("ipu/cnn/validate-checkpoints", "--", f"--restore_path={run}/checkpoints") == 0
+    assert (
+        smoke("ipu/cnn/validate-checkpoints", "--", f"--restore_path={run.absolute()}/checkpoints")
+        == 0
+    )
     assert records()[-1]["unit"] == "best_top1, %"
 
 
