@@ -12,7 +12,7 @@ from dlrm import ops
 from dlrm.distributed import World, exchange
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
 from dlrm.model.interaction import INTERACTIONS
-from dlrm.model.mlp import mlp, output_layer
+from dlrm.model.mlp import OUTPUT_INITS, mlp, output_layer
 from dlrm.model.numerical import bottom_mlp
 from dlrm.model.placement import PLACEMENTS, place_tables
 
@@ -25,6 +25,7 @@ _CHOICES = {
     "pooling": ops.POOLINGS,
     "embedding_dtype": list(EMBEDDING_DTYPES),
     "placement": PLACEMENTS,
+    "output_init": OUTPUT_INITS,
 }
 
 
@@ -48,6 +49,7 @@ class DLRMConfig:
         hash_indices: take ids modulo the rows of their table.
         max_table_size: no table gets more rows than this; needs `hash_indices`.
         embedding_init_scale: tables start as U(-s, s) with s = scale / sqrt(rows).
+        output_init: how the last layer starts, "uniform" or "normal"; see `output_layer`.
         placement: which process holds which tables, see `place_tables`; no value depends on it.
 
     Raises:
@@ -66,6 +68,7 @@ class DLRMConfig:
     hash_indices: bool = False
     max_table_size: int | None = None
     embedding_init_scale: float = 1.0
+    output_init: str = "uniform"
     placement: str = "balanced"
 
     def __post_init__(self) -> None:
@@ -176,7 +179,8 @@ class DLRM(nn.Module):
         self.interact = INTERACTIONS[config.interaction_op](num_vectors, dim)
         width, padding = self.interact.width, self.interact.padding
         self.top_mlp = mlp(width, hidden, seed, "top_mlp", *options)
-        self.output = output_layer(hidden[-1] if hidden else width, seed, "output")
+        last = hidden[-1] if hidden else width
+        self.output = output_layer(last, seed, "output", config.output_init)
         first = next(self.top_mlp.parameters() if hidden else self.output.parameters())
         if padding:
             with torch.no_grad():

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.model.initialize import generator
 
+OUTPUT_INITS = ("uniform", "normal")
+
 
 def mlp(
     num_inputs: int,
@@ -30,11 +32,7 @@ def mlp_layers(num_inputs: int, sizes: Sequence[int], seed: int, name: str) -> l
     """
     layers: list[nn.Module] = []
     for index, size in enumerate(sizes):
-        linear = nn.Linear(num_inputs, size, device="meta").to_empty(device="cpu")
-        random = generator(seed, f"{name}.{index}")
-        with torch.no_grad():
-            linear.weight.normal_(0, (2 / (num_inputs + size)) ** 0.5, generator=random)
-            linear.bias.normal_(0, (1 / size) ** 0.5, generator=random)
+        linear = _normal_linear(num_inputs, size, generator(seed, f"{name}.{index}"))
         layers += [linear, nn.ReLU()]
         num_inputs = size
     return layers
@@ -111,12 +109,30 @@ class MLP(nn.Sequential):
         return tuple(parameter.detach().to(self.dtype) for parameter in parameters)
 
 
-def output_layer(num_inputs: int, seed: int, name: str) -> nn.Linear:
-    """Returns the linear layer that gives the logit, initialised as PyTorch does by default."""
+def output_layer(num_inputs: int, seed: int, name: str, init: str = "uniform") -> nn.Linear:
+    """Returns the linear layer that gives the logit.
+
+    Args:
+        num_inputs: of the layer.
+        seed: of the initial values.
+        name: the layer's, which they depend on, too.
+        init: one of `OUTPUT_INITS`: "uniform" as PyTorch's default and NVIDIA's DLRM, or "normal"
+            as `mlp_layers` and Meta's DLRM.
+    """
+    if init == "normal":
+        return _normal_linear(num_inputs, 1, generator(seed, name))
     linear = nn.Linear(num_inputs, 1, device="meta").to_empty(device="cpu")
     bound = num_inputs**-0.5
     random = generator(seed, name)
     with torch.no_grad():
         linear.weight.uniform_(-bound, bound, generator=random)
         linear.bias.uniform_(-bound, bound, generator=random)
+    return linear
+
+
+def _normal_linear(num_inputs: int, size: int, random: torch.Generator) -> nn.Linear:
+    linear = nn.Linear(num_inputs, size, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        linear.weight.normal_(0, (2 / (num_inputs + size)) ** 0.5, generator=random)
+        linear.bias.normal_(0, (1 / size) ** 0.5, generator=random)
     return linear

@@ -100,6 +100,7 @@ OURS = {
     "inference_benchmark_runtimes": ["native", "eager", "torchscript", "onnx", "aot"],
     "keep_checkpoints": 1,
     "mlp_optimizer": "sgd",
+    "output_init": "uniform",
     "placement": "balanced",
     "pooling": "sum",
     "rank_timeout": 1800.0,

@@ -13,6 +13,7 @@ from dlrm.data.clicks.synthetic import IDS
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.model.dlrm import EMBEDDING_DTYPES, EMBEDDING_TYPES, DLRMConfig
 from dlrm.model.interaction import INTERACTIONS
+from dlrm.model.mlp import OUTPUT_INITS
 from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.scripts.common.config_flags import (
@@ -226,6 +227,10 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
             "bf16: look tables up in half the traffic; the rest of their float32 values lies "
             "beside them, and updates are as exact; needs --embedding_type joint_fused",
             EMBEDDING_DTYPES,
+        ),
+        "output_init": Help(
+            "How the last layer starts: uniform as in NVIDIA's DLRM, or normal as in Meta's",
+            OUTPUT_INITS,
         ),
         "embedding_init_scale": "Tables start as U(-s, s) with s = this / sqrt(table size)",
         "top_mlp_sizes": "Linear layer sizes for the top MLP",
