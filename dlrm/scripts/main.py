@@ -63,6 +63,8 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
             f"note: --cuda_graphs is not used; {setup.unrecorded}. Steps run eagerly, with the "
             "same results"
         )
+    if not setup.task.has_clicks:
+        yield "note: the targets are fractions and no clicks, so tests report no AUC, the loss only"
     is_half = values.config(PrecisionConfig).dtype(device) == torch.float16
     if "loss_scale" in values.given and not is_half:
         yield "note: --loss_scale is not used; it is for fp16 only"

@@ -16,7 +16,7 @@ from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.log import Loader
-from dlrm.train.metrics import click_metrics
+from dlrm.train.metrics import click_metrics, fraction_metrics
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.rows import table_optimizer
@@ -61,13 +61,14 @@ class Recommendation:
         auc_on_cpu: collect scores in host memory and not on the device.
         optimized_mlp: run `ops.mlp`, and not the MLPs' layers one by one.
         recorder: records what `infer` does, which is replayed from then on; None does not.
+        has_clicks: labels are 0 or 1; else they are fractions, and the log loss alone is evaluated.
 
     Attributes:
+        metric: tells the best checkpoint: the AUC, or the log loss where there are no clicks.
         unscored: the first row of the last `evaluate` whose score was no finite number, and that
             score; None where all were. It is the same on every rank.
     """
 
-    metric = "auc"
     loss_metric = "log_loss"
 
     def __init__(
@@ -79,8 +80,11 @@ class Recommendation:
         auc_on_cpu: bool = False,
         optimized_mlp: bool = True,
         recorder: Recorder | None = None,
+        has_clicks: bool = True,
     ):
         self.world, self.auc_on_cpu, self.recorder = world, auc_on_cpu, recorder
+        self.has_clicks = has_clicks
+        self.metric = "auc" if has_clicks else self.loss_metric
         self.unscored: tuple[int, float] | None = None
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
         self._infer = GraphedCallable(self.predict, recorder) if recorder else self.predict
@@ -116,7 +120,8 @@ class Recommendation:
     def evaluate(self, loader: Loader) -> dict[str, float]:
         """Returns AUC, log loss, normalised entropy and calibration over a data set.
 
-        All are NaN where a score is no finite number; `unscored` says of which row.
+        Of fractional labels it returns the log loss alone. All are NaN where a score is no finite
+        number; `unscored` says of which row.
         """
         device = "cpu" if self.auc_on_cpu else self.world.device
         logits, labels, rows, done = [], [], [], 0
@@ -129,7 +134,8 @@ class Recommendation:
                 done += count
         raise_device_errors(self.world)
         self.unscored = _first_unscored(logits, rows, self.world)
-        return click_metrics(torch.cat(logits), torch.cat(labels), self.world)
+        metrics = click_metrics if self.has_clicks else fraction_metrics
+        return metrics(torch.cat(logits), torch.cat(labels), self.world)
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:

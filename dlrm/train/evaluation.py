@@ -95,7 +95,8 @@ class Evaluation:
         if math.isnan(metrics[metric]):
             self._log.line(f"note: {metric} is undefined, the test set has one class only")
         best = progress.best.get(metric, math.nan)
-        if not (math.isnan(best) or metrics[metric] > best):
+        sign = -1 if metric == self._task.loss_metric else 1
+        if not (math.isnan(best) or sign * metrics[metric] > sign * best):
             return False
         epochs = progress.step / self._steps_per_epoch
         progress.best = {**metrics, "step": progress.step, "epoch": epochs}

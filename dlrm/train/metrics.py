@@ -27,13 +27,7 @@ def click_metrics(logits: Tensor, labels: Tensor, world: World = World()) -> dic
     Raises:
         ValueError: shapes differ, or a label is neither 0 nor 1; all ranks raise it.
     """
-    problem = shape_problem(logits, labels)
-    sums = (0, 0.0, 0.0, 0.0) if problem else _sums(logits, labels)
-    facts = gather((problem, sums), world)
-    raise_problems("click_metrics", [rank_problem for rank_problem, _ in facts], world.rank)
-    everyones = list(zip(*(sums for _, sums in facts), strict=True))
-    rows = sum(everyones[0])
-    loss, clicks, predicted = (sum(parts) for parts in everyones[1:])
+    rows, loss, clicks, predicted = _sums_of_all("click_metrics", logits, labels, world)
     if not rows or not math.isfinite(loss):
         return dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration"), math.nan)
     rate, log_loss = clicks / rows, loss / rows
@@ -46,9 +40,27 @@ def click_metrics(logits: Tensor, labels: Tensor, world: World = World()) -> dic
     }
 
 
+def fraction_metrics(logits: Tensor, targets: Tensor, world: World = World()) -> dict[str, float]:
+    """Returns what is reported of a test set whose targets are fractions.
+
+    Args:
+        logits: `[n]`.
+        targets: `[n]`, from 0 to 1.
+        world: the processes that have rows, as in `click_metrics`.
+
+    Returns:
+        `log_loss` in nats, the mean binary cross-entropy; NaN where a logit is NaN or infinite.
+
+    Raises:
+        ValueError: shapes differ; all ranks raise it.
+    """
+    rows, loss, *_ = _sums_of_all("fraction_metrics", logits, targets, world)
+    return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}
+
+
 def one_class_note(metrics: dict[str, float], rows: int) -> str | None:
-    """Says why there is no AUC where all labels are of one class; None where there is one."""
-    if not math.isnan(metrics["auc"]) or not rows or math.isnan(metrics["log_loss"]):
+    """Says why there is no AUC where all labels are of one class; else None."""
+    if not math.isnan(metrics.get("auc", 0.0)) or not rows or math.isnan(metrics["log_loss"]):
         return None
     label = 0 if math.isnan(metrics["calibration"]) else 1
     return f"note: no AUC can be computed, since all {rows:,} rows have the label {label}"
@@ -60,6 +72,18 @@ def unscored_text(score: float) -> str:
         f"expected a finite score, got {score}: the model's weights are not finite, or too large "
         "for the row's numbers"
     )
+
+
+def _sums_of_all(
+    operation: str, logits: Tensor, labels: Tensor, world: World
+) -> tuple[int, float, float, float]:
+    """As `_sums`, over the rows of all ranks."""
+    problem = shape_problem(logits, labels)
+    own = (0, 0.0, 0.0, 0.0) if problem else _sums(logits, labels)
+    facts = gather((problem, own), world)
+    raise_problems(operation, [rank_problem for rank_problem, _ in facts], world.rank)
+    rows, losses, clicks, predicted = zip(*(sums for _, sums in facts), strict=True)
+    return sum(rows), sum(losses), sum(clicks), sum(predicted)
 
 
 def _sums(logits: Tensor, labels: Tensor) -> tuple[int, float, float, float]:

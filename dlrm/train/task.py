@@ -14,7 +14,8 @@ class Task(Protocol):
 
     Attributes:
         model: the network.
-        metric: the entry of `evaluate` that tells the best checkpoint; greater is better.
+        metric: the entry of `evaluate` that tells the best checkpoint; greater is better, unless
+            it is the loss.
         loss_metric: the entry that is the test loss.
     """
 

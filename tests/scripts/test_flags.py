@@ -112,7 +112,10 @@ OURS = {
 
 CHOICES = {
     "mode": {"train", "test", "inference_benchmark"},
-    "dataset_type": {"binary", "memmap", "split", "synthetic_gpu", "synthetic_disk", "parametric"},
+    "dataset_type": {
+        *("binary", "memmap", "split", "parametric"),
+        *("synthetic_gpu", "synthetic_random", "synthetic_disk"),
+    },
     "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
     "interaction_op": {"cuda_dot", "dot", "cat"},
 }

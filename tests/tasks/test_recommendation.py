@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,9 +32,9 @@ def batch(hotness: int = 1, size: int = BATCH) -> Batch:
     return Batch(numerical, ids, labels, lengths)
 
 
-def task(device: str = "cpu", **changes) -> Recommendation:
+def task(device: str = "cpu", *, own=None, **changes) -> Recommendation:
     config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1), **changes)
-    return Recommendation(config, World(device=device))
+    return Recommendation(config, World(device=device), **own or {})
 
 
 @pytest.mark.parametrize("hotness", [1, 5])
@@ -114,6 +115,22 @@ def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatc
         trained = task(embedding_type=layout)
         trained.world = World(device="cuda")
         assert trained.updates_vary(OptimizerConfig("adagrad")) == vary
+
+
+def test_fractions_are_tested_by_their_loss_alone():
+    tested, given = task(own={"has_clicks": False}), batch()
+    targets = torch.rand(BATCH, generator=torch.Generator().manual_seed(1))
+    loader = Loader([BATCH])
+    loader.batches = lambda epoch=0, start=0: (b for b in [given._replace(labels=targets)])
+    found = tested.evaluate(loader)
+    chances = torch.sigmoid(tested.infer(given).double()).numpy()
+    wanted = targets.double().numpy()
+    expected = -wanted * np.log(chances) - (1 - wanted) * np.log(1 - chances)
+    assert found == {"log_loss": pytest.approx(expected.mean(), rel=1e-6)}
+    assert tested.loss(given._replace(labels=targets)).item() == pytest.approx(
+        found["log_loss"], rel=1e-6
+    )
+    assert (tested.metric, task().metric) == ("log_loss", "auc")
 
 
 class Loader:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dlrm.train.auc import roc_auc
-from dlrm.train.metrics import click_metrics
+from dlrm.train.metrics import click_metrics, fraction_metrics
 
 # Both sides are ratios of integers below 2**53; only the last division rounds.
 EXACT = 1e-12
@@ -58,6 +58,21 @@ def test_counts_are_exact_where_float32_sums_are_not(device):
     scores = torch.cat([torch.zeros(negatives, dtype=torch.float16), torch.tensor([1.0, -1.0])])
     labels = torch.cat([torch.zeros(negatives), torch.ones(2)])
     assert roc_auc(scores.to(device), labels.to(device)) == 0.5
+
+
+def test_the_loss_of_fractions_is_their_cross_entropy(device):
+    random = np.random.default_rng(0)
+    logits, targets = random.normal(0, 2, 5000), random.random(5000)
+    rows = (torch.tensor(values, device=device) for values in (logits, targets))
+    chances = 1 / (1 + np.exp(-logits))
+    # A fraction is as many clicks and as many rows without one.
+    both = np.repeat([1, 0], 5000), np.tile(chances, 2)
+    expected = log_loss(*both, sample_weight=np.concatenate([targets, 1 - targets]))
+    assert fraction_metrics(*rows) == {"log_loss": pytest.approx(expected, rel=1e-12)}
+    broken = torch.tensor([math.inf, 1.0]), torch.tensor([0.5, 0.5])
+    assert math.isnan(fraction_metrics(*broken)["log_loss"])
+    with pytest.raises(ValueError, match=r"fraction_metrics: expected scores and labels \[n\]"):
+        fraction_metrics(torch.zeros(3), torch.zeros(2))
 
 
 def test_all_metrics_are_those_of_scikit_learn(device):

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset, Shard, Sharded
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.random_samples import RandomDataset
 from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
 from dlrm.data.clicks.synthetic import IDS, SyntheticDataset, ensure_synthetic_dataset
 from dlrm.data.verification import VERIFY_DATA, Verifier
@@ -18,8 +19,10 @@ DATASET_TYPES = {
     "parametric": "split",
     "binary": "binary",
     "synthetic_gpu": "synthetic_gpu",
+    "synthetic_random": "synthetic_random",
     "synthetic_disk": "synthetic_disk",
 }
+_MULTI_HOT = ("synthetic_random", "synthetic_gpu")
 _DEFAULT_TABLE_SIZES = (100_000,) * 26
 
 
@@ -51,9 +54,10 @@ class DataConfig:
         synthetic_dataset_numerical_features: overrides `num_numerical_features` where given.
         synthetic_dataset_use_feature_spec: take table sizes, names and the number of numerical
             features of synthetic data from `dataset` and `feature_spec`.
-        synthetic_dataset_hotness: ids that a sample of synthetic_gpu has at most for each table,
-            one number for all or one a table; None is one id each, without lengths.
-        synthetic_ids: "uniform" over each table, or "power_law".
+        synthetic_dataset_hotness: ids that a sample of synthetic_gpu or synthetic_random has at
+            most for each table, one number for all or one a table; None is one id each, without
+            lengths.
+        synthetic_ids: "uniform" over each table, or "power_law", which synthetic_random has not.
         device: where synthetic_gpu makes its batches.
         verify_data: "first" compares files with the dataset's checksums before they are first read,
             "always" in every run, "never" not at all.
@@ -108,17 +112,27 @@ class DataConfig:
                 )
         self._check_dataset()
 
+    @property
+    def has_clicks(self) -> bool:
+        """Whether labels are clicks, 0 or 1; else they are fractions, of which there is no AUC."""
+        return self.dataset_type != "synthetic_random"
+
     def _check_dataset(self) -> None:
-        if self.synthetic_dataset_hotness is not None and self.dataset_type != "synthetic_gpu":
+        if self.synthetic_dataset_hotness is not None and self.dataset_type not in _MULTI_HOT:
             raise ValueError(
-                "--synthetic_dataset_hotness: expected --dataset_type synthetic_gpu, got "
-                f"{self.dataset_type}"
+                f"--synthetic_dataset_hotness: expected --dataset_type {' or '.join(_MULTI_HOT)}, "
+                f"got {self.dataset_type}"
+            )
+        if self.dataset_type == "synthetic_random" and self.synthetic_ids != "uniform":
+            raise ValueError(
+                f"--synthetic_ids {self.synthetic_ids}: expected uniform for --dataset_type "
+                "synthetic_random"
             )
         synthetic = self.dataset_type.startswith("synthetic")
         if not synthetic and self.synthetic_dataset_use_feature_spec:
             raise ValueError(
-                "--synthetic_dataset_use_feature_spec: expected --dataset_type synthetic_gpu or "
-                f"synthetic_disk, got {self.dataset_type}"
+                "--synthetic_dataset_use_feature_spec: expected --dataset_type synthetic_gpu, "
+                f"synthetic_random or synthetic_disk, got {self.dataset_type}"
             )
         if self.dataset is None and (not synthetic or self.synthetic_dataset_use_feature_spec):
             reason = (
@@ -161,7 +175,7 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
             verifier = _verifier(spec.directory, config)
         datasets = _split_datasets(spec, config, shard or Shard(), verifier)
     else:
-        datasets = _open_binary(config) if kind == "binary" else _open_synthetic_gpu(config)
+        datasets = _open_binary(config) if kind == "binary" else _open_in_memory(config)
         if shard is not None:
             train, test, validation = datasets
             datasets = Datasets(
@@ -282,26 +296,16 @@ def _open_binary(config: DataConfig) -> Datasets:
     return Datasets(train, test, validation)
 
 
-def _open_synthetic_gpu(config: DataConfig) -> Datasets:
+def _open_in_memory(config: DataConfig) -> Datasets:
     spec = _synthetic_spec(config)
-    splits = (
-        ("train", config.batch_size, config.dataset_subset or 1.0),
-        ("test", config.test_batch_size, 1.0),
-    )
-    train, test = (
-        SyntheticDataset(
-            spec,
-            split,
-            config.synthetic_dataset_num_entries,
-            batch_size,
-            seed=config.seed,
-            ids=config.synthetic_ids,
-            hotness=config.synthetic_dataset_hotness,
-            device=config.device,
-            subset=subset,
-        )
-        for split, batch_size, subset in splits
-    )
+    own: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_dataset_hotness}
+    kind: type[SyntheticDataset] = RandomDataset
+    if config.dataset_type == "synthetic_gpu":
+        kind = SyntheticDataset
+        own |= {"ids": config.synthetic_ids, "device": config.device}
+    num_samples, subset = config.synthetic_dataset_num_entries, config.dataset_subset or 1.0
+    train = kind(spec, "train", num_samples, config.batch_size, subset=subset, **own)
+    test = kind(spec, "test", num_samples, config.test_batch_size, **own)
     return Datasets(train, test, None)
 
 

@@ -185,7 +185,9 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Data", DataConfig): {
         "dataset": "Directory of the dataset",
         "dataset_type": Help(
-            "Type of the dataset; memmap and parametric are other names of split", DATASET_TYPES
+            "Type of the dataset; memmap and parametric are other names of split. synthetic_random "
+            "has fractions as targets, and no clicks",
+            DATASET_TYPES,
         ),
         "feature_spec": "File in the dataset that describes its features",
         "verify_data": Help(VERIFY_DATA_HELP, VERIFY_DATA),
@@ -211,8 +213,9 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         ),
         "synthetic_dataset_use_feature_spec": "Take the shapes of the synthetic dataset from "
         "--dataset and --feature_spec",
-        "synthetic_dataset_hotness": "Most ids of a sample for each synthetic_gpu table, one "
-        "number for all or one a table, with 1 to as many drawn; default: always one id",
+        "synthetic_dataset_hotness": "Most ids of a sample for each table of synthetic_gpu or "
+        "synthetic_random, one number for all or one a table, with 1 to as many drawn; default: "
+        "always one id",
         "synthetic_ids": Help("Distribution of the ids of the synthetic dataset", IDS),
     },
     ("Model", DLRMConfig): {

@@ -77,6 +77,11 @@ def _check_mode(values: Values, world: World) -> None:
             "--execution graph: a DLRM runs eagerly, since each part of it is one native operator "
             "already and torch.compile of the same layers is slower; dlrm.scripts.cnn takes it"
         )
+    if values["auc_threshold"] is not None and not values.config(DataConfig).has_clicks:
+        raise ValueError(
+            f"--auc_threshold {values['auc_threshold']}: the targets of --dataset_type "
+            f"{values['dataset_type']} are fractions, of which there is no AUC"
+        )
     if values["precision"] == "16.16":
         raise ValueError(
             "--precision 16.16: a DLRM keeps float32 weights; 16.32 computes in half precision, "
@@ -220,6 +225,7 @@ def _make_task(
         auc_on_cpu=values["auc_device"] == "CPU",
         optimized_mlp=values["optimized_mlp"],
         recorder=CudaRecorder(world.device) if recorded else None,
+        has_clicks=values.config(DataConfig).has_clicks,
     )
 
 
