@@ -1,9 +1,10 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +186,8 @@ class DLRM(nn.Module):
         if padding:
             with torch.no_grad():
                 first[:, -padding:] = 0  # these inputs are zero
+        score = _Score(self.interact, self.top_mlp, self.output)
+        self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
         self.to(world.device)
 
     def forward(
@@ -218,15 +221,37 @@ class DLRM(nn.Module):
         else:
             own = self.embeddings.pool(categorical, lengths, self.config.pooling, dtype=self.dtype)
         embeddings = exchange(own, self.tables_by_rank, self.world, samples_by_rank)
-        dense = self.bottom_mlp(numerical)
-        hidden = self.top_mlp(self.interact(dense, embeddings()))
-        return self.output(hidden.float()).squeeze(1)
+        bottom_mlp, score = self._parts
+        return score(bottom_mlp(numerical), embeddings())
+
+    def run_parts(self, run: Callable[[Any], Callable[..., Tensor]]) -> None:
+        """Lets the bottom MLP, and the interaction with the top MLP, run in another way.
+
+        Look-ups and the exchange stay as they are: their operators name bad ids, send in the
+        background, and give gradients in the dtype that the tables' optimizers take.
+
+        Args:
+            run: returns what is called in place of a part, with the same weights.
+        """
+        self._parts = [run(part) for part in self._parts]
 
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
         """Does once, for all passes of the block, what depends on the weights of the MLPs alone."""
         with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
             yield
+
+
+class _Score(nn.Module):
+    """What follows the exchange: the interaction, the top MLP and the logit."""
+
+    def __init__(self, interact: nn.Module, top_mlp: nn.Module, output: nn.Module):
+        super().__init__()
+        self.interact, self.top_mlp, self.output = interact, top_mlp, output
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        hidden = self.top_mlp(self.interact(dense, embeddings))
+        return self.output(hidden.float()).squeeze(1)
 
 
 def _listed(sizes: tuple[int, ...]) -> str:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.amp import is_autocast_available
 
 from dlrm import ops
 from dlrm.model.initialize import generator
@@ -70,7 +71,7 @@ class MLP(nn.Sequential):
         parameters = self._parameters_by_kind()
         weights, biases = parameters[: len(self) // 2], parameters[len(self) // 2 :]
         rounded = self._kept or (self._rounded(parameters) if half else ())
-        if torch.is_autocast_enabled(device):  # somebody else's
+        if is_autocast_available(device) and torch.is_autocast_enabled(device):  # somebody else's
             with torch.autocast(device, enabled=False):
                 return ops.mlp(inputs.to(self.dtype), weights, biases, rounded)
         return ops.mlp(inputs.to(self.dtype), weights, biases, rounded)

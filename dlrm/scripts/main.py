@@ -24,6 +24,7 @@ from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.run import Watch
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import RunLog, Watched
 from dlrm.train.metrics import one_class_note
 from dlrm.train.precision import PrecisionConfig
@@ -63,6 +64,7 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
             f"note: --cuda_graphs is not used; {setup.unrecorded}. Steps run eagerly, with the "
             "same results"
         )
+    yield from _execution_notices(setup)
     if not setup.task.has_clicks:
         yield "note: the targets are fractions and no clicks, so tests report no AUC, the loss only"
     is_half = values.config(PrecisionConfig).dtype(device) == torch.float16
@@ -76,6 +78,19 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
     if setup.adopted:
         yield setup.adopted
     yield _describe(setup.task, setup.whole, setup.world)
+
+
+def _execution_notices(setup: DLRMSetup) -> Iterator[str]:
+    values = setup.values
+    if setup.task.execution == "lazy":
+        yield "--execution lazy: torch's lazy backend runs the MLPs and the interaction"
+    elif values["execution"] == "lazy":
+        yield (
+            f"--execution lazy: torch's lazy backend cannot run: {why_not_lazy(setup.world.device)}"
+            "; so the step is compiled (as graph)"
+        )
+    if values["execution"] != "eager" and "optimized_mlp" in values.given:
+        yield f"note: --optimized_mlp is not used; --execution {values['execution']} chooses"
 
 
 def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:

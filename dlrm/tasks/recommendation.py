@@ -15,6 +15,7 @@ from dlrm.ops.library import cuda_kernels_available
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.evaluation import evaluation_mode
+from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics, fraction_metrics
 from dlrm.train.optim.config import OptimizerConfig
@@ -61,6 +62,8 @@ class Recommendation:
         auc_on_cpu: collect scores in host memory and not on the device.
         optimized_mlp: run `ops.mlp`, and not the MLPs' layers one by one.
         recorder: records what `infer` does, which is replayed from then on; None does not.
+        execution: how the MLPs and the interaction run, one of `MODULE_EXECUTIONS`. "lazy" needs
+            the optimized MLPs, and takes them.
         has_clicks: labels are 0 or 1; else they are fractions, and the log loss alone is evaluated.
 
     Attributes:
@@ -80,13 +83,16 @@ class Recommendation:
         auc_on_cpu: bool = False,
         optimized_mlp: bool = True,
         recorder: Recorder | None = None,
+        execution: str = "eager",
         has_clicks: bool = True,
     ):
         self.world, self.auc_on_cpu, self.recorder = world, auc_on_cpu, recorder
-        self.has_clicks = has_clicks
+        self.execution, self.has_clicks = execution, has_clicks
         self.metric = "auc" if has_clicks else self.loss_metric
         self.unscored: tuple[int, float] | None = None
+        optimized_mlp = optimized_mlp or execution == "lazy"
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
+        self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._infer = GraphedCallable(self.predict, recorder) if recorder else self.predict
 
     def loss(self, batch: Batch) -> Tensor:
@@ -110,7 +116,8 @@ class Recommendation:
     def weights_unchanged(self) -> AbstractContextManager:
         """Returns a context in which what depends on weights alone is done once; see `DLRM`."""
         # What was recorded would read what was done in an earlier block.
-        return nullcontext() if self.recorder else self.model.weights_unchanged()
+        reads_anew = self.recorder or self.execution != "eager"
+        return nullcontext() if reads_anew else self.model.weights_unchanged()
 
     def num_samples(self, batch: Batch) -> int:
         """Returns the samples of a batch in all processes."""

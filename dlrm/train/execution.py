@@ -1,4 +1,4 @@
-"""How a network is run: op by op or as a graph, and with activations computed anew in backward."""
+"""How a network is run: op by op, deferred or as a graph, and with activations computed anew."""
 
 import functools
 import warnings
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 EXECUTIONS = ("eager", "graph")
@@ -18,7 +19,7 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Field names are those of the command line's flags.
+    """Of an image or language network; field names are those of the command line's flags.
 
     Attributes:
         execution: "eager", or "graph" for a compiled one.
@@ -56,6 +57,89 @@ def executable(model: nn.Module, config: ExecutionConfig) -> Callable[..., Any]:
     if config.execution == "eager":
         return model
     return torch.compile(model) if config.graph_backend == "compile" else _Traced(model)
+
+
+class Lazy:
+    """Runs a module on torch's lazy device, whose TorchScript backend computes on the CPU.
+
+    Operators are recorded, and run as one graph at the end of the forward and of the backward pass.
+    Weights, gradients and results stay on the CPU: each pass copies them to the device and back.
+
+    Args:
+        module: on the CPU, without buffers and dropout, and without autocast, which the device
+            lacks.
+
+    Raises:
+        RuntimeError: `why_not_lazy` has a reason.
+    """
+
+    def __init__(self, module: nn.Module):
+        if reason := why_not_lazy(next(module.parameters()).device.type):
+            raise RuntimeError(f"torch's lazy backend cannot run: {reason}")
+        self._module = module
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        names, weights = zip(*self._module.named_parameters(), strict=True)
+        grad = torch.is_grad_enabled()
+        # The device has no views in inference mode, whose end would turn gradients on.
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            moved = _ToLazy.apply(*weights, *inputs)
+            own = dict(zip(names, moved, strict=False))
+            return _FromLazy.apply(functional_call(self._module, own, moved[len(weights) :]))
+
+
+def why_not_lazy(device: str) -> str | None:
+    """Why `Lazy` cannot run what is on a device; None where it can."""
+    if device != "cpu":
+        return f"it is for the CPU, not {device}"
+    return _start_lazy_backend()
+
+
+@functools.cache
+def _start_lazy_backend() -> str | None:
+    """The backend is private to torch, which may lack it; returns what is missing, if so."""
+    try:
+        import torch._lazy.ts_backend
+
+        torch._lazy.ts_backend.init()
+        torch.zeros((), device="lazy")
+    except (ImportError, AttributeError, RuntimeError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+class _ToLazy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        moved = tuple(tensor.to("lazy") for tensor in tensors)
+        needed = zip(moved, ctx.needs_input_grad, strict=True)
+        ctx.mark_non_differentiable(*(tensor for tensor, needs in needed if not needs))
+        return moved
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        torch._lazy.mark_step()  # all gradients in one graph, not each in its own
+        needed = zip(grads, ctx.needs_input_grad, strict=True)
+        return tuple(grad.to("cpu") if needs else None for grad, needs in needed)
+
+
+class _FromLazy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, result: Tensor) -> Tensor:
+        torch._lazy.mark_step()  # with all that the backward pass needs
+        return result.to("cpu")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].to("lazy")
+
+
+# How a module without buffers runs; "graph" is an error where that would take several graphs.
+MODULE_EXECUTIONS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
+    "eager": lambda module: module,
+    "graph": functools.partial(torch.compile, fullgraph=True),
+    "lazy": Lazy,
+}
 
 
 class _Traced:

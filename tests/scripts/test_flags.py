@@ -116,6 +116,7 @@ CHOICES = {
         *("binary", "memmap", "split", "parametric"),
         *("synthetic_gpu", "synthetic_random", "synthetic_disk"),
     },
+    "execution": {"eager", "graph", "lazy"},
     "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
     "interaction_op": {"cuda_dot", "dot", "cat"},
 }

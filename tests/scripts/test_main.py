@@ -582,7 +582,6 @@ def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--execution=graph", "--execution graph: a DLRM runs eagerly"),
         ("--precision=16.16", "--precision 16.16: a DLRM keeps float32 weights"),
         ("--max_grad_norm=-1", "--max_grad_norm -1"),
     ],

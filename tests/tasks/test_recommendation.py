@@ -1,5 +1,6 @@
 """Click-through prediction as the trainer sees it: batches that are computed in parts."""
 
+import functools
 import itertools
 import math
 
@@ -12,6 +13,7 @@ from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks import recommendation
 from dlrm.tasks.recommendation import Recommendation
+from dlrm.train import execution
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 
@@ -117,6 +119,83 @@ def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatc
         assert trained.updates_vary(OptimizerConfig("adagrad")) == vary
 
 
+@pytest.fixture
+def executions(monkeypatch):
+    """Graphs as dynamo and autograd make them, which inductor, left out here, compiles."""
+    if reason := execution.why_not_lazy("cpu"):
+        pytest.skip(f"no lazy backend: {reason}")
+    torch.compiler.reset()
+    graph = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    monkeypatch.setitem(execution.MODULE_EXECUTIONS, "graph", graph)
+
+
+def losses(trained: Recommendation, hotness: int) -> list[float]:
+    """Of steps with batches of several sizes, and of a test at the end."""
+    optimizers = trained.optimizers(OptimizerConfig("adagrad", "adagrad"))
+    set_learning_rate(optimizers, 0.05)
+    result = []
+    for size in (BATCH, BATCH, 5, 1, 0, BATCH):
+        loss = trained.loss(batch(hotness, size))
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        result += [loss.item()] if size else []
+    return [*result, trained.evaluate(Loader([4, 9], hotness=hotness))["log_loss"]]
+
+
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize("how", ["graph", "lazy"])
+@pytest.mark.parametrize(
+    ("hotness", "dtype", "changes"),
+    [
+        (5, torch.float32, {"interaction_op": "cat"}),
+        (1, BF16, {}),
+        (1, torch.float32, {"embedding_type": "joint", "hash_indices": True}),
+        (5, BF16, {"embedding_type": "multi_table", "interaction_op": "dot"}),
+        (1, torch.float32, {"embedding_dtype": "bf16"}),
+    ],
+    ids=["bags", "bf16", "joint", "multi_table", "bf16 tables"],
+)
+def test_graphs_and_the_lazy_device_give_the_losses_of_eager(
+    how, hotness, dtype, changes, executions
+):
+    eager = losses(task(own={"dtype": dtype}, **changes), hotness)
+    other = losses(task(own={"dtype": dtype, "execution": how}, **changes), hotness)
+    # In half precision a graph rounds after other operators: half of the 8 bits of bfloat16.
+    assert other == pytest.approx(eager, rel=2**-9 if dtype == BF16 else 1e-6)
+    assert eager[-2] < eager[0] - 0.02  # the same batch: what was learnt was compared
+
+
+@pytest.mark.parametrize("how", ["graph", "lazy"])
+def test_benchmarks_of_inference_take_every_execution(how, executions):
+    expected = task().infer(batch())
+    timed = task(own={"execution": how})
+    with torch.inference_mode(), timed.weights_unchanged():
+        torch.testing.assert_close(timed.infer(batch()), expected)
+    assert not timed.infer(batch()).requires_grad
+
+
+@pytest.mark.parametrize("how", ["graph", "lazy"])
+def test_a_bad_id_is_named_however_the_rest_runs(how, executions):
+    given = batch()
+    given.categorical[3, 1] = 7
+    with pytest.raises(RuntimeError, match="id 7 of table 1 in batch row 3: expected 0 <= id < 7"):
+        task(own={"execution": how}).loss(given)
+
+
+def test_what_is_no_single_graph_is_an_error():
+    class Branching(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    run = execution.MODULE_EXECUTIONS["graph"](Branching())
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="branching"):
+        run(torch.ones(2))
+
+
 def test_fractions_are_tested_by_their_loss_alone():
     tested, given = task(own={"has_clicks": False}), batch()
     targets = torch.rand(BATCH, generator=torch.Generator().manual_seed(1))
@@ -136,15 +215,16 @@ def test_fractions_are_tested_by_their_loss_alone():
 class Loader:
     """Batches of `size` rows each, of which a rank takes its own."""
 
-    def __init__(self, sizes, shard=None):
+    def __init__(self, sizes, shard=None, hotness=1):
         self.sizes, self.shard, self.num_samples = sizes, shard or Shard(), sum(sizes)
+        self.hotness = hotness
 
     def __len__(self):
         return len(self.sizes)
 
     def batches(self, epoch=0, start=0):
         for size in self.sizes:
-            yield self.shard.take(batch(size=size))
+            yield self.shard.take(batch(self.hotness, size))
 
 
 def test_a_model_is_tested_in_evaluation_mode_and_trains_on():

@@ -25,7 +25,7 @@ from dlrm.scripts.common.config_flags import (
     Values,
 )
 from dlrm.serving.runtimes import RUNTIMES
-from dlrm.train.execution import EXECUTIONS, ExecutionConfig
+from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import DENSE_OPTIMIZERS
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
@@ -38,6 +38,16 @@ _RUN: Definitions = {
         str,
         "train",
         Help("Select task to be performed", ("train", "test", "inference_benchmark")),
+    ),
+    "execution": (
+        str,
+        "eager",
+        Help(
+            "How the MLPs and the interaction run: eager, by native operators; graph, by "
+            "torch.compile, each part as one graph; lazy, on torch's lazy device where it has one, "
+            "else as graph",
+            MODULE_EXECUTIONS,
+        ),
     ),
     "base_device": (
         str | None,
@@ -163,13 +173,6 @@ _OWN: dict[str, Definitions] = {
 }
 _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Run", DataConfig): {"seed": Help("Random seed", least=0, most=2**63 - 1)},
-    ("Run", ExecutionConfig): {
-        "execution": Help(
-            "A DLRM takes eager only: its parts are native operators, and torch.compile of the "
-            "same layers is slower",
-            EXECUTIONS,
-        ),
-    },
     ("Precision", PrecisionConfig): {
         "amp": "Compute in half precision (Automatic Mixed Precision)",
         "amp_dtype": Help(
@@ -293,7 +296,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("print_freq", "test_freq", "test_after", "test_batch_size"),
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
         *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
-        *("optimized_mlp", "cuda_graphs", "deterministic"),
+        *("optimized_mlp", "cuda_graphs", "deterministic", "execution"),
         *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint"),
     ]
 )

@@ -29,6 +29,7 @@ from dlrm.scripts.common.run import Setup
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.cuda_graph import CudaRecorder
+from dlrm.train.execution import why_not_lazy
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig
 from dlrm.train.task import TrainConfig
@@ -72,10 +73,10 @@ def check(values: Values, world: World) -> None:
 
 def _check_mode(values: Values, world: World) -> None:
     mode = values["mode"]
-    if values["execution"] == "graph":
+    if values["execution"] != "eager" and values["cuda_graphs"]:
         raise ValueError(
-            "--execution graph: a DLRM runs eagerly, since each part of it is one native operator "
-            "already and torch.compile of the same layers is slower; dlrm.scripts.cnn takes it"
+            f"--cuda_graphs contradicts --execution {values['execution']}: it records what "
+            "--execution eager runs"
         )
     if values["auc_threshold"] is not None and not values.config(DataConfig).has_clicks:
         raise ValueError(
@@ -217,6 +218,7 @@ def _make_task(
             f"--cuda_graphs needs --embedding_type joint_fused, got {kind}: "
             "torch's optimizers of sparse gradients wait for the GPU at every step"
         )
+    execution = values["execution"]
     return Recommendation(
         config,
         world,
@@ -225,6 +227,7 @@ def _make_task(
         auc_on_cpu=values["auc_device"] == "CPU",
         optimized_mlp=values["optimized_mlp"],
         recorder=CudaRecorder(world.device) if recorded else None,
+        execution="graph" if execution == "lazy" and why_not_lazy(world.device) else execution,
         has_clicks=values.config(DataConfig).has_clicks,
     )
 
