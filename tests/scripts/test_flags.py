@@ -103,6 +103,7 @@ OURS = {
     "output_init": "uniform",
     "placement": "balanced",
     "pooling": "sum",
+    "preset": None,
     "rank_timeout": 1800.0,
     "resume": False,
     "synthetic_dataset_hotness": None,
@@ -117,6 +118,7 @@ CHOICES = {
         *("synthetic_gpu", "synthetic_random", "synthetic_disk"),
     },
     "execution": {"eager", "graph", "lazy"},
+    "preset": {"gaudi_medium"},
     "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
     "interaction_op": {"cuda_dot", "dot", "cat"},
 }

@@ -25,6 +25,7 @@ from dlrm.scripts.common.config_flags import (
     Values,
 )
 from dlrm.serving.runtimes import RUNTIMES
+from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import DENSE_OPTIMIZERS
@@ -38,6 +39,15 @@ _RUN: Definitions = {
         str,
         "train",
         Help("Select task to be performed", ("train", "test", "inference_benchmark")),
+    ),
+    "preset": (
+        str | None,
+        None,
+        Help(
+            "Other defaults, of a published run; gaudi_medium: Habana's medium DLRM for Gaudi, on "
+            "random samples",
+            DLRM_PRESETS,
+        ),
     ),
     "execution": (
         str,
@@ -297,6 +307,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
         *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
         *("optimized_mlp", "cuda_graphs", "deterministic", "execution"),
+        "preset",  # the flags that it sets are compared themselves
         *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint"),
     ]
 )
@@ -317,7 +328,7 @@ def make_flags(defaults: Mapping[str, Any] | None = None) -> ConfigFlags:
 
 
 def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
-    """Returns the flags of a command line, by name.
+    """Returns the flags of a command line, by name, with those of the preset that it names.
 
     A mistake that absl finds ends the process with absl's message, as in NVIDIA's program.
 
@@ -333,7 +344,21 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
     except UsageError as error:
         hint = "Pass --helpshort or --helpfull to see help on flags."
         sys.exit(f"FATAL Flags parsing error: {error}\n{hint}")
-    return Values(dict(sorted(values.items())), values.given)
+    return _with_preset(Values(dict(sorted(values.items())), values.given))
+
+
+def _with_preset(values: Values) -> Values:
+    """Fills in the preset's values, those of its data unless the user names other data."""
+    preset = DLRM_PRESETS.get(values["preset"], {})
+    named, shape = values["dataset"], values["synthetic_dataset_use_feature_spec"]
+    kind = values["dataset_type"] if "dataset_type" in values.given else None
+    if not kind.startswith("synthetic") if kind else named and not shape:
+        preset = {name: value for name, value in preset.items() if not _is_of_data(name)}
+    return values.filled(preset)
+
+
+def _is_of_data(name: str) -> bool:
+    return name.startswith("synthetic_") or name in ("dataset_type", "num_numerical_features")
 
 
 def optimizer_config(values: Values) -> OptimizerConfig:

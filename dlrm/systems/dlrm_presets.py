@@ -1,0 +1,30 @@
+"""Presets of DLRM: what a published run sets, as values of flags."""
+
+from typing import Any
+
+# Habana's medium configuration for Gaudi, DLRM of the Model-References: 10,000 batches of random
+# samples, each of them fresh, and Meta's rule for initial weights.
+_GAUDI_MEDIUM: dict[str, Any] = {
+    "dataset_type": "synthetic_random",
+    "num_numerical_features": 1024,
+    "synthetic_dataset_table_sizes": (3_000_000,),
+    "synthetic_dataset_hotness": (38,),
+    "synthetic_dataset_num_entries": 5_120_000,
+    "batch_size": 512,
+    "test_batch_size": 512,
+    "embedding_dim": 64,
+    "pooling": "sum",
+    "bottom_mlp_sizes": (1024, 1024, 64),
+    "interaction_op": "cat",
+    "top_mlp_sizes": (4096, 4096, 4096, 4096, 4096, 4096, 4096, 1),
+    "output_init": "normal",
+    "embedding_optimizer": "adagrad",
+    "mlp_optimizer": "adagrad",
+    "lr": 1e-5,
+    "warmup_steps": 0,
+    "decay_steps": 0,
+    "max_steps": 10_000,
+    "print_freq": 50,
+}
+
+DLRM_PRESETS: dict[str, dict[str, Any]] = {"gaudi_medium": _GAUDI_MEDIUM}

@@ -1,0 +1,163 @@
+"""The main command with a preset, made small, in every precision and execution."""
+
+import json
+
+import forked
+import pytest
+import torch
+from test_dist_main import Ranks
+
+from dlrm.scripts import main
+from dlrm.scripts.common import dlrm_flags
+from dlrm.systems.dlrm_presets import DLRM_PRESETS
+from dlrm.train import execution
+
+SMALL = [
+    *("--preset=gaudi_medium", "--base_device=cpu", "--num_numerical_features=32"),
+    *("--synthetic_dataset_table_sizes=1000", "--synthetic_dataset_num_entries=1300"),
+    *("--bottom_mlp_sizes=64,64,64", "--top_mlp_sizes=64,64,1"),
+    *("--batch_size=130", "--test_batch_size=130", "--print_freq=1", "--lr=0.005"),
+]
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs the command in this process; returns its summary."""
+    monkeypatch.chdir(tmp_path)
+    torch.compiler.reset()
+
+    def run(*arguments):
+        values = dlrm_flags.parse([*SMALL, *arguments])
+        torch.set_num_threads(1)
+        return main.run(values)
+
+    return run
+
+
+def losses(path="log.json"):
+    """Those of the steps and of the tests, in the order of the last run's log."""
+    with open(path) as file:
+        entries = [json.loads(line.removeprefix("DLLL ")) for line in file]
+    data = [entry["data"] for entry in entries if entry["type"] == "LOG" and entry["step"] != []]
+    return [e[key] for e in data for key in ("loss", "test_log_loss") if key in e]
+
+
+@pytest.mark.parametrize(
+    ("how", "precision"),
+    [
+        ("graph", "fp32"),
+        pytest.param("graph", "bf16", marks=pytest.mark.slow),
+        ("lazy", "fp32"),
+        ("lazy", "bf16"),
+    ],
+)
+def test_every_execution_gives_the_losses_of_eager(command, how, precision, capsys):
+    if how == "lazy" and execution.why_not_lazy("cpu"):
+        pytest.skip("no lazy backend")
+    found = {}
+    for name in ("eager", how):
+        flags = [f"--execution={name}", f"--precision={precision}", f"--log_path={name}"]
+        summary = command(*flags, "--test_freq=4")
+        found[name] = losses(name)
+    assert len(found["eager"]) == 10 + 3 - 1  # steps but the first, and tests
+    # In half precision a graph rounds after other operators, which steps amplify.
+    same = {"abs": 1e-5, "rel": 0} if precision == "fp32" else {"rel": 2e-3}
+    assert found[how] == pytest.approx(found["eager"], **same)
+    assert max(found["eager"]) - min(found["eager"]) > 0.02
+    assert summary["best_validation_loss"] == min(found[how][i] for i in (3, 8, 11))
+    assert not any("auc" in name for name in summary)
+    out = capsys.readouterr().out
+    assert ("torch's lazy backend runs" in out) == (how == "lazy")
+    assert "note: the targets are fractions and no clicks, so tests report no AUC" in out
+
+
+def test_where_torch_has_no_lazy_backend_the_step_is_compiled_and_the_run_says_so(
+    command, monkeypatch, capsys
+):
+    from dlrm.scripts.common import dlrm_setup
+
+    compiled = []
+    monkeypatch.setitem(
+        execution.MODULE_EXECUTIONS, "graph", lambda part: compiled.append(part) or part
+    )
+    for module in (main, dlrm_setup):
+        monkeypatch.setattr(module, "why_not_lazy", lambda device: "no ts_backend")
+    command("--execution=lazy", "--max_steps=2")
+    assert len(compiled) == 2
+    assert (
+        "--execution lazy: torch's lazy backend cannot run: no ts_backend; so the step is compiled "
+        "(as graph)\n"
+    ) in capsys.readouterr().out
+
+
+def test_a_resumed_run_and_a_loaded_checkpoint_work_as_without_a_preset(command, capsys):
+    whole = command("--log_path=whole.json")
+    command("--max_steps=4", "--save_checkpoint_path=run", "--log_path=halves.json")
+    resumed = command("--save_checkpoint_path=run", "--log_path=halves.json", "--resume")
+    assert losses("halves.json")[-6:] == losses("whole.json")[-6:]
+    assert resumed["test_log_loss"] == whole["test_log_loss"]
+    with pytest.raises(ValueError, match="--lr: 0.005 in the checkpoint, now 0.5"):
+        command("--save_checkpoint_path=run", "--resume", "--lr=0.5")
+    capsys.readouterr()
+    # The architecture of the checkpoint goes before that of the preset.
+    preset, load = SMALL[:5], ["--mode=test", "--load_checkpoint_path=run"]
+    tested = main.run(dlrm_flags.parse([*preset, *load, "--test_batch_size=130"]))
+    assert tested["log_loss"] == pytest.approx(whole["test_log_loss"], rel=1e-6)
+    out = capsys.readouterr().out
+    assert "bottom_mlp_sizes (64, 64, 64)" in out
+    assert "Finished testing: log_loss" in out
+
+
+def test_a_resumed_run_may_write_the_preset_out_and_run_otherwise(command):
+    whole = command()
+    command("--max_steps=4", "--save_checkpoint_path=run")
+    spelled = [
+        f"--{flag}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for flag, value in DLRM_PRESETS["gaudi_medium"].items()
+    ]
+    other = "eager" if execution.why_not_lazy("cpu") else "lazy"
+    resumed = main.run(
+        dlrm_flags.parse(
+            [*spelled, *SMALL[1:], "--save_checkpoint_path=run", "--resume", f"--execution={other}"]
+        )
+    )
+    assert resumed["test_log_loss"] == pytest.approx(whole["test_log_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["eager", "lazy", pytest.param("graph", marks=pytest.mark.slow)])
+def test_two_processes_give_the_losses_of_one(command, tmp_path, how):
+    if how == "lazy" and execution.why_not_lazy("cpu"):
+        pytest.skip("no lazy backend")
+    flags = ["--test_freq=5", "--synthetic_dataset_table_sizes=1000,70", "--max_steps=6"]
+    command(*flags)
+    folder = tmp_path / how
+    folder.mkdir()
+    ranks = Ranks(folder, "dlrm.scripts.dist_main", *SMALL, *flags, f"--execution={how}")
+    assert ranks.wait() == 0, ranks.output()
+    assert losses(folder / "log.json") == pytest.approx(losses(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--auc_threshold=0.8"], "--auc_threshold 0.8: the targets of --dataset_type synthetic_"),
+        (["--execution=graph", "--cuda_graphs"], "--cuda_graphs contradicts --execution graph"),
+        (["--embedding_dim=8"], "--bottom_mlp_sizes 64,64,64.*--embedding_dim 8"),
+        (["--synthetic_ids=power_law"], "--synthetic_ids power_law: expected uniform"),
+    ],
+)
+def test_contradictions_are_refused(command, flags, message):
+    with pytest.raises(ValueError, match=message):
+        command(*flags)
+
+
+def test_flags_without_effect_are_named(command, capsys, monkeypatch):
+    monkeypatch.setitem(execution.MODULE_EXECUTIONS, "graph", lambda part: part)
+    command("--execution=graph", "--optimized_mlp", "--max_steps=1")
+    assert "note: --optimized_mlp is not used; --execution graph chooses" in capsys.readouterr().out
+
+
+def test_an_unknown_preset_is_refused(tmp_path):
+    done = forked.run("dlrm.scripts.main", "--preset=large", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "flag --preset=large: value should be one of <gaudi_medium>" in done.stderr

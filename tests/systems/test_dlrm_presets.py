@@ -1,0 +1,127 @@
+"""Presets are the published configurations."""
+
+import torch
+from torch import nn
+
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.scripts.common import dlrm_flags
+from dlrm.systems.dlrm_presets import DLRM_PRESETS
+from dlrm.train.schedule import ScheduleConfig, learning_rate
+from dlrm.train.task import TrainConfig
+
+
+def medium(*arguments):
+    return dlrm_flags.parse(["--preset=gaudi_medium", *arguments])
+
+
+def build(values, **others):
+    config = values.config(
+        DLRMConfig, table_sizes=values["synthetic_dataset_table_sizes"], **others
+    )
+    return DLRM(config, World(device="meta"))
+
+
+def test_the_medium_configuration_has_the_published_size():
+    model = build(medium())
+    counts = {
+        name: sum(parameter.numel() for parameter in part.parameters())
+        for name, part in model.named_children()
+        if name != "interact"
+    }
+    assert counts["embeddings"] == 192_000_000
+    assert counts["bottom_mlp"] == 2_164_800
+    assert counts["top_mlp"] + counts["output"] == 101_220_353
+    assert sum(counts.values()) == 295_385_153
+    widths = [
+        (layer.in_features, layer.out_features)
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    hidden = [(4096, 4096)] * 6
+    assert widths == [(1024, 1024), (1024, 1024), (1024, 64), (128, 4096), *hidden, (4096, 1)]
+
+
+def test_the_medium_run_is_10000_fresh_batches_at_one_rate():
+    values = medium()
+    train = open_datasets(values.config(DataConfig)).train
+    batch = train.batch(0)
+    assert batch.numerical.shape == (512, 1024)
+    assert abs(batch.lengths.float().mean() - 19) < 3  # deviation 0.5
+    assert (train.table_sizes, batch.lengths.max()) == ([3_000_000], 38)
+    config = values.config(TrainConfig)
+    assert config.num_steps(len(train)) == len(train) == 10_000
+    assert config.print_freq == 50
+    schedule = values.config(ScheduleConfig)
+    assert {learning_rate(schedule, step) for step in (1, 2, 5000, 10_000)} == {1e-5}
+    chosen = dlrm_flags.optimizer_config(values)
+    assert (chosen.embedding_optimizer, chosen.mlp_optimizer) == ("adagrad", "adagrad")
+    assert (values["pooling"], values["interaction_op"]) == ("sum", "cat")
+
+
+def test_every_preset_names_flags_with_values_of_their_kind():
+    defaults = dlrm_flags.parse([])
+    for name, preset in DLRM_PRESETS.items():
+        values = dlrm_flags.parse([f"--preset={name}"])
+        assert {flag: values[flag] for flag in preset} == preset
+        for flag, value in preset.items():
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            assert dlrm_flags.parse([f"--{flag}={shown}"])[flag] == value
+        others = defaults.keys() - preset.keys() - {"preset"}
+        assert {flag: values[flag] for flag in others} == {flag: defaults[flag] for flag in others}
+
+
+def test_flags_take_precedence_over_a_preset():
+    values = medium("--lr=0.5", "--batch_size=32", "--embedding_optimizer=sgd")
+    assert (values["lr"], values["batch_size"]) == (0.5, 32)
+    assert dlrm_flags.optimizer_config(values).embedding_optimizer == "sgd"
+    assert values["embedding_dim"] == 64
+    assert dlrm_flags.optimizer_config(medium("--Adam_MLP_optimizer")).mlp_optimizer == "adam"
+
+
+def test_a_preset_takes_precedence_over_the_defaults_of_a_command():
+    from dlrm.scripts import dist_main
+
+    values = dlrm_flags.parse(
+        ["--preset=gaudi_medium", "--warmup_steps=3"], dlrm_flags.make_flags(dist_main.DEFAULTS)
+    )
+    assert (values["lr"], values["batch_size"], values["decay_steps"]) == (1e-5, 512, 0)
+    assert values["warmup_steps"] == 3
+    assert values["embedding_type"] == "joint_sparse"
+
+
+def test_data_that_the_user_names_are_read_instead_of_the_presets():
+    for own in (["--dataset=d"], ["--dataset_type=binary", "--dataset=d"]):
+        values = medium(*own)
+        assert not values["dataset_type"].startswith("synthetic")
+        assert (values["num_numerical_features"], values["synthetic_dataset_hotness"]) == (13, None)
+        assert values["embedding_dim"] == 64
+    shapes = medium("--dataset=d", "--synthetic_dataset_use_feature_spec")
+    assert shapes["dataset_type"] == "synthetic_random"
+    assert medium("--dataset_type=synthetic_gpu")["synthetic_dataset_hotness"] == (38,)
+
+
+def test_initial_weights_of_the_medium_configuration_are_metas():
+    small = {"top_mlp_sizes": (2000, 1000, 1), "bottom_mlp_sizes": (2000, 64)}
+    config = medium().config(DLRMConfig, table_sizes=(4000,), **small)
+    model = DLRM(config, seed=1)
+    (table,) = model.embeddings.tables()
+    bound = 4000**-0.5
+    assert 0.999 * bound < table.abs().max() <= bound
+    assert abs(table.std() / (bound / 3**0.5) - 1) < 0.01
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        outputs, inputs = layer.weight.shape
+        values = layer.weight.numel()
+        within = 5 / (2 * values) ** 0.5  # five deviations of a measured deviation
+        assert abs(layer.weight.std() / (2 / (inputs + outputs)) ** 0.5 - 1) < within
+        if outputs > 1:
+            biases = layer.bias.std() * outputs**0.5
+            assert abs(biases - 1) < 5 / (2 * outputs) ** 0.5
+    # A uniform draw of the last layer would end at 1 / sqrt(1000).
+    last = layers[-1]
+    assert last.weight.abs().max() > 2.5 * (2 / 1001) ** 0.5
+    others = [DLRM(config, seed=seed).output.bias.item() for seed in range(2, 8)]
+    assert max(map(abs, [last.bias.item(), *others])) > 0.5  # N(0, 1)
+    assert torch.equal(DLRM(config, seed=1).output.weight, last.weight)
