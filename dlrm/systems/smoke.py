@@ -70,7 +70,7 @@ def _dlrm(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
         )
     return (
         *(*_COMMON, *sizes, *data, "--batch_size=32", "--test_batch_size=32", "--max_steps=2"),
-        "--synthetic_dataset_num_entries=256",
+        "--synthetic_dataset_num_entries=1024",
     )
 
 

@@ -94,7 +94,7 @@ def test_a_language_network_builds_at_full_size(row):
 def test_a_click_model_builds_at_full_size(row):
     values = click_values(row)
     data = values.config(DataConfig)
-    for config in (PrecisionConfig, ExecutionConfig, ScheduleConfig, TrainConfig):
+    for config in (PrecisionConfig, ScheduleConfig, TrainConfig):
         values.config(config)
     dlrm_flags.optimizer_config(values)
     sizes = data.synthetic_dataset_table_sizes

@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> int:
 def _compared(row: System, options: argparse.Namespace) -> int:
     """Runs a row that compares runs of others."""
     if row.measure == "trend":
-        options.row, options.against, options.bound = row.of, row.against, None
+        options.row, options.against, options.bound, options.change = row.of, row.against, None, ()
         options.steps = 20 if options.smoke else 500
         return _trend(options)
     if row.measure == "seeds":
@@ -109,6 +109,7 @@ def _trend(options: argparse.Namespace) -> int:
         against,
         options.steps,
         options.bound,
+        options.change,
         _options(options),
         options.results,
         options.keep,
@@ -242,6 +243,13 @@ def _parser() -> argparse.ArgumentParser:
         "--bound",
         type=float,
         help="largest relative gap; default: 1e-4, or 3e-2 where the rows differ in precision",
+    )
+    trend.add_argument(
+        "--change",
+        action="append",
+        default=[],
+        metavar="FLAG",
+        help="of the first row only, as --change=--execution=graph",
     )
     seeds = command("seeds", _seeds, "train a row from many seeds")
     seeds.add_argument("row", metavar="ROW")

@@ -47,6 +47,7 @@ def trend(
     against: System,
     steps: int,
     bound: float | None,
+    change: Sequence[str],
     options: Options,
     path: Path,
     keep: Path | None,
@@ -59,6 +60,7 @@ def trend(
         steps: of each training; the first fifth does not count.
         bound: largest relative gap of the smoothed losses; None: 1e-4 where both have the same
             precision, else 3e-2.
+        change: flags of the first row only, so that a row can be compared with itself.
         options: of both runs.
         path, keep, say: see `run`.
 
@@ -68,7 +70,8 @@ def trend(
     """
     flags = (*options.flags, f"--max_steps={steps}", "--print_freq=1")
     both = replace(options, repeats=1, flags=flags)
-    jobs = [plan(one, both)[0] for one in (row, against)]
+    changed = replace(both, flags=(*flags, *change))
+    jobs = [plan(row, changed)[0], plan(against, both)[0]]
     for key in ("global_batch", "data"):
         first, second = (job.setting[key] for job in jobs)
         if first != second:
@@ -78,7 +81,7 @@ def trend(
     records = [completed(job, path, keep, say)[-1] for job in jobs]
     check_comparable([records], but=("arguments",))
     if bound is None:
-        bound = _BOUNDS[_precision(row) == _precision(against)]
+        bound = _BOUNDS[_precision([*row.flags, *change]) == _precision(against.flags)]
     gap = trend_gap(records[0]["losses"], records[1]["losses"], steps // 5)
     verdict = "match" if gap <= bound else "do not match"
     say(
@@ -88,8 +91,8 @@ def trend(
     return gap <= bound
 
 
-def _precision(row: System) -> str:
-    given = [flag for flag in row.flags if flag.startswith(("--precision=", "--amp"))]
+def _precision(flags: Sequence[str]) -> str:
+    given = [flag for flag in flags if flag.startswith(("--precision=", "--amp"))]
     return given[-1] if given else "--precision=fp32"
 
 

@@ -281,6 +281,49 @@ def test_seeds_print_the_documents_table(capsys):
     assert f"| **mean** | {sum(values.values()) / 2:.6f} |" in lines
 
 
+MEDIUM = "gaudi/dlrm-medium"
+TREND = ["--steps=20", "--smoke", "--threads=1"]
+
+
+@pytest.mark.parametrize("row", ["eager-bf16", "lazy-fp32"])
+def test_losses_of_the_medium_model_follow_float32_run_eagerly(row, capsys):
+    assert main(["trend", f"{MEDIUM}/{row}", f"--against={MEDIUM}/eager-fp32", *TREND]) == 0
+    assert f"losses of {MEDIUM}/{row} and {MEDIUM}/eager-fp32 match" in capsys.readouterr().out
+    assert [len(record["losses"]) for record in records()] == [19, 19]  # the summary has the last
+
+
+def test_losses_as_a_graph_follow_those_run_eagerly(capsys):
+    row = f"{MEDIUM}/eager-fp32"
+    assert main(["trend", row, f"--against={row}", "--change=--execution=graph", *TREND]) == 0
+    graph, eager = records()
+    assert "--execution=graph" in graph["changed"]
+    assert "--execution=graph" not in eager["changed"]
+    assert "match: largest gap" in capsys.readouterr().out
+
+
+def test_a_row_that_compares_others_is_run_like_any(capsys):
+    assert main(["run", f"{MEDIUM}/trend", "--smoke", "--threads=1"]) == 0
+    assert "match: largest gap" in capsys.readouterr().out
+
+
+PLANTED = """
+import sys
+if "--precision=bf16" in sys.orig_argv:
+    import torch.nn.functional as F
+    right = F.binary_cross_entropy_with_logits
+    F.binary_cross_entropy_with_logits = lambda *a, **k: 1.1 * right(*a, **k)
+"""
+
+
+def test_a_planted_bug_fails_the_trend(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sitecustomize.py").write_text(PLANTED)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    against = f"--against={MEDIUM}/eager-fp32"
+    assert main(["trend", f"{MEDIUM}/eager-bf16", against, *TREND]) == 1
+    assert "do not match: largest gap" in capsys.readouterr().out
+    assert main(["trend", f"{MEDIUM}/eager-bf16", against, *TREND, "--bound=0.2"]) == 0
+
+
 def test_the_document_is_written_from_the_rows(capsys):
     assert (ROOT / "docs" / "systems.md").read_text() == show.document(), (
         "python -m dlrm.scripts.systems document docs/systems.md writes it anew"
