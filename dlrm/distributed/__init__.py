@@ -7,12 +7,23 @@ from dlrm.distributed.collectives import (
     check_same,
     from_first,
     gather,
+    gather_to_first,
 )
 from dlrm.distributed.exchange import exchange
-from dlrm.distributed.world import World, clone_store, join_world, launch, part, shutdown
+from dlrm.distributed.world import (
+    Pipelines,
+    World,
+    clone_store,
+    join_world,
+    launch,
+    part,
+    pipelines,
+    shutdown,
+)
 
 __all__ = [
     "OtherRankError",
+    "Pipelines",
     "World",
     "agreed",
     "all_sum",
@@ -21,8 +32,10 @@ __all__ = [
     "exchange",
     "from_first",
     "gather",
+    "gather_to_first",
     "join_world",
     "launch",
     "part",
+    "pipelines",
     "shutdown",
 ]

@@ -20,7 +20,7 @@ class OtherRankError(RuntimeError):
 def all_sum(tensor: Tensor, world: World) -> Tensor:
     """Sums a tensor over the ranks, in place, and returns it."""
     if world.size > 1:
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=world.group)
     return tensor
 
 
@@ -29,15 +29,25 @@ def gather(value: T, world: World) -> list[T]:
     if world.size == 1:
         return [value]
     values: list[Any] = [None] * world.size
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=world.group)
     return values
+
+
+def gather_to_first(value: T, world: World) -> list[T]:
+    """Returns every rank's value, in the order of the ranks, on rank 0, and on others nothing."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] | None = [None] * world.size if world.rank == 0 else None
+    dist.gather_object(value, values, group=world.group, group_dst=0)
+    return values or []
 
 
 def from_first(value: T, world: World) -> T:
     """Returns rank 0's value on every rank."""
     values = [value]
     if world.size > 1:
-        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        device = torch.device("cpu")
+        dist.broadcast_object_list(values, group=world.group, device=device, group_src=0)
     return values[0]
 
 

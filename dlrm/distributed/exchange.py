@@ -90,7 +90,8 @@ class _Transfer:
             if rank != me:
                 for way, rows in ((dist.isend, to_rank[rank]), (dist.irecv, from_rank[rank])):
                     if rows.numel():
-                        transfers.append(dist.P2POp(way, rows.view(torch.uint8), rank))
+                        data, group = rows.view(torch.uint8), self.world.group
+                        transfers.append(dist.P2POp(way, data, group=group, group_peer=rank))
         pending = dist.batch_isend_irecv(transfers) if transfers else []
         self._on_its_way = pending, to_rank  # which must live until it is sent
         from_rank[me].copy_(to_rank[me])

@@ -28,17 +28,19 @@ _OMPI = {  # what mpirun sets, by the names of torch's launchers
 class World:
     """The processes of a run; the default is the only process of a run on one machine.
 
-    Where there are several, torch's default process group joins them.
+    Where there are several, a process group of torch joins them.
 
     Attributes:
         rank: this process, in [0, size).
         size: number of processes.
         device: where this process computes, "cpu" or "cuda" or "cuda:<index>".
+        group: the process group; None is torch's default one.
     """
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
+    group: dist.ProcessGroup | None = None
 
     def part(self, count: int) -> slice:
         """Returns this rank's share of `count` things in a row; sizes differ by at most one."""
@@ -48,6 +50,43 @@ class World:
 def part(count: int, rank: int, size: int) -> slice:
     """Returns a rank's share of `count` things in a row; sizes differ by at most one."""
     return slice(count * rank // size, count * (rank + 1) // size)
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """How the processes of a run share the parts of a network.
+
+    Attributes:
+        world: all processes.
+        replicas: those that hold the same part as this one, one of each pipeline; each computes its
+            own share of a batch.
+        parts: those of this one's pipeline, which hold one part each, in the order of the parts.
+    """
+
+    world: World
+    replicas: World
+    parts: World
+
+
+def pipelines(world: World, parts: int = 1, timeout: float = 1800.0) -> Pipelines:
+    """Divides the processes into pipelines of `parts` adjacent ranks; all ranks call it.
+
+    Args:
+        world: all processes; a multiple of `parts`.
+        parts: processes of a pipeline.
+        timeout: see `join_world`.
+    """
+    assert world.size % parts == 0, f"{world.size} processes in pipelines of {parts}"
+    if parts == 1:
+        return Pipelines(world, world, World(device=world.device))
+    ranks = torch.arange(world.size).view(-1, parts)
+    found = []
+    for groups, place in ((ranks.T, world.rank // parts), (ranks, world.rank % parts)):
+        own, _ = dist.new_subgroups_by_enumeration(
+            groups.tolist(), timeout=timedelta(seconds=10 * timeout)
+        )
+        found.append(World(place, groups.shape[1], world.device, own))
+    return Pipelines(world, *found)
 
 
 @dataclass(frozen=True)

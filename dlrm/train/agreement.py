@@ -42,7 +42,7 @@ class Agreement:
             return stop, written
         any_stop, all_written = self.finish()
         said = torch.tensor([int(stop), int(written)])
-        self._pending = dist.all_reduce(said, async_op=True), said
+        self._pending = dist.all_reduce(said, group=self._world.group, async_op=True), said
         return any_stop, all_written
 
     def finish(self) -> tuple[bool, bool]:

@@ -218,5 +218,5 @@ def _exchange(side: Tensor, cuts: Tensor, world: World) -> Tensor:
     sent += [0] * (world.size - len(sent))  # where nothing was sampled, rank 0 gets the little
     received = [sizes[world.rank] for sizes in gather(sent, world)]
     result = side.new_empty(sum(received))
-    dist.all_to_all_single(result, side, received, sent)
+    dist.all_to_all_single(result, side, received, sent, group=world.group)
     return _sort(result, runs=True)

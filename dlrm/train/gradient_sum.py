@@ -53,7 +53,7 @@ class GradientSum:
         for parameter in reversed(list(parameters)):
             last = self._buckets[-1] if self._buckets else None
             if last is None or last.bytes >= _BUCKET_BYTES or last.dtype != parameter.dtype:
-                last = _Bucket(parameter.dtype)
+                last = _Bucket(parameter.dtype, world)
                 self._buckets.append(last)
             last.add(parameter)
             parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -85,8 +85,8 @@ class GradientSum:
 class _Bucket:
     """Parameters whose gradients travel together."""
 
-    def __init__(self, dtype: torch.dtype):
-        self.dtype, self.bytes, self.missing = dtype, 0, 0
+    def __init__(self, dtype: torch.dtype, world: World):
+        self.dtype, self._world, self.bytes, self.missing = dtype, world, 0, 0
         self.parameters: list[Tensor] = []
 
     def add(self, parameter: Tensor) -> None:
@@ -95,7 +95,7 @@ class _Bucket:
 
     def send(self) -> None:
         self._sum = torch.cat([_flat_gradient(parameter) for parameter in self.parameters])
-        self._pending = dist.all_reduce(self._sum, async_op=True)
+        self._pending = dist.all_reduce(self._sum, group=self._world.group, async_op=True)
 
     def receive(self) -> None:
         self._pending.wait()
