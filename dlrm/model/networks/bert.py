@@ -4,6 +4,7 @@ Parameters have the names of Hugging Face's models, so that public checkpoints l
 masked tokens is the table of words itself, and has no second name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,6 +116,29 @@ class BertForPreTraining(nn.Module):
         """Name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
         return self.bert.stages() | {"head": self.cls}
 
+    def run(
+        self,
+        stages: Mapping[str, nn.Module],
+        hidden: Tensor | None,
+        ids: Tensor,
+        segments: Tensor,
+        lengths: Tensor | None,
+        masked_positions: Tensor,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns the output of some stages in a row; the last two only together.
+
+        Args:
+            stages: of those of `stages`.
+            hidden: the output of the stage before them; None where they are the first.
+            ids, segments, lengths, masked_positions: what `forward` takes.
+        """
+        encoder = {name: stage for name, stage in stages.items() if name not in ("pooler", "head")}
+        hidden = self.bert.run(encoder, hidden, ids, segments, lengths)
+        if "head" not in stages:
+            return hidden
+        words = self.bert.embeddings.word_embeddings.weight
+        return self.cls(hidden, self.bert.pooler(hidden), masked_positions, words)
+
     def forward(
         self, ids: Tensor, segments: Tensor, lengths: Tensor | None, masked_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -129,13 +153,43 @@ class BertForPreTraining(nn.Module):
         Raises:
             ValueError: the sequences are too long for the encoder.
         """
-        hidden = self.bert(ids, segments, lengths)
-        words = self.bert.embeddings.word_embeddings.weight
-        return self.cls(hidden, self.bert.pooler(hidden), masked_positions, words)
+        outputs = self.run(self.stages(), None, ids, segments, lengths, masked_positions)
+        assert isinstance(outputs, tuple)
+        return outputs
 
 
-class BertForQuestionAnswering(nn.Module):
-    """Finds where an answer begins and ends; without a pooler.
+class _OneHead(nn.Module):
+    """An encoder whose stages each take the output of the one before."""
+
+    bert: "_Bert"
+
+    def stages(self) -> dict[str, nn.Module]:
+        raise NotImplementedError
+
+    def run(
+        self,
+        stages: Mapping[str, nn.Module],
+        hidden: Tensor | None,
+        ids: Tensor,
+        segments: Tensor,
+        lengths: Tensor | None,
+    ) -> Tensor:
+        """Returns the output of some stages in a row.
+
+        Arguments are those of `BertForPreTraining.run`.
+        """
+        return self.bert.run(stages, hidden, ids, segments, lengths)
+
+    def forward(self, ids: Tensor, segments: Tensor, lengths: Tensor | None) -> Tensor:
+        """Returns the logits that the subclass describes.
+
+        Arguments and errors are those of `BertForPreTraining`.
+        """
+        return self.run(self.stages(), None, ids, segments, lengths)
+
+
+class BertForQuestionAnswering(_OneHead):
+    """Finds where an answer begins and ends, as logits `[rows, length, 2]`; without a pooler.
 
     Args:
         config: the encoder.
@@ -154,16 +208,9 @@ class BertForQuestionAnswering(nn.Module):
         """Name -> module: `embeddings`, `layer0` and so on, `head`."""
         return self.bert.stages() | {"head": self.qa_outputs}
 
-    def forward(self, ids: Tensor, segments: Tensor, lengths: Tensor | None) -> Tensor:
-        """Returns logits of being the first and the last token, `[rows, length, 2]`.
 
-        Arguments and errors are those of `BertForPreTraining`.
-        """
-        return self.qa_outputs(self.bert(ids, segments, lengths))
-
-
-class BertForSequenceClassification(nn.Module):
-    """Tells classes of sequences, or of pairs of them, apart.
+class BertForSequenceClassification(_OneHead):
+    """Classifies sequences, or pairs of them, by logits `[rows, num_labels]`.
 
     Args:
         config: the encoder.
@@ -186,18 +233,12 @@ class BertForSequenceClassification(nn.Module):
             self.dropout = _Dropout(config.hidden_dropout)
             self.classifier = _Linear(config.shape.hidden_size, num_labels)
         materialize(self, device, seed, _draw_weight)
+        # Kept in a tuple, so that its layers are not named a second time in the state.
+        self._head = (nn.Sequential(self.dropout, self.classifier),)
 
     def stages(self) -> dict[str, nn.Module]:
         """Name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
-        return self.bert.stages() | {"head": self.classifier}
-
-    def forward(self, ids: Tensor, segments: Tensor, lengths: Tensor | None) -> Tensor:
-        """Returns logits `[rows, num_labels]`.
-
-        Arguments and errors are those of `BertForPreTraining`.
-        """
-        hidden = self.bert(ids, segments, lengths)
-        return self.classifier(self.dropout(self.bert.pooler(hidden)))
+        return self.bert.stages() | {"head": self._head[0]}
 
 
 def _draw_weight(module: nn.Module, values: Tensor, random: torch.Generator) -> None:
@@ -215,7 +256,7 @@ class _Dropout(nn.Dropout):
 
 
 class _Bert(nn.Module):
-    """Embeddings and encoder: the tokens' last vectors, `[rows, length, hidden]`."""
+    """Embeddings, encoder and pooler, whose stages a network with a head runs."""
 
     def __init__(self, config: BertConfig, pooler: bool) -> None:
         super().__init__()
@@ -231,14 +272,24 @@ class _Bert(nn.Module):
         stages |= {f"layer{i}": layer for i, layer in enumerate(self.encoder["layer"].children())}
         return stages | ({"pooler": self.pooler} if hasattr(self, "pooler") else {})
 
-    def forward(self, ids: Tensor, segments: Tensor, lengths: Tensor | None) -> Tensor:
+    def run(
+        self,
+        stages: Mapping[str, nn.Module],
+        hidden: Tensor | None,
+        ids: Tensor,
+        segments: Tensor,
+        lengths: Tensor | None,
+    ) -> Tensor:
         mask = None
         if lengths is not None:
             positions = torch.arange(ids.shape[1], device=ids.device)
             mask = (positions < lengths[:, None])[:, None, None, :]
-        hidden = self.embeddings(ids, segments)
-        for layer in self.encoder["layer"].children():
-            hidden = layer(hidden, mask)
+        for stage in stages.values():
+            if hidden is None:
+                hidden = self.embeddings(ids, segments)
+            else:
+                hidden = stage(hidden, mask) if isinstance(stage, _Layer) else stage(hidden)
+        assert hidden is not None, "no stages"
         return hidden
 
 

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.model.initialize import materialize
-from dlrm.model.networks.vision import GlobalMean, draw_weight, norm_layers, variant_of
+from dlrm.model.networks.vision import (
+    GlobalMean,
+    StagedNetwork,
+    draw_weight,
+    norm_layers,
+    variant_of,
+)
 
 
 class _Variant(NamedTuple):
@@ -35,7 +41,7 @@ _STAGES = (  # kernel, repeats, channels, stride (Tan and Le, 2019, table 1)
 )
 
 
-class EfficientNet(nn.Module):
+class EfficientNet(StagedNetwork):
     """EfficientNet (Tan and Le, 2019), and with grouped convolutions (Masters et al., 2021).
 
     Args:
@@ -125,12 +131,6 @@ class EfficientNet(nn.Module):
                 assert isinstance(block, _MBConv)
                 stages |= block.stages(f"block{number}{chr(ord('a') + index)}")
         return stages | {"Top": self._ends["Top"]}
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Returns logits `[batch, num_classes]` of normalised `[batch, 3, height, width]`."""
-        for stage in self.stages().values():
-            images = stage(images)
-        return images
 
 
 def _blocks(

@@ -12,7 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm.model.initialize import materialize
-from dlrm.model.networks.vision import GlobalMean, draw_weight, norm_layers, variant_of
+from dlrm.model.networks.vision import (
+    GlobalMean,
+    StagedNetwork,
+    draw_weight,
+    norm_layers,
+    variant_of,
+)
 
 
 class _Variant(NamedTuple):
@@ -28,7 +34,7 @@ VARIANTS = {
 _EXPANSION = 4
 
 
-class ResNet(nn.Module):
+class ResNet(StagedNetwork):
     """ResNet (He et al., 2015) in version 1.5, stride on the 3x3, and ResNeXt (Xie et al., 2016).
 
     Args:
@@ -106,12 +112,6 @@ class ResNet(nn.Module):
                 stages[f"b{stage}/{index}"] = block
                 stages[f"b{stage}/{index}/relu"] = block.get_submodule("relu")
         return stages | {"reduce_mean": self.avgpool, "fc1": self.fc}
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Returns logits `[batch, num_classes]` of normalised `[batch, 3, height, width]`."""
-        for stage in self.stages().values():
-            images = stage(images)
-        return images
 
 
 class _Bottleneck(nn.Module):

@@ -60,6 +60,37 @@ def draw_weight(module: nn.Module, values: torch.Tensor, random: torch.Generator
         values.uniform_(-bound, bound, generator=random)
 
 
+class StagedNetwork(nn.Module):
+    """A network of images that calls named stages one after the other."""
+
+    def stages(self) -> dict[str, nn.Module]:
+        """Name -> module of what `forward` calls one after the other, in that order."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        stages: Mapping[str, nn.Module],
+        hidden: torch.Tensor | None,
+        images: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns the output of some stages in a row.
+
+        Args:
+            stages: of those of `stages`.
+            hidden: the output of the stage before them; None where they are the first.
+            images: what the first stage takes.
+        """
+        values = images if hidden is None else hidden
+        assert values is not None
+        for stage in stages.values():
+            values = stage(values)
+        return values
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns logits `[batch, num_classes]` of normalised `[batch, 3, height, width]`."""
+        return self.run(self.stages(), None, images)
+
+
 class GlobalMean(nn.Module):
     """The mean over the pixels: `[batch, channels]` of `[batch, channels, height, width]`."""
 
