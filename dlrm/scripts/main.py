@@ -134,6 +134,7 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
         optimizers=task.optimizers(dlrm_flags.optimizer_config(values), one_look_up),
         schedule=functools.partial(learning_rate, schedule),
         config=config,
+        scaler=values.config(PrecisionConfig).scaler(device, values["max_grad_norm"]),
         recorder=task.recorder,
     )
     train = Batches(datasets.train, device, values["shuffle_batch_order"], values["seed"])

@@ -10,7 +10,7 @@ from dlrm.data.images.augmentation import Augmentation, Prepared
 from dlrm.data.images.loader import ImageBatch
 from dlrm.distributed import World, all_sum
 from dlrm.model.networks import efficientnet, resnet
-from dlrm.tasks.network import NetworkTask
+from dlrm.tasks.network import Judge, NetworkTask
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
 from dlrm.train.precision import PrecisionConfig
@@ -146,14 +146,9 @@ class ImageClassification(NetworkTask):
         model.to(memory_format=self._format)  # type: ignore[call-overload]
         super().__init__(model, precision, execution, world)
 
-    def loss(self, batch: ImageBatch) -> Tensor:
-        """Returns these samples' share of the mean cross-entropy of the global batch."""
-        prepared = self.augmentation.train(batch)
-        return self._loss.total(self._logits(prepared.images), prepared) / batch.global_size
-
     def predict(self, batch: ImageBatch) -> Tensor:
         """Returns the logits of this process's samples, float32 `[samples, num_classes]`."""
-        return self._logits(self.augmentation.evaluate(batch))
+        return self._run(self._formatted(self.augmentation.evaluate(batch))).float()
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
@@ -166,8 +161,17 @@ class ImageClassification(NetworkTask):
         loss, top1, top5, count = all_sum(sums, self.world).tolist()
         return {"top1": top1 / count, "top5": top5 / count, "loss": loss / count}
 
-    def _logits(self, images: Tensor) -> Tensor:
-        return self._run(images.contiguous(memory_format=self._format)).float()
+    def _problem(self, batch: ImageBatch) -> tuple[tuple[Tensor], Judge]:
+        """See `NetworkTask._problem`; the loss is the mean cross-entropy of the global batch."""
+        prepared = self.augmentation.train(batch)
+
+        def judge(logits: Tensor) -> Tensor:
+            return self._loss.total(logits.float(), prepared) / batch.global_size
+
+        return (self._formatted(prepared.images),), judge
+
+    def _formatted(self, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=self._format)
 
 
 def _judge(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Language: BERT's pre-training, question answering over a passage, and pairs of sentences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from dlrm.model.networks.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
 )
-from dlrm.tasks.network import NetworkTask
+from dlrm.tasks.network import Judge, NetworkTask
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
 from dlrm.train.precision import PrecisionConfig
@@ -50,11 +50,18 @@ class LanguageTask(NetworkTask):
         **head: Any,
     ):
         super().__init__(self.network(config, seed=seed, **head), precision, execution, world)
-        self._is_graph = execution.execution == "graph"
 
-    def _sequences(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _problem(self, batch: TextBatch) -> tuple[tuple[Tensor | None, ...], Judge]:
+        return self._inputs(batch), lambda output: self._loss(output, batch)
+
+    def _inputs(self, batch: TextBatch, is_first: bool = True) -> tuple[Tensor | None, ...]:
+        """What the network takes, and each of its parts: their layers make a mask of it."""
         lengths = batch.lengths if batch.padded or self._is_graph else None
         return batch.ids, batch.segments, lengths
+
+    def _loss(self, output: Any, batch: TextBatch) -> Tensor:
+        """These rows' share of the loss of the global batch, of the network's output."""
+        raise NotImplementedError
 
 
 class PreTraining(LanguageTask):
@@ -63,20 +70,38 @@ class PreTraining(LanguageTask):
     network = BertForPreTraining
     metric = "masked_accuracy"
 
-    def loss(self, batch: TextBatch) -> Tensor:
-        """Returns these rows' share of both mean cross-entropies of the global batch, summed.
+    def divide(self, parts: World, splits: Sequence[str], schedule: str) -> None:
+        """Divides the network; see `NetworkTask.divide`.
+
+        The table of words is held by the first part, which looks words up, and by the last, which
+        decodes masked tokens. Both update it by the sum of their gradients.
+        """
+        if "head" in splits:
+            raise ValueError(
+                f"--pipeline_splits {','.join(splits)}: the head of pre-training takes the outputs "
+                "of the pooler and of the last layer: expected pooler or a layer, and not head"
+            )
+        super().divide(parts, splits, schedule)
+
+    def _shared_weights(self) -> list[nn.Parameter]:
+        return [self.model.get_parameter("bert.embeddings.word_embeddings.weight")]
+
+    def _inputs(self, batch: TextBatch, is_first: bool = True) -> tuple[Tensor | None, ...]:
+        return *super()._inputs(batch), batch.masked_positions
+
+    def _loss(self, output: tuple[Tensor, Tensor], batch: TextBatch) -> Tensor:
+        """Both mean cross-entropies of the global batch, summed.
 
         One is the mean over the masked tokens of the global batch, the other over its rows.
         """
-        tokens, order = self.predict(batch)
-        masked_ids, labels = _targets(batch)
+        (tokens, order), (masked_ids, labels) = map(_widened, output), _targets(batch)
         tokens_loss = _cross_entropy(tokens.flatten(0, 1), masked_ids.flatten(), NO_TOKEN)
         order_loss = _cross_entropy(order, labels)
         return tokens_loss / max(batch.global_masked, 1) + order_loss / batch.global_size
 
     def predict(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         """Returns logits: of masked tokens, `[rows, predictions, vocabulary]`, and `[rows, 2]`."""
-        tokens, order = self._run(*self._sequences(batch), batch.masked_positions)
+        tokens, order = self._run(*self._inputs(batch))
         return _widened(tokens), _widened(order)
 
     @torch.no_grad()
@@ -133,23 +158,19 @@ class QuestionAnswering(LanguageTask):
         super().__init__(config, **others)
         self.scorer = scorer
 
-    def loss(self, batch: TextBatch) -> Tensor:
-        """Returns these rows' share of the mean over rows, and over both ends, of cross-entropies.
+    def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
+        """The mean over rows, and over both ends, of cross-entropies.
 
         They are over a row's tokens without its padding. An end that is none of them counts as 0.
         """
-        return self._total(self.predict(batch), batch) / batch.global_size
+        return self._total(_without_padding(output, batch), batch) / batch.global_size
 
     def predict(self, batch: TextBatch) -> Tensor:
         """Returns the logits of being first and last token, `[rows, length, 2]`.
 
         Those of padding are minus infinity: it has no part in losses, however much there is.
         """
-        logits = _widened(self._run(*self._sequences(batch)))
-        if not batch.padded:
-            return logits
-        places = torch.arange(logits.shape[1], device=logits.device)
-        return logits.masked_fill((places >= batch.lengths[:, None])[..., None], -torch.inf)
+        return _without_padding(self._run(*self._inputs(batch)), batch)
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
@@ -181,6 +202,15 @@ class QuestionAnswering(LanguageTask):
         spans = spans.where(spans < batch.lengths[:, None], length)  # which is ignored
         losses = (_cross_entropy(logits[..., end], spans[:, end], length) for end in (0, 1))
         return sum(losses, logits.new_zeros(())) / 2
+
+
+def _without_padding(output: Tensor, batch: TextBatch) -> Tensor:
+    """Logits of tokens, `[rows, length, 2]`, minus infinity in the padding."""
+    logits = _widened(output)
+    if not batch.padded:
+        return logits
+    places = torch.arange(logits.shape[1], device=logits.device)
+    return logits.masked_fill((places >= batch.lengths[:, None])[..., None], -torch.inf)
 
 
 def _spans(batch: TextBatch) -> Tensor:
@@ -224,13 +254,13 @@ class SequenceClassification(LanguageTask):
     network = BertForSequenceClassification
     metric = "accuracy_and_f1"
 
-    def loss(self, batch: TextBatch) -> Tensor:
-        """Returns these rows' share of the mean cross-entropy of the global batch."""
-        return _cross_entropy(self.predict(batch), _labels(batch)) / batch.global_size
+    def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
+        """The mean cross-entropy of the global batch."""
+        return _cross_entropy(_widened(output), _labels(batch)) / batch.global_size
 
     def predict(self, batch: TextBatch) -> Tensor:
         """Returns the logits of the classes, `[rows, num_labels]`."""
-        return _widened(self._run(*self._sequences(batch)))
+        return _widened(self._run(*self._inputs(batch)))
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:

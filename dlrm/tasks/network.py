@@ -1,28 +1,38 @@
 """What tasks of networks without tables share: one network of named stages, one optimizer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dlrm.distributed import World
+from dlrm.distributed.pipeline import Pipeline
 from dlrm.train.evaluation import evaluation_mode
-from dlrm.train.execution import ExecutionConfig, executable, recompute
+from dlrm.train.execution import ExecutionConfig, executable, keep_only, partition, recompute
 from dlrm.train.log import Loader
 from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
-from dlrm.train.precision import PrecisionConfig
+from dlrm.train.precision import LossScaler, PrecisionConfig
+from dlrm.train.task import one_after_another
+
+Judge = Callable[[Any], Tensor]  # output of the network -> loss
 
 
 class NetworkTask:
     """A network on its device, in its precision, as it is executed; subclasses know the loss.
 
     Args:
-        model: the network; `model.stages()` names what it runs one after the other.
+        model: the network; `model.stages()` names what it runs one after the other, and `model.run`
+            runs some of them.
         precision: of weights and layers.
         execution: how the network is run.
-        world: the processes that train together.
+        world: the processes that each compute a share of a batch.
+
+    Attributes:
+        num_parameters: those of the whole network.
+        pipeline: this process's part of the network, once it is divided; None: it runs all of it.
     """
 
     loss_metric = "loss"
@@ -40,10 +50,81 @@ class NetworkTask:
         if execution.recompute:
             recompute(self.stages())
         self._forward = executable(self.model, execution)
+        self._is_graph = execution.execution == "graph"
+        self.num_parameters = sum(p.numel() for p in self.model.parameters())
+        self.pipeline: Pipeline | None = None
 
     def stages(self) -> Mapping[str, nn.Module]:
         """Name -> module of what the network runs one after the other."""
         return self.model.stages()  # type: ignore[operator]
+
+    def divide(self, parts: World, splits: Sequence[str], schedule: str) -> None:
+        """Divides the network among the processes of a pipeline and keeps this one's part only.
+
+        Args:
+            parts: the processes of the pipeline, one for each part.
+            splits: the stages that begin a part; see `partition`.
+            schedule: one of `PIPELINE_SCHEDULES`.
+
+        Raises:
+            ValueError: the network cannot be divided like this; flag and value are named.
+        """
+        if self._is_graph:
+            raise ValueError(
+                "--execution graph compiles a whole network, which --pipeline_splits divides among "
+                f"{parts.size} processes: use --execution eager, or as many processes as --replicas"
+            )
+        found = partition(self.stages(), splits)
+        assert len(found) == parts.size, f"{len(found)} parts for {parts.size} processes"
+        for part in found:
+            if not any(p.requires_grad for stage in part.values() for p in stage.parameters()):
+                raise ValueError(
+                    f"--pipeline_splits {','.join(splits)}: the part of {', '.join(part)} has no "
+                    "weights, which a process of a pipeline needs; leave its name out"
+                )
+        stages, is_end = found[parts.rank], parts.rank in (0, parts.size - 1)
+        shared = self._shared_weights() if is_end else []
+        keep_only(self.model, stages.values(), shared)
+        pipeline = Pipeline(partial(self._run_part, stages), parts, schedule, shared)
+        self._forward = lambda *inputs: pipeline.output(lambda is_first: inputs)
+        self.pipeline = pipeline
+
+    def loss(self, batch: Any) -> Tensor:
+        """Returns these samples' share of the loss of the global batch, a scalar."""
+        inputs, judge = self._problem(batch)
+        return judge(self._run(*inputs))
+
+    def accumulate(
+        self, batches: Sequence[Any], scaler: LossScaler, before_last: Callable[[], object]
+    ) -> Tensor:
+        """Adds up the gradients of micro-batches; see `dlrm.train.task.one_after_another`.
+
+        In a pipeline the loss is 0 on all ranks but the last.
+        """
+        if self.pipeline is None:
+            return one_after_another(self.loss, batches, scaler, before_last)
+        losses = [torch.zeros((), device=self.world.device)]
+
+        def judge(output: Any, number: int) -> Tensor:
+            _, loss_of = self._problem(batches[number])
+            loss = loss_of(output)
+            losses.append(loss.detach())
+            return scaler.scaled(loss)
+
+        inputs = [partial(self._inputs, batch) for batch in batches]
+        with evaluation_mode(self.model):
+            self.pipeline.prepare(inputs)
+        self.pipeline.backward(inputs, judge)
+        before_last()  # the sums over replicas begin when all gradients are there
+        return torch.stack(losses).sum()
+
+    def scaler(self, max_grad_norm: float | None = None) -> LossScaler:
+        """Returns the loss scaler, which clips by the norm of the gradients of all parts."""
+        if self.pipeline is None:
+            return self.precision.scaler(self.world.device, max_grad_norm)
+        parts = self.pipeline.parts
+        counted_elsewhere = self.pipeline.shared if parts.rank == parts.size - 1 else ()
+        return self.precision.scaler(self.world.device, max_grad_norm, parts, counted_elsewhere)
 
     def split(self, batch: Any, parts: int) -> list[Any]:
         return batch.split(parts)
@@ -64,6 +145,27 @@ class NetworkTask:
         """Yields the batches of a test to a network in evaluation mode."""
         with evaluation_mode(self.model), closing(loader.batches()) as batches:
             yield batches
+
+    def _problem(self, batch: Any) -> tuple[tuple[Tensor | None, ...], Judge]:
+        """The network's inputs in training, and a function from its output to the loss."""
+        raise NotImplementedError
+
+    def _inputs(self, batch: Any, is_first: bool = True) -> tuple[Tensor | None, ...]:
+        """What a part takes of a batch to train on, besides the output of the part before it."""
+        return self._problem(batch)[0] if is_first else ()
+
+    def _shared_weights(self) -> list[nn.Parameter]:
+        """Those that the first stage holds and the last one uses, too."""
+        return []
+
+    def _run_part(
+        self,
+        stages: Mapping[str, nn.Module],
+        hidden: Tensor | None,
+        inputs: Callable[[bool], tuple[Tensor | None, ...]],
+    ) -> Any:
+        with self.precision.autocast(self.world.device):
+            return self.model.run(stages, hidden, *inputs(hidden is None))  # type: ignore[operator]
 
     def _run(self, *inputs: Tensor | None) -> Any:
         """The network's output in its precision."""

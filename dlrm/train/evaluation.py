@@ -35,7 +35,7 @@ class Evaluation:
         steps_per_epoch: steps of an epoch.
         config: when a test is due, and which result is good enough.
         progress: where the run stands.
-        world: the processes that train together.
+        replicas: the processes that hold the same weights.
         log: where to report.
         ema: of the weights, which is then what is tested; None tests the weights themselves.
         on_batch: called before each batch.
@@ -49,14 +49,14 @@ class Evaluation:
         steps_per_epoch: int,
         config: TrainConfig,
         progress: Progress,
-        world: World,
+        replicas: World,
         log: RunLog,
         ema: EMA | None,
         on_batch: Callable[[], object],
     ):
         self._task, self._test, self._steps_per_epoch = task, test, steps_per_epoch
         self._config, self._progress = config, progress
-        self._world, self._log, self._ema, self._on_batch = world, log, ema, on_batch
+        self._replicas, self._log, self._ema, self._on_batch = replicas, log, ema, on_batch
         self._seconds, self._samples = 0.0, 0
 
     def is_due(self) -> bool:
@@ -77,7 +77,7 @@ class Evaluation:
         """Returns the metrics of the test set, and the seconds that it took."""
         began = time.perf_counter()
         state = self._ema.state if self._ema else {}
-        average_statistics(self._task.model, state, self._world)
+        average_statistics(self._task.model, state, self._replicas)
         metrics = self._evaluate(self._test, "test")
         seconds = time.perf_counter() - began
         self._seconds += seconds

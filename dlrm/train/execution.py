@@ -205,6 +205,24 @@ def _statistics_kept(norms: Iterable[_BatchNorm]) -> Iterator[None]:
             norm._buffers.update(kept)
 
 
+def keep_only(model: nn.Module, stages: Iterable[nn.Module], shared: Iterable[Tensor] = ()) -> None:
+    """Drops the weights and buffers of a model that none of some stages has.
+
+    Args:
+        model: its modules stay; what is dropped becomes None, and is missing in the state.
+        stages: modules of the model.
+        shared: weights of other stages that are kept, too.
+    """
+    kept = {id(tensor) for tensor in shared}
+    for stage in stages:
+        kept.update(id(tensor) for tensor in (*stage.parameters(), *stage.buffers()))
+    for module in model.modules():
+        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        for name, tensor in own:
+            if id(tensor) not in kept:
+                setattr(module, name, None)
+
+
 def partition(stages: Mapping[str, nn.Module], splits: Sequence[str]) -> list[dict[str, nn.Module]]:
     """Cuts a network's stages; each name in `splits` begins a part.
 

@@ -91,11 +91,17 @@ class PrecisionConfig:
             return nullcontext()
         return torch.autocast(device.split(":")[0], dtype, cache_enabled=False)
 
-    def scaler(self, device: str, max_grad_norm: float | None = None) -> "LossScaler":
+    def scaler(
+        self,
+        device: str,
+        max_grad_norm: float | None = None,
+        parts: World = World(),
+        counted_elsewhere: Iterable[Tensor] = (),
+    ) -> "LossScaler":
         """Returns the loss scaler for a device: the static scale under fp16, else none."""
         half = self.dtype(device) == torch.float16
         scale = torch.tensor(self.loss_scale, device=device) if half else None
-        return LossScaler(scale, max_grad_norm)
+        return LossScaler(scale, max_grad_norm, parts, counted_elsewhere)
 
 
 class LossScaler:
@@ -107,15 +113,24 @@ class LossScaler:
     Args:
         scale: a scalar on the device, or None for none.
         max_grad_norm: all gradients are divided by max(1, their 2-norm together / this).
+        parts: the processes that each hold a part of the dense weights.
+        counted_elsewhere: weights of this part that another one counts in the norm.
 
     Raises:
         ValueError: `max_grad_norm` is not above 0.
     """
 
-    def __init__(self, scale: Tensor | None = None, max_grad_norm: float | None = None):
+    def __init__(
+        self,
+        scale: Tensor | None = None,
+        max_grad_norm: float | None = None,
+        parts: World = World(),
+        counted_elsewhere: Iterable[Tensor] = (),
+    ):
         if max_grad_norm is not None and not 0 < max_grad_norm < math.inf:
             raise ValueError(f"--max_grad_norm {max_grad_norm}: expected a number above 0")
-        self.scale, self.max_grad_norm = scale, max_grad_norm
+        self.scale, self.max_grad_norm, self._parts = scale, max_grad_norm, parts
+        self._counted_elsewhere = {id(weight) for weight in counted_elsewhere}
         self._skipped = torch.zeros(()) if scale is None else torch.zeros_like(scale)
 
     def num_skipped(self) -> int:
@@ -127,9 +142,13 @@ class LossScaler:
         skipped = self.num_skipped()
         return f"  skipped: {skipped}" if skipped else ""
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Returns the loss whose gradients `step` expects."""
+        return loss if self.scale is None else loss * self.scale
+
     def backward(self, loss: Tensor) -> None:
         """Computes the gradients of the scaled loss."""
-        (loss if self.scale is None else loss * self.scale).backward()
+        self.scaled(loss).backward()
 
     def step(self, optimizers: Iterable[Optimizer], world: World = World()) -> None:
         """Lets the optimizers update, unless a gradient is infinite or NaN on any rank."""
@@ -150,7 +169,8 @@ class LossScaler:
             found_inf = all_sum((~greatest.isfinite()).float().to(device), world).clamp_(max=1)
             self._skipped += found_inf
         if self.max_grad_norm is not None:
-            scale = torch.maximum(scale, _norm(optimizers, world, device) / self.max_grad_norm)
+            norm = self._norm(optimizers, world, device)
+            scale = torch.maximum(scale, norm / self.max_grad_norm)
         for optimizer in optimizers:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
@@ -160,21 +180,21 @@ class LossScaler:
                     grad.div_(scale)
                 optimizer.step()
 
-
-def _norm(optimizers: list[Optimizer], world: World, device: torch.device) -> Tensor:
-    """The 2-norm of all gradients: dense ones, which all ranks have, and each rank's tables'."""
-    grads = [
-        weight.grad
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for weight in group["params"]
-        if weight.grad is not None
-    ]
-    nothing = torch.zeros((), device=device)  # torch's norm of no tensors is on the CPU
-    dense = [grad.float() for grad in grads if not grad.is_sparse]
-    rows = [_summed_rows(grad) for grad in grads if grad.is_sparse]
-    norms = [torch.nn.utils.get_total_norm(part) if part else nothing for part in (dense, rows)]
-    return (norms[0].square() + all_sum(norms[1].square(), world)).sqrt()
+    def _norm(self, optimizers: list[Optimizer], world: World, device: torch.device) -> Tensor:
+        """The 2-norm of all gradients: dense ones, of each part once, and each rank's tables'."""
+        grads = [
+            weight.grad
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for weight in group["params"]
+            if weight.grad is not None and id(weight) not in self._counted_elsewhere
+        ]
+        nothing = torch.zeros((), device=device)  # torch's norm of no tensors is on the CPU
+        dense = [grad.float() for grad in grads if not grad.is_sparse]
+        rows = [_summed_rows(grad) for grad in grads if grad.is_sparse]
+        norms = [torch.nn.utils.get_total_norm(part) if part else nothing for part in (dense, rows)]
+        squares = all_sum(norms[0].square(), self._parts), all_sum(norms[1].square(), world)
+        return sum(squares, nothing).sqrt()
 
 
 def _summed_rows(grad: Tensor) -> Tensor:

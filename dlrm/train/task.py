@@ -1,12 +1,14 @@
 """What a trainer is given: the task, and for how long to train it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from dlrm.train.log import Loader
+from dlrm.train.precision import LossScaler
 
 
 class Task(Protocol):
@@ -47,6 +49,34 @@ class Task(Protocol):
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
         """Returns the parameters that hold tables, with the tables they hold: number -> rows."""
         ...
+
+
+# Micro-batches, the loss's scaler, what to call before the last gradients arrive -> the loss.
+Accumulate = Callable[[Sequence[Any], LossScaler, Callable[[], object]], Tensor]
+
+
+def one_after_another(
+    loss: Callable[[Any], Tensor],
+    batches: Sequence[Any],
+    scaler: LossScaler,
+    before_last: Callable[[], object],
+) -> Tensor:
+    """Adds up the gradients of micro-batches, one after the other; returns the sum of their losses.
+
+    Args:
+        loss: of a micro-batch.
+        batches: the micro-batches of a batch.
+        scaler: of the loss.
+        before_last: called before the last backward pass, in which gradients are complete.
+    """
+    losses = []
+    for batch in batches:
+        value = loss(batch)
+        if batch is batches[-1]:
+            before_last()
+        scaler.backward(value)
+        losses.append(value.detach())
+    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dlrm.distributed import World
+from dlrm.distributed import Pipelines, World, gather
 from dlrm.train.agreement import Agreement
 from dlrm.train.benchmark import Stopwatch
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
@@ -23,7 +23,7 @@ from dlrm.train.log import Loader, RunLog
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.progress import LossWindow, Progress, StepReport
-from dlrm.train.task import Task, TrainConfig
+from dlrm.train.task import Accumulate, Task, TrainConfig, one_after_another
 
 
 class StoppedError(Exception):
@@ -47,6 +47,8 @@ class Trainer:
         beat: called with the step whenever the training has got on.
         recorder: records the step, which is replayed from then on; None runs it op by op. Then
             optimizers have their learning rates on the device, and there is one process.
+        pipelines: how the processes share the parts of the network; None: each has all of them.
+        accumulate: computes the gradients of micro-batches; None: one after the other.
 
     Attributes:
         stop_requested: set it, on any rank, to end all after a step, with a checkpoint.
@@ -67,16 +69,21 @@ class Trainer:
         ema: EMA | None = None,
         beat: Callable[[int], object] = lambda step: None,
         recorder: Recorder | None = None,
+        pipelines: Pipelines | None = None,
+        accumulate: Accumulate | None = None,
     ):
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
         self.ema, self.beat, self.stop_requested = ema, beat, False
-        tables = task.table_parameters()
-        self.parameters = Parameters(task.model, tables, optimizers, ema.state if ema else {})
+        self._accumulate = accumulate or partial(one_after_another, task.loss)
+        pipelines = pipelines or Pipelines(world, world, World())
+        self._replicas = pipelines.replicas
+        tables, average = task.table_parameters(), ema.state if ema else {}
+        self.parameters = Parameters(task.model, tables, optimizers, average, pipelines.parts)
         held = {id(weight) for weight, _ in tables}
         updated = (weight for weight, _ in self.parameters.optimizer_of())
-        self._gradients = GradientSum((w for w in updated if id(w) not in held), world)
+        self._gradients = GradientSum((w for w in updated if id(w) not in held), self._replicas)
         self._agreement = Agreement(world)
         self._update: Callable[[Any], Tensor] = self._updated
         if recorder:
@@ -143,7 +150,7 @@ class Trainer:
             steps_per_epoch=steps_per_epoch,
             config=self.config,
             progress=self.progress,
-            world=self.world,
+            replicas=self._replicas,
             log=self.log,
             ema=self.ema,
             on_batch=lambda: self.beat(self.progress.step),
@@ -194,15 +201,8 @@ class Trainer:
 
     def _compute_gradients(self, batch: Any) -> Tensor:
         """Adds up the gradients of the micro-batches of a batch; returns its loss."""
-        losses = []
         parts = self.task.split(batch, self.config.gradient_accumulation_steps)
-        for part in parts:
-            loss = self.task.loss(part)
-            if part is parts[-1]:
-                self._gradients.expect()
-            self.scaler.backward(loss)
-            losses.append(loss.detach())
-        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+        return self._accumulate(parts, self.scaler, self._gradients.expect)
 
     def _agree(self) -> bool:
         """Whether to stop now, and so all ranks; publishes what all of them have written."""
@@ -251,9 +251,11 @@ class Trainer:
     def _save(self) -> None:
         assert self.checkpoints is not None
         self._window.mean()
-        average_statistics(self.task.model, self.parameters.average, self.world)
-        for name, value in self.parameters.dense().items():
-            self._window.check_finite(value.sum().item(), f"sum of {name}")
+        average_statistics(self.task.model, self.parameters.average, self._replicas)
+        sums = {name: value.sum().item() for name, value in self.parameters.dense().items()}
+        for part in gather(sums, self.parameters.parts):
+            for name, value in part.items():
+                self._window.check_finite(value, f"sum of {name}")
         self._clock.pause()
         self._window.save()
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))

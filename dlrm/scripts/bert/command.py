@@ -24,7 +24,7 @@ from dlrm.data.text.squad import (
     predict_answers,
     write_predictions,
 )
-from dlrm.distributed import World, gather
+from dlrm.distributed import Pipelines, World, gather
 from dlrm.files import MANIFEST
 from dlrm.model.networks.bert import SIZES, BertConfig
 from dlrm.scripts.bert import flags as bert_flags
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
 
 def run(values: Values) -> dict[str, float]:
     """Does what the flags say and returns the summary; see `dlrm.scripts.common.run`."""
-    return network.run_network(values, _set_up, _notices, _act)
+    return network.run_network(values, bert_flags.TRAINING, _set_up, _notices, _act)
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ def _act(setup: TextSetup, watch: Watch) -> dict[str, float]:
     return _train(setup, watch)
 
 
-def _set_up(values: Values, world: World) -> TextSetup:
+def _set_up(values: Values, pipelines: Pipelines) -> TextSetup:
     checkpoint = _checkpoint(values)
     known = checkpoint or _own_checkpoint(values["init_checkpoint"])
     known = driver.known_checkpoint(values, known)
@@ -97,27 +97,36 @@ def _set_up(values: Values, world: World) -> TextSetup:
     values, by_recipe = bert_flags.resolved(values)
     values = driver.with_saved_flags(values, known, names)  # and not the recipe's
     bert_flags.check(values)
+    world, replicas = pipelines.world, pipelines.replicas
     _check_task_of(checkpoint, values["task"])
     vocab_is_fixed = known is not None or "vocab_size" in {*values.given, *by_recipe}
     sources = open_sources(values, vocab_is_fixed)
     values = sources.values
     scorer = AnswerScorer(sources.test) if isinstance(sources.test, SquadFeatures) else None
-    task = make_task(values, world, scorer)
+    task = make_task(values, replicas, scorer)
     initial = _load_initial(task, values) if values["init_checkpoint"] else []
+    if values["batch_size"] == "max" and pipelines.parts.size > 1:
+        raise ValueError(
+            "--batch_size max is found with whole networks, and --pipeline_splits divides this one "
+            f"among {pipelines.parts.size} processes: expected a number"
+        )
     values = _with_batch_size(values, task, world)
     if values["batches_per_step"] and values["data"] != "dataset":
-        rows = values["batches_per_step"] * values["batch_size"] * world.size
+        rows = values["batches_per_step"] * values["batch_size"] * replicas.size
         values = Values({**values, "synthetic_dataset_num_entries": rows}, values.given)
         sources = open_sources(values, vocab_is_fixed)
+    plan = network_flags.batch_plan(values, replicas.size)
+    network.divide(task, values, pipelines, plan)
     return TextSetup(
         values=values,
         world=world,
+        pipelines=pipelines,
         task=task,
         trains=values["mode"] in bert_flags.TRAINING,
         checkpoint=checkpoint,
         dataset=_fingerprint(values, sources.train),
         may_change=bert_flags.RESUME_MAY_CHANGE,
-        plan=network_flags.batch_plan(values, world.size),
+        plan=plan,
         train=sources.train,
         test=sources.test,
         scorer=scorer,
@@ -274,16 +283,17 @@ def _loader(setup: TextSetup, source: TextSource, batch_size: int, train: bool) 
     """The batches of rows; training leaves the last short one out, graphs have fixed shapes."""
     values, is_graph = setup.values, setup.values["execution"] == "graph"
     window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
+    of_one_shape = is_graph or (train and setup.pipelines.parts.size > 1)
     loader = TextLoader(
         source,
         batch_size,
         shuffle=train,
         drop_last=train,
         window=window,
-        cut=not is_graph,
+        cut=not of_one_shape,
         parts=setup.plan.accumulation if train else 1,
         seed=values["seed"],
-        world=setup.world,
+        world=setup.pipelines.replicas,
     )
     return SameBatch(loader, setup.world.device) if values["data"] == "synthetic" else loader
 

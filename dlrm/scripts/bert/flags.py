@@ -2,10 +2,11 @@
 
 from dlrm.data.text.pretraining.dataset import DATA_FORMATS
 from dlrm.data.text.pretraining.writer import PretrainingTextConfig
+from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
 from dlrm.model.networks.bert import SIZES, BertConfig
 from dlrm.scripts.common import network_flags, session
 from dlrm.scripts.common.config_flags import ConfigFlags, Definitions, Help, Values, one_of
-from dlrm.scripts.common.network_flags import CONFIGS, SCHEDULES, check_choices
+from dlrm.scripts.common.network_flags import CONFIGS, check_choices
 from dlrm.systems.bert_recipes import BERT_RECIPES
 
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
@@ -168,6 +169,7 @@ FLAGS = ConfigFlags(
 
 RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {
     *("test_dataset", "latency", "batches_per_step", "predictions"),
+    *("layers_per_stage", "encoder_start_stage"),
     # Of runs of 0.1.0, whose command prepared data, too.
     *("source", "output", "processes", "dupe_factor", "masked_lm_prob", "short_seq_prob"),
     *("input_format", "output_format", "num_shards"),
@@ -204,7 +206,7 @@ def parse(arguments: list[str]) -> Values:
             "data_format": DATA_FORMATS,
             "recipe": tuple(BERT_RECIPES),
             "latency": LATENCIES,
-            "pipeline_schedule": SCHEDULES,
+            "pipeline_schedule": PIPELINE_SCHEDULES,
         },
     )
     if values["mode"] == "pretrain":

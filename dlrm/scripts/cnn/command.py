@@ -20,7 +20,7 @@ from dlrm.data.images.loader import (
     ImageSource,
     SyntheticImages,
 )
-from dlrm.distributed import World
+from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
 from dlrm.manifest import crc32
 from dlrm.scripts.cnn import flags as cnn_flags
@@ -40,6 +40,7 @@ from dlrm.train.precision import PrecisionConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
+TRAINING = ("train", "benchmark_training")
 _LOADED_BYTES = 1 << 30  # of batches that are read ahead
 
 
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> None:
 
 def run(values: Values) -> dict[str, float]:
     """Does what the flags say and returns the summary; see `dlrm.scripts.common.run`."""
-    return network.run_network(values, _set_up, _notices, _act)
+    return network.run_network(values, TRAINING, _set_up, _notices, _act)
 
 
 def _act(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
@@ -61,8 +62,8 @@ def _act(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
     return _train(setup, watch)
 
 
-def _set_up(values: Values, world: World) -> NetworkSetup:
-    plan = network_flags.batch_plan(values, world.size)
+def _set_up(values: Values, pipelines: Pipelines) -> NetworkSetup:
+    plan = network_flags.batch_plan(values, pipelines.replicas.size)
     values = cnn_flags.resolved(values, plan.global_batch)
     _check(values)
     checkpoint = values["load_checkpoint_path"] and find_checkpoint(values["load_checkpoint_path"])
@@ -86,17 +87,19 @@ def _set_up(values: Values, world: World) -> NetworkSetup:
         values.config(ImageLossConfig),
         values.config(PrecisionConfig),
         values.config(ExecutionConfig),
-        world,
+        pipelines.replicas,
         values["seed"],
         values["channels_last"],
     )
     if values["init_checkpoint"]:
         load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
+    network.divide(task, values, pipelines, plan)
     return NetworkSetup(
         values=values,
-        world=world,
+        world=pipelines.world,
+        pipelines=pipelines,
         task=task,
-        trains=values["mode"] in ("train", "benchmark_training"),
+        trains=values["mode"] in TRAINING,
         checkpoint=checkpoint,
         dataset=_fingerprint(values),
         may_change=cnn_flags.RESUME_MAY_CHANGE,
@@ -168,7 +171,7 @@ class _Float32:
 
 def _loader(setup: NetworkSetup, split: str, batch_size: int) -> Loader:
     """The batches of a split, of what is asked for; training leaves the last short one out."""
-    values, world, train = setup.values, setup.world, split == "train"
+    values, world, train = setup.values, setup.pipelines.replicas, split == "train"
     size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
     count = values["synthetic_dataset_num_entries"]
     if values["data"] == "synthetic":

@@ -1,10 +1,11 @@
 """The command line of `dlrm.scripts.cnn`, and what recipes and replicas make of it."""
 
 from dlrm.data.images.augmentation import Augmentation
+from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
 from dlrm.model.networks.vision import NORMS
 from dlrm.scripts.common import network_flags
 from dlrm.scripts.common.config_flags import ConfigFlags, Definitions, Help, Values, one_of
-from dlrm.scripts.common.network_flags import CONFIGS, SCHEDULES, check_choices
+from dlrm.scripts.common.network_flags import CONFIGS, check_choices
 from dlrm.systems.recipes import RECIPES
 from dlrm.tasks.images import MODELS, ImageLossConfig, NetworkConfig
 
@@ -117,7 +118,7 @@ def parse(arguments: list[str]) -> Values:
             "data": (None, *DATA),
             "recipe": (None, *RECIPES),
             "io": IO,
-            "pipeline_schedule": SCHEDULES,
+            "pipeline_schedule": PIPELINE_SCHEDULES,
         },
     )
     made_up = "generated" if values["mode"].startswith("benchmark") else None

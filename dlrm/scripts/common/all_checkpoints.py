@@ -66,7 +66,8 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
                 f"and {len(saved.get('checkpoints', []))} checkpoints; move it away"
             )
     if not saved:
-        save_checkpoint(target, Parameters(model), trainer.run, facts, world=world)
+        weights = Parameters(model, parts=trainer.parameters.parts)
+        save_checkpoint(target, weights, trainer.run, facts, world=world)
     trainer.log.line(f"average of {len(paths)} checkpoints (--weight_avg_exp {decay}): {target}")
     if not test.num_samples:
         return {}

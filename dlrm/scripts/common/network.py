@@ -1,7 +1,7 @@
 """What the runs of image and language networks share."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from dlrm.distributed import World, agreed, all_sum
+from dlrm.distributed import Pipelines, World, agreed, all_sum, pipelines
+from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.scripts.common import run, session
 from dlrm.scripts.common.all_checkpoints import average_checkpoints
 from dlrm.scripts.common.config_flags import Values
-from dlrm.scripts.common.network_flags import BatchPlan
+from dlrm.scripts.common.network_flags import BatchPlan, pipeline_parts
 from dlrm.scripts.common.run import Setup, Watch
+from dlrm.tasks.network import NetworkTask
 from dlrm.train.ema import EMA
 from dlrm.train.execution import partition
 from dlrm.train.log import Loader, RunLog
@@ -30,9 +32,11 @@ class NetworkSetup(Setup):
 
     Attributes:
         plan: how the global batch is computed.
+        pipelines: how the processes share the parts of the network.
     """
 
     plan: BatchPlan
+    pipelines: Pipelines
 
     def recorded(self) -> dict[str, Any]:
         return super().recorded() | {"global_batch": self.plan.global_batch}
@@ -47,7 +51,8 @@ AnySetup = TypeVar("AnySetup", bound=NetworkSetup)
 
 def run_network(
     values: Values,
-    set_up: Callable[[Values, World], AnySetup],
+    training_modes: Sequence[str],
+    set_up: Callable[[Values, Pipelines], AnySetup],
     notices: Callable[[AnySetup], Iterable[str]],
     act: Callable[[AnySetup, Watch], dict[str, float]],
 ) -> dict[str, float]:
@@ -55,6 +60,7 @@ def run_network(
 
     Args:
         values: the flags.
+        training_modes: those in which processes may form pipelines.
         set_up: opens the data and makes the network; may raise the user's mistakes on any rank.
         notices: lines about what runs.
         act: does what the mode says.
@@ -62,7 +68,10 @@ def run_network(
 
     def agreed_set_up(values: Values, world: World, _: ExitStack) -> AnySetup:
         with agreed(world, *session.USER_ERRORS):
-            setup = set_up(values, world)
+            parts = pipeline_parts(values, world.size, training_modes)
+        divided = pipelines(world, parts, values["rank_timeout"])
+        with agreed(world, *session.USER_ERRORS):
+            setup = set_up(values, divided)
         # Ranks drop out different activations.
         torch.manual_seed(setup.values["seed"] + world.rank)
         return setup
@@ -70,16 +79,33 @@ def run_network(
     return run.run(values, agreed_set_up, notices, act)
 
 
+def divide(task: NetworkTask, values: Values, divided: Pipelines, plan: BatchPlan) -> None:
+    """Leaves a network the part of this process, if the processes form pipelines.
+
+    Raises:
+        ValueError: network, flags and number of processes do not fit together.
+    """
+    parts, schedule = divided.parts.size, values["pipeline_schedule"]
+    if parts == 1:
+        return
+    if schedule == "1f1b" and plan.accumulation < parts:
+        raise ValueError(
+            f"--pipeline_schedule 1f1b: expected {parts} micro-batches or more for {parts} parts, "
+            f"got {plan.accumulation}; raise --gradient_accumulation_steps, or use gpipe"
+        )
+    task.divide(divided.parts, values["pipeline_splits"], schedule)
+
+
 def device_line(setup: NetworkSetup, model: str) -> str:
     """Says what runs where: device, network, precision and batch."""
     task, world, plan = setup.task, setup.world, setup.plan
-    count = sum(p.numel() for p in task.model.parameters())
     half = str(task.precision.dtype(world.device)).removeprefix("torch.")
     threads = f" ({torch.get_num_threads()} threads)" if world.device == "cpu" else ""
     return (
         f"device: {world.device}{threads}  processes: {world.size}  model: {model} "
-        f"({count:,} parameters)  products: {half}  batch: {setup.values['batch_size']} x "
-        f"{plan.accumulation} x {world.size} = {plan.global_batch}"
+        f"({task.num_parameters:,} parameters)  products: {half}  batch: "
+        f"{setup.values['batch_size']} x {plan.accumulation} x {setup.pipelines.replicas.size} = "
+        f"{plan.global_batch}"
     )
 
 
@@ -94,13 +120,27 @@ def common_notices(setup: NetworkSetup) -> Iterator[str]:
             f"note: --precision {values['precision']}: its 16 bits are {half}; --half_dtype chooses"
         )
     if values["pipeline_splits"]:
-        parts = partition(task.stages(), values["pipeline_splits"])
-        sizes = ", ".join(f"{next(iter(part))} ({len(part)} stages)" for part in parts)
-        yield (
+        yield _pipeline_notice(setup)
+
+
+def _pipeline_notice(setup: NetworkSetup) -> str:
+    """Says which parts of the network run where."""
+    values, world = setup.values, setup.world
+    schedule, count = values["pipeline_schedule"], setup.plan.accumulation
+    parts = partition(setup.task.stages(), values["pipeline_splits"])
+    names = [f"{next(iter(part))} ({len(part)} stages)" for part in parts]
+    if setup.pipelines.parts.size == 1:
+        return (
             f"note: --pipeline_splits: {len(parts)} parts, which each process runs one after the "
-            "other with the same results "
-            f"(--pipeline_schedule {values['pipeline_schedule']}): {sizes}"
+            f"other with the same results (--pipeline_schedule {schedule}): {', '.join(names)}"
         )
+    ranks = [",".join(map(str, range(p, world.size, len(parts)))) for p in range(len(parts))]
+    where = ", ".join(f"{name} on rank {of}" for name, of in zip(names, ranks, strict=True))
+    return (
+        f"pipelines: {setup.pipelines.replicas.size} of {len(parts)} processes: {where}; "
+        f"--pipeline_schedule {schedule} with {count} micro-batches: bubble fraction "
+        f"{bubble_fraction(schedule, len(parts), count):.4f}"
+    )
 
 
 class EmptyLoader:
@@ -146,10 +186,17 @@ def train(
         begin: what is done before the first step of a run that is new.
     """
     values, decay = setup.values, setup.values["ema_decay"]
+    optimizer = values.config(NetworkOptimizerConfig)
+    limits = [values["max_grad_norm"]]
+    if setup.pipelines.parts.size > 1:  # an optimizer knows the gradients of its part only
+        limits.append(optimizer.max_grad_norm)
     trainer = run.make_trainer(
         setup,
         watch,
-        optimizers=setup.task.optimizers(values.config(NetworkOptimizerConfig)),
+        optimizers=setup.task.optimizers(optimizer),
+        scaler=setup.task.scaler(min((n for n in limits if n is not None), default=None)),
+        pipelines=setup.pipelines,
+        accumulate=setup.task.accumulate,
         schedule=learning_rate_curve(values.config(CurveConfig), num_steps, len(batches)),
         config=config,
         ema=None if decay is None else EMA(setup.task.model, decay),

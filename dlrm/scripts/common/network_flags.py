@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrm.data.verification import VERIFY_DATA
+from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
 from dlrm.scripts.common.config_flags import (
     VERIFY_DATA_HELP,
     Definitions,
@@ -18,7 +19,6 @@ from dlrm.train.precision import PRECISIONS, PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, CurveConfig
 from dlrm.train.task import TrainConfig
 
-SCHEDULES = ("gpipe", "1f1b", "sequential")
 _LR_UNITS = ("epochs", "steps", "run")
 
 CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
@@ -107,12 +107,17 @@ TRAINING: Definitions = {
     "pipeline_splits": (
         tuple[str, ...],
         (),
-        "Names of the stages that begin a part of the pipeline",
+        "Names of the stages that begin a part of the pipeline. With --replicas R and R processes "
+        "for each part, a process holds one part; with R processes or fewer each runs all parts",
     ),
     "pipeline_schedule": (
         str,
         "gpipe",
-        one_of(SCHEDULES, "Order of a pipeline's parts; accepted: each process runs all of them"),
+        one_of(
+            PIPELINE_SCHEDULES,
+            "Order of micro-batches in a pipeline of processes: all forward passes first, forward "
+            "and backward passes in turn, or one micro-batch at a time",
+        ),
     ),
     "no_validation": (bool, False, "Do not test while training"),
 }
@@ -139,6 +144,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("checkpoint_freq", "ckpts_per_epoch", "keep_checkpoints", "no_validation"),
         *("print_freq", "test_freq", "test_after", "test_batch_size", "benchmark_warmup_steps"),
         *("results", "repeat", "help", "weight_avg_exp", "deterministic"),
+        *("pipeline_splits", "pipeline_schedule"),
     ]
 )
 
@@ -149,7 +155,7 @@ class BatchPlan:
 
     Attributes:
         global_batch: samples of an optimization step.
-        accumulation: micro-batches of each process.
+        accumulation: micro-batches of each process, or of each pipeline of processes.
         note: what the user is told, where it is not as asked for.
     """
 
@@ -158,8 +164,33 @@ class BatchPlan:
     note: str | None = None
 
 
+def pipeline_parts(values: Values, processes: int, training_modes: Sequence[str]) -> int:
+    """Returns the processes of a pipeline; 1 where each process runs the whole network.
+
+    Raises:
+        ValueError: there are more processes than replicas, but not one for each part of each.
+    """
+    layers, replicas = values.get("layers_per_stage"), values["replicas"]
+    parts = len(values["pipeline_splits"]) + 1
+    if layers:
+        parts = len(layers) + values["encoder_start_stage"]
+    if not replicas or processes <= replicas or values["mode"] not in training_modes or parts == 1:
+        return 1
+    if processes != replicas * parts:
+        raise ValueError(
+            f"--replicas {replicas} with --pipeline_splits of {parts} parts: expected "
+            f"{replicas * parts} processes, one for each part of each replica, or at most "
+            f"{replicas}, which run all parts; got {processes}"
+        )
+    return parts
+
+
 def batch_plan(values: Values, processes: int) -> BatchPlan:
     """Returns how the batch of the flags is computed.
+
+    Args:
+        values: the flags.
+        processes: processes, or pipelines of processes, that each compute a share of the batch.
 
     Raises:
         ValueError: there are more processes than replicas, or a size is impossible.
@@ -171,7 +202,8 @@ def batch_plan(values: Values, processes: int) -> BatchPlan:
             raise ValueError(f"--{flag} {value}: expected 1 or more")
     if replicas < processes:
         raise ValueError(
-            f"--replicas {replicas}: expected at least the number of processes, {processes}"
+            f"--replicas {replicas}: expected at least the number of processes, {processes}, or "
+            "--pipeline_splits, whose parts more processes can hold"
         )
     whole = micro * asked * replicas
     accumulation = -(-asked * replicas // processes)

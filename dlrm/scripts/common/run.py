@@ -18,7 +18,6 @@ from dlrm.scripts.common.config_flags import HelpAsked, Values, help_of_absl, sh
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.log import Loader, RunLog
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.trainer import Trainer
 from dlrm.train.watchdog import Watchdog
 
@@ -203,12 +202,10 @@ def make_trainer(setup: Setup, watch: Watch, **own: Any) -> Trainer:
         watch: log and the like.
         own: the trainer's other arguments.
     """
-    precision, norm = setup.values.config(PrecisionConfig), setup.values["max_grad_norm"]
     return Trainer(
         task=setup.task,
         world=setup.world,
         log=watch.log,
-        scaler=precision.scaler(setup.world.device, norm),
         checkpoints=watch.checkpoints,
         run=setup.recorded(),
         beat=watch.dog.beat,

@@ -107,11 +107,13 @@ def load_checkpoint(
     directory = Path(directory)
     own = {table for table, *_ in parameters.table_rows()}
     num_tables = sum(gather(len(own), world))
+    own_shapes = {name: list(tensor.shape) for name, tensor in parameters.dense().items()}
+    shapes = {k: v for part in gather(own_shapes, parameters.parts) for k, v in part.items()}
     with agreed(world, ValueError, OSError):
         read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own))
         config = read_config(directory)
         dense = load_file(directory / "dense.safetensors")
-        _check_architecture(directory, parameters, dense, config["tables"], num_tables)
+        _check_architecture(directory, parameters, shapes, dense, config["tables"], num_tables)
         if finite:
             _check_finite(directory, parameters, dense)
         kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
@@ -153,12 +155,12 @@ def check_unchanged(
 def _check_architecture(
     directory: Path,
     parameters: Parameters,
+    shapes: dict[str, list[int]],
     dense: dict[str, Tensor],
     tables: list[dict],
     num_tables: int,
 ) -> None:
-    expected: dict[str, Any] = {"tables": num_tables}
-    expected |= {name: list(tensor.shape) for name, tensor in parameters.dense().items()}
+    expected: dict[str, Any] = {"tables": num_tables, **shapes}
     found: dict[str, Any] = {"tables": len(tables)}
     found |= {name: list(tensor.shape) for name, tensor in dense.items()}
     for table, weight, begin, end in parameters.table_rows():
@@ -204,6 +206,8 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
     optimizers = {id(parameter): optimizer for parameter, optimizer in parameters.optimizer_of()}
     for name, value in load_file(directory / "optimizer.safetensors").items():
         parameter, _, key = name.rpartition("/")
+        if parameter not in weights and parameters.parts.size > 1:
+            continue  # of another part
         weight = weights[parameter]
         state = optimizers[id(weight)].state[weight]
         if key.endswith(INTEGER):

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dlrm.distributed import World
+
 LOW = "_low"  # ends the name of a buffer of lower halves
 INTEGER = ":int"  # marks state that is a Python integer, not a tensor
 
@@ -22,12 +24,15 @@ class Parameters:
             one are the model's buffer of its name and "_low".
         optimizers: those that update the model.
         average: of the weights, name -> tensor; saved and, when a run goes on, loaded.
+        parts: the processes that each hold a part of what is no table, of which the model here is
+            this process's; they are adjacent ranks, and a checkpoint holds all of it.
     """
 
     model: nn.Module
     tables: Sequence[tuple[nn.Parameter, Mapping[int, int]]] = ()
     optimizers: Sequence[Optimizer] = ()
     average: Mapping[str, Tensor] = field(default_factory=dict)
+    parts: World = World()
 
     def dense(self) -> dict[str, Tensor]:
         """Name -> tensor of everything in the model's state but tables."""

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dlrm.distributed import World, agreed, from_first, gather
+from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
 from dlrm.files import publish_directory, stage_directory
 from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
@@ -116,17 +116,22 @@ class CheckpointWriter:
                 entry["scalars"] = numbers
             self._tables[table] = entry
         files[random_state_file(self._world.rank)] = random_state()
-        if self._world.rank == 0:
-            files["dense.safetensors"] = self._tensors(parameters.dense())
-            files["optimizer.safetensors"] = self._tensors(others)
-            if parameters.average:
-                files["average.safetensors"] = self._tensors(parameters.average)
+        dense = {"dense": parameters.dense(), "optimizer": others, "average": parameters.average}
+        if self._world.rank < parameters.parts.size:  # the first pipeline, if there are several
+            for name, tensors in dense.items():
+                merged = self._tensors(tensors, parameters.parts)
+                if self._world.rank == 0 and (merged or name != "average"):
+                    files[f"{name}.safetensors"] = merged
         return files
 
     def _rows(self, rows: Tensor, low: Tensor | None = None) -> "_Rows":
         return _Rows(self._snapshot(rows), None if low is None else self._snapshot(low))
 
-    def _tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _tensors(self, tensors: Mapping[str, Tensor], parts: World) -> dict[str, Tensor]:
+        """Those of all parts, on the first of them; elsewhere nothing."""
+        if parts.size > 1:
+            own = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+            tensors = {k: v for part in gather_to_first(own, parts) for k, v in part.items()}
         return {name: self._snapshot(tensor) for name, tensor in tensors.items()}
 
     def _snapshot(self, tensor: Tensor) -> Tensor:

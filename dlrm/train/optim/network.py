@@ -66,6 +66,11 @@ class NetworkOptimizerConfig:
                 f"--lamb_flavour {self.lamb_flavour}: expected one of {tuple(LAMB_FLAVOURS)}"
             )
 
+    @property
+    def max_grad_norm(self) -> float | None:
+        """The norm of all gradients that the optimizer itself scales them down to, if it does."""
+        return LAMB_FLAVOURS[self.lamb_flavour].max_grad_norm if self.optimizer == "lamb" else None
+
 
 def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optimizer:
     """Returns the optimizer of all parameters of a model that are trained.

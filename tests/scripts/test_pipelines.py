@@ -1,0 +1,154 @@
+"""Pipelines of processes as a user starts them: the results of one process with the same flags."""
+
+import json
+import os
+import re
+
+import forked
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from dlrm.distributed import Pipelines, World
+from dlrm.scripts.bert import command as bert
+from dlrm.scripts.bert import flags as bert_flags
+from dlrm.scripts.cnn import command as cnn
+from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common import network
+from dlrm.scripts.common.network_flags import BatchPlan, pipeline_parts
+
+CNN = (
+    *("--mode=train", "--model=efficientnet_b0", "--norm=group", "--dropout=0", "--drop_path=0"),
+    *("--image_size=32", "--num_classes=7", "--data=generated", "--test_batch_size=8"),
+    *("--synthetic_dataset_num_entries=16", "--batch_size=2", "--gradient_accumulation_steps=4"),
+    *("--replicas=1", "--lr=0.001", "--print_freq=1", "--pipeline_splits=block3a"),
+    *("--base_device=cpu", "--ema_decay=0.5", "--save_checkpoint_path=run"),
+)
+BERT = (
+    *("--mode=pretrain", "--num_layers=3", "--hidden_size=16", "--num_heads=2", "--vocab_size=60"),
+    *("--intermediate_size=32", "--hidden_dropout=0", "--attention_dropout=0", "--data=generated"),
+    *("--synthetic_dataset_num_entries=48", "--max_seq_length=16", "--max_predictions_per_seq=3"),
+    *("--batch_size=4", "--gradient_accumulation_steps=3", "--replicas=1", "--print_freq=1"),
+    *("--layers_per_stage=1,2", "--base_device=cpu", "--optimizer=lamb", "--lr=0.01"),
+    *("--pipeline_schedule=1f1b", "--max_steps=3", "--save_checkpoint_path=run"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def losses(log):
+    data = [json.loads(line[5:]).get("data", {}) for line in log.read_text().splitlines()]
+    return [values["loss"] for values in data if "loss" in values]
+
+
+def check_same(one, two, files, tolerance):
+    """Compares the last losses and the last checkpoints of two folders."""
+    expected = losses(one / "log.json")
+    assert losses(two / "log.json")[-len(expected) :] == pytest.approx(expected, rel=1e-5)
+    for file in files:
+        expected, found = (
+            load_file(sorted(folder.glob("run/step-*"))[-1] / f"{file}.safetensors")
+            for folder in (one, two)
+        )
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """A folder for one process, which this one is in, and one for a pipeline."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    return tmp_path / "one", tmp_path / "two"
+
+
+def test_a_launched_pipeline_trains_as_one_process_does(folders, monkeypatch):
+    one, two = folders
+    cnn.run(cnn_flags.parse([*CNN]))
+    launcher = ("--standalone", "--nproc_per_node=2", "-m", "dlrm.scripts.cnn")
+    ended = forked.run("torch.distributed.run", *launcher, *CNN, "--max_steps=1", cwd=two)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    shown = re.search("pipelines: .*", ended.stdout)[0]
+    assert "1 of 2 processes: block0 (7 stages) on rank 0, block3a (" in shown
+    assert shown.endswith("gpipe with 4 micro-batches: bubble fraction 0.2000")
+    assert "(4,016,515 parameters)" in ended.stdout
+    monkeypatch.chdir(two)
+    cnn.run(cnn_flags.parse([*CNN, "--resume"]))  # what a pipeline has begun
+    check_same(one, two, ("dense", "average"), 1e-6)
+
+
+def test_a_pipeline_pretrains_and_goes_on_as_one_process_does(folders):
+    one, two = folders
+    bert.run(bert_flags.parse([*BERT]))
+    for more in (("--max_steps=1",), ("--resume",)):
+        ranks(two, "dlrm.scripts.bert", *BERT, *more)
+    check_same(one, two, ("dense", "optimizer"), 1e-5)
+
+
+def ranks(folder, module, *arguments, size=2):
+    """Runs processes that find each other as those of a launcher do."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    where |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(size)}
+    where |= {"OMP_NUM_THREADS": "1"}
+    processes = [
+        forked.start(
+            module,
+            *arguments,
+            stdout=folder / "output.txt",
+            cwd=folder,
+            env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.join(120)
+    left = [process for process in processes if process.is_alive()]
+    for process in left:
+        process.kill()
+    assert not left
+    assert not any(process.exitcode for process in processes), (folder / "output.txt").read_text()
+    return (folder / "output.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processes", "parts"),
+    [
+        (["--pipeline_splits=b1/2/relu,b3/3/relu", "--replicas=2"], 6, 3),
+        (["--pipeline_splits=b1/2/relu", "--replicas=2"], 2, 1),  # each runs both parts
+        (["--pipeline_splits=b1/2/relu", "--replicas=4"], 2, 1),
+        (["--pipeline_splits=b1/2/relu"], 2, 1),
+        (["--replicas=1"], 2, 1),
+    ],
+)
+def test_processes_beyond_the_replicas_form_pipelines(arguments, processes, parts):
+    values = cnn_flags.parse(["--mode=train", *arguments])
+    assert pipeline_parts(values, processes, cnn.TRAINING) == parts
+
+
+def test_layers_per_stage_count_as_parts():
+    flags = ["--mode=pretrain", "--layers_per_stage=3,7,2", "--encoder_start_stage=1"]
+    values = bert_flags.parse([*flags, "--replicas=2"])
+    assert pipeline_parts(values, 8, bert_flags.TRAINING) == 4
+
+
+def test_another_number_of_processes_is_refused():
+    values = cnn_flags.parse(["--mode=train", "--pipeline_splits=b1/2/relu", "--replicas=2"])
+    with pytest.raises(ValueError, match="--replicas 2 .* 2 parts: expected 4 processes.* got 3"):
+        pipeline_parts(values, 3, cnn.TRAINING)
+
+
+def test_1f1b_with_fewer_micro_batches_than_parts_is_refused():
+    values = cnn_flags.parse(["--pipeline_splits=b1/2/relu", "--pipeline_schedule=1f1b"])
+    divided = Pipelines(World(0, 2), World(), World(0, 2))
+    with pytest.raises(ValueError, match="1f1b: expected 2 micro-batches or more .* got 1"):
+        network.divide(None, values, divided, BatchPlan(4, 1))
