@@ -53,7 +53,7 @@ def ignored(why: str, count: int | None = 1) -> Option:
 
 MEMORY = "memory, exchange and compilation of an IPU"
 _PARTITION = "partitions of IPUs; torchrun starts the processes"
-ALL_PARTS = "each process runs all parts of the pipeline, one after the other"
+ALL_PARTS = "a process runs all parts, one after the other, unless `run` is given --pipeline"
 SUMS = "products are summed in float32"
 _SAVED = "--save_checkpoint_path=checkpoints"
 

@@ -89,9 +89,21 @@ class System:
         return [*self.flags, *((f"--dataset={dataset}",) if dataset else self.data_flags)]
 
     @property
+    def given(self) -> dict[str, str]:
+        """The values of `flags`, by name."""
+        return dict(flag.removeprefix("--").partition("=")[::2] for flag in self.flags)
+
+    @property
+    def parts(self) -> int:
+        """Parts that the document divides the network into, as a pipeline; 1 for none."""
+        if layers := self.given.get("layers_per_stage"):
+            return len(layers.split(",")) + int(self.given.get("encoder_start_stage", "0"))
+        return len([name for name in self.given.get("pipeline_splits", "").split(",") if name]) + 1
+
+    @property
     def model(self) -> str:
         """What is trained, such as "resnet50" or "bert-large"."""
-        given = dict(flag.removeprefix("--").partition("=")[::2] for flag in self.flags)
+        given = self.given
         if self.command == "cnn":
             return given.get("model", "any")
         if self.command != "bert":

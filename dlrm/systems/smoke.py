@@ -24,8 +24,7 @@ def smoke_flags(row: System) -> tuple[str, ...]:
     """
     if row.command not in SMOKE:
         raise ValueError(f"{row.id}: no sizes for {row.command}, only for {', '.join(SMOKE)}")
-    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in row.flags)
-    return SMOKE[row.command](row, given)
+    return SMOKE[row.command](row, row.given)
 
 
 def _cnn(row: System, given: Mapping[str, str]) -> tuple[str, ...]:

@@ -190,6 +190,7 @@ def _options(options: argparse.Namespace) -> Options:
         dataset=options.dataset,
         smoke=options.smoke,
         emulate=options.emulate,
+        pipeline=options.pipeline,
         grid=options.grid,
         repeats=options.repeats,
         threads=options.threads,
@@ -278,6 +279,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     add("--dataset", metavar="DIR", help="the row's data; without it they are generated")
     add("--smoke", action="store_true", help="reduced sizes, two steps: does it run at all?")
     add("--emulate", action="store_true", help="fewer processes may compute the same global batch")
+    add("--pipeline", action="store_true", help="a process for each part of the row's network")
     add("--grid", type=_grid, default=(), help="places, nodes and all devices: 1n1d,1n2d")
     add("--repeats", type=_at_least_one, help="runs; default: the rule's")
     add("--threads", type=_at_least_one, help="of each process; default: cores / processes")

@@ -34,6 +34,7 @@ class Options:
         dataset: directory of the row's data; None: generated data.
         smoke: whether to run at reduced sizes.
         emulate: whether fewer processes than the row's may compute its global batch.
+        pipeline: whether each part of the row's network has a process.
         grid: places to run at, such as "1n2d"; empty: the row's own.
         repeats: runs of each place; None: the rule's.
         threads: of each process; None: the cores divided by the most processes of `grid`.
@@ -43,6 +44,7 @@ class Options:
     dataset: str | None = None
     smoke: bool = False
     emulate: bool = False
+    pipeline: bool = False
     grid: tuple[str, ...] = ()
     repeats: int | None = None
     threads: int | None = None
@@ -87,37 +89,46 @@ def plan(row: System, options: Options) -> list[Job]:
     """Returns a job for each place of the grid.
 
     Raises:
-        ValueError: a place is larger than the machine, or data that the row needs are not named.
+        ValueError: a place is larger than the machine, data that the row needs are not named, or
+            a row without parts is to run as a pipeline.
         FileNotFoundError: the dataset is not there.
     """
     _check_data(row, options)
-    places = [_place(label) for label in options.grid or (row.grid,)]
+    if options.pipeline and row.parts == 1:
+        raise ValueError(f"--pipeline: the network of {row.id} is not divided into parts")
+    parts = row.parts if options.pipeline else 1
     capacity, kind = _capacity()
-    emulated = [_processes(nodes, devices, capacity) for nodes, devices in places]
-    for (nodes, devices), processes in zip(places, emulated, strict=True):
-        if processes < devices and not options.emulate:
+    places = [_place(label) for label in options.grid or (row.grid,)]
+    shares = [_replicas(nodes, devices, capacity // parts) for nodes, devices in places]
+    for (nodes, devices), replicas in zip(places, shares, strict=True):
+        short = replicas < devices or replicas * parts > capacity
+        if short and not options.emulate:
+            asked = f"{devices} devices" + (f" of {parts} processes each" if parts > 1 else "")
             raise ValueError(
-                f"{row.id}: {nodes}n{devices}d are {devices} devices on {nodes} machine(s), and "
-                f"this one has {capacity} ({kind}); --emulate computes the same global batch in "
-                f"{processes} process(es), --grid 1n1d runs one device's share"
+                f"{row.id}: {nodes}n{devices}d are {asked} on {nodes} machine(s), and this one has "
+                f"{capacity} ({kind}); --emulate computes the same global batch in "
+                f"{replicas * parts} process(es)"
             )
-    threads = options.threads or max(1, (os.cpu_count() or 1) // max(emulated))
+    threads = options.threads or max(1, (os.cpu_count() or 1) // (max(shares) * parts))
     return [
-        _job(row, nodes, devices, processes, threads, options)
-        for (nodes, devices), processes in zip(places, emulated, strict=True)
+        _job(row, nodes, devices, replicas, threads, options)
+        for (nodes, devices), replicas in zip(places, shares, strict=True)
     ]
 
 
 def _job(
-    row: System, nodes: int, devices: int, processes: int, threads: int, options: Options
+    row: System, nodes: int, devices: int, replicas: int, threads: int, options: Options
 ) -> Job:
     rule = RULES[row.rule]
+    parts = row.parts if options.pipeline else 1
+    emulated = replicas < devices or nodes > 1 or replicas * parts > _capacity()[0]
+    if options.smoke and replicas < devices:
+        replicas = 1
     arguments = row.arguments(options.dataset and str(Path(options.dataset).absolute()))
     arguments += smoke_flags(row) if options.smoke else rule.flags
-    arguments += _replicas(row, devices, processes, options.smoke)
-    if options.smoke and processes < devices:
-        processes = 1
+    arguments += _batch_flags(row, devices, replicas, parts, options.smoke)
     arguments += options.flags
+    processes = replicas * parts
     setting = {
         "row": row.id,
         "label": f"{nodes}n{devices}d",
@@ -125,11 +136,12 @@ def _job(
         "processes": processes,
         "threads": threads,
         "smoke": options.smoke,
-        "emulated": processes < devices or nodes > 1,
+        "emulated": emulated,
+        "pipeline": parts,
         "data": row.data if options.dataset else "generated",
         "changed": list(options.flags),
         "torch": torch.__version__,
-        **_batch(row.command, arguments, processes),
+        **_batch(row.command, arguments, replicas),
     }
     return Job(
         row,
@@ -144,15 +156,26 @@ def _job(
     )
 
 
-def _replicas(row: System, devices: int, processes: int, smoke: bool) -> list[str]:
-    """The flag that keeps the global batch where processes are fewer than devices."""
+def _batch_flags(
+    row: System, devices: int, replicas: int, parts: int, smoke: bool
+) -> tuple[str, ...]:
+    """Flags that keep the global batch where fewer replicas run than there are devices."""
     if row.command not in ("cnn", "bert"):
-        return []  # --batch_size is the batch of all processes
-    return [f"--replicas={2 if smoke and processes < devices else devices}"]
+        return ()  # --batch_size is the batch of all processes
+    if parts == 1:
+        return (f"--replicas={2 if smoke and replicas < devices else devices}",)
+    whole = int(row.given.get("gradient_accumulation_steps", "1")) * devices // replicas
+    more = () if smoke else (f"--gradient_accumulation_steps={whole}",)
+    return (f"--replicas={replicas}", *more)
 
 
-def _batch(command: str, arguments: Sequence[str], processes: int) -> dict[str, Any]:
+def _batch(command: str, arguments: Sequence[str], replicas: int) -> dict[str, Any]:
     """Micro-batch, micro-batches a step and global batch of a command line.
+
+    Args:
+        command: module of `dlrm.scripts`.
+        arguments: its flags.
+        replicas: processes, or pipelines of processes, that each compute a share.
 
     Raises:
         ValueError: a flag is unknown or impossible.
@@ -167,9 +190,9 @@ def _batch(command: str, arguments: Sequence[str], processes: int) -> dict[str, 
     else:
         values = dlrm_flags.parse(list(arguments), _dlrm_flags(command))
         whole = values["batch_size"]
-        each, micro = whole // processes, values["gradient_accumulation_steps"]
+        each, micro = whole // replicas, values["gradient_accumulation_steps"]
         return {"batch_per_device": each, "accumulation": micro, "global_batch": whole}
-    batches = batch_plan(values, processes)
+    batches = batch_plan(values, replicas)
     return {
         "batch_per_device": values["batch_size"],
         "accumulation": batches.accumulation,
@@ -199,9 +222,9 @@ def _capacity() -> tuple[int, str]:
     return os.cpu_count() or 1, "CPU cores"
 
 
-def _processes(nodes: int, devices: int, capacity: int) -> int:
-    """The most processes here that share the devices' batches evenly."""
-    most = min(devices // nodes, capacity)
+def _replicas(nodes: int, devices: int, capacity: int) -> int:
+    """The most replicas here that share the devices' batches evenly."""
+    most = max(1, min(devices // nodes, capacity))
     return max(count for count in range(1, most + 1) if devices % count == 0)
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 Record = dict[str, Any]
 # What may differ between runs that are compared: which run it was, and what it gave.
-_SETTING = ("arguments", "processes", "threads", "smoke", "emulated", "data", "torch", "processor")
+SETTING = (
+    *("arguments", "processes", "threads", "smoke", "emulated", "pipeline", "data", "torch"),
+    "processor",
+)
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
@@ -71,7 +74,7 @@ def check_comparable(groups: Iterable[Iterable[Record]], but: Iterable[str] = ()
     skipped = set(but)
     for record in (record for group in groups for record in group):
         name = f"{record['row']} at {record['label']}"
-        for key in _SETTING:
+        for key in SETTING:
             if key in skipped:
                 continue
             value, first = seen.setdefault(key, (record.get(key), name))

@@ -111,9 +111,9 @@ python -m dlrm.scripts.systems table 002 --format html --output dlperf.html
 one JSON line a run to `systems.jsonl`: the complete setting, the values, losses, times, memory,
 versions and the processor, or the error. The same command later runs only what is missing. A
 row that needs more devices than the machine has is refused; with `--emulate`, fewer processes
-compute the same global batch, which the result says. Without `--dataset`, data are generated,
-and the comparison with the published figure says so; rows that publish an accuracy need their
-dataset.
+compute the same global batch, which the result says. With `--pipeline` each part of a divided
+network has a process. Without `--dataset`, data are generated, and the comparison with the
+published figure says so; rows that publish an accuracy need their dataset.
 
 ## Rules of measurement
 

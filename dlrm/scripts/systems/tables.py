@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dlrm.scripts.systems.results import Record, check_comparable, finished
+from dlrm.scripts.systems.results import SETTING, Record, check_comparable, finished
 from dlrm.systems.catalogue import CATALOGUE, DOCUMENTS
 from dlrm.systems.measurement import RULES, Measured, measured
 from dlrm.systems.rows import Figure, System
@@ -72,8 +72,7 @@ def results(records: Iterable[Record]) -> list[Result]:
 
 
 def _setting(record: Record) -> Any:
-    keys = ("arguments", "processes", "threads", "smoke", "emulated", "data", "torch", "processor")
-    return [record.get(key) for key in keys]
+    return [record.get(key) for key in SETTING]
 
 
 def _figure(row: System, group: Sequence[Record]) -> Measured:

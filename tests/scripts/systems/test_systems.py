@@ -131,6 +131,25 @@ def test_a_row_runs_at_reduced_size(row: System, capsys):
     assert " times it" not in out
 
 
+def test_parts_of_a_network_run_as_a_pipeline(capsys):
+    assert smoke("ipu/rnx101/train-m2000") == 0
+    assert smoke("ipu/rnx101/train-m2000", "--pipeline") == 0
+    one, pipeline = records()
+    assert (one["processes"], pipeline["processes"]) in ((1, 2), (2, 2), (2, 4))
+    assert (one["pipeline"], pipeline["pipeline"]) == (1, 2)
+    assert main(["run", "gaudi/rn50/eager-fp32-b128", "--pipeline"]) == 2
+    assert "is not divided into parts" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ipu/rn50/train-m2000", "ipu/bert-base/pretrain-128-pod16"])
+def test_four_parts_run_as_a_pipeline(name):
+    assert smoke(name, "--pipeline") == 0
+    (record,) = records()
+    assert record["pipeline"] == 4
+    assert record["losses"]
+
+
 @pytest.mark.slow
 def test_checkpoints_of_a_training_are_validated(tmp_path):
     assert smoke("ipu/rn50/train-m2000/full", "--keep=kept") == 0
