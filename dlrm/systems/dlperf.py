@@ -7,7 +7,12 @@ columns of PyTorch and MXNet hold placeholders, so a row compares with the other
 from dlrm.systems.rows import Figure, System, by_id
 
 GRID = {"1n1d": (1, 1), "1n8d": (1, 8), "2n16d": (2, 16), "4n32d": (4, 32)}
-_HARDWARE = "{nodes} node(s) with {devices} V100-SXM2-16GB"
+_HARDWARE = {
+    1: "one V100-SXM2-16GB",
+    8: "8 V100-SXM2-16GB",
+    16: "2 nodes of 8 V100-SXM2-16GB",
+    32: "4 nodes of 8 V100-SXM2-16GB",
+}
 _XLA = "XLA: torch.compile takes its place"
 _AMP = "AMP: fp16 on cuda, bf16 on a CPU"
 
@@ -84,7 +89,7 @@ def _rows(system: str, command: str, variant: str, flags: tuple[str, ...]) -> li
                 quotation=f"{title} {unit}, {column}, bsz={batch}",
                 rule="dlperf",
                 published=tuple(figures),
-                hardware=_HARDWARE.format(nodes=nodes, devices=devices),
+                hardware=_HARDWARE[devices],
                 processes=devices,
                 nodes=nodes,
                 data="imagenet" if images else "wikipedia",

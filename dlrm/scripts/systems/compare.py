@@ -29,9 +29,10 @@ def completed(
     records = run(job, path, keep, say)
     good = finished(records)[: job.repeats]
     if len(good) < job.repeats:
+        errors = [record["error"] for record in records if record["exit_code"]]
         raise FailedRunError(
             f"{job.row.id} {job.label}: {job.repeats - len(good)} of {job.repeats} runs failed, "
-            f"the last with: {records[-1]['error']}; the same command runs what is missing"
+            f"the last with: {errors[-1]}; the same command runs what is missing"
         )
     return good
 

@@ -104,10 +104,7 @@ def comparison(result: Result) -> str:
     row, record = result.row, result.record
     if record["smoke"]:
         return "a smoke run at reduced sizes: nothing to compare"
-    where = (
-        record["gpu"]
-        or f"{record['processor']} ({record['processes'] * record['threads']} threads)"
-    )
+    where = record["gpu"] or f"{record['processor']} ({_threads(record)})"
     differs = []
     if not _same_hardware(row, record):
         differs.append(f"hardware: {where}, not {row.hardware or 'stated'}")
@@ -121,6 +118,11 @@ def comparison(result: Result) -> str:
         differs.append(f"place: {record['label']}, not {row.grid}")
     differs += row.approximated
     return f"differs in {'; '.join(differs)}" if differs else "comparable"
+
+
+def _threads(record: Record) -> str:
+    count = record["processes"] * record["threads"]
+    return f"{count} thread{'s' * (count > 1)}"
 
 
 def _same_hardware(row: System, record: Record) -> bool:

@@ -190,6 +190,16 @@ def test_a_run_that_dies_is_kept_and_only_what_is_missing_is_run_again(
     assert "mean of 3 runs" in out
 
 
+def test_a_comparison_of_runs_that_fail_names_the_error(tmp_path, monkeypatch, capsys):
+    marker = tmp_path / "runs"
+    (tmp_path / "sitecustomize.py").write_text(DYING.format(marker=str(marker)))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    scaling = ["scaling", TRAINING, "--grid=1n1d", "--smoke", "--repeats=3", "--threads=1"]
+    assert main(scaling) == 1  # the second run dies, the third does not
+    assert "1 of 3 runs failed, the last with: " in capsys.readouterr().err
+    assert main(scaling) == 0
+
+
 def test_a_failing_command_is_quoted(capsys):
     assert smoke(TRAINING, "--", "--load_checkpoint_path=/nowhere") == 1
     (record,) = records()
@@ -253,7 +263,7 @@ def test_tables_have_the_published_and_the_measured(capsys, monkeypatch):
     assert (one["ours"], one["runs"], one["spread"]) == ("10.5", "3", "9.5%")
     assert (eight["ours"], eight["speedup"], eight["efficiency"]) == ("77", "7.33", "91.7%")
     assert "OneFlow 2969.5 images/sec" in eight["published"]
-    assert eight["comparison"].startswith("differs in hardware: Some CPU (8 threads), not 1 node")
+    assert eight["comparison"].startswith("differs in hardware: Some CPU (8 threads), not 8 V100")
     assert rows["dlperf/rn50/fp32-b128/4n32d"]["ours"] == ""
     assert main(["table", "002", "--format=markdown"]) == 0
     assert "| dlperf/rn50/fp32-b128/1n8d | 1 | 8 | 128 |" in capsys.readouterr().out
