@@ -130,7 +130,7 @@ def _image_inference() -> Iterator[System]:
         flags=("--mode=validate", "--recipe=graphcore", "--restore_path=checkpoints"),
         quotation="If the training command line uses `poprun` then you will have to use the "
         "`validation.py` script to run validation separately.",
-        rule="result",
+        rule="checkpoint",
         notes="of any model; the checkpoints know theirs",
         approximated=(_PADDING,),
     )

@@ -57,6 +57,7 @@ RULES = {
         flags=("--max_steps=1000", "--benchmark_warmup_steps=500"),
     ),
     "nvidia_inference": Rule("200 batches of each size; mean throughput of the largest"),
+    "checkpoint": Rule("one test of a checkpoint; its metric", quantity="metric"),
     "result": Rule("one training to its end; the metric of its test", quantity="metric"),
 }
 

@@ -73,11 +73,9 @@ def _row(name: str, number: str, size: str, gpus: int, precision: str, **more) -
     command, several = ("main", "") if gpus == 1 else ("dist_main", _MULTI.format(gpus=gpus))
     launcher, data = several or "python -m", "/data/" if several else "/data"
     amp = " --amp" if precision == "amp" else ""
-    fp16 = ("fp16 on cuda, bf16 on a CPU",) if amp else ()
     return System(
         **{
             "rule": "nvidia",
-            "approximated": fp16,
             "notes": _BATCH if gpus > 1 else "",
             "flags": ("--mode=train", *_PRECISIONS[precision]),
             "printed": f"{launcher} dlrm.scripts.{command} --mode train --dataset {data}{amp}",
@@ -199,7 +197,7 @@ def _commands() -> Iterator[System]:
                 printed=f"{launcher} dlrm.scripts.{name} --mode {mode} --dataset "
                 f"/data/dlrm/binary_dataset{end}",
                 quotation="Start training." if mode == "train" else "Start validation/evaluation.",
-                rule="result",
+                rule="result" if mode == "train" else "checkpoint",
             )
     benchmark = "--max_steps 1000 --benchmark_warmup_steps 500"
     yield _row(

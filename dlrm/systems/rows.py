@@ -23,15 +23,15 @@ class Figure:
 
     def __str__(self) -> str:
         shown = f"{self.value:.15g} {self.unit}"
-        name = QUANTITIES[self.quantity]
-        shown = shown if self.quantity == "throughput" else f"{name} {shown}"
+        if name := QUANTITIES[self.quantity]:
+            shown = f"{name} {shown}"
         return f"{self.system} {shown}".strip()
 
 
-QUANTITIES = {
-    "throughput": "throughput",
+QUANTITIES = {  # what is measured -> its name before a figure
+    "throughput": "",  # the unit says it
+    "auc": "",
     "accuracy": "accuracy",
-    "auc": "ROC AUC",
     "minutes": "time to train",
     "scaling": "scaling efficiency",
     "speedup": "speed-up of mixed precision",
@@ -135,4 +135,4 @@ def find(rows: Mapping[str, System], name: str) -> System:
     inside = [key for key in rows if name and name in key]
     near = difflib.get_close_matches(name, rows, n=4, cutoff=0.5) or inside[:4]
     hint = f"nearest: {', '.join(near)}" if near else "`list` shows all rows"
-    raise ValueError(f"{name}: no such row; {hint}")
+    raise ValueError(f"{name or '(no name)'}: no such row; {hint}")

@@ -88,7 +88,7 @@ def test_every_row_of_the_inventory_is_here():
     assert len(ROWS) == 2 * 13 + 31 + 18 + 5
     for row in ROWS.values():
         assert ("-as-titled" in row.id) == ("'" in row.source)
-        trained = "result" if row.id == VALIDATION else "ipu_inference"
+        trained = "checkpoint" if row.id == VALIDATION else "ipu_inference"
         assert row.rule == ("ipu" if "train" in row.id else trained)
         assert row.quotation
         assert row.published == ()

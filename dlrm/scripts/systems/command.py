@@ -11,17 +11,19 @@ import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it wh
 import argparse
 import fnmatch
 import os
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from dlrm.scripts.systems import compare, show, tables
-from dlrm.scripts.systems.jobs import Options, plan
-from dlrm.scripts.systems.results import read
+from dlrm.scripts.systems import compare, results, show, tables
+from dlrm.scripts.systems.jobs import Options, check_command, plan
+from dlrm.scripts.systems.results import finished, read
 from dlrm.scripts.systems.runner import run
 from dlrm.systems.catalogue import CATALOGUE, DOCUMENTS, select
-from dlrm.systems.measurement import RULES
 from dlrm.systems.rows import System, find
+from dlrm.systems.translation import translate
 
 _RESULTS = "systems.jsonl"
 
@@ -32,10 +34,16 @@ def main(arguments: list[str]) -> int:
     if "--" in arguments:
         cut = arguments.index("--")
         own, flags = arguments[:cut], arguments[cut + 1 :]
-    options = _parser().parse_args(own)
+    parser = _parser()
+    options = parser.parse_args(own)
+    if flags and not hasattr(options, "smoke"):
+        parser.error("only commands that run rows take flags after --")
     options.flags = tuple(flags)
     try:
-        return options.act(options)
+        if not hasattr(options, "smoke"):
+            return options.act(options)
+        with results.claimed(options.results):
+            return options.act(options)
     except BrokenPipeError:  # whoever reads has enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
         return 0
@@ -61,53 +69,79 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _translate(options: argparse.Namespace) -> int:
-    print(show.translation(options.command))
+    text = show.translation(options.command)
+    result = translate(options.command)
+    if result.processes < 1:
+        raise ValueError(f"expected one replica or more, got {result.processes}")
+    check_command(result.command, result.flags)
+    print(text)
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
     chosen = [row for name in options.rows for row in _matching(name)]
-    alone = [row for row in chosen if row.measure != "run"]
-    if alone and len(chosen) == 1:
-        return _compared(alone[0], options)
-    jobs = [job for row in chosen if row.measure == "run" for job in plan(row, _options(options))]
+    if len(chosen) == 1 and chosen[0].measure != "run":
+        return _compared(chosen[0], options)
+    jobs, passed = [], 0
+    for row in chosen:
+        try:
+            if row.measure != "run":
+                raise ValueError(f"{row.id} compares runs: run it by itself")
+            jobs += plan(row, _options(options))
+        except (ValueError, OSError) as error:
+            if len(chosen) == 1:
+                raise
+            print(f"passed over: {error}")
+            passed += 1
     failed = 0
     for job in jobs:
         records = run(job, options.results, options.keep)
-        latest = [r for r in records if r["exit_code"] == 0][-job.repeats :]
-        failed += job.repeats - len(latest)
-        for result in tables.results(latest):
+        good = finished(records)[: job.repeats]
+        failed += job.repeats - len(good)
+        for result in tables.results(good):
             print(tables.summary(result))
-    for row in alone:
-        print(f"{row.id}: compares runs; `run` it by itself, or see `{row.measure}`")
     if failed:
         print(
-            f"error: {failed} runs failed, with their errors in {options.results}; the same "
-            "command runs what is missing",
+            f"error: {failed} run{'s' * (failed > 1)} failed, with the errors in "
+            f"{options.results}; the same command runs what is missing",
             file=sys.stderr,
         )
-    return 1 if failed else 0
+    return 1 if failed or passed else 0
 
 
 def _compared(row: System, options: argparse.Namespace) -> int:
     """Runs a row that compares runs of others."""
     if row.measure == "trend":
         options.row, options.against, options.bound, options.change = row.of, row.against, None, ()
-        options.steps = 20 if options.smoke else 500
+        options.steps = None
         return _trend(options)
     if row.measure == "seeds":
         options.row, options.n, options.first = row.id, 2 if options.smoke else 16, 8
         return _seeds(options)
     options.row, options.grid = row.of, options.grid or ("1n1d", row.grid)
-    return _scaling(options)
+    code = _scaling(options)
+    print(f"published: {', '.join(map(str, row.published))} ({row.hardware})")
+    return code
+
+
+def _single(name: str) -> System:
+    """A row that is run itself.
+
+    Raises:
+        ValueError: it compares runs of others.
+    """
+    row = find(CATALOGUE, name)
+    if row.measure != "run":
+        raise ValueError(f"{row.id} compares runs of {row.of}: `run` it, or name that row")
+    return row
 
 
 def _trend(options: argparse.Namespace) -> int:
-    row, against = (find(CATALOGUE, name) for name in (options.row, options.against))
+    row, against = (_single(name) for name in (options.row, options.against))
     follows = compare.trend(
         row,
         against,
-        options.steps,
+        options.steps or (20 if options.smoke else 500),
         options.bound,
         options.change,
         _options(options),
@@ -120,32 +154,43 @@ def _trend(options: argparse.Namespace) -> int:
 
 def _seeds(options: argparse.Namespace) -> int:
     row = find(CATALOGUE, options.row)
-    columns = [(RULES[row.rule].quantity, row)]
+    single = _options(options, repeats=1)
+
+    def of_seed(name: str) -> Callable[[int], tuple[System, Options]]:
+        """The row of a seed where the catalogue has one, else the row with another seed."""
+
+        def column(seed: int) -> tuple[System, Options]:
+            own = re.sub(r"/seed-\d+/", f"/seed-{seed}/", name)
+            if own in CATALOGUE and f"--seed={seed}" in CATALOGUE[own].flags:
+                return CATALOGUE[own], single
+            return CATALOGUE[name], replace(single, flags=(*single.flags, f"--seed={seed}"))
+
+        return column
+
+    ids, names = [row.id], [""]
     if row.measure == "seeds":
-        pair = [find(CATALOGUE, name) for name in (row.of, row.against) if name]
-        names = [f"{figure.system} AUC" for figure in row.published]
-        columns = list(zip(names, pair, strict=True))
+        ids = [name for name in (row.of, row.against) if name]
+        names = [figure.system for figure in row.published]
+    elif row.measure != "run":
+        _single(options.row)
+    columns = [of_seed(name) for name in ids]
     numbers = range(options.first, options.first + options.n)
-    print(
-        compare.seeds(
-            columns, numbers, _options(options), options.results, options.keep, _to_stderr
-        )
-    )
+    table = compare.seeds(columns, numbers, names, options.results, options.keep, _to_stderr)
+    print(table)
+    if options.smoke:
+        print("\nsmoke runs at reduced sizes: nothing to compare")
     return 0
 
 
 def _scaling(options: argparse.Namespace) -> int:
-    row = find(CATALOGUE, options.row)
-    jobs, _, _ = compare.scaled(row, _options(options), options.results, options.keep, print)
-    keys = [(job.row.id, job.label) for job in jobs]
-    ran = [r for r in read(options.results) if (r["row"], r["label"]) in keys]
-    found = tables.results(ran)
+    row = _single(options.row)
+    records = compare.scaled(row, _options(options), options.results, options.keep, print)
+    found = tables.results(records)
     print(tables.dlperf_report(found))
     for result in found:
-        print(tables.comparison(result))
-    published = [figure for figure in row.published if figure.quantity == "scaling"]
-    for figure in published:
-        print(f"published: {figure} on {row.hardware}")
+        print(f"{result.record['label']}: {tables.comparison(result)}")
+        if result.figure.warning and not options.smoke:
+            print(result.figure.warning)
     return 0
 
 
@@ -185,14 +230,14 @@ def _matching(name: str) -> list[System]:
     return [find(CATALOGUE, name)]
 
 
-def _options(options: argparse.Namespace) -> Options:
+def _options(options: argparse.Namespace, repeats: int | None = None) -> Options:
     return Options(
         dataset=options.dataset,
         smoke=options.smoke,
         emulate=options.emulate,
         pipeline=options.pipeline,
         grid=options.grid,
-        repeats=options.repeats,
+        repeats=repeats or options.repeats,
         threads=options.threads,
         flags=options.flags,
     )
@@ -206,11 +251,13 @@ def _grid(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
-    return number
+def _whole(least: int, most: int = 10**6) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected {least} to {most}, got {text!r}")
+        return int(text)
+
+    return parsed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -239,7 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     trend = command("trend", _trend, "check that the losses of two rows follow each other")
     trend.add_argument("row", metavar="ROW")
     trend.add_argument("--against", metavar="ROW", required=True, help="the reference")
-    trend.add_argument("--steps", type=_at_least_one, default=500)
+    trend.add_argument("--steps", type=_whole(5), help="default: 500, 20 with --smoke")
     trend.add_argument(
         "--bound",
         type=float,
@@ -254,8 +301,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     seeds = command("seeds", _seeds, "train a row from many seeds")
     seeds.add_argument("row", metavar="ROW")
-    seeds.add_argument("--n", type=_at_least_one, default=16, help="how many seeds; default: 16")
-    seeds.add_argument("--first", type=int, default=8, help="the first seed; default: 8")
+    seeds.add_argument("--n", type=_whole(1), default=16, help="how many seeds; default: 16")
+    seeds.add_argument("--first", type=_whole(0), default=8, help="the first seed; default: 8")
     scaling = command("scaling", _scaling, "run a row at several places of a grid")
     scaling.add_argument("row", metavar="ROW")
     for each in (*running, trend, seeds, scaling):
@@ -281,8 +328,8 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     add("--emulate", action="store_true", help="fewer processes may compute the same global batch")
     add("--pipeline", action="store_true", help="a process for each part of the row's network")
     add("--grid", type=_grid, default=(), help="places, nodes and all devices: 1n1d,1n2d")
-    add("--repeats", type=_at_least_one, help="runs; default: the rule's")
-    add("--threads", type=_at_least_one, help="of each process; default: cores / processes")
+    add("--repeats", type=_whole(1), help="runs; default: the rule's")
+    add("--threads", type=_whole(1), help="of each process; default: cores / processes")
     add(
         "--results",
         type=Path,

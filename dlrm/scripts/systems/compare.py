@@ -1,5 +1,6 @@
 """Comparisons of runs: losses of two rows, many seeds of one, places of a grid."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,9 +9,10 @@ from pathlib import Path
 from dlrm.scripts.systems.jobs import Job, Options, plan
 from dlrm.scripts.systems.results import Record, check_comparable, finished
 from dlrm.scripts.systems.runner import run
-from dlrm.systems.measurement import Measured, Scaling, measured, scaling, trend_gap
+from dlrm.systems.measurement import Measured, measured, trend_gap
 from dlrm.systems.rows import System
 
+_TRAINING = ("train", "pretrain", "finetune", "benchmark_training")
 _BOUNDS = {True: 1e-4, False: 3e-2}  # of equal precisions, and of different ones
 
 
@@ -66,13 +68,21 @@ def trend(
         path, keep, say: see `run`.
 
     Raises:
-        ValueError: the rows train on different data or batches.
+        ValueError: a row does not train, both are the same, or they train on different data or
+            batches.
         FailedRunError: a run failed.
     """
+    if row.id == against.id and not change:
+        raise ValueError(f"{row.id}: expected another row to compare with, or --change FLAG")
+    if bound is not None and not 0 < bound < math.inf:
+        raise ValueError(f"--bound {bound:g}: expected a number above 0")
+    for one in (row, against):
+        if not one.given["mode"].startswith(_TRAINING):
+            raise ValueError(f"{one.id} has no losses, since it does not train")
     flags = (*options.flags, f"--max_steps={steps}", "--print_freq=1")
     both = replace(options, repeats=1, flags=flags)
     changed = replace(both, flags=(*flags, *change))
-    jobs = [plan(row, changed)[0], plan(against, both)[0]]
+    jobs = [_one_place(row, changed), _one_place(against, both)]
     for key in ("global_batch", "data"):
         first, second = (job.setting[key] for job in jobs)
         if first != second:
@@ -80,14 +90,15 @@ def trend(
                 f"{row.id} and {against.id} cannot be compared: {key} {first} and {second}"
             )
     records = [completed(job, path, keep, say)[-1] for job in jobs]
-    check_comparable([records], but=("arguments",))
+    check_comparable(records, but=("arguments",))
     if bound is None:
         bound = _BOUNDS[_precision([*row.flags, *change]) == _precision(against.flags)]
     gap = trend_gap(records[0]["losses"], records[1]["losses"], steps // 5)
     verdict = "match" if gap <= bound else "do not match"
+    reduced = " at reduced sizes" if options.smoke else ""
     say(
-        f"losses of {row.id} and {against.id} {verdict}: largest gap {gap:.2e} of smoothed losses "
-        f"after {steps // 5} of {steps} steps, bound {bound:.0e}"
+        f"losses{reduced} of {row.id} and {against.id} {verdict}: largest gap {gap:.2e} of "
+        f"smoothed losses after {steps // 5} of {steps} steps, bound {bound:g}"
     )
     return gap <= bound
 
@@ -97,21 +108,35 @@ def _precision(flags: Sequence[str]) -> str:
     return given[-1] if given else "--precision=fp32"
 
 
+def _one_place(row: System, options: Options) -> Job:
+    if len(options.grid) > 1:
+        raise ValueError(f"--grid {','.join(options.grid)}: expected one place")
+    return plan(row, options)[0]
+
+
 def seeds(
-    columns: Sequence[tuple[str, System]],
+    columns: Sequence[Callable[[int], tuple[System, Options]]],
     numbers: Sequence[int],
-    options: Options,
+    names: Sequence[str],
     path: Path,
     keep: Path | None,
     say: Callable[[str], object],
 ) -> str:
-    """Trains each row once a seed; returns the table of their metrics, as source 001 prints it."""
-    values: dict[str, list[float]] = {name: [] for name, _ in columns}
-    for seed in numbers:
-        for name, row in columns:
-            one = replace(options, repeats=1, flags=(*options.flags, f"--seed={seed}"))
-            (job,) = plan(row, one)
-            values[name].append(summarised(job, completed(job, path, keep, say)).value)
+    """Trains once a seed in each column; returns the table of the metrics, as source 001 prints it.
+
+    Args:
+        columns: a seed's row, and how it is run.
+        numbers: the seeds.
+        names: what the columns are, such as "Mixed precision".
+        path, keep, say: see `run`.
+    """
+    values: dict[str, list[float]] = {}
+    jobs = [[_one_place(*column(seed)) for column in columns] for seed in numbers]
+    for one_seed in jobs:
+        for name, job in zip(names, one_seed, strict=True):
+            records = completed(job, path, keep, say)
+            title = f"{name} {records[-1]['unit']}".strip()
+            values.setdefault(title, []).append(summarised(job, records).value)
     return seeds_table(numbers, values)
 
 
@@ -135,23 +160,25 @@ def seeds_table(numbers: Sequence[int], values: dict[str, list[float]]) -> str:
 
 def scaled(
     row: System, options: Options, path: Path, keep: Path | None, say: Callable[[str], object]
-) -> tuple[list[Job], list[Measured], list[Scaling]]:
-    """Runs a row at each place of a grid, of which one is a single device.
+) -> list[Record]:
+    """Runs a row at each place of a grid, of which one is a single device; returns the results.
 
     Raises:
-        ValueError: a place is larger than the machine, or there is no single device to compare.
+        ValueError: a place is larger than the machine, there is no single device to compare with,
+            or the row has no throughput.
         FailedRunError: a run failed.
     """
     if "1n1d" not in options.grid:
         raise ValueError(
-            f"--grid {','.join(options.grid)}: expected 1n1d among the places, as the one that "
-            "the others are compared with"
+            f"--grid {','.join(options.grid) or '(none)'}: expected 1n1d and other places, since "
+            "the others are compared with it"
         )
     jobs = plan(row, options)
-    groups = [completed(job, path, keep, say) for job in jobs]
-    check_comparable(groups, but=("arguments", "processes"))
-    figures = [summarised(job, group) for job, group in zip(jobs, groups, strict=True)]
-    throughput = {
-        (job.nodes, job.devices): figure.value for job, figure in zip(jobs, figures, strict=True)
-    }
-    return jobs, figures, scaling(throughput)
+    if jobs[0].rule.quantity != "throughput":
+        raise ValueError(f"{row.id}: expected a row that is measured by its throughput")
+    if emulated := [job.label for job in jobs if job.setting["emulated"]]:
+        raise ValueError(
+            f"--grid {','.join(options.grid)}: {emulated[0]} can only be emulated here, and an "
+            "emulated place has no efficiency"
+        )
+    return [record for job in jobs for record in completed(job, path, keep, say)]

@@ -12,6 +12,7 @@ import torch
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common.config_flags import HelpAsked
 from dlrm.scripts.common.network_flags import batch_plan
 from dlrm.systems.measurement import RULES, Rule
 from dlrm.systems.rows import System
@@ -94,6 +95,7 @@ def plan(row: System, options: Options) -> list[Job]:
         FileNotFoundError: the dataset is not there.
     """
     _check_data(row, options)
+    _check_flags(row, options)
     if options.pipeline and row.parts == 1:
         raise ValueError(f"--pipeline: the network of {row.id} is not divided into parts")
     parts = row.parts if options.pipeline else 1
@@ -180,15 +182,25 @@ def _batch(command: str, arguments: Sequence[str], replicas: int) -> dict[str, A
     Raises:
         ValueError: a flag is unknown or impossible.
     """
+    try:
+        return _parsed_batch(command, list(arguments), replicas)
+    except HelpAsked:
+        raise ValueError(f"--help: see python -m dlrm.scripts.{command} --help") from None
+    except SystemExit as ended:  # as main and dist_main end where absl finds a mistake
+        text = str(ended.code).splitlines()[0]
+        raise ValueError(text.rpartition("error: ")[2]) from None
+
+
+def _parsed_batch(command: str, arguments: list[str], replicas: int) -> dict[str, Any]:
     if command == "cnn":
-        values = cnn_flags.parse(list(arguments))
+        values = cnn_flags.parse(arguments)
     elif command == "bert":
-        values, _ = bert_flags.resolved(bert_flags.parse(list(arguments)))
+        values, _ = bert_flags.resolved(bert_flags.parse(arguments))
         if values["batch_size"] == "max":
             return {"batch_per_device": "max", "accumulation": 1, "global_batch": None}
         values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)
     else:
-        values = dlrm_flags.parse(list(arguments), _dlrm_flags(command))
+        values = dlrm_flags.parse(arguments, _dlrm_flags(command))
         whole = values["batch_size"]
         each, micro = whole // replicas, values["gradient_accumulation_steps"]
         return {"batch_per_device": each, "accumulation": micro, "global_batch": whole}
@@ -229,11 +241,11 @@ def _replicas(nodes: int, devices: int, capacity: int) -> int:
 
 
 def _check_data(row: System, options: Options) -> None:
-    if options.dataset:
+    if options.dataset is not None:
         if row.data is None:
             raise ValueError(f"--dataset: {row.id} makes its own data")
-        if not Path(options.dataset).is_dir():
-            raise FileNotFoundError(f"--dataset {options.dataset}: no such directory")
+        if not options.dataset or not Path(options.dataset).exists():
+            raise FileNotFoundError(f"--dataset {options.dataset}: there is no such directory")
         return
     if row.data is None or options.smoke or RULES[row.rule].quantity == "throughput":
         return
@@ -243,3 +255,24 @@ def _check_data(row: System, options: Options) -> None:
         f"{row.id}: what it publishes is a result of training on {row.data}: pass --dataset DIR"
         f"{hint}. --smoke only tries the row"
     )
+
+
+def _check_flags(row: System, options: Options) -> None:
+    """Refuses flags that the catalogue sets itself, and rows whose checkpoint is not named."""
+    names = [flag.lstrip("-").partition("=")[0] for flag in options.flags]
+    for name, instead in (("log_path", "--keep DIR keeps the logs"), ("mode", "rows have a mode")):
+        if name in names:
+            raise ValueError(f"--{name} after --: {instead}")
+    needed = {"validate": "restore_path", "test": "load_checkpoint_path"}.get(row.given["mode"])
+    if needed and needed not in names and not (options.smoke and row.given["mode"] == "test"):
+        raise ValueError(
+            f"{row.id} tests what was trained before: name it, as -- --{needed}=/path/of/a/run"
+        )
+    most = 64 * (os.cpu_count() or 1)
+    if options.threads and options.threads > most:
+        raise ValueError(f"--threads {options.threads}: expected at most {most} here")
+
+
+def check_command(command: str, arguments: Sequence[str]) -> None:
+    """Raises ValueError for flags that a command would refuse."""
+    _batch(command, arguments, 1)

@@ -1,28 +1,57 @@
 """Results of runs: one JSON object a line, appended as runs end."""
 
+import fcntl
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-# What may differ between runs that are compared: which run it was, and what it gave.
+# What runs must have in common to be compared.
 SETTING = (
     *("arguments", "processes", "threads", "smoke", "emulated", "pipeline", "data", "torch"),
     "processor",
 )
 
 
-def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Adds a run.
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Within the block no other process appends to a file of results.
 
     Raises:
-        OSError: the file cannot be written; the path is named.
+        BlockingIOError: another process does.
+        OSError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise OSError(f"--results {path}: cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"--results {path}: another run appends to it; wait, or name another file"
+            ) from None
+        yield
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Adds a run, in place of a last line that a killed process left unfinished."""
+    with path.open("rb+" if path.exists() else "wb") as file:
+        text = path.read_bytes()
+        end = text.rfind(b"\n") + 1
+        try:
+            json.loads(text[end:])
+            file.seek(0, 2)
+            file.write(b"\n")
+        except ValueError:
+            file.seek(end)
+            file.truncate()
+        file.write(json.dumps(record).encode() + b"\n")
 
 
 def read(path: Path) -> list[Record]:
@@ -35,21 +64,44 @@ def read(path: Path) -> list[Record]:
     """
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
+    try:
+        lines = path.read_text().split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: no file of results, since it is not text") from None
     records = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-            if not isinstance(record, dict) or "row" not in record:
-                raise ValueError("no result of a run")
         except ValueError as error:
             if number == len(lines):
                 continue
             raise ValueError(f"{path}, line {number}: {error}") from None
+        if problem := _problem(record):
+            raise ValueError(f"{path}, line {number}: no result of a run: {problem}")
         records.append(record)
     return records
+
+
+def _problem(record: Any) -> str:
+    """What a line lacks to be a result; "" where it is one."""
+    if not isinstance(record, dict):
+        return "expected an object"
+    kinds = {"row": str, "label": str, "exit_code": int, "nodes": int, "devices": int}
+    for name, kind in kinds.items():
+        if not isinstance(record.get(name), kind) or isinstance(record[name], bool):
+            return f"expected {kind.__name__} as {name!r}, got {record.get(name)!r:.40}"
+    if min(record["nodes"], record["devices"]) < 1:
+        return "expected one device or more"
+    if record["exit_code"]:
+        return "" if isinstance(record.get("error"), str) else "expected the error of a failed run"
+    values = record.get("values")
+    if not isinstance(values, list) or not values:
+        return f"expected a list of numbers as 'values', got {values!r:.40}"
+    if not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+        return "expected finite numbers as 'values'"
+    return ""
 
 
 def matching(records: Iterable[Record], setting: Mapping[str, Any]) -> list[Record]:
@@ -60,28 +112,36 @@ def matching(records: Iterable[Record], setting: Mapping[str, Any]) -> list[Reco
 
 def finished(records: Iterable[Record]) -> list[Record]:
     """Returns the runs that gave a value."""
-    return [r for r in records if r.get("exit_code") == 0 and r.get("values")]
+    return [record for record in records if record["exit_code"] == 0]
 
 
-def check_comparable(groups: Iterable[Iterable[Record]], but: Iterable[str] = ()) -> None:
+def setting_of(record: Record, but: Iterable[str] = ()) -> dict[str, Any]:
+    """Returns what a run has in common with those it is compared with.
+
+    Args:
+        record: the run.
+        but: parts of the setting that may differ.
+    """
+    skipped = set(but)
+    return {key: record.get(key) for key in SETTING if key not in skipped}
+
+
+def check_comparable(records: Iterable[Record], but: Iterable[str] = ()) -> None:
     """Raises ValueError where the settings of runs differ that are to be compared.
 
     Args:
-        groups: runs; those of all groups must agree.
-        but: parts of the setting that are meant to differ.
+        records: the runs.
+        but: parts of the setting that may differ.
     """
-    seen: dict[str, tuple[Any, str]] = {}
-    skipped = set(but)
-    for record in (record for group in groups for record in group):
-        name = f"{record['row']} at {record['label']}"
-        for key in SETTING:
-            if key in skipped:
-                continue
-            value, first = seen.setdefault(key, (record.get(key), name))
-            if record.get(key) != value:
+    records = list(records)
+    for record in records[1:]:
+        first, other = setting_of(records[0], but), setting_of(record, but)
+        for key, value in first.items():
+            if other[key] != value:
                 raise ValueError(
-                    f"{first} and {name} ran in different settings, {key} {value} and "
-                    f"{record.get(key)}; run both anew in one setting"
+                    f"{records[0]['row']} at {records[0]['label']} and {record['row']} at "
+                    f"{record['label']} ran in different settings, {key} {value} and "
+                    f"{other[key]}; run both anew in one setting"
                 )
 
 

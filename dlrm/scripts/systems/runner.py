@@ -1,8 +1,10 @@
 """Runs a job: fresh processes for each repeat, one result a run, failures kept."""
 
+import ctypes
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -10,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,14 @@ from dlrm.scripts.systems.jobs import Job
 from dlrm.scripts.systems.results import Record, append, finished, matching, percentiles, read
 
 # Which number of a run's summary is its metric: the first of these that it has.
-_METRICS = (
-    *("validation_auc", "auc", "test_exact_match", "test_accuracy", "test_top1", "best_top1"),
-    "training_loss",
-)
+_METRICS = ("validation_auc", "auc", "test_exact_match", "test_accuracy", "test_top1", "best_top1")
 _LAST_LINES = 5
+_LIBC = ctypes.CDLL(None)
+_PATIENCE = 60.0  # seconds for a command to end by itself once it is asked to
+# A launcher's variables: they would make the command wait for the ranks of another run.
+_LAUNCHER = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+)
 
 
 def run(
@@ -93,8 +98,8 @@ def _run_once(job: Job, number: int, folder: Path) -> Record:
     if code == 0:
         try:
             return record | _measurements(job, log)
-        except (OSError, ValueError, KeyError, StopIteration) as error:
-            return record | {"exit_code": 1, "error": f"no figures in its log: {error}"}
+        except (OSError, ValueError) as error:
+            return record | {"exit_code": 1, "error": f"no figures: {error}"}
     return record | {"error": _error(output)}
 
 
@@ -105,13 +110,6 @@ def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
     if job.processes > 1:
         launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node"]
         command = [sys.executable, "-m", *launcher, str(job.processes), "-m", module]
-    package = str(Path(dlrm.__file__).parents[1])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(job.threads),
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
     with output.open("w") as file:
         process = subprocess.Popen(
             [*command, *job.arguments, f"--log_path={log}"],
@@ -119,16 +117,47 @@ def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=variables,
+            env=_variables(job.threads),
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  # one system call, no lock
         )
+        before = signal.signal(signal.SIGTERM, _stop)
         try:
             _, status, usage = os.wait4(process.pid, 0)
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+        except BaseException:
+            _end(process)
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_maxrss * 1024
+
+
+def _variables(threads: int) -> dict[str, str]:
+    """The command's environment: this package, and nothing of a launcher."""
+    kept = {name: value for name, value in os.environ.items() if not _LAUNCHER.fullmatch(name)}
+    package = str(Path(dlrm.__file__).parents[1])
+    paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
+    return {**kept, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _end_with_parent() -> None:
+    """Lets the kernel end this process when its parent dies (Linux)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a command and all that it has started."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_PATIENCE)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _error(output: Path) -> str:
@@ -143,6 +172,8 @@ def _measurements(job: Job, log: Path) -> Record:
     """What a run's log says, by the rule of its row."""
     lines = [json.loads(line.removeprefix("DLLL ")) for line in log.read_text().splitlines()]
     entries = [line for line in lines if line["type"] == "LOG"]
+    if len(entries) < 2:
+        raise ValueError(f"{log} has no summary")
     steps = [e["data"] for e in entries if isinstance(e["step"], list) and e["step"]]
     summary = entries[-1]["data"]
     times = [data["step_time"] for data in steps if "step_time" in data]
@@ -152,8 +183,13 @@ def _measurements(job: Job, log: Path) -> Record:
         record: Record = {"global_batch_found": int(parameters["batch_size"]) * job.devices}
     else:
         record = {}
-    unit, values = _values(job, summary, times, record)
+    quantity, unit, values = _values(job, summary, times, record)
+    if len(values) <= (0 if job.smoke else job.rule.drop):
+        raise ValueError(
+            f"the run logged {len(values)} steps, and the first {job.rule.drop} does not count"
+        )
     return record | {
+        "quantity": quantity,
         "values": values,
         "unit": unit,
         "summary": summary,
@@ -165,21 +201,29 @@ def _measurements(job: Job, log: Path) -> Record:
 
 def _values(
     job: Job, summary: dict[str, Any], times: list[float], record: Record
-) -> tuple[str, list[float]]:
-    """The unit and the values of a run."""
+) -> tuple[str, str, list[float]]:
+    """The quantity, the unit and the values of a run.
+
+    Raises:
+        ValueError: the run measured neither a throughput nor a metric.
+    """
     rule = job.rule
     rates = sorted((name for name in summary if "_throughput" in name), key=_batch_of)
-    if rule.quantity == "metric" and not (job.smoke and rates) or not rates:
-        name = next(name for name in _METRICS if name in summary)
-        if name.endswith("top1"):  # documents print it in percent
-            return f"{name}, %", [100 * summary[name]]
-        return name, [summary[name]]
+    if rule.quantity == "metric" and not (job.smoke and rates):
+        name = next((name for name in _METRICS if name in summary), None)
+        if name is None:
+            raise ValueError("the run tested nothing, so it has no metric")
+        scale = 100 if name.endswith("top1") else 1  # documents print it in percent
+        unit = f"{name}, %" if scale > 1 else name
+        return "auc" if "auc" in name else "accuracy", unit, [scale * summary[name]]
+    if not rates:
+        raise ValueError("the run has no throughput: it ended within --benchmark_warmup_steps")
     unit = {"cnn": "images/s", "bert": "sequences/s"}.get(job.row.command, "samples/s")
     if rule.values == "series" and not job.smoke:
         batch = record.get("global_batch_found") or job.setting["global_batch"]
-        return unit, [batch / seconds for seconds in times]
+        return "throughput", unit, [batch / seconds for seconds in times]
     trained = [name for name in rates if name == "average_train_throughput"]
-    return unit, [summary[(trained or rates)[-1]]]
+    return "throughput", unit, [summary[(trained or rates)[-1]]]
 
 
 def _batch_of(name: str) -> int:

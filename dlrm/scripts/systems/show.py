@@ -48,18 +48,32 @@ def describe(row: System) -> str:
 def _fields(row: System) -> Iterator[tuple[str, str]]:
     yield "document", f"{row.source}: {DOCUMENTS[row.source[:3]]}"
     yield "quotation", f'"{row.quotation}"'
-    yield "published", f"{_published(row)}  ({row.hardware or 'hardware not stated'})"
+    yield "published", f"{_published(row)}  ({row.hardware})" if row.published else ""
     yield "printed", row.printed or ""
     if row.measure == "run":
         yield "command", command_line(row)
     else:
         beside = f" beside {row.against}" if row.against else ""
         yield "compares", f"{row.measure} of {row.of}{beside}"
-    yield "place", f"{row.grid}: {row.processes} processes on {row.nodes} machine(s)"
-    yield "data", f"{row.data}; generated without --dataset" if row.data else "made by the command"
+    yield "place", _place(row)
+    yield "data", _data(row)
     yield "rule", RULES[row.rule].title
     yield "notes", row.notes
     yield "differs", "; ".join(row.approximated)
+
+
+def _place(row: System) -> str:
+    processes = "one process" if row.processes == 1 else f"{row.processes} processes"
+    machines = "one machine" if row.nodes == 1 else f"{row.nodes} machines"
+    return f"{row.grid}: {processes} on {machines}"
+
+
+def _data(row: System) -> str:
+    if row.data is None:
+        return "made by the command"
+    if RULES[row.rule].quantity == "metric":
+        return f"{row.data}; needs --dataset"
+    return f"{row.data}; generated without --dataset"
 
 
 def _field(name: str, text: str) -> str:
@@ -77,7 +91,7 @@ def _field(name: str, text: str) -> str:
 def _flag_line(flag: Record) -> str:
     printed = f"{flag.name} {flag.value}".strip()
     origin = "" if flag.origin == "printed" else f"  ({flag.origin})"
-    return f"  {printed:<46} {flag.status:<13} {flag.text}{origin}"
+    return f"  {printed:<50} {flag.status:<13} {flag.text}{origin}"
 
 
 def translation(printed: str) -> str:
@@ -113,7 +127,7 @@ versions and the processor, or the error. The same command later runs only what 
 row that needs more devices than the machine has is refused; with `--emulate`, fewer processes
 compute the same global batch, which the result says. With `--pipeline` each part of a divided
 network has a process. Without `--dataset`, data are generated, and the comparison with the
-published figure says so; rows that publish an accuracy need their dataset.
+published figure says so; rows that are measured by a metric need it.
 
 ## Rules of measurement
 

@@ -3,12 +3,12 @@
 import csv
 import html
 import io
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from dlrm.scripts.systems.results import SETTING, Record, check_comparable, finished
+from dlrm.scripts.systems.results import Record, finished, setting_of
 from dlrm.systems.catalogue import CATALOGUE, DOCUMENTS
 from dlrm.systems.measurement import RULES, Measured, measured
 from dlrm.systems.rows import Figure, System
@@ -17,6 +17,10 @@ COLUMNS = (
     *("row", "num_nodes", "devices_per_node", "batch_per_device", "published", "ours", "unit"),
     *("runs", "spread", "speedup", "efficiency", "measured on", "comparison"),
 )
+
+_HARMLESS = ("base_device", "load_checkpoint_path", "init_checkpoint", "restore_path")
+# A GPU's model, form and memory, as in V100-SXM2-16GB and A100 40GB.
+_HARDWARE = re.compile(r"\b([A-Z]\d{2,4}|SXM\d|PCIE|\d+GB)\b")
 
 
 @dataclass(frozen=True)
@@ -49,30 +53,36 @@ class Result:
 
 
 def results(records: Iterable[Record]) -> list[Result]:
-    """Returns the newest setting of each row and place, with speed-ups where there are any.
+    """Returns a result of each row and place, with speed-ups where one device ran in its setting.
 
-    Raises:
-        ValueError: places of a row ran in different settings.
+    Of several settings the newest counts that has the full size and the row's own flags, else the
+    newest.
     """
-    newest: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    settings: dict[tuple[str, str], list[list[Record]]] = defaultdict(list)
     for record in finished(records):
-        group = newest[record["row"], record["label"]]
-        if group and _setting(group[-1]) != _setting(record):
-            group.clear()
-        group.append(record)
-    found = [
-        Result(CATALOGUE[row], group[-1], _figure(CATALOGUE[row], group))
-        for (row, _), group in newest.items()
-        if row in CATALOGUE
-    ]
+        groups = settings[record["row"], record["label"]]
+        same = [group for group in groups if setting_of(group[-1]) == setting_of(record)]
+        group = same[0] if same else []
+        groups[:] = [g for g in groups if g is not group]
+        groups.append([*group, record])
+    found = []
+    for (name, _), groups in settings.items():
+        if name in CATALOGUE:
+            newest = sorted(groups, key=_rank)[-1]
+            found.append(Result(CATALOGUE[name], newest[-1], _figure(CATALOGUE[name], newest)))
     by_family: dict[str, list[Result]] = defaultdict(list)
     for result in found:
         by_family[_family(result)].append(result)
     return [scaled for family in by_family.values() for scaled in _scaled(family)]
 
 
-def _setting(record: Record) -> Any:
-    return [record.get(key) for key in SETTING]
+def _rank(group: Sequence[Record]) -> tuple[bool, bool]:
+    return not group[-1]["smoke"], not _changed(group[-1])
+
+
+def _changed(record: Record) -> list[str]:
+    """Flags after -- that make another measurement: not the device, and not what was trained."""
+    return [flag for flag in record["changed"] if not flag.lstrip("-").startswith(_HARMLESS)]
 
 
 def _figure(row: System, group: Sequence[Record]) -> Measured:
@@ -88,15 +98,17 @@ def _family(result: Result) -> str:
 
 
 def _scaled(family: Sequence[Result]) -> list[Result]:
-    one = next((result for result in family if result.place == (1, 1)), None)
     family = sorted(family, key=lambda result: result.place)
-    if one is None or RULES[one.row.rule].quantity != "throughput":
+    one = family[0]
+    if one.place != (1, 1) or one.record["quantity"] != "throughput":
         return family
-    check_comparable([[r.record] for r in family], but=("arguments", "processes", "emulated"))
-    return [
-        replace(r, speedup=None if r.record["emulated"] else r.figure.value / one.figure.value)
-        for r in family
-    ]
+    own = ("arguments", "processes")
+
+    def speedup(result: Result) -> float | None:
+        same = setting_of(one.record, own) == setting_of(result.record, own)
+        return result.figure.value / one.figure.value if same else None
+
+    return [replace(result, speedup=speedup(result)) for result in family]
 
 
 def comparison(result: Result) -> str:
@@ -104,18 +116,24 @@ def comparison(result: Result) -> str:
     row, record = result.row, result.record
     if record["smoke"]:
         return "a smoke run at reduced sizes: nothing to compare"
-    where = record["gpu"] or f"{record['processor']} ({_threads(record)})"
     differs = []
     if not _same_hardware(row, record):
-        differs.append(f"hardware: {where}, not {row.hardware or 'stated'}")
+        where = record["gpu"] or f"{record['processor']} ({_threads(record)})"
+        there = f", not {row.hardware}" if "not stated" not in row.hardware else ""
+        differs.append(f"hardware: {where}{there}")
+    if record["gpu"] is None and ("--amp" in row.flags or "--precision=fp16" in row.flags):
+        differs.append("precision: bf16 on a CPU, not fp16")
     if record["emulated"]:
         differs.append(f"{record['devices']} devices emulated by {record['processes']} processes")
     if row.data and record["data"] == "generated":
         differs.append(f"data: generated, not {row.data}")
     if record["changed"]:
         differs.append(f"flags: {' '.join(record['changed'])}")
-    if record["nodes"] != row.nodes or record["devices"] != row.processes:
+    if not _at_home(result):
         differs.append(f"place: {record['label']}, not {row.grid}")
+    runs, repeats = len(result.figure.values), RULES[row.rule].repeats
+    if runs < repeats:
+        differs.append(f"{runs} of {repeats} runs")
     differs += row.approximated
     return f"differs in {'; '.join(differs)}" if differs else "comparable"
 
@@ -125,17 +143,23 @@ def _threads(record: Record) -> str:
     return f"{count} thread{'s' * (count > 1)}"
 
 
+def _at_home(result: Result) -> bool:
+    """Whether the place is that of the row, and so of what it publishes."""
+    return result.place == (result.row.nodes, result.row.processes)
+
+
 def _same_hardware(row: System, record: Record) -> bool:
-    name = (record["gpu"] or "").replace("-", " ").split()
-    return any(part in row.hardware for part in name if any(c.isdigit() for c in part))
+    """Whether the GPU has the model, the form and the memory that the document names."""
+    named = set(_HARDWARE.findall(row.hardware.upper()))
+    return bool(named) and named <= set(_HARDWARE.findall((record["gpu"] or "").upper()))
 
 
 def ratio(result: Result, figure: Figure) -> float | None:
-    """Returns ours over the published figure where the two are of one kind, else None."""
-    same = figure.quantity == RULES[result.row.rule].quantity or (
-        figure.quantity in ("auc", "accuracy") and RULES[result.row.rule].quantity == "metric"
-    )
-    return result.figure.value / figure.value if same and not result.record["smoke"] else None
+    """Returns ours over the published figure where both measure the same, else None."""
+    same = figure.quantity == result.record["quantity"] and _at_home(result)
+    if not same or result.record["smoke"] or _changed(result.record):
+        return None
+    return result.figure.value / figure.value
 
 
 def summary(result: Result) -> str:
@@ -148,11 +172,10 @@ def summary(result: Result) -> str:
         f"{row.id}  {record['label']}",
         f"  measured   {figure.value:.6g} {result.unit}{spread}",
     ]
-    at_home = (record["nodes"], record["devices"]) == (row.nodes, row.processes)
-    for published in row.published if at_home else ():
+    for published in row.published if _at_home(result) and not record["smoke"] else ():
         times = ratio(result, published)
         share = f"; ours is {times:.3g} times it" if times is not None else ""
-        lines.append(f"  published  {published} on {row.hardware}{share}")
+        lines.append(f"  published  {published} ({row.hardware}){share}")
     lines.append(f"  {comparison(result)}")
     if figure.warning and not record["smoke"]:
         lines.append(f"  {figure.warning}")
@@ -184,6 +207,7 @@ def _cells(row: System, result: Result | None) -> dict[str, str]:
     return cells | {
         "num_nodes": str(nodes),
         "devices_per_node": str(devices // nodes),
+        "published": cells["published"] if _at_home(result) else "",
         "batch_per_device": str(result.record["batch_per_device"]),
         "ours": f"{result.figure.value:.6g}",
         "unit": result.unit,
@@ -274,7 +298,9 @@ def _curves(found: Sequence[Result]) -> dict[str, list[tuple[int, float]]]:
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
     families = {}
     for result in found:
-        if RULES[result.row.rule].quantity == "throughput" and not result.record["emulated"]:
+        record = result.record
+        measures = record["quantity"] == "throughput" and not record["emulated"]
+        if measures and not record["smoke"] and not _changed(record):
             family = families[result.row.id] = _family(result)
             lines[f"{family} (ours)"].append((result.place[1], result.figure.value))
     for row in CATALOGUE.values():

@@ -7,18 +7,22 @@ import math
 import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
-from dlrm.scripts.systems import show
+from dlrm.scripts.systems import results, show
 from dlrm.scripts.systems.command import main
 from dlrm.systems.catalogue import CATALOGUE
 from dlrm.systems.rows import System
 
 ROOT = Path(__file__).parents[3]
+IMAGENET = "python train.py --model resnet --model-size 50 --dataset imagenet"
 TRAINING = "gaudi/rn50/eager-fp32-b128"
 FAST = (
     *("gaudi/rn50/eager-bf16-b256", "ipu/rn50/train-pod16", "ipu/effb0/infer-generated-x4/b1"),
@@ -84,15 +88,35 @@ def test_translate_says_what_became_of_each_flag(capsys):
         (["run", "dlperf/rn50/fp32-b128/4n32d"], "--emulate"),
         (["run", TRAINING, "--grid=1n999d"], "999 devices"),
         (["run", TRAINING, "--grid=3"], "--grid 3: expected"),
-        (["run", TRAINING, "--dataset=nowhere"], "--dataset nowhere: no such directory"),
+        (["run", TRAINING, "--dataset=nowhere"], "--dataset nowhere: there is no such directory"),
         (["run", "nvidia/dlrm-small/seed-8/amp"], "preproc/prepare_dataset.sh"),
         (["run", "gaudi/rn50/top1-from-epoch80"], "pass --dataset DIR"),
         (["run", "ipu/rn50/infer-synthetic/b1", "--dataset=."], "makes its own data"),
         (["run", "nothing/*"], "no row matches"),
         (["run", TRAINING, "--", "--no_such_flag=1"], "no_such_flag"),
         (["table", "005"], "expected a document of 000"),
+        (["run", TRAINING, "--results=/dev/null/results"], "/dev/null/results: cannot be written"),
+        (["run", TRAINING, "--dataset="], "there is no such directory"),
+        (["run", TRAINING, "--threads=99999"], "--threads 99999: expected at most"),
+        (["run", TRAINING, "--", "--help"], "dlrm.scripts.cnn --help"),
+        (["run", TRAINING, "--", "--log_path=x"], "--keep DIR"),
+        (["run", "nvidia/dlrm-small/benchmark/train", "--", "--batch_size=-5"], "batch_size"),
+        (["run", "ipu/cnn/validate-checkpoints", "--smoke"], "--restore_path="),
+        (["run", "nvidia/dlrm-small/quick-start/test-1gpu", "--dataset=."], "load_checkpoint_path"),
+        (["seeds", TRAINING, "--grid=1n1d,1n2d"], "expected one place"),
+        (["trend", TRAINING, f"--against={TRAINING}"], "another row"),
+        (["trend", "ipu/rn50/infer-synthetic/b1", f"--against={TRAINING}"], "no losses"),
+        (["trend", TRAINING, "--against=gaudi/rn50/graph-fp32", "--bound=nan"], "--bound nan"),
+        (["scaling", "gaudi/dlrm-medium/trend", "--grid=1n1d"], "gaudi/dlrm-medium/lazy-bf16-b512"),
+        (["scaling", TRAINING], "expected 1n1d and other places"),
+        (["scaling", TRAINING, "--grid=1n1d,2n16d", "--emulate"], "no efficiency"),
+        (
+            ["translate", f"{IMAGENET} --batch-size x"],
+            "batch_size",
+        ),
+        (["translate", ""], "error"),
         (["list", "--model=vgg"], "--model vgg: expected one of"),
-        (["scaling", TRAINING, "--grid=1n2d"], "expected 1n1d among the places"),
+        (["scaling", TRAINING, "--grid=1n2d"], "expected 1n1d and other places"),
         (["trend", TRAINING, "--against=ipu/rn50/train-m2000"], "cannot be compared"),
     ],
 )
@@ -101,7 +125,7 @@ def test_mistakes_are_named(arguments, error, capsys):
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert error in message
-    assert not Path("systems.jsonl").exists()
+    assert not Path("systems.jsonl").exists() or not Path("systems.jsonl").read_text()
 
 
 def smoke(row: str, *more: str) -> int:
@@ -181,7 +205,7 @@ def test_a_run_that_dies_is_kept_and_only_what_is_missing_is_run_again(
     assert [record["exit_code"] for record in records()] == [0, -9, 0]
     captured = capsys.readouterr()
     assert "run 2/3 failed with exit code -9" in captured.out
-    assert "1 runs failed" in captured.err
+    assert "1 run failed" in captured.err
     assert smoke(TRAINING, "--repeats=3") == 0
     assert marker.stat().st_size == 4
     assert [record["exit_code"] for record in records()] == [0, -9, 0, 0]
@@ -242,6 +266,7 @@ def made_up(row: str, values, label="1n1d", **more):
         "nodes": nodes,
         "devices": devices,
         "exit_code": 0,
+        "quantity": "throughput",
         "unit": "images/s",
         "processor": "Some CPU",
         "gpu": None,
@@ -275,19 +300,118 @@ def test_tables_have_the_published_and_the_measured(capsys, monkeypatch):
     assert not re.search(r"""(src|href)=.?https?:|<script|@import""", page)  # needs no other file
 
 
-def test_settings_that_differ_are_not_compared(capsys):
-    made_up("dlperf/rn50/fp32-b128/1n1d", [10.0])
-    made_up("dlperf/rn50/fp32-b128/1n8d", [70.0], "1n8d", threads=2)
-    assert main(["table", "002"]) == 2
-    assert "different settings, threads 1 and 2" in capsys.readouterr().err
+V100 = "one V100-SXM2-16GB"
+ONE, EIGHT = "dlperf/rn50/fp32-b128/1n1d", "dlperf/rn50/fp32-b128/1n8d"
 
 
-def test_a_line_that_is_no_result_is_named(capsys):
-    made_up("dlperf/rn50/fp32-b128/1n1d", [10.0])
+def table(document, capsys):
+    assert main(["table", document, "--format=csv"]) == 0
+    return {row["row"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+
+
+def test_places_in_different_settings_have_no_speedup(capsys):
+    made_up(ONE, [10.0])
+    made_up(EIGHT, [70.0], "1n8d", threads=2)
+    rows = table("002", capsys)
+    assert rows[EIGHT]["ours"] == "70"
+    assert rows[EIGHT]["speedup"] == ""
+    assert "1 of 7 runs" in rows[EIGHT]["comparison"]
+
+
+def test_a_row_shows_its_newest_runs_at_full_size_with_its_own_flags(capsys):
+    made_up(ONE, [10.0, 12.0])
+    made_up(ONE, [20.0], threads=2)
+    made_up(ONE, [11.0])
+    made_up(ONE, [1000.0], smoke=True)
+    made_up(ONE, [500.0], changed=["--batch_size=1"], arguments=["--batch_size=1"])
+    row = table("002", capsys)[ONE]
+    assert (row["ours"], row["runs"]) == ("11", "3")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[1]", "expected an object"),
+        ('{"row": "x"}', "expected str as 'label'"),
+        ('{"row": ["x"]}', "expected str as 'row'"),
+        ('{"row": "x"', "line 2"),
+        ('{"row": "x", "label": "1n1d", "exit_code": 0, "nodes": 1, "devices": 0}', "one device"),
+        (
+            '{"row": "x", "label": "1n1d", "exit_code": 0, "nodes": 1, "devices": 1, '
+            '"values": [NaN]}',
+            "finite",
+        ),
+    ],
+)
+def test_a_line_that_is_no_result_is_named(line, problem, capsys):
+    made_up(ONE, [10.0])
     with Path("systems.jsonl").open("a") as file:
-        file.write('[1]\n{"row": "x"}\n')
+        file.write(f"{line}\n")
+    for command in (["table", "002"], ["run", TRAINING, "--smoke"]):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert "systems.jsonl, line 2" in error
+        assert problem in error
+
+
+def test_a_file_that_is_not_text_is_named(capsys):
+    Path("systems.jsonl").write_bytes(b"\xff\xfe\x00")
     assert main(["table", "002"]) == 2
-    assert "systems.jsonl, line 2: no result of a run" in capsys.readouterr().err
+    assert "systems.jsonl: no file of results" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ['{"row": "gaudi/rn50/graph-fp32", "lab', ""])
+def test_a_line_that_a_killed_process_left_unfinished_costs_nothing(end, capsys):
+    made_up(ONE, [10.0])
+    text = Path("systems.jsonl").read_text()
+    Path("systems.jsonl").write_text(text + end if end else text.rstrip("\n"))
+    assert smoke(TRAINING) == 0
+    assert [record["row"] for record in records()] == [ONE, TRAINING]
+
+
+def test_two_processes_do_not_append_to_one_file(capsys):
+    with results.claimed(Path("systems.jsonl")):
+        assert smoke(TRAINING) == 2
+    assert "another run appends to it" in capsys.readouterr().err
+    assert main(["table", "002"]) == 0
+
+
+def test_a_run_without_a_figure_is_no_result(capsys):
+    assert smoke(TRAINING, "--", "--benchmark_warmup_steps=20") == 1
+    assert "no throughput: it ended within --benchmark_warmup_steps" in records()[0]["error"]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_command_takes_its_run_with_it(stop, tmp_path):
+    flags = ["--smoke", "--threads=1", "--", "--max_steps=100000", "--epochs=100000"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "dlrm.scripts.systems", "run", TRAINING, *flags],
+        cwd=tmp_path,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+    list_of_children = Path(f"/proc/{command.pid}/task/{command.pid}/children")
+    while not (running := list_of_children.read_text().split()):
+        assert command.poll() is None
+        time.sleep(0.05)
+    time.sleep(1)
+    command.send_signal(stop)
+    command.communicate()
+    for _ in range(600):
+        if not any(Path(f"/proc/{number}").exists() for number in running):
+            break
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{number}").exists() for number in running)
+
+
+def test_all_rows_of_a_pattern_run_but_those_that_do_not_fit(capsys):
+    pattern = "ipu/effb0/infer-*/b1"  # the second has four devices
+    capacity = os.cpu_count() or 1
+    assert main(["run", pattern, "--smoke", "--threads=1"]) == (1 if capacity < 4 else 0)
+    ran = [record["row"] for record in records()]
+    assert ran[0] == "ipu/effb0/infer-synthetic/b1"
+    out = capsys.readouterr().out
+    assert capacity >= 4 or "passed over: ipu/effb0/infer-generated-x4/b1" in out
 
 
 def test_a_comparison_says_what_differs_and_what_does_not(capsys):
@@ -295,19 +419,45 @@ def test_a_comparison_says_what_differs_and_what_does_not(capsys):
     row = CATALOGUE[name]
     there = {"gpu": "NVIDIA A100-SXM4-40GB", "data": row.data, "unit": "samples/s"}
     made_up(name, [2.5e6], **there)
-    assert main(["table", "001", "--format=csv"]) == 0
-    rows = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert next(r for r in rows if r["row"] == name)["comparison"] == "comparable"
+    assert table("001", capsys)[name]["comparison"] == "comparable"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "same"),
+    [
+        ("Tesla V100-SXM2-16GB", True),
+        ("Tesla V100-PCIE-16GB", False),
+        ("Tesla V100-SXM2-32GB", False),
+        ("Tesla P100-SXM2-16GB", False),
+        ("NVIDIA A2 16GB", False),
+    ],
+)
+def test_only_the_same_gpu_compares(gpu, same, capsys):
+    made_up(ONE, [380.0] * 7, gpu=gpu, data="imagenet")
+    compared = table("002", capsys)[ONE]["comparison"]
+    assert compared == ("comparable" if same else f"differs in hardware: {gpu}, not {V100}")
 
 
 def test_seeds_print_the_documents_table(capsys):
-    row = "dlperf/rn50/fp32-b128/1n1d"
-    assert main(["seeds", row, "--n=2", "--first=3", "--smoke", "--threads=1"]) == 0
+    assert main(["seeds", TRAINING, "--n=2", "--first=3", "--smoke", "--threads=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     values = {record["seed"]: record["values"][0] for record in records()}
-    assert lines[0] == "| Random seed | throughput |"
+    assert lines[0] == "| Random seed | images/s |"
     assert lines[2:4] == [f"| {seed} | {values[seed]:.6f} |" for seed in (3, 4)]
     assert f"| **mean** | {sum(values.values()) / 2:.6f} |" in lines
+
+
+def test_seeds_of_the_stability_test_are_the_rows_of_their_seeds(capsys):
+    row = "nvidia/dlrm-small/seeds"
+    assert main(["seeds", row, "--n=2", "--smoke", "--threads=1"]) == 0
+    rows = [record["row"] for record in records()]
+    expected = [f"seed-{seed}/{precision}" for seed in (8, 9) for precision in ("amp", "fp32")]
+    assert rows == [f"nvidia/dlrm-small/{name}" for name in expected]
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "| Random seed | Mixed precision samples/s | Single precision samples/s |"
+    )
+    assert out.endswith("nothing to compare\n")
 
 
 MEDIUM = "gaudi/dlrm-medium"
@@ -317,7 +467,10 @@ TREND = ["--steps=20", "--smoke", "--threads=1"]
 @pytest.mark.parametrize("row", ["eager-bf16", "lazy-fp32"])
 def test_losses_of_the_medium_model_follow_float32_run_eagerly(row, capsys):
     assert main(["trend", f"{MEDIUM}/{row}", f"--against={MEDIUM}/eager-fp32", *TREND]) == 0
-    assert f"losses of {MEDIUM}/{row} and {MEDIUM}/eager-fp32 match" in capsys.readouterr().out
+    assert (
+        f"losses at reduced sizes of {MEDIUM}/{row} and {MEDIUM}/eager-fp32 match"
+        in capsys.readouterr().out
+    )
     assert [len(record["losses"]) for record in records()] == [19, 19]  # the summary has the last
 
 
