@@ -111,6 +111,13 @@ class System:
         return f"bert-{given.get('size', 'base_3layer')}"
 
     @property
+    def samples(self) -> str:
+        """What the document counts."""
+        if self.command in ("cnn", "bert"):
+            return {"cnn": "images", "bert": "sequences"}[self.command]
+        return "queries" if self.source.startswith("000") else "items"
+
+    @property
     def grid(self) -> str:
         """Nodes and devices as DLPerf writes them, such as "2n16d"."""
         return f"{self.nodes}n{self.processes}d"

@@ -218,7 +218,7 @@ def _values(
         return "auc" if "auc" in name else "accuracy", unit, [scale * summary[name]]
     if not rates:
         raise ValueError("the run has no throughput: it ended within --benchmark_warmup_steps")
-    unit = {"cnn": "images/s", "bert": "sequences/s"}.get(job.row.command, "samples/s")
+    unit = f"{job.row.samples}/s"
     if rule.values == "series" and not job.smoke:
         batch = record.get("global_batch_found") or job.setting["global_batch"]
         return "throughput", unit, [batch / seconds for seconds in times]

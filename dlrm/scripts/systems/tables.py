@@ -118,7 +118,7 @@ def comparison(result: Result) -> str:
         return "a smoke run at reduced sizes: nothing to compare"
     differs = []
     if not _same_hardware(row, record):
-        where = record["gpu"] or f"{record['processor']} ({_threads(record)})"
+        where = _where(record)
         there = f", not {row.hardware}" if "not stated" not in row.hardware else ""
         differs.append(f"hardware: {where}{there}")
     if record["gpu"] is None and ("--amp" in row.flags or "--precision=fp16" in row.flags):
@@ -138,9 +138,13 @@ def comparison(result: Result) -> str:
     return f"differs in {'; '.join(differs)}" if differs else "comparable"
 
 
-def _threads(record: Record) -> str:
-    count = record["processes"] * record["threads"]
-    return f"{count} thread{'s' * (count > 1)}"
+def _where(record: Record) -> str:
+    """The hardware of a run."""
+    count = record["processes"]
+    if record["gpu"]:
+        return record["gpu"] if count == 1 else f"{count} x {record['gpu']}"
+    threads = count * record["threads"]
+    return f"{record['processor']}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _at_home(result: Result) -> bool:
@@ -170,7 +174,7 @@ def summary(result: Result) -> str:
     spread = f", {kind} of {runs} runs, spread {figure.spread:.1%}" if runs > 1 else ""
     lines = [
         f"{row.id}  {record['label']}",
-        f"  measured   {figure.value:.6g} {result.unit}{spread}",
+        f"  measured   {figure.value:.6g} {result.unit}{spread} ({_where(record)})",
     ]
     for published in row.published if _at_home(result) and not record["smoke"] else ():
         times = ratio(result, published)

@@ -288,7 +288,7 @@ def test_tables_have_the_published_and_the_measured(capsys, monkeypatch):
     assert (one["ours"], one["runs"], one["spread"]) == ("10.5", "3", "9.5%")
     assert (eight["ours"], eight["speedup"], eight["efficiency"]) == ("77", "7.33", "91.7%")
     assert "OneFlow 2969.5 images/sec" in eight["published"]
-    assert eight["comparison"].startswith("differs in hardware: Some CPU (8 threads), not 8 V100")
+    assert eight["comparison"].startswith("differs in hardware: Some CPU, 8 threads, not 8 V100")
     assert rows["dlperf/rn50/fp32-b128/4n32d"]["ours"] == ""
     assert main(["table", "002", "--format=markdown"]) == 0
     assert "| dlperf/rn50/fp32-b128/1n8d | 1 | 8 | 128 |" in capsys.readouterr().out
@@ -417,7 +417,7 @@ def test_all_rows_of_a_pattern_run_but_those_that_do_not_fit(capsys):
 def test_a_comparison_says_what_differs_and_what_does_not(capsys):
     name = "nvidia/dlrm-small/throughput/dgx-a100-1gpu/tf32"
     row = CATALOGUE[name]
-    there = {"gpu": "NVIDIA A100-SXM4-40GB", "data": row.data, "unit": "samples/s"}
+    there = {"gpu": "NVIDIA A100-SXM4-40GB", "data": row.data, "unit": "items/s"}
     made_up(name, [2.5e6], **there)
     assert table("001", capsys)[name]["comparison"] == "comparable"
 
