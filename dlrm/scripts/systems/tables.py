@@ -327,8 +327,9 @@ def dlperf_report(found: Sequence[Result]) -> str:
     record = found[0].record
     lines = [
         "## Environment",
-        *(f"- {name}: {record[name]}" for name in ("processor", "gpu", "cores", "threads")),
-        *(f"- {name}: {record[name]}" for name in ("torch", "cuda", "python", "dlrm", "revision")),
+        f"- GPU: {record['gpu'] or 'none'}",
+        *(f"- {name}: {record[name]}" for name in ("processor", "cores", "threads")),
+        *(f"- {name}: {record[name]}" for name in ("torch", "python", "dlrm", "revision")),
         "",
         "## Final result",
         "| num_nodes | devices_per_node | batch_per_device | throughput | speedup | efficiency |",

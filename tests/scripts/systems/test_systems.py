@@ -454,9 +454,7 @@ def test_seeds_of_the_stability_test_are_the_rows_of_their_seeds(capsys):
     expected = [f"seed-{seed}/{precision}" for seed in (8, 9) for precision in ("amp", "fp32")]
     assert rows == [f"nvidia/dlrm-small/{name}" for name in expected]
     out = capsys.readouterr().out
-    assert out.startswith(
-        "| Random seed | Mixed precision samples/s | Single precision samples/s |"
-    )
+    assert out.startswith("| Random seed | Mixed precision items/s | Single precision items/s |")
     assert out.endswith("nothing to compare\n")
 
 
