@@ -184,7 +184,8 @@ def _initialize(rows: Tensor, low: Tensor | None, table: int, seed: int, scale: 
     at_once = max(1, _VALUES_AT_ONCE // rows.shape[1])
     for begin in range(0, len(rows), at_once):
         part = slice(begin, begin + at_once)
-        values = torch.empty(rows[part].shape).uniform_(-bound, bound, generator=random)
+        values = torch.empty(rows[part].shape, device="cpu")
+        values.uniform_(-bound, bound, generator=random)
         if low is None:
             rows[part].copy_(values)
         else:

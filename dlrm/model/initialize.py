@@ -16,7 +16,7 @@ def generator(seed: int, name: str) -> torch.Generator:
     which process.
     """
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def materialize(

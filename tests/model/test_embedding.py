@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
 
 LARGE = DLRMConfig(  # the first table has four million values and the last has no row
     table_sizes=(130_001, 5, 0),
@@ -56,3 +57,11 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout):
         model = DLRM(dataclasses.replace(LARGE, **layout), World(device="meta"))
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
     assert 2 << 20 < host.largest <= 4 << 20  # and 17 MB has the first table
+
+
+@pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
+def test_initial_values_do_not_depend_on_the_default_device(layout):
+    expected = layout({0: 7, 1: 5}, 3, seed=3).tables()
+    with torch.device("meta"):  # stands for a GPU: a CPU generator cannot fill its tensors either
+        tables = layout({0: 7, 1: 5}, 3, seed=3).tables()
+    assert all(map(torch.equal, tables, expected))
