@@ -69,7 +69,8 @@ struct SplitFloats {
   bool aligned() const { return is_aligned(high, 8) && is_aligned(low, 8); }
 };
 
-// Each rule: `rate` is the learning rate, and `i` where the elements of `grad` lie in the weight.
+// Each rule: `Held` is what the elements of a row hold before the update, `rate` the learning rate,
+// and `i` where the elements of `grad` lie in the weight.
 
 template <typename Weight>
 struct SgdRule {
@@ -79,12 +80,18 @@ struct SgdRule {
   bool aligned() const { return weight.aligned(); }
 
   template <int kVector>
-  __device__ void update(int64_t i, const float* grad, float rate) const {
+  struct Held {
     float values[kVector];
-    weight.template load<kVector>(i, values);
+  };
+  template <int kVector>
+  __device__ void load(int64_t i, Held<kVector>& held) const {
+    weight.template load<kVector>(i, held.values);
+  }
+  template <int kVector>
+  __device__ void update(int64_t i, Held<kVector>& held, const float* grad, float rate) const {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) values[k] -= rate * grad[k];
-    weight.template store<kVector>(i, values);
+    for (int k = 0; k < kVector; ++k) held.values[k] -= rate * grad[k];
+    weight.template store<kVector>(i, held.values);
   }
 };
 
@@ -98,42 +105,41 @@ struct AdagradRule {
   bool aligned() const { return weight.aligned() && state_sum.aligned(); }
 
   template <int kVector>
-  __device__ void update(int64_t i, const float* grad, float rate) const {
+  struct Held {
     float values[kVector], sums[kVector];
-    weight.template load<kVector>(i, values);
-    state_sum.load<kVector>(i, sums);
+  };
+  template <int kVector>
+  __device__ void load(int64_t i, Held<kVector>& held) const {
+    weight.template load<kVector>(i, held.values);
+    state_sum.load<kVector>(i, held.sums);
+  }
+  template <int kVector>
+  __device__ void update(int64_t i, Held<kVector>& held, const float* grad, float rate) const {
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
-      sums[k] += grad[k] * grad[k];
-      values[k] -= rate * grad[k] / (sqrtf(sums[k]) + eps);
+      held.sums[k] += grad[k] * grad[k];
+      held.values[k] -= rate * grad[k] / (sqrtf(held.sums[k]) + eps);
     }
-    state_sum.store<kVector>(i, sums);
-    weight.template store<kVector>(i, values);
+    state_sum.store<kVector>(i, held.sums);
+    weight.template store<kVector>(i, held.values);
   }
 };
 
 template <typename Weight>
-struct RowWiseAdagradRule {
+struct RowWiseAdagradRule : SgdRule<Weight> {
   static constexpr bool kRowWise = true;
-  SgdRule<Weight> sgd;
   float* state_sum;
   float eps;
 
-  bool aligned() const { return sgd.aligned(); }
-
-  // Returns the row's rate. One thread of those that ask for the same row `writes` its state, after
-  // all have read it.
+  // Returns the row's rate, given its state before the update. One thread of those that ask for the
+  // same row `writes` its state, after all have read it.
   template <typename Barrier>
-  __device__ float row_rate(int64_t row, float mean_square, float rate, bool writes,
+  __device__ float row_rate(int64_t row, float before, float mean_square, float rate, bool writes,
                             const Barrier& barrier) const {
-    const float sum = state_sum[row] + mean_square;
+    const float sum = before + mean_square;
     barrier();
     if (writes) state_sum[row] = sum;
     return rate / (sqrtf(sum) + eps);
-  }
-  template <int kVector>
-  __device__ void update(int64_t i, const float* grad, float rate) const {
-    sgd.template update<kVector>(i, grad, rate);
   }
 };
 
@@ -147,20 +153,26 @@ struct AdamRule {
   bool aligned() const { return weight.aligned() && exp_avg.aligned() && exp_avg_sq.aligned(); }
 
   template <int kVector>
-  __device__ void update(int64_t i, const float* grad, float rate) const {
+  struct Held {
     float values[kVector], averages[kVector], squares[kVector];
-    weight.template load<kVector>(i, values);
-    exp_avg.load<kVector>(i, averages);
-    exp_avg_sq.load<kVector>(i, squares);
+  };
+  template <int kVector>
+  __device__ void load(int64_t i, Held<kVector>& held) const {
+    weight.template load<kVector>(i, held.values);
+    exp_avg.load<kVector>(i, held.averages);
+    exp_avg_sq.load<kVector>(i, held.squares);
+  }
+  template <int kVector>
+  __device__ void update(int64_t i, Held<kVector>& held, const float* grad, float rate) const {
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
-      averages[k] += (1 - beta1) * (grad[k] - averages[k]);
-      squares[k] += (1 - beta2) * (grad[k] * grad[k] - squares[k]);
-      values[k] -= rate * averages[k] / (sqrtf(squares[k]) + eps);
+      held.averages[k] += (1 - beta1) * (grad[k] - held.averages[k]);
+      held.squares[k] += (1 - beta2) * (grad[k] * grad[k] - held.squares[k]);
+      held.values[k] -= rate * held.averages[k] / (sqrtf(held.squares[k]) + eps);
     }
-    exp_avg.store<kVector>(i, averages);
-    exp_avg_sq.store<kVector>(i, squares);
-    weight.template store<kVector>(i, values);
+    exp_avg.store<kVector>(i, held.averages);
+    exp_avg_sq.store<kVector>(i, held.squares);
+    weight.template store<kVector>(i, held.values);
   }
 };
 
@@ -172,19 +184,24 @@ struct StepNumbers {
 };
 
 // The threads of a group, blockDim.x of one warp, update one row. gradient(column, values) gives
-// kVector elements of its scaled gradient.
+// kVector elements of its scaled gradient. What the row holds is loaded before its gradients are,
+// so that none of these loads waits for another.
 template <int kVector, typename Rule, typename Gradient>
 __device__ void update_row(const Rule& rule, int64_t row, int64_t dim, float rate, int width,
                            int thread, const Gradient& gradient) {
   const int64_t stride = int64_t{width} * kVector;
+  const int64_t first = int64_t{thread} * kVector;
   float values[kVector];
+  typename Rule::template Held<kVector> held;
+  if (first < dim) rule.load(row * dim + first, held);
   bool known = false;
   if constexpr (Rule::kRowWise) {
+    const float before = rule.state_sum[row];
     const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
     const unsigned group =
         width == kWarp ? kWholeWarp : ((1u << width) - 1) << (lane / width * width);
     float squares = 0;
-    for (int64_t column = thread * kVector; column < dim; column += stride) {
+    for (int64_t column = first; column < dim; column += stride) {
       gradient(column, values);
 #pragma unroll
       for (int k = 0; k < kVector; ++k) squares += values[k] * values[k];
@@ -193,12 +210,13 @@ __device__ void update_row(const Rule& rule, int64_t row, int64_t dim, float rat
       squares += __shfl_xor_sync(group, squares, bit);
     }
     known = dim <= stride;
-    rate = rule.row_rate(row, squares / static_cast<float>(dim), rate, thread == 0,
+    rate = rule.row_rate(row, before, squares / static_cast<float>(dim), rate, thread == 0,
                          [&] { __syncwarp(group); });
   }
-  for (int64_t column = thread * kVector; column < dim; column += stride) {
+  for (int64_t column = first; column < dim; column += stride) {
+    if (column > first) rule.load(row * dim + column, held);
     if (!known) gradient(column, values);
-    rule.template update<kVector>(row * dim + column, values, rate);
+    rule.update(row * dim + column, held, values, rate);
   }
 }
 

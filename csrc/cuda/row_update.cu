@@ -267,6 +267,11 @@ __global__ void __launch_bounds__(kFinishWarps* kWarp)
   }
 }
 
+// From this compute capability on, four floats are added by one atomic operation. Before it,
+// neighbouring threads take neighbouring floats, or a warp's additions would reach each sector of
+// memory four times.
+constexpr int kVectorAtomics = 90;
+
 // Subtracts kVector elements by atomic operations.
 template <int kVector>
 __device__ void subtract(float* from, const float* values) {
@@ -353,10 +358,11 @@ struct Update {
       int32_t* data = tables.count > 0 ? positions.mutable_data_ptr<int32_t>() : nullptr;
       prepare<uint32_t>(scalars, tables, nullptr, data, places);
       update_small<grad_t, kVector>(rule, tables, places);
-      const Groups groups(inputs.dim / kVector, kUpdateThreads);
-      launch(add_gradients<grad_t, kVector>, ceil_div(count, groups.threads.y), groups.threads, 0,
-             weight.data, inputs.rows.const_data_ptr<int64_t>(), data, count,
-             inputs.grad.const_data_ptr<grad_t>(), inputs.dim, step());
+      if (launch.device().capability >= kVectorAtomics) {
+        add<grad_t, kVector>(weight, data, count);
+      } else {
+        add<grad_t, 1>(weight, data, count);
+      }
     });
   }
 
@@ -365,6 +371,14 @@ struct Update {
 
   StepNumbers* step() {
     return reinterpret_cast<StepNumbers*>(numbers.mutable_data_ptr<uint8_t>());
+  }
+
+  template <typename grad_t, int kVector>
+  void add(Floats weight, const int32_t* positions, int64_t count) {
+    const Groups groups(inputs.dim / kVector, kUpdateThreads);
+    launch(add_gradients<grad_t, kVector>, ceil_div(count, groups.threads.y), groups.threads, 0,
+           weight.data, inputs.rows.const_data_ptr<int64_t>(), positions, count,
+           inputs.grad.const_data_ptr<grad_t>(), inputs.dim, step());
   }
 
   // Calls f with the type of the gradients, and with how many elements are read at once.

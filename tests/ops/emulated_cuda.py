@@ -74,6 +74,8 @@ class Emulator:
             getattr(torch.ops.dlrm_emulated, name)
         library = ctypes.CDLL(str(path))
         self._configure, self._fault = library.configure_emulator, library.emulate_fault
+        self._sectors = library.sectors_of_additions
+        self._sectors.restype = ctypes.c_int64
         self._configure.argtypes = [ctypes.c_uint, ctypes.c_int, ctypes.c_int64]
         self._fault.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int64]
 
@@ -88,6 +90,10 @@ class Emulator:
         """Runs a kernel of faults.cpp; returns its sum or -1, and what was wrong."""
         message = ctypes.create_string_buffer(1000)
         return self._fault(which, message, len(message)), message.value.decode()
+
+    def sectors_of_additions(self) -> int:
+        """Sectors of 32 bytes that warps have reached by atomic additions since `configure`."""
+        return self._sectors()
 
     @contextlib.contextmanager
     def in_place_of_cpu(self):

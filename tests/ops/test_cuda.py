@@ -387,6 +387,17 @@ def test_only_the_atomic_sgd_depends_on_the_order_of_threads(gpu):
     assert torch.equal(results[3], results[5])
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dim", [128, 16])
+def test_atomic_additions_reach_each_sector_once(dim, capability, gpu, emulator):
+    gpu.kind(capability=capability)
+    rows, grad = torch.arange(37).flip(0), torch.randn(37, dim)
+    weight = torch.zeros(40, dim)
+    ops.row_sgd_(weight, rows, grad, torch.tensor(1.0))
+    torch.testing.assert_close(weight[rows], -grad, rtol=0, atol=0)
+    assert emulator.sectors_of_additions() == grad.nbytes // 32
+
+
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_runs_and_the_order_of_threads_change_no_bit(seed, gpu):
     def everything():

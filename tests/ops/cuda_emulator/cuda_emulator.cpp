@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -33,6 +34,7 @@ int chosen_capability = 90;
 int64_t chosen_most_shared = 227 * 1024;
 unsigned order_seed = 0;
 unsigned long long launches = 0;
+int64_t sectors_of_additions = 0;
 
 struct Barrier {
   const char* name;
@@ -55,6 +57,7 @@ struct Fiber {
   Barrier* waits_for = nullptr;
   uint64_t generation = 0;  // that it waits for the end of
   std::deque<std::vector<Copy>> copies = std::deque<std::vector<Copy>>(1);  // by group
+  size_t additions = 0;                                                     // atomic ones
 
   bool can_run() const {
     return !finished && (waits_for == nullptr || waits_for->generation != generation);
@@ -64,6 +67,7 @@ struct Fiber {
 struct Warp {
   std::map<unsigned, Barrier> barriers;  // by their mask
   uint64_t exchange[32];
+  std::vector<std::set<uintptr_t>> sectors;  // of each atomic addition
 };
 
 struct Block {
@@ -203,6 +207,9 @@ void run(dim3 grid, dim3 size, int64_t shared_bytes, const std::function<void()>
     run_block(order, random);
     if (!own.fault.empty()) throw std::runtime_error(own.fault);
     check_guards(shared_bytes);
+    for (const Warp& warp : own.warps) {
+      for (const auto& sectors : warp.sectors) sectors_of_additions += sectors.size();
+    }
   }
   block = nullptr;
 }
@@ -213,6 +220,20 @@ int64_t most_shared() { return chosen_most_shared; }
 unsigned long long next_launch() { return ++launches; }
 unsigned lane() { return current->rank % 32; }
 uint64_t* exchange() { return block->warps[current->rank / 32].exchange; }
+
+void count_sectors(const void* address, int64_t bytes) {
+  if (bytes == 16 && chosen_capability < 90) {
+    block->fault = "an emulated GPU below 9.0 adds no four floats by one atomic operation";
+  }
+  constexpr uintptr_t kSectorBytes = 32;
+  auto& sectors = block->warps[current->rank / 32].sectors;
+  const size_t which = current->additions++;
+  if (sectors.size() <= which) sectors.resize(which + 1);
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  for (auto sector = begin / kSectorBytes; sector * kSectorBytes < begin + bytes; ++sector) {
+    sectors[which].insert(sector);
+  }
+}
 
 void copy_later(void* to, const void* from, int64_t bytes) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
@@ -246,4 +267,11 @@ extern "C" __attribute__((visibility("default"))) void configure_emulator(unsign
   emulator::chosen_capability = capability;
   emulator::chosen_most_shared = most_shared;
   emulator::launches = 0;
+  emulator::sectors_of_additions = 0;
+}
+
+// Those that atomic additions have reached since the emulator was configured, each counted as often
+// as warps reached it.
+extern "C" __attribute__((visibility("default"))) int64_t sectors_of_additions() {
+  return emulator::sectors_of_additions;
 }

@@ -61,6 +61,9 @@ void copy_later(void* to, const void* from, int64_t bytes);
 void end_group_of_copies();
 void copy_all_but(unsigned groups);
 
+// Of an atomic addition: the sectors of memory that the lanes of a warp reach by the same one.
+void count_sectors(const void* address, int64_t bytes);
+
 template <typename T>
 T shuffle(unsigned mask, T value, unsigned from) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
@@ -101,11 +104,13 @@ T __shfl_xor_sync(unsigned mask, T value, int bits) {
 
 template <typename T>
 T atomicAdd(T* address, T value) {
+  emulator::count_sectors(address, sizeof value);
   const T old = *address;
   *address = old + value;
   return old;
 }
 inline float4 atomicAdd(float4* address, float4 value) {
+  emulator::count_sectors(address, sizeof value);
   const float4 old = *address;
   *address = {old.x + value.x, old.y + value.y, old.z + value.z, old.w + value.w};
   return old;
