@@ -1,9 +1,11 @@
 # make demo   raw logs -> dataset -> trained model -> ROC AUC      make demo RAW=/path/with/day_files
 # make test   the whole test suite                                 make test PYTEST_ARGS="-k resume"
 # make test-quick   in minutes: without networks, whole commands, Spark, launchers and the server
-# make gpu-test, gpu-sanitize, gpu-bench   where there is a GPU: the suite, compute-sanitizer, figures
-# Both install what they need into .venv first; PYTHON=python3.12 chooses the interpreter, WORKERS=4
-# in how many processes the tests run.
+# make gpu-first   where there is a GPU: builds for it, tests, checks and measures, in 25 minutes at most
+# make gpu-test, gpu-sanitize, gpu-bench   parts of it: tests, compute-sanitizer, figures
+# All install what they need into .venv first; PYTHON=python3.12 chooses the interpreter, WORKERS=4
+# in how many processes the tests run. The gpu targets take NO_INSTALL=1: nothing is installed, and
+# PYTHON, or the Python of VENV=directory, runs from the sources.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +18,7 @@ EMULATOR := $(wildcard tests/ops/cuda_emulator/*)
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
 
-.PHONY: venv demo test test-quick lint format bench clean gpu gpu-test gpu-sanitize gpu-bench
+.PHONY: venv demo test test-quick lint format bench clean gpu-first gpu-test gpu-sanitize gpu-bench
 
 venv: $(INSTALLED) $(OPS)
 
@@ -48,8 +50,8 @@ test: venv
 	$(PYTEST) $(PYTEST_ARGS)
 
 NOT_QUICK := compatibility kills model/networks peers systems triton test_build.py test_examples.py \
-	test_gpu_benchmark.py test_real_input.py preproc/test_clusters.py preproc/test_inputs.py preproc/test_resume.py \
-	preproc/test_scripts.py preproc/test_spark_engine.py scripts/bert scripts/cnn scripts/doctor scripts/systems \
+	test_gpu_benchmark.py test_gpu_first.py test_real_input.py preproc/test_clusters.py preproc/test_inputs.py \
+	preproc/test_resume.py preproc/test_scripts.py preproc/test_spark_engine.py scripts/bert scripts/cnn scripts/doctor scripts/systems \
 	scripts/test_dist_main.py scripts/test_main.py scripts/test_deterministic.py scripts/test_flags.py \
 	serving/test_exportable.py ops/test_library.py tasks/test_fake_device.py tasks/test_hybrid_parallel.py \
 	train/checkpoints/test_checkpoint_ranks.py \
@@ -57,28 +59,26 @@ NOT_QUICK := compatibility kills model/networks peers systems triton test_build.
 test-quick: venv
 	$(PYTEST) $(NOT_QUICK:%=--ignore=tests/%) -k "not spark and not emulated" $(PYTEST_ARGS)
 
-gpu: venv
-	@$(BIN)/python -c 'import sys, torch; from dlrm.ops import library as ops; sys.exit("error: torch finds no GPU here" if not torch.cuda.is_available() else ops.why_not_cuda_kernels())'
+ifdef NO_INSTALL
+GPU_PYTHON := $(if $(filter command environment,$(origin VENV)),$(BIN)/python,$(PYTHON))
+else
+GPU_PYTHON := $(BIN)/python
+gpu-first gpu-test gpu-sanitize gpu-bench: venv
+gpu-first gpu-test gpu-sanitize gpu-bench: export DLRM_CUDA := 0  # venv's; gpu_first.py builds for this GPU
+endif
+GPU := $(GPU_PYTHON) benchmarks/gpu_first.py $(GPU_ARGS)
 
-gpu-test: gpu
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(PYTEST_ARGS)
+gpu-first:
+	$(GPU)
 
-# memcheck sees the ends of single tensors where torch keeps no freed memory; a graph needs it kept.
-SANITIZED := $(BIN)/python -m pytest -n 0 -k "cuda and not emulat"
-gpu-sanitize: gpu
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
-		$(SANITIZED) tests/ops --deselect tests/ops/test_cuda.py::test_a_graph_replays_look_ups_products_and_updates
-	compute-sanitizer --tool memcheck --error-exitcode 1 $(SANITIZED) tests/train/test_cuda_graph.py \
-		tests/ops/test_cuda.py::test_a_graph_replays_look_ups_products_and_updates
-	compute-sanitizer --tool racecheck --error-exitcode 1 \
-		$(SANITIZED) tests/ops tests/train/test_cuda_graph.py
+gpu-test:
+	$(GPU) --patience 4 --only build kernels ops graphs rest
 
-gpu-bench: gpu
-	$(BIN)/python benchmarks/gpu.py
-	$(BIN)/python benchmarks/ops.py --device cuda --batch 65536
-	$(BIN)/python benchmarks/train.py --device cuda --workload terabyte --batch 65536 --dtype fp32 fp16
-	$(BIN)/python benchmarks/breakdown.py --device cuda --workload terabyte --batch 65536 --dtype fp16
-	$(BIN)/python benchmarks/inference.py --device cuda --workload terabyte --batch 32768
+gpu-sanitize:
+	$(GPU) --patience 20 --only build kernels memcheck racecheck
+
+gpu-bench:
+	$(GPU) --patience 4 --only build kernels figures peers operators gather timeline
 
 lint: venv
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
     python benchmarks/breakdown.py [--workload kaggle] [--dtype bf16] [--steps 40]
     python benchmarks/breakdown.py --device cuda --workload terabyte --batch 65536 --dtype fp16
+    python benchmarks/breakdown.py ... --trace timeline.json.gz     for chrome://tracing or Perfetto
 
 The workloads are those of train.py, the trainer and its loader the real ones, the process set up
 as our commands set theirs. Method: torch.profiler notes every operator of the training thread. Each
@@ -79,9 +80,17 @@ def part_of(event) -> str:
 
 
 def measure(
-    workload: str, dtype: str, steps: int, device: str = "cpu", batch_size: int = 0
+    workload: str,
+    dtype: str,
+    steps: int,
+    device: str = "cpu",
+    batch_size: int = 0,
+    trace: str | None = None,
 ) -> dict[str, float]:
-    """Milliseconds of a step: of each part, "whole", "unprofiled", "products alone", "reading"."""
+    """Milliseconds of a step: of each part, "whole", "unprofiled", "products alone", "reading".
+
+    The timeline of the profiled steps is written to `trace`.
+    """
     config, own_batch_size = WORKLOADS[workload]
     batch_size = batch_size or own_batch_size
     data = synthetic(config, batch_size, steps, device)
@@ -94,6 +103,8 @@ def measure(
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + (device == "cuda")]
     with profile(activities=activities) as profiler:
         run(steps)
+    if trace is not None:
+        profiler.export_chrome_trace(trace)
     found |= parts_of_steps(profiler.events(), device)
     if device == "cuda":
         found[REST] = found["unprofiled"] - sum(found[part] for part in PARTS)
@@ -172,6 +183,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch", type=int, default=0, help="0: each workload's own")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--trace", help="write the timeline of the last workload's steps there")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(
@@ -181,7 +193,7 @@ if __name__ == "__main__":
     report(
         {
             f"{workload} {dtype}": measure(
-                workload, dtype, options.steps, options.device, options.batch
+                workload, dtype, options.steps, options.device, options.batch, options.trace
             )
             for workload in options.workload
             for dtype in options.dtype

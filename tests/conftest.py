@@ -43,7 +43,7 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     """Where the test computes; those of the operators have devices of their own."""
     if request.param == "cuda" and not torch.cuda.is_available():

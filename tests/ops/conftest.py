@@ -12,7 +12,7 @@ from dlrm.ops.library import why_not_cuda_kernels
 INSTRUCTION_SETS = ["generic", "avx2", "avx512", "avx512_bf16"]
 
 
-@pytest.fixture(params=["cpu", "cuda", "emulated cuda"])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), "emulated cuda"])
 def device(request):
     """Where the op runs; an emulated GPU is one whose tensors are on the CPU."""
     if request.param == "emulated cuda":

@@ -43,6 +43,10 @@ class Gpu:
             pytest.skip("a GPU is of the kind that it is")
         self._emulator.configure(**kind)
 
+    def sectors_of_additions(self):
+        """See `Emulator`; after `kind`, of a launch or several."""
+        return self._emulator.sectors_of_additions()
+
     def switch(self, tf32=False, deterministic=False):
         if self._emulator is None:
             torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -58,7 +62,7 @@ class Gpu:
         return str(error.value)
 
 
-@pytest.fixture(params=["emulated", "cuda"])
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def gpu(request):
     """A GPU where new tensors are, whose switches are off before the test and after it."""
     if request.param == "emulated":
@@ -389,13 +393,13 @@ def test_only_the_atomic_sgd_depends_on_the_order_of_threads(gpu):
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dim", [128, 16])
-def test_atomic_additions_reach_each_sector_once(dim, capability, gpu, emulator):
+def test_atomic_additions_reach_each_sector_once(dim, capability, gpu):
     gpu.kind(capability=capability)
     rows, grad = torch.arange(37).flip(0), torch.randn(37, dim)
     weight = torch.zeros(40, dim)
     ops.row_sgd_(weight, rows, grad, torch.tensor(1.0))
     torch.testing.assert_close(weight[rows], -grad, rtol=0, atol=0)
-    assert emulator.sectors_of_additions() == grad.nbytes // 32
+    assert gpu.sectors_of_additions() == grad.nbytes // 32
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
@@ -539,6 +543,7 @@ def test_a_row_of_another_table_is_kept(position, bad, expected, function, seed,
     assert torch.equal(state, torch.full_like(weight, 0.1))
 
 
+@pytest.mark.captures
 def test_an_error_is_kept_while_a_graph_is_replayed(gpu):
     weight, grad, lr = torch.randn(50, 8), torch.ones(40, 8), torch.tensor(0.1)
     rows = torch.arange(40)
@@ -626,6 +631,7 @@ def test_training_ends_at_the_next_line_and_names_the_id(gpu):
     assert data.steps == 5
 
 
+@pytest.mark.captures
 def test_a_graph_replays_look_ups_products_and_updates(gpu):
     if gpu.device != "cuda":
         pytest.skip("an emulated GPU captures no graphs")

@@ -19,7 +19,7 @@ from dlrm.train.precision import LossScaler
 SIZES, BATCH, STEPS = (50, 3, 200), 64, 20
 
 
-@pytest.fixture(params=["emulated cuda", "cuda"])
+@pytest.fixture(params=["emulated cuda", pytest.param("cuda", marks=pytest.mark.gpu)])
 def gpu(request):
     """The name of the device, and the block in which it computes."""
     if request.param == "emulated cuda":

@@ -1,0 +1,325 @@
+"""Runs the first hour on a GPU: build, tests, checks and figures, each step kept as it ends.
+
+    make gpu-first PYTHON=python3.12 NO_INSTALL=1            all steps, 25 minutes at most
+    python benchmarks/gpu_first.py --output gpu --minutes 9.5      as much as fits; call it again
+    python benchmarks/gpu_first.py --output try --device cpu --tiny    tries the steps; no figures
+
+The steps and their limits are in `steps`. Each is a few commands in processes of their own. A step
+that fails or exceeds its limit is recorded, and the next one begins. A later call with the same
+folder leaves out what is recorded; what was cut is run again. The folder then has:
+
+    steps.json     the outcome of each step, its seconds and the end of its output
+    log.txt        all output
+    results.md     the outcomes and the tables, for benchmarks/RESULTS.md
+    gather.json    gather by size of the table
+    timeline.json.gz    a trace of training steps, for a browser's trace viewer
+
+The exit code is 0 if every step was run and none failed, 1 if one failed, 3 if some did not fit
+into the minutes. The script itself needs the standard library only.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = ROOT / "dlrm" / "_ops_cuda.so"
+DONE, FAILED, TIMED_OUT, ABSENT = "done", "failed", "timed out", "absent"
+KEPT_LINES = 80
+GRACE = 10  # seconds from the request to end a process to its end by force
+LIVE = """
+from dlrm.ops import library
+problem = library.why_not_native() or (library.why_not_cuda_kernels() if {cuda} else None)
+raise SystemExit(problem and f"no kernels: {{problem}}")
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A few commands that are run one after the other.
+
+    Attributes:
+        limit: seconds that all of them may take.
+        commands: words of each, without the interpreter where the first is an option or a script.
+        environment: variables of all of them, beside ours.
+        needs: programs and files without which the step is left out, as "absent".
+        makes: a file without which the step counts as not run.
+    """
+
+    name: str
+    limit: float
+    commands: list[list[str]]
+    environment: dict[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    makes: Path | None = None
+
+
+def main() -> int | str:
+    args = arguments()
+    if args.device == "cuda" and not (args.architecture or find_architecture(args)):
+        return "gpu_first.py: torch finds no GPU here; --device cpu --tiny tries the steps"
+    return run(steps(args), args)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu", help="the folder")
+    parser.add_argument("--minutes", type=float, help="begin no step whose limit exceeds them")
+    parser.add_argument("--only", nargs="+", help="run these steps, also if they are recorded")
+    parser.add_argument("--retry", action="store_true", help="run again what has failed")
+    parser.add_argument("--patience", type=float, default=1, help="multiplies the limits")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--tiny", action="store_true", help="a few tests and sizes for a try")
+    parser.add_argument("--architecture", help="such as 90; default: that of the first GPU")
+    args = parser.parse_args()
+    args.output = args.output.resolve()
+    known = steps(args)
+    if unknown := set(args.only or ()) - {step.name for step in known}:
+        parser.error(f"--only: expected {', '.join(s.name for s in known)}, got {unknown.pop()}")
+    longest = max(step.limit for step in known) / 60
+    if args.minutes is not None and args.minutes < longest:
+        parser.error(f"--minutes: expected at least {longest:g}, the longest step, got too few")
+    return args
+
+
+def find_architecture(args: argparse.Namespace) -> str:
+    """Sets the architecture of torch's first GPU; empty where there is none."""
+    code = "import torch; print('%d%d' % torch.cuda.get_device_capability())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    args.architecture = said.stdout.strip()
+    return args.architecture
+
+
+def steps(args: argparse.Namespace) -> list[Step]:
+    """All steps in their order; the limits add up to 25 minutes, with --patience 1."""
+    cuda = args.device == "cuda"
+    device = [f"--device={args.device}"]
+    workload = ["--workload=terabyte"] if not args.tiny else ["--workload=kaggle"]
+    training = [*device, *workload, "--dtype=fp16" if cuda else "--dtype=fp32"]
+    training += ["--batch=65536"] if not args.tiny else ["--batch=64"]
+    few, tiny = (["--steps=4"], ["--tiny"]) if args.tiny else (["--steps=20"], [])
+    op_sizes = ["--batch=64", "--rows=50", "--steps=1"] if args.tiny else ["--batch=65536"]
+    built = {"DLRM_CUDA": "1" if cuda else "0", "DLRM_CUDA_ARCHS": args.architecture or ""}
+    found = [
+        Step(
+            "build",
+            270,
+            [["setup.py", "-q", "build_ext", "--inplace"]],
+            built,
+            makes=LIBRARY if cuda else LIBRARY.with_name("_ops_cpu.so"),
+        ),
+        Step("kernels", 60, [["-m", "dlrm.scripts.doctor"], ["-c", LIVE.format(cuda=cuda)]]),
+        *tests(args),
+        Step(
+            "sass",
+            60,
+            [["benchmarks/cuda_resources.py", "--access", "--archs", args.architecture or "90"]],
+            needs=("cuobjdump", str(LIBRARY)),
+        ),
+        Step("figures", 210, [["benchmarks/gpu.py", *device, *tiny]]),
+        Step("peers", 60, [["benchmarks/train.py", *training, "--rounds=3", *few]]),
+        Step("operators", 60, [["benchmarks/ops.py", *device, *op_sizes]]),
+        Step(
+            "gather",
+            60,
+            [["benchmarks/gpu_gather.py", *device, *tiny, f"--json={args.output}/gather.json"]],
+        ),
+        Step(
+            "timeline",
+            60,
+            [
+                ["benchmarks/breakdown.py", *training, *few]
+                + [f"--trace={args.output}/timeline.json.gz"]
+            ],
+        ),
+    ]
+    return [Step(**{**vars(step), "limit": step.limit * args.patience}) for step in found]
+
+
+def tests(args: argparse.Namespace) -> list[Step]:
+    """Tests, and the kernels' under compute-sanitizer; on a CPU a few, without it.
+
+    memcheck sees the ends of single tensors where torch keeps no freed memory; a graph needs it
+    kept. Errors that tests provoke on purpose are those of the runtime's calls, and not reported.
+    A failed recording may leave its process unable to record: that test has one of its own.
+    """
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE"]
+    graphs, fails = "tests/train/test_cuda_graph.py", "waits_for_the_device"
+    if args.device == "cpu":
+        sector = [*pytest, "tests/ops/test_cuda.py", "-k", "each_sector"]
+        return [
+            Step("ops", 180, [[*pytest, "tests/ops/test_library.py"]]),
+            Step("graphs", 60, [[*pytest, graphs, "-k", fails]]),
+            Step("rest", 90, [[*pytest, "tests/model/test_embedding.py"]]),
+            Step("memcheck", 180, [sector]),
+            Step("racecheck", 150, [sector]),
+        ]
+    usual, capturing = "gpu and not captures and not slow", "gpu and captures"
+    kernels = ["tests/ops", "-m", usual]
+    recorded = [[graphs, "tests/ops", "-m", "gpu and captures", "-k", f"not {fails}"]]
+    recorded += [[graphs, "-m", capturing, "-k", fails]]
+    rest = ["tests", "--ignore=tests/ops", f"--ignore={graphs}", "-m", "gpu and not slow"]
+    memcheck = [*SANITIZER, "memcheck", "--report-api-errors=no", sys.executable, *pytest]
+    racecheck = [*SANITIZER, "racecheck", sys.executable, *pytest]
+    keep_none = "PYTORCH_NO_CUDA_MEMORY_CACHING=1"
+    return [
+        Step("ops", 180, [[*pytest, *kernels]]),
+        Step("graphs", 60, [[*pytest, *words] for words in recorded]),
+        Step("rest", 90, [[*pytest, *rest]]),
+        Step(
+            "memcheck",
+            180,
+            [["env", keep_none, *memcheck, *kernels], [*memcheck, *recorded[0]]],
+            needs=("compute-sanitizer",),
+        ),
+        Step("racecheck", 150, [[*racecheck, *kernels]], needs=("compute-sanitizer",)),
+    ]
+
+
+SANITIZER = ["compute-sanitizer", "--error-exitcode=1", "--tool"]
+
+
+def run(todo: list[Step], args: argparse.Namespace) -> int:
+    """Runs what is to run, in order, and returns the exit code."""
+    args.output.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu_first.py: ended from outside"))
+    outcomes = read(args.output)
+    begun, left = time.monotonic(), []
+    for step in todo:
+        if not wanted(step, outcomes.get(step.name), args):
+            continue
+        spent = time.monotonic() - begun
+        if args.minutes is not None and spent + step.limit > 60 * args.minutes:
+            left.append(step.name)
+            continue
+        print(f"== {step.name} (up to {step.limit:.0f} s) ==", flush=True)
+        outcomes[step.name] = outcome = perform(step, args.output / "log.txt")
+        print(f"== {step.name}: {outcome['state']}, {outcome['seconds']:.1f} s ==", flush=True)
+        write(args.output, outcomes, todo)
+    states = [outcomes[step.name]["state"] for step in todo if step.name in outcomes]
+    print(f"{args.output}/results.md; left for the next call: {', '.join(left) or 'nothing'}")
+    if any(state in (FAILED, TIMED_OUT) for state in states):
+        return 1
+    return 3 if left else 0
+
+
+def wanted(step: Step, outcome: dict | None, args: argparse.Namespace) -> bool:
+    """Whether a step is to run in this call."""
+    if args.only:
+        return step.name in args.only
+    if outcome is None or (step.makes is not None and not step.makes.exists()):
+        return True
+    return args.retry and outcome["state"] != DONE
+
+
+def perform(step: Step, log: Path) -> dict:
+    """Runs a step's commands; returns its outcome. All output goes to the log as it comes."""
+    for need in step.needs:
+        if shutil.which(need) is None and not Path(need).is_file():
+            return {"state": ABSENT, "seconds": 0.0, "output": f"there is no {need}"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **step.environment}
+    begun, state = time.monotonic(), DONE
+    with log.open("a+", encoding="utf-8", errors="replace") as stream:
+        stream.write(f"\n== {step.name} ==\n")
+        stream.flush()
+        start = stream.tell()
+        for words in step.commands:
+            python = (
+                [sys.executable] if words[0].startswith("-") or words[0].endswith(".py") else []
+            )
+            left = step.limit - (time.monotonic() - begun)
+            code = execute([*python, *words], environment, stream, left)
+            if code is None:
+                state = TIMED_OUT
+                break
+            if code:
+                state = FAILED
+        stream.seek(start)
+        output = stream.read()
+    seconds = time.monotonic() - begun
+    return {"state": state, "seconds": round(seconds, 1), "output": shortened(output)}
+
+
+def execute(words: list[str], environment: dict, stream, limit: float) -> int | None:
+    """Returns the exit code, or None if the limit was exceeded. No process of its own remains."""
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        stream.write(f"{words[0]}: {error}\n")
+        return 127
+    try:
+        return process.wait(max(limit, 0))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen) -> None:
+    """Ends a process and those that it has started."""
+    for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(patience)
+        except ProcessLookupError:  # no process of the group is left
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def shortened(output: str) -> str:
+    """The tables of an output, and its last lines."""
+    lines = [line.rstrip() for line in output.splitlines()]
+    first = max(len(lines) - KEPT_LINES, 0)
+    return "\n".join(line for i, line in enumerate(lines) if i >= first or line.startswith("|"))
+
+
+def read(folder: Path) -> dict[str, dict]:
+    """The outcomes that earlier calls have left, by name of the step."""
+    path = folder / "steps.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def write(folder: Path, outcomes: dict[str, dict], todo: list[Step]) -> None:
+    replace(folder / "steps.json", json.dumps(outcomes, indent=1))
+    replace(folder / "results.md", report(outcomes, todo))
+
+
+def replace(path: Path, text: str) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def report(outcomes: dict[str, dict], todo: list[Step]) -> str:
+    """The outcomes as Markdown: a table of the steps, then each one's tables or last lines."""
+    names = [step.name for step in todo if step.name in outcomes]
+    lines = ["## First run on a GPU", "", "| step | outcome | seconds |", "|---|---|---|"]
+    for name in names:
+        lines.append(f"| {name} | {outcomes[name]['state']} | {outcomes[name]['seconds']:.0f} |")
+    for name in names:
+        output = outcomes[name]["output"].splitlines()
+        table = [line for line in output if line.startswith("|")]
+        shown = table if table and outcomes[name]["state"] == DONE else ["```", *output, "```"]
+        lines += ["", f"### {name[0].upper()}{name[1:]}", "", *shown]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""The script of the first hour on a GPU keeps each step's outcome and goes on where it was cut."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import forked
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu_first.py"
+spec = importlib.util.spec_from_file_location("gpu_first", SCRIPT)
+gpu_first = importlib.util.module_from_spec(spec)
+sys.modules["gpu_first"] = gpu_first
+spec.loader.exec_module(gpu_first)
+Step = gpu_first.Step
+
+
+def options(folder, **changes):
+    usual = {"output": folder, "minutes": None, "only": None, "retry": False}
+    of_steps = {"patience": 1, "device": "cuda", "tiny": False, "architecture": "90"}
+    return Namespace(**{**usual, **of_steps, **changes})
+
+
+def python(code):
+    return ["-c", code]
+
+
+def states(folder):
+    return {name: step["state"] for name, step in gpu_first.read(folder).items()}
+
+
+@pytest.fixture(autouse=True)
+def _handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_failure_is_kept_before_the_next_step_begins(tmp_path):
+    look = f"import json; print(json.load(open({str(tmp_path / 'steps.json')!r}))['bad']['state'])"
+    todo = [
+        Step("bad", 60, [python("print('| 1 |'); raise SystemExit('no such kernel')")]),
+        Step("next", 60, [python(look), python("print('| figure |')")]),
+        Step("without", 60, [python("")], needs=("no-such-program",)),
+    ]
+    assert gpu_first.run(todo, options(tmp_path)) == 1
+    assert states(tmp_path) == {"bad": "failed", "next": "done", "without": "absent"}
+    outcomes = gpu_first.read(tmp_path)
+    assert outcomes["bad"]["output"] == "| 1 |\nno such kernel"
+    assert outcomes["next"]["output"] == "failed\n| figure |"
+    assert outcomes["without"]["output"] == "there is no no-such-program"
+    report = (tmp_path / "results.md").read_text()
+    assert re.search(r"^\| bad \| failed \| \d+ \|$", report, re.M)
+    assert "### Bad\n\n```\n| 1 |\nno such kernel\n```" in report
+    assert report.endswith("### Without\n\n```\nthere is no no-such-program\n```\n")
+    assert "### Next\n\n| figure |\n" in report
+
+
+def test_a_step_beyond_its_limit_ends_with_all_its_processes(tmp_path):
+    child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); "
+    child += "time.sleep(100)"
+    waiting = "import subprocess, sys; print('begun', flush=True); "
+    waiting += f"subprocess.run([sys.executable, '-c', {child!r}])"
+    todo = [
+        Step("long", 2, [python(waiting), python("print('never')")]),
+        Step("next", 60, [python("")]),
+    ]
+    began = time.monotonic()
+    assert gpu_first.run(todo, options(tmp_path)) == 1
+    assert time.monotonic() - began < 30
+    assert states(tmp_path) == {"long": "timed out", "next": "done"}
+    assert gpu_first.read(tmp_path)["long"]["output"] == "begun"
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def gone(pid):
+    """Whether a process has ended within some seconds, or waits only to be noticed."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_later_call_runs_what_is_not_recorded(tmp_path):
+    trace, made = tmp_path / "trace", tmp_path / "made"
+
+    def noted(name, rest=""):
+        return python(f"open({str(trace)!r}, 'a').write({name!r}); {rest}")
+
+    making = f"open({str(made)!r}, 'w')"
+    todo = [
+        Step("a", 60, [noted("a", making)], makes=made),
+        Step("b", 60, [noted("b", "raise SystemExit(1)")]),
+        Step("c", 400, [noted("c")]),
+    ]
+
+    def call(**changes):
+        code = gpu_first.run(todo, options(tmp_path, **changes))
+        written = trace.read_text() if trace.exists() else ""
+        trace.unlink(missing_ok=True)
+        return code, written
+
+    assert call(minutes=2) == (1, "ab")  # c's limit exceeds what is left
+    assert call() == (1, "c")
+    assert call() == (1, "")
+    made.unlink()
+    assert call() == (1, "a")
+    assert call(retry=True) == (1, "b")
+    assert call(only=["c"]) == (1, "c")
+    (tmp_path / "steps.json").unlink()
+    assert gpu_first.run(todo[::2], options(tmp_path, minutes=2)) == 3
+
+
+def test_a_call_that_is_cut_leaves_no_process_and_its_step_is_run_again(tmp_path):
+    pid = tmp_path / "pid"
+    waiting = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
+    code = f"""
+import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})
+from argparse import Namespace; from pathlib import Path; from gpu_first import Step, run
+todo = [Step("a", 60, [["-c", ""]]), Step("b", 200, [["-c", {waiting!r}]])]
+run(todo, Namespace(output=Path({str(tmp_path)!r}), minutes=None, only=None, retry=False))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    while not (pid.exists() and pid.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(30) != 0
+    process.stderr.close()
+    assert gone(int(pid.read_text()))
+    assert states(tmp_path) == {"a": "done"}
+    todo = [Step("a", 60, [python("raise SystemExit(1)")]), Step("b", 60, [python("")])]
+    assert gpu_first.run(todo, options(tmp_path)) == 0
+
+
+def test_the_limits_are_those_of_the_hour(tmp_path):
+    limits = [step.limit for step in gpu_first.steps(options(tmp_path))]
+    assert sum(limits) <= 25 * 60
+    assert max(limits) < 10 * 60
+    doubled = gpu_first.steps(options(tmp_path, patience=2))
+    assert [step.limit for step in doubled] == [2 * limit for limit in limits]
+    on_cpu = gpu_first.steps(options(tmp_path, device="cpu", tiny=True))
+    assert [step.name for step in on_cpu] == [s.name for s in gpu_first.steps(options(tmp_path))]
+
+
+def test_only_this_architecture_is_built(tmp_path):
+    build = gpu_first.steps(options(tmp_path, architecture="90"))[0]
+    assert build.environment == {"DLRM_CUDA": "1", "DLRM_CUDA_ARCHS": "90"}
+
+
+def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
+    memcheck = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "memcheck")
+    unkept, kept = memcheck.commands
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING=1" in unkept
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING=1" not in kept
+    assert all("--report-api-errors=no" in command for command in memcheck.commands)
+    text = (root / "tests/ops/test_cuda.py").read_text()
+    functions = re.split(r"^(?=@pytest|def )", text, flags=re.M)
+    recording = {
+        re.search(r"def (\w+)", function)[1]
+        for function in functions
+        if "torch.cuda.graph(" in function
+    }
+    assert len(recording) >= 2
+    assert not recording & collected(root, unkept)
+    assert recording <= collected(root, kept)
+
+
+def collected(root, command):
+    """The names of the tests that a step's command selects; each needs a GPU."""
+    words = command[command.index("pytest") + 1 :]
+    done = forked.run("pytest", *words, "--collect-only", cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "::" in line]
+    assert lines
+    assert all(re.search(r"\[(.*-)?cuda\b", line) for line in lines)
+    return {line.partition("::")[2].partition("[")[0] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("words", "python"),
+    [
+        (["NO_INSTALL=1", "PYTHON=python3.12"], "python3.12"),
+        (["NO_INSTALL=1", "VENV=/opt/env"], "/opt/env/bin/python"),
+    ],
+)
+@pytest.mark.parametrize("target", ["gpu-first", "gpu-test", "gpu-sanitize", "gpu-bench"])
+def test_make_installs_nothing_where_it_is_told_so(target, words, python, root, tmp_path):
+    (tmp_path / "Makefile").write_text((root / "Makefile").read_text())  # no .git, no .venv
+    variables = {name: value for name, value in os.environ.items() if name != "VENV"}
+    done = subprocess.run(
+        ["make", "-n", target, *words],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.split()[:2] == [python, "benchmarks/gpu_first.py"]
+    if "--only" in line:
+        names = {step.name for step in gpu_first.steps(options(tmp_path))}
+        assert set(line.partition("--only")[2].split()) <= names
+
+
+@pytest.mark.slow
+def test_all_steps_run_on_a_cpu(root, tmp_path):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--device=cpu", "--tiny", f"--output={tmp_path}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + (tmp_path / "log.txt").read_text()
+    found = states(tmp_path)
+    assert found.pop("sass") in ("absent", "done")  # it needs cuobjdump
+    assert set(found.values()) == {"done"}
+    sizes = json.loads((tmp_path / "gather.json").read_text())["sizes"]
+    assert [size["gigabytes"] for size in sizes] == [0.001, 0.01]
+    assert len(list(tmp_path.iterdir())) <= 8
