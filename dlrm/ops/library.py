@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 from pathlib import Path
 
 import torch
@@ -22,6 +23,19 @@ def cuda_kernels_available() -> bool:
 def why_not_cuda_kernels() -> str | None:
     """Why the compiled CUDA ops are not loaded; None where they are."""
     return _cuda_problem
+
+
+def cuda_architectures() -> tuple[str, ...]:
+    """The architectures that the CUDA library was compiled for, such as ("80", "90").
+
+    They are those of the message that it has for other GPUs (csrc/cuda/runtime.cu); none where the
+    library is not there.
+    """
+    path = _FOLDER / "_ops_cuda.so"
+    if not path.exists():
+        return ()
+    found = re.search(rb"compiled for the architectures ([0-9af;]+)\0", path.read_bytes())
+    return tuple(found[1].decode().split(";")) if found else ()
 
 
 def why_not_native() -> str | None:

@@ -13,16 +13,13 @@ import argparse
 import json
 import logging
 import math
-import os
-import shlex
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from dlrm.scripts.doctor.checks import ABSENT, BROKEN, NOTE, OK, SLOW, Result, first_line, report
+from dlrm.scripts.doctor.checks import BROKEN, NOTE, OK, SLOW, Result, first_line, report
+from dlrm.scripts.doctor.gpu import cuda
 from dlrm.scripts.doctor.machine import memory_set_up, offered_instructions, room, threads
-from dlrm.scripts.doctor.packages import PACKAGE, pip_install, preprocessing, versions
+from dlrm.scripts.doctor.packages import preprocessing, rebuild, versions
 
 
 def main() -> int:
@@ -72,7 +69,7 @@ def native_operators() -> Iterator[Result]:
         f"not loaded: {why_not_native()}{processor}",
         "plain-torch operators run instead: the same results, interaction and row update 3 to 7 "
         "times slower",
-        _rebuild(),
+        rebuild(),
     )
 
 
@@ -93,42 +90,6 @@ def linear_layers() -> Iterator[Result]:
     if fused:
         cost = "--amp gains little: oneDNN has no bfloat16 products for this processor"
     yield Result("linear layers", NOTE if fused else SLOW, value, cost)
-
-
-def cuda() -> Iterator[Result]:
-    """GPUs, and the CUDA operators."""
-    import torch
-
-    available = torch.cuda.is_available()
-    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for CPUs only"
-    if available:
-        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        yield Result("CUDA devices", OK, f"{', '.join(names)}; torch is {built}")
-    elif Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi"):
-        yield Result(
-            "CUDA devices",
-            ABSENT,
-            f"there is an NVIDIA driver, but torch, {built}, finds no device",
-            "training runs on the CPU",
-            "" if torch.version.cuda else f"{pip_install()} --force-reinstall torch",
-        )
-    else:
-        value = f"no NVIDIA GPU or driver; torch is {built}"
-        yield Result("CUDA devices", ABSENT, value, "training runs on the CPU")
-    from dlrm.ops.library import why_not_cuda_kernels
-
-    reason = why_not_cuda_kernels()
-    if reason is None:
-        yield Result("CUDA operators", OK, "loaded" if available else "loaded; there is no GPU")
-    else:
-        yield Result(
-            "CUDA operators",
-            SLOW if available else ABSENT,
-            f"not loaded: {reason}",
-            "on a GPU plain-torch operators run: the same results, without the fused kernels"
-            + ("" if available else "; here, without a GPU, nothing"),
-            f"DLRM_CUDA=1 {_rebuild()}    # needs nvcc" if available else "",
-        )
 
 
 def training() -> Iterator[Result]:
@@ -163,22 +124,10 @@ def training() -> Iterator[Result]:
     if learnt:
         yield Result("training", OK, value)
     else:
-        yield Result("training", BROKEN, f"{value}: it does not learn", "", _rebuild())
+        yield Result("training", BROKEN, f"{value}: it does not learn", "", rebuild())
 
 
 CHECKS: tuple[Callable[[], Iterator[Result]], ...] = (
     *(versions, native_operators, linear_layers, cuda, threads),
     *(memory_set_up, preprocessing, room, training),
 )
-
-
-def _rebuild() -> str:
-    """The command that builds the native operators."""
-    root = PACKAGE.parent
-    source = f"-e {shlex.quote(str(root))}" if (root / "setup.py").exists() else "<repository>"
-    tools = f"{pip_install()} setuptools wheel ninja"
-    build = f"{tools} && {pip_install()} --no-build-isolation {source}"
-    compilers = ("g++", "c++", "clang++", shlex.split(os.environ.get("CXX", "g++"))[0])
-    if not any(map(shutil.which, compilers)):
-        return f"sudo apt-get install -y g++ && {build}"
-    return build

@@ -136,3 +136,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 def pip_install() -> str:
     """The command, but for what is to be installed."""
     return f"{shlex.quote(sys.executable)} -m pip install"
+
+
+def rebuild() -> str:
+    """The command that builds the native operators."""
+    root = PACKAGE.parent
+    source = f"-e {shlex.quote(str(root))}" if (root / "setup.py").exists() else "<repository>"
+    tools = f"{pip_install()} setuptools wheel ninja"
+    build = f"{tools} && {pip_install()} --no-build-isolation {source}"
+    compilers = ("g++", "c++", "clang++", shlex.split(os.environ.get("CXX", "g++"))[0])
+    if not any(map(shutil.which, compilers)):
+        return f"sudo apt-get install -y g++ && {build}"
+    return build

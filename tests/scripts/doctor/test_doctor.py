@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import dlrm
 from dlrm import ops
+from dlrm.ops import library
+from dlrm.scripts.doctor import gpu as gpu_checks
 from dlrm.scripts.doctor import machine as machine_checks
 from dlrm.scripts.doctor import packages as package_checks
 
@@ -181,6 +184,96 @@ def test_untuned_memory_is_reported_as_slow():
     assert works
     for name in ("huge pages", "freed memory"):
         assert (found[name]["state"], "DLRM_TUNE" in found[name]["mend"]) == ("slow", True)
+
+
+@pytest.fixture
+def a_gpu(monkeypatch, tmp_path):
+    """Makes torch report a GPU, with a library of operators; what is given is otherwise."""
+
+    def report(
+        capability=(9, 0), free=130, total=140, driver=13000, archs="80;90", nvcc=True, devices=1
+    ):
+        def set_to(module, name, value):
+            monkeypatch.setattr(module, name, value, raising=False)
+
+        set_to(torch.version, "cuda", "13.0")
+        set_to(torch._C, "_cuda_getDriverVersion", lambda: driver)
+        set_to(torch.cuda, "is_available", lambda: driver >= 13000)
+        set_to(torch.cuda, "device_count", lambda: devices * (driver >= 13000))
+        set_to(torch.cuda, "get_device_name", lambda i: "NVIDIA H200")
+        set_to(torch.cuda, "get_device_capability", lambda i: capability)
+        set_to(torch.cuda, "mem_get_info", lambda i: (free << 30, total << 30))
+        set_to(library, "_cuda_problem", None if archs else "there is none")
+        set_to(library, "_FOLDER", tmp_path)
+        message = f"is compiled for the architectures {archs}\0, and this GPU's is"
+        (tmp_path / "_ops_cuda.so").write_bytes(b"\x7fELF..." + message.encode())
+        (tmp_path / "bin").mkdir()
+        if nvcc:
+            (tmp_path / "bin" / "nvcc").write_text("#!/bin/sh")
+            (tmp_path / "bin" / "nvcc").chmod(0o755)
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        return {found.name: found for found in gpu_checks.cuda()}
+
+    return report
+
+
+def test_what_a_run_would_use_on_a_gpu_is_said(a_gpu):
+    found = a_gpu()
+    assert {result.state for result in found.values()} == {"ok"}
+    text = "\n".join(f"{name}: {result.value}" for name, result in found.items())
+    assert (
+        "CUDA devices: NVIDIA H200 (compute capability 9.0); torch is built for CUDA 13.0" in text
+    )
+    assert "GPU memory: 130.0 GiB free of 140.0 on cuda:0" in text
+    assert "CUDA driver: supports CUDA 13.0" in text
+    assert "CUDA operators: loaded, compiled for 80, 90; cuda:0 runs machine code for 90" in text
+
+
+@pytest.mark.parametrize(
+    ("here", "name", "state", "value", "fix"),
+    [
+        ({"nvcc": False}, "nvcc", "absent", "not found in CUDA_HOME", "NVIDIA's CUDA toolkit 13.0"),
+        (
+            {"archs": "80", "capability": (7, 5)},
+            *("CUDA operators", "broken", "cuda:0 of compute capability 7.5 cannot run"),
+            'DLRM_CUDA=1 DLRM_CUDA_ARCHS="75" ',
+        ),
+        ({"archs": ""}, "CUDA operators", "slow", "there is none", 'DLRM_CUDA_ARCHS="90" '),
+        ({"free": 2}, "GPU memory", "note", "2.0 GiB free of 140.0", "nvidia-smi"),
+        ({"free": 2, "total": 3}, "GPU memory", "note", "2.0 GiB free", "--base_device=cpu"),
+        ({"driver": 12080}, "CUDA driver", "slow", "supports CUDA 12.8", "driver 580 or newer"),
+    ],
+)
+def test_what_keeps_a_run_from_a_gpu_is_said_with_its_remedy(here, name, state, value, fix, a_gpu):
+    found = a_gpu(**here)[name]
+    assert found.state == state
+    assert value in found.value
+    assert fix in found.fix
+    assert found.cost
+
+
+def test_the_library_contains_the_message_that_names_its_architectures(root):
+    source = (root / "csrc/cuda/runtime.cu").read_text()
+    assert 'compiled for the architectures " DLRM_CUDA_ARCHS,\n' in source  # which ends with a 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "compiled", "code"),
+    [
+        ((8, 6), ("80", "90"), "machine code for 80"),
+        ((8, 9), ("75", "80", "86", "90"), "machine code for 86"),
+        ((8, 0), ("86",), None),
+        ((12, 0), ("80", "90"), "PTX of 90"),
+        ((7, 0), ("75", "80"), None),
+        ((9, 0), ("90a",), "machine code for 90a"),
+        ((10, 0), ("90a",), None),
+        ((10, 3), ("100f",), "machine code for 100f"),
+        ((9, 0), (), None),
+    ],
+)
+def test_a_gpu_runs_code_of_its_major_version_or_older_ptx(capability, compiled, code):
+    found = gpu_checks.code_for(capability, compiled)
+    assert found == code or found.startswith(f"{code},")
 
 
 def test_requirements_are_those_of_the_package(root):
