@@ -161,7 +161,7 @@ def test_only_this_architecture_is_built(tmp_path):
 
 def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
     memcheck = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "memcheck")
-    unkept, kept = memcheck.commands
+    kept, unkept = memcheck.commands
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING=1" in unkept
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING=1" not in kept
     assert all("--report-api-errors=no" in command for command in memcheck.commands)
@@ -174,7 +174,15 @@ def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
     }
     assert len(recording) >= 2
     assert not recording & collected(root, unkept)
-    assert recording <= collected(root, kept)
+    assert recording < collected(root, kept)  # and those of recorded steps
+
+
+def test_a_recording_that_fails_has_a_process_of_its_own(tmp_path, root):
+    graphs = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "graphs")
+    usual, failing = (collected(root, command) for command in graphs.commands)
+    assert failing == {"test_recording_what_waits_for_the_device_fails"}
+    assert len(usual) > 5
+    assert not usual & failing
 
 
 def collected(root, command):

@@ -19,6 +19,8 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
+pytestmark = pytest.mark.captures
+
 SIZES = (3, 40, 1, 7)
 BATCH = 16
 
