@@ -64,7 +64,8 @@ GPU_PYTHON := $(if $(filter command environment,$(origin VENV)),$(BIN)/python,$(
 else
 GPU_PYTHON := $(BIN)/python
 gpu-first gpu-test gpu-sanitize gpu-bench: venv
-gpu-first gpu-test gpu-sanitize gpu-bench: export DLRM_CUDA := 0  # venv's; gpu_first.py builds for this GPU
+# Of venv: gpu_first.py builds the operators, for this GPU only.
+gpu-first gpu-test gpu-sanitize gpu-bench: export DLRM_CUDA := 0
 endif
 GPU := $(GPU_PYTHON) benchmarks/gpu_first.py $(GPU_ARGS)
 
