@@ -13,6 +13,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import torch
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu_first.py"
 spec = importlib.util.spec_from_file_location("gpu_first", SCRIPT)
@@ -117,7 +118,7 @@ def test_a_later_call_runs_what_is_not_recorded(tmp_path):
     made.unlink()
     assert call() == (1, "a")
     assert call(retry=True) == (1, "b")
-    assert call(only=["c"]) == (1, "c")
+    assert call(only=["c"]) == (0, "c")
     (tmp_path / "steps.json").unlink()
     assert gpu_first.run(todo[::2], options(tmp_path, minutes=2)) == 3
 
@@ -142,6 +143,15 @@ run(todo, Namespace(output=Path({str(tmp_path)!r}), minutes=None, only=None, ret
     assert states(tmp_path) == {"a": "done"}
     todo = [Step("a", 60, [python("raise SystemExit(1)")]), Step("b", 60, [python("")])]
     assert gpu_first.run(todo, options(tmp_path)) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so(tmp_path):
+    done = forked.run(SCRIPT, f"--output={tmp_path / 'none'}")
+    assert done.returncode == 1
+    line = "gpu_first.py: torch finds no GPU here; --device cpu --tiny tries the steps\n"
+    assert done.stderr == line
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_limits_are_those_of_the_hour(tmp_path):
