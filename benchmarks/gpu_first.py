@@ -317,10 +317,21 @@ def report(outcomes: dict[str, dict], todo: list[Step]) -> str:
         lines.append(f"| {name} | {outcomes[name]['state']} | {outcomes[name]['seconds']:.0f} |")
     for name in names:
         output = outcomes[name]["output"].splitlines()
-        table = [line for line in output if line.startswith("|")]
-        shown = table if table and outcomes[name]["state"] == DONE else ["```", *output, "```"]
+        found = tables(output)
+        shown = found if found and outcomes[name]["state"] == DONE else ["```", *output, "```"]
         lines += ["", f"### {name[0].upper()}{name[1:]}", "", *shown]
     return "\n".join(lines) + "\n"
+
+
+def tables(output: list[str]) -> list[str]:
+    """The lines of an output that are rows of tables, with an empty line between two tables."""
+    rows = [line for line in output if line.startswith("|")]
+    found: list[str] = []
+    for i, line in enumerate(rows):
+        if i and "".join(rows[i + 1 : i + 2]).startswith("|---"):
+            found.append("")
+        found.append(line)
+    return found
 
 
 if __name__ == "__main__":
