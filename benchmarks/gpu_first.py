@@ -166,7 +166,7 @@ def tests(args: argparse.Namespace) -> list[Step]:
     recorded = [*capturing, "-k", f"not {fails}"]
     ours = [*usual, "-k", "not (opcheck or compiles or alike or linear or mlp or dropout)"]
     rest = ["tests", "--ignore=tests/ops", f"--ignore={graphs}", "-m", "gpu and not slow"]
-    memcheck = [*SANITIZER, "memcheck", "--report-api-errors=no", sys.executable, *pytest]
+    memcheck = [*SANITIZER, "memcheck", "--report-api-errors", "no", sys.executable, *pytest]
     racecheck = [*SANITIZER, "racecheck", sys.executable, *pytest]
     keep_none = ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1"]
     tool = ("compute-sanitizer",)
@@ -184,7 +184,7 @@ def tests(args: argparse.Namespace) -> list[Step]:
     ]
 
 
-SANITIZER = ["compute-sanitizer", "--error-exitcode=1", "--tool"]
+SANITIZER = ["compute-sanitizer", "--error-exitcode", "1", "--tool"]
 
 
 def run(todo: list[Step], args: argparse.Namespace) -> int:
