@@ -1,6 +1,7 @@
 """The exchange of looked-up vectors, from the ranks that hold tables to those that hold samples."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,16 +65,9 @@ class _Transfer:
         self.landing = vectors  # where what is on its way will be
         self._on_its_way: Any = None
 
-    def order(self, device: torch.device) -> Tensor:
-        """For each of the own samples and each table: the row that has its vector as it arrived."""
-        first = torch.empty(self.num_tables, dtype=torch.int64)
-        step = torch.empty(self.num_tables, dtype=torch.int64)
-        begin = 0
-        for tables in self.tables_by_rank:
-            first[list(tables)] = begin + torch.arange(len(tables))
-            step[list(tables)] = len(tables)
-            begin += self.num_samples * len(tables)
-        return (first + torch.arange(self.num_samples)[:, None] * step).flatten().to(device)
+    def order(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The row of each vector as it arrived, by own sample and then table, and the inverse."""
+        return _order(self.num_samples, tuple(map(tuple, self.tables_by_rank)), device)
 
     def whole_batch(self, rows: Tensor) -> list[Tensor]:
         """Cuts the rows of this rank's tables in those of each rank's samples."""
@@ -103,6 +97,23 @@ class _Transfer:
         self._on_its_way = None
 
 
+@cache  # and nothing forgotten: a recorded step reads these where they lie
+@torch.inference_mode(False)  # else they could be used in inference alone
+def _order(
+    num_samples: int, tables_by_rank: tuple[tuple[int, ...], ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    num_tables = sum(map(len, tables_by_rank))
+    first = torch.empty(num_tables, dtype=torch.int64)
+    step = torch.empty(num_tables, dtype=torch.int64)
+    begin = 0
+    for tables in tables_by_rank:
+        first[list(tables)] = begin + torch.arange(len(tables))
+        step[list(tables)] = len(tables)
+        begin += num_samples * len(tables)
+    order = (first + torch.arange(num_samples)[:, None] * step).flatten()
+    return order.to(device), order.argsort().to(device)
+
+
 class _Start(torch.autograd.Function):
     """Sends the vectors; backward it waits for their gradients."""
 
@@ -129,16 +140,14 @@ class _Finish(torch.autograd.Function):
         ctx.transfer = transfer
         transfer.wait()
         rows, transfer.landing = transfer.landing, started
-        ctx.order = transfer.order(rows.device)
-        rows = rows.index_select(0, ctx.order)
+        order, ctx.inverse = transfer.order(rows.device)
+        rows = rows.index_select(0, order)
         return rows.view(transfer.num_samples, transfer.num_tables, transfer.dim)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         transfer: _Transfer = ctx.transfer
-        where = torch.empty_like(ctx.order)
-        where[ctx.order] = torch.arange(len(where), device=where.device)
-        rows = grads[0].reshape(-1, transfer.dim).index_select(0, where)
+        rows = grads[0].reshape(-1, transfer.dim).index_select(0, ctx.inverse)
         transfer.landing = rows.new_empty(transfer.batch * transfer.own_tables, transfer.dim)
         transfer.send(transfer.own_samples(rows), transfer.whole_batch(transfer.landing))
         return grads[0].new_empty(0), None

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlrm import distributed
 from dlrm.distributed import OtherRankError, World, agreed, check_same, exchange, launch, part
@@ -44,6 +45,36 @@ def test_every_rank_gets_the_vectors_of_its_samples_and_the_gradients_of_its_tab
 def test_samples_may_be_dealt_in_any_numbers(ranks):
     found = ranks(3).call(exchanged, [(PLACES[3][0], 9, torch.float32, (5, 0, 4))] * 3)
     assert found == [(True, True)] * 3
+
+
+class Copies(TorchDispatchMode):
+    """Notes the operators that make or move what only the host knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.overloadpacket.__name__ in ("arange", "_to_copy", "sort", "index_put_"):
+            self.seen.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+def moved_by_passes(world, tables_by_rank):
+    """What each of three passes copies: the first, one of the same sizes, one of others."""
+    found = []
+    for batch in (23, 23, 27):
+        with Copies() as copies:
+            exchanged(world, tables_by_rank, batch, torch.float32, None)
+        found.append(copies.seen)
+    return found
+
+
+def test_the_order_of_vectors_is_computed_once_for_each_batch_size(ranks):
+    for first, again, other in ranks(2).call(moved_by_passes, [(PLACES[2][0],)] * 2):
+        assert first
+        assert other
+        assert not again, "this waits for a GPU at every step"
 
 
 def test_one_rank_exchanges_nothing():
