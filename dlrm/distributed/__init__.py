@@ -19,6 +19,7 @@ from dlrm.distributed.world import (
     part,
     pipelines,
     shutdown,
+    start_transfers,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "part",
     "pipelines",
     "shutdown",
+    "start_transfers",
 ]

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,12 +35,15 @@ class World:
         size: number of processes.
         device: where this process computes, "cpu" or "cuda" or "cuda:<index>".
         group: the process group; None is torch's default one.
+        gradients: the group in which gradients of dense weights are summed, so that they do not
+            queue behind other transfers; None is `group`.
     """
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
     group: dist.ProcessGroup | None = None
+    gradients: dist.ProcessGroup | None = None
 
     def part(self, count: int) -> slice:
         """Returns this rank's share of `count` things in a row; sizes differ by at most one."""
@@ -155,7 +158,8 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
             that a transfer may take: one rank may write while the others wait.
 
     Raises:
-        ValueError: the launcher's variables contradict each other, or there are too few devices.
+        ValueError: the launcher's variables contradict each other, or two processes have one device
+            or there are too few.
         OSError: the other processes cannot be reached.
     """
     found = launch()
@@ -166,6 +170,7 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
     if device.startswith("cuda"):
         device = _own_cuda_device(device, found)
     wait = timedelta(seconds=min(timeout, _JOIN_SECONDS))
+    patience = timedelta(seconds=10 * timeout)  # who hangs is named before, by the watchdog
     try:
         global _store
         _store = _meet(_connect(found, wait), found, wait)
@@ -174,13 +179,44 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
             store=dist.PrefixStore("group", _store),
             rank=found.rank,
             world_size=found.size,
-            timeout=timedelta(seconds=10 * timeout),  # who hangs is named before, by the watchdog
+            timeout=patience,
         )
+        gradients = dist.new_group(timeout=patience)
     except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]
         raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
-    return World(found.rank, found.size, device)
+    world = World(found.rank, found.size, device, gradients=gradients)
+    own = device != "cpu" and backend == "nccl"  # which has one process a device, or hangs
+    start_transfers(world, _name_of(device) if own else None)
+    return world
+
+
+def start_transfers(world: World, place: str | None = None) -> None:
+    """Takes a first sum in each group of a world: NCCL's first pairs of sends must not be partial.
+
+    Args:
+        world: the processes, all of which call it.
+        place: the device that this process must have for itself, by a name that tells it from
+            all others; None may be shared.
+
+    Raises:
+        ValueError: two processes have one device; every process raises it, and names them.
+    """
+    places: list[Any] = [None] * world.size
+    dist.all_gather_object(places, place, group=world.group)
+    for rank, name in enumerate(places):
+        if name is not None and (first := places.index(name)) < rank:
+            raise ValueError(
+                f"ranks {first} and {rank} compute on one device, {name}: expected one for each; "
+                "the launcher or CUDA_VISIBLE_DEVICES gives it to both"
+            )
+    for group in (world.group, world.gradients):
+        dist.all_reduce(torch.zeros(1, device=world.device), group=group)
+
+
+def _name_of(device: str) -> str:
+    return f"GPU {torch.cuda.get_device_properties(device).uuid}"
 
 
 def _connect(found: Launch, wait: timedelta) -> dist.Store:

@@ -38,7 +38,8 @@ class GradientSum:
     """Sums gradients over the ranks, bucket by bucket, as soon as a bucket has all of its own.
 
     Every rank has the same parameters in the same order. Buckets are filled from the last parameter
-    on, since its gradient comes first, and sent in that order on every rank.
+    on, since its gradient comes first, and sent in that order on every rank. The last one waits for
+    the end of the backward pass, and takes along what else the update needs of all ranks.
 
     Args:
         parameters: those whose gradients are summed.
@@ -57,6 +58,8 @@ class GradientSum:
                 self._buckets.append(last)
             last.add(parameter)
             parameter.register_post_accumulate_grad_hook(self._arrived)
+        if not self._buckets or self._buckets[-1].dtype != torch.float32:
+            self._buckets.append(_Bucket(torch.float32, world))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
 
     def expect(self) -> None:
@@ -65,45 +68,64 @@ class GradientSum:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
-    def wait(self) -> None:
-        """Makes every gradient the sum over the ranks; zeros where a rank had none."""
+    def wait(self, beside: Tensor | None = None) -> Tensor | None:
+        """Makes every gradient the sum over the ranks; zeros where a rank had none.
+
+        Args:
+            beside: numbers of this rank that travel along, float32 `[count]`, or None on all ranks.
+
+        Returns:
+            Their sums over the ranks, or None.
+        """
         self._armed = False
-        for bucket in self._buckets[self._next :]:
+        for bucket in self._buckets[self._next : -1]:
             bucket.send()
+        for bucket in self._buckets[-1:]:
+            bucket.send(beside)
         for bucket in self._buckets:
-            bucket.receive()
+            beside = bucket.receive()
+        return beside
 
     def _arrived(self, parameter: Tensor) -> None:
         if not self._armed:
             return
         self._bucket_of[id(parameter)].missing -= 1
-        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+        while self._next < len(self._buckets) - 1 and not self._buckets[self._next].missing:
             self._buckets[self._next].send()
             self._next += 1
 
 
 class _Bucket:
-    """Parameters whose gradients travel together."""
+    """Parameters whose gradients travel together, and perhaps other numbers behind them."""
 
     def __init__(self, dtype: torch.dtype, world: World):
-        self.dtype, self._world, self.bytes, self.missing = dtype, world, 0, 0
+        self.dtype, self.bytes, self.missing = dtype, 0, 0
+        self._group = world.gradients or world.group
         self.parameters: list[Tensor] = []
 
     def add(self, parameter: Tensor) -> None:
         self.parameters.append(parameter)
         self.bytes += parameter.numel() * parameter.element_size()
 
-    def send(self) -> None:
-        self._sum = torch.cat([_flat_gradient(parameter) for parameter in self.parameters])
-        self._pending = dist.all_reduce(self._sum, group=self._world.group, async_op=True)
+    def send(self, beside: Tensor | None = None) -> None:
+        parts = [_flat_gradient(parameter) for parameter in self.parameters]
+        parts += [] if beside is None else [beside]
+        self._sizes = [part.numel() for part in parts]
+        if parts:
+            self._sum = torch.cat(parts)
+            self._pending = dist.all_reduce(self._sum, group=self._group, async_op=True)
 
-    def receive(self) -> None:
+    def receive(self) -> Tensor | None:
+        """Waits for the sums; gives the gradients theirs and returns those of the rest, if any."""
+        if not self._sizes:
+            return None
         self._pending.wait()
-        sums = self._sum.split([parameter.numel() for parameter in self.parameters])
-        for parameter, grad in zip(self.parameters, sums, strict=True):
+        sums = self._sum.split(self._sizes)
+        for parameter, grad in zip(self.parameters, sums, strict=False):
             strides = parameter.stride()  # those of channels-last weights; fused updates need them
             parameter.grad = grad.as_strided(parameter.shape, strides, grad.storage_offset())
         del self._sum, self._pending
+        return sums[-1] if len(sums) > len(self.parameters) else None
 
 
 def _flat_gradient(parameter: Tensor) -> Tensor:

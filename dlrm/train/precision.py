@@ -1,7 +1,7 @@
 """Mixed precision: which dtypes weights and products have, the static loss scale, clipping."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -150,51 +150,73 @@ class LossScaler:
         """Computes the gradients of the scaled loss."""
         self.scaled(loss).backward()
 
-    def step(self, optimizers: Iterable[Optimizer], world: World = World()) -> None:
-        """Lets the optimizers update, unless a gradient is infinite or NaN on any rank."""
+    def of_tables(self, optimizers: Iterable[Optimizer], device: str) -> Tensor | None:
+        """Returns what ranks add up before `step`, of the sparse gradients that each has alone.
+
+        Args:
+            optimizers: as for `step`; a rank may have none.
+            device: where the numbers are wanted.
+
+        Returns:
+            Whether one is infinite or NaN, as 0 or 1, and their squared 2-norm, float32 `[2]`; None
+            on all ranks where `step` needs neither.
+        """
+        if self.scale is None and self.max_grad_norm is None:
+            return None
+        rows = [grad for grad in _gradients(optimizers) if grad.is_sparse]
+        overflow, squares = torch.zeros(2, device=device).unbind()
+        if self.scale is not None:
+            overflow = _overflow(rows, overflow)
+        if self.max_grad_norm is not None and rows:
+            squares = torch.nn.utils.get_total_norm([_summed_rows(grad) for grad in rows]).square()
+        return torch.stack([overflow, squares])
+
+    def step(self, optimizers: Iterable[Optimizer], tables: Tensor | None = None) -> None:
+        """Lets the optimizers update, unless a gradient is infinite or NaN on any rank.
+
+        Args:
+            optimizers: what updates; their dense gradients are the same on all ranks.
+            tables: the sum of `of_tables` over the ranks; None is that of this one.
+        """
         optimizers = list(optimizers)
         if self.scale is None and self.max_grad_norm is None:
             for optimizer in optimizers:
                 optimizer.step()
         elif optimizers:  # nothing is updated where all is frozen
-            self._scaled_step(optimizers, world)
+            device = optimizers[0].param_groups[0]["params"][0].device
+            if tables is None:
+                tables = self.of_tables(optimizers, str(device))
+            assert tables is not None
+            self._scaled_step(optimizers, tables)
 
-    def _scaled_step(self, optimizers: list[Optimizer], world: World) -> None:
-        device = optimizers[0].param_groups[0]["params"][0].device
-        scale = torch.ones((), device=device) if self.scale is None else self.scale
-        found_inf = torch.zeros((), device=device)
+    def _scaled_step(self, optimizers: list[Optimizer], tables: Tensor) -> None:
+        overflow, squares = tables.unbind()
+        scale = torch.ones_like(squares) if self.scale is None else self.scale
+        found_inf = torch.zeros_like(overflow)
         if self.scale is not None:
-            grads = [g for optimizer in optimizers for g in _gradients(optimizer) if g.numel()]
-            greatest = torch.nn.utils.get_total_norm(grads, norm_type=math.inf)
-            found_inf = all_sum((~greatest.isfinite()).float().to(device), world).clamp_(max=1)
+            dense = [grad for grad in _gradients(optimizers) if not grad.is_sparse]
+            found_inf = all_sum(_overflow(dense, found_inf) + overflow, self._parts).clamp_(max=1)
             self._skipped += found_inf
         if self.max_grad_norm is not None:
-            norm = self._norm(optimizers, world, device)
+            norm = self._norm(optimizers, squares)
             scale = torch.maximum(scale, norm / self.max_grad_norm)
         for optimizer in optimizers:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
                 optimizer.step()
             elif not found_inf.item():  # torch's sparse optimizers cannot skip by themselves
-                for grad in _gradients(optimizer):
-                    grad.div_(scale)
+                for grad in _gradients([optimizer]):
+                    _values(grad).div_(scale)
                 optimizer.step()
 
-    def _norm(self, optimizers: list[Optimizer], world: World, device: torch.device) -> Tensor:
-        """The 2-norm of all gradients: dense ones, of each part once, and each rank's tables'."""
-        grads = [
-            weight.grad
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for weight in group["params"]
-            if weight.grad is not None and id(weight) not in self._counted_elsewhere
-        ]
-        nothing = torch.zeros((), device=device)  # torch's norm of no tensors is on the CPU
-        dense = [grad.float() for grad in grads if not grad.is_sparse]
-        rows = [_summed_rows(grad) for grad in grads if grad.is_sparse]
-        norms = [torch.nn.utils.get_total_norm(part) if part else nothing for part in (dense, rows)]
-        squares = all_sum(norms[0].square(), self._parts), all_sum(norms[1].square(), world)
-        return sum(squares, nothing).sqrt()
+    def _norm(self, optimizers: list[Optimizer], squares: Tensor) -> Tensor:
+        """The 2-norm of all gradients: dense ones, of each part once, and `squares` of tables."""
+        found = _gradients(optimizers, self._counted_elsewhere)
+        grads = [grad.float() for grad in found if not grad.is_sparse]
+        dense = torch.zeros_like(squares)  # torch's norm of no tensors is on the CPU
+        if grads:
+            dense = torch.nn.utils.get_total_norm(grads).square()
+        return (all_sum(dense, self._parts) + squares).sqrt()
 
 
 def _summed_rows(grad: Tensor) -> Tensor:
@@ -206,11 +228,26 @@ def _summed_rows(grad: Tensor) -> Tensor:
     return torch.zeros_like(values).index_add_(0, of_row, values)
 
 
-def _gradients(optimizer: Optimizer) -> list[Tensor]:
-    """Gradients as plain tensors: the values of sparse ones."""
+def _overflow(grads: Iterable[Tensor], nothing: Tensor) -> Tensor:
+    """1 where a gradient is infinite or NaN, else 0; a scalar as `nothing`, which is 0."""
+    values = [value for grad in grads if (value := _values(grad)).numel()]
+    if not values:
+        return nothing
+    greatest = torch.nn.utils.get_total_norm(values, norm_type=math.inf)
+    return (~greatest.isfinite()).to(nothing)
+
+
+def _values(grad: Tensor) -> Tensor:
+    """A gradient as a plain tensor: the values of a sparse one."""
+    return grad._values() if grad.is_sparse else grad
+
+
+def _gradients(optimizers: Iterable[Optimizer], without: Container[int] = ()) -> list[Tensor]:
+    """The gradients of all weights but those of these ids."""
     return [
-        weight.grad._values() if weight.grad.is_sparse else weight.grad
+        weight.grad
+        for optimizer in optimizers
         for group in optimizer.param_groups
         for weight in group["params"]
-        if weight.grad is not None
+        if weight.grad is not None and id(weight) not in without
     ]

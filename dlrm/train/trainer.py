@@ -192,8 +192,8 @@ class Trainer:
     def _updated(self, batch: Any) -> Tensor:
         """What a step does on the device; returns the loss that it began with."""
         loss = self._compute_gradients(batch)
-        self._gradients.wait()
-        self.scaler.step(self.optimizers, self.world)
+        tables = self.scaler.of_tables(self.optimizers, self.world.device)
+        self.scaler.step(self.optimizers, self._gradients.wait(tables))
         self.task.model.zero_grad(set_to_none=True)  # also of what no optimizer updates
         if self.ema:
             self.ema.update()

@@ -230,7 +230,7 @@ def overflowed(world):
     for weight in task.model.parameters():
         weight.grad = torch.full_like(weight, torch.inf if world.rank else 1.0)
     before = [weight.clone() for weight in task.model.parameters()]
-    scaler.step(optimizers, world)
+    scaler.step(optimizers)
     return [torch.equal(a, b) for a, b in zip(before, task.model.parameters(), strict=True)]
 
 

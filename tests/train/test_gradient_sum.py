@@ -1,10 +1,20 @@
 """What the ranks sum and average of a dense network."""
 
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from dlrm import ops
+from dlrm.distributed import start_transfers
 from dlrm.train.gradient_sum import GradientSum, average_statistics
+from dlrm.train.optim.rows import RowSGD
+from dlrm.train.precision import LossScaler
+
+REDUCE = dist.all_reduce
 
 
 def network():
@@ -39,6 +49,51 @@ def test_gradients_are_the_sum_of_all_ranks(ranks, size, micro_batches):
         expected = own if expected is None else [a + b for a, b in zip(expected, own, strict=True)]
     for found in ranks(size).call(summed, [(micro_batches,)] * size):
         torch.testing.assert_close(found, expected)
+
+
+def sent(world, scaled, own_group):
+    """What a step sends to the other ranks: numbers of each sum, and the group it travels in."""
+    world = replace(world, gradients=dist.new_group()) if own_group else world
+    tables, dense = nn.Parameter(torch.ones(5, 2)), nn.Parameter(torch.ones(3))
+    optimizers = [torch.optim.SGD([dense], lr=1.0, fused=True)]
+    if world.rank == 0:  # the others hold no table
+        optimizers.append(RowSGD([tables], torch.tensor(1.0)))
+    sums, found = GradientSum([dense], world), []
+    scaler = LossScaler(torch.tensor(8.0) if scaled else None, max_grad_norm=100.0)
+    sums.expect()
+    (dense * 2).sum().backward()
+    if world.rank == 0:
+        ops.joint_embedding(tables, torch.tensor([[1]]), torch.tensor([0, 5])).sum().mul(
+            torch.inf if scaled else 1.0
+        ).backward()
+
+    def all_reduce(tensor, *args, group=None, **kwargs):
+        found.append((tensor.numel(), group is world.gradients))
+        return REDUCE(tensor, *args, group=group, **kwargs)
+
+    with mock.patch.object(dist, "all_reduce", all_reduce):
+        tables_of_rank = scaler.of_tables(optimizers, "cpu")
+        scaler.step(optimizers, sums.wait(tables_of_rank))
+    return found, dense.tolist(), scaler.num_skipped()
+
+
+@pytest.mark.parametrize("own_group", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_update_waits_for_one_sum_that_has_the_overflow_of_all_ranks(ranks, scaled, own_group):
+    """Rank 0's table overflows, and no other rank's gradient does."""
+    for found, dense, skipped in ranks(3).call(sent, [(scaled, own_group)] * 3):
+        assert found == [(3 + 2, True)]
+        assert dense == ([1.0] * 3 if scaled else [1.0 - 3 * 2.0] * 3)
+        assert skipped == scaled
+
+
+def test_two_processes_on_one_device_are_named_by_all(ranks):
+    same = ranks(3).call(start_transfers, [("GPU a",), ("GPU b",), ("GPU a",)])
+    assert {str(error).partition(";")[0] for error in same} == {
+        "ranks 0 and 2 compute on one device, GPU a: expected one for each"
+    }
+    assert ranks(3).call(start_transfers, [(None,)] * 3) == [None] * 3
+    assert ranks(3).call(start_transfers, [(name,) for name in "abc"]) == [None] * 3
 
 
 def averaged(world):
