@@ -2,12 +2,14 @@
 
 Recording changes no memory, what would wait for the device is refused, and a replay runs the same
 operators on the same memory with the same numbers: what the host computed is not computed anew.
+Transfers between ranks are recorded and not made, as under capture, and so are the waits for them.
 """
 
 import contextlib
 from unittest import mock
 
 import torch
+from torch._C._distributed_c10d import FakeWork, Work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -24,7 +26,7 @@ _WAITING = {
 }
 
 
-_READING = ("tolist", "numpy", "item", "__bool__", "__float__", "__int__")
+_READING = ("tolist", "numpy", "item", "cpu", "__bool__", "__float__", "__int__")
 
 
 def _refuse(name):
@@ -67,6 +69,8 @@ class OpRecorder:
             with _Recording() as recording:
                 result = function()
         recording.undo()
+        if recording.underway:
+            raise RuntimeError("a transfer is not waited for when the recording ends")
 
         def replay():
             self.replays += 1
@@ -79,9 +83,12 @@ class _Recording(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self._calls, self._before, self._made = [], {}, set()
+        self.underway = []  # transfers that nothing waits for yet
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if op.namespace == "c10d":
+            return self._transfer(op, args, kwargs)
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         masks = op is _ATEN.index.Tensor and any(t.dtype == torch.bool for t in inputs[1:])
         if op in _WAITING or masks:
@@ -94,8 +101,24 @@ class _Recording(TorchDispatchMode):
         replaced = {id(t): (t, t._indices(), t._values()) for t in written if t.is_sparse}
         outputs = op(*args, **kwargs)
         self._made |= {_memory(p) for t in _tensors(outputs) for p in _parts(t)} - given
-        self._calls.append((op, args, kwargs, replaced, list(map(_parts, _tensors(outputs)))))
+        outcome = list(map(_parts, _tensors(outputs)))
+        self._calls.append(lambda: _again(op, args, kwargs, replaced, outcome))
         return outputs
+
+    def _transfer(self, op, args, kwargs):
+        work = _RecordedWork(self._wait)
+        self.underway.append(work)
+
+        def start():
+            outputs = op(*args, **kwargs)
+            work.real = Work.unbox(outputs[-1] if isinstance(outputs, tuple) else outputs)
+
+        self._calls.append(start)
+        return work.boxed() if len(op._schema.returns) == 1 else (args[0], work.boxed())
+
+    def _wait(self, work):
+        self.underway.remove(work)
+        self._calls.append(work.finish)
 
     def _keep(self, tensor):
         memory = _memory(tensor)
@@ -110,19 +133,40 @@ class _Recording(TorchDispatchMode):
 
     @torch.no_grad()
     def replay(self):
-        for op, args, kwargs, replaced, outputs in self._calls:
+        for call in self._calls:
+            call()
 
-            def as_before(value, replaced=replaced):
-                if id(value) not in replaced:
-                    return value
-                tensor, *parts = replaced[id(value)]
-                return torch.sparse_coo_tensor(*parts, tensor.shape, check_invariants=False)
 
-            args, kwargs = tree_map(as_before, (args, kwargs))
-            for old, new in zip(outputs, _tensors(op(*args, **kwargs)), strict=True):
-                for into, value in zip(old, _parts(new), strict=True):
-                    if _memory(into) != _memory(value):
-                        into.copy_(value)
+class _RecordedWork(FakeWork):
+    """What a recorded transfer returns."""
+
+    def __init__(self, waited):
+        super().__init__()
+        self._waited = waited
+
+    def wait(self, *timeout):
+        self._waited(self)
+        return True
+
+    def finish(self):
+        """Waits for what a replay has started."""
+        self.real.wait()
+
+
+def _again(op, args, kwargs, replaced, outputs):
+    """Calls an operator as it was called, and leaves its outputs where they were."""
+
+    def as_before(value):
+        if id(value) not in replaced:
+            return value
+        tensor, *parts = replaced[id(value)]
+        return torch.sparse_coo_tensor(*parts, tensor.shape, check_invariants=False)
+
+    args, kwargs = tree_map(as_before, (args, kwargs))
+    for old, new in zip(outputs, _tensors(op(*args, **kwargs)), strict=True):
+        for into, value in zip(old, _parts(new), strict=True):
+            if _memory(into) != _memory(value):
+                into.copy_(value)
 
 
 def _written(op, args, kwargs):

@@ -93,7 +93,9 @@ class Recommendation:
         optimized_mlp = optimized_mlp or execution == "lazy"
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
         self.model.run_parts(MODULE_EXECUTIONS[execution])
-        self._infer = GraphedCallable(self.predict, recorder) if recorder else self.predict
+        self._infer = self.predict
+        if recorder:
+            self._infer = GraphedCallable(self.predict, recorder, world)
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns this process's share of the mean binary cross-entropy of a batch."""

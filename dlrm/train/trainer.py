@@ -46,7 +46,7 @@ class Trainer:
         ema: of the weights, which is then what is tested; none by default.
         beat: called with the step whenever the training has got on.
         recorder: records the step, which is replayed from then on; None runs it op by op. Then
-            optimizers have their learning rates on the device, and there is one process.
+            optimizers have their learning rates on the device.
         pipelines: how the processes share the parts of the network; None: each has all of them.
         accumulate: computes the gradients of micro-batches; None: one after the other.
 
@@ -88,7 +88,7 @@ class Trainer:
         self._update: Callable[[Any], Tensor] = self._updated
         if recorder:
             make_capturable(optimizers)
-            self._update = GraphedCallable(self._updated, recorder)
+            self._update = GraphedCallable(self._updated, recorder, world)
         self.progress = Progress()
         self._window = LossWindow(self.progress, world, checkpoints)
         self._clock = Stopwatch(world.device)

@@ -372,7 +372,7 @@ def recording(monkeypatch):
     """Lets the command record operators on the CPU as it records CUDA graphs on a GPU."""
     recorder = OpRecorder()
     monkeypatch.setattr(dlrm_setup, "CudaRecorder", lambda device: recorder)
-    monkeypatch.setattr(dlrm_setup, "_why_not_recorded", lambda world, data: None)
+    monkeypatch.setattr(dlrm_setup, "_why_not_recorded", lambda *_: None)
     return recorder
 
 

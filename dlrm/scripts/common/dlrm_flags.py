@@ -67,8 +67,8 @@ _RUN: Definitions = {
     "cuda_graphs": (
         bool,
         False,
-        "Replay a step, and a prediction, as one CUDA graph: one process on one GPU, with the same "
-        "results",
+        "Replay a step, and a prediction, as one CUDA graph a process, with the same results; for "
+        "one id a sample and table, and --backend nccl",
     ),
     "deterministic": (
         bool,

@@ -28,7 +28,7 @@ from dlrm.scripts.common.host_memory import host_memory, machine
 from dlrm.scripts.common.run import Setup
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.cuda_graph import CudaRecorder
+from dlrm.train.cuda_graph import CudaRecorder, why_none_records
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig
@@ -128,7 +128,9 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
     _agree_that_tables_fit(values, architecture, world, checkpoint, resumed)
     with agreed(world, *session.USER_ERRORS):
         read = whole.train if values["mode"] == "train" else whole.test
-        unrecorded = _why_not_recorded(world, read) if values["cuda_graphs"] else None
+        why_not = _why_not_recorded(values, world, read) if values["cuda_graphs"] else None
+    unrecorded = why_none_records(why_not, world)
+    with agreed(world, *session.USER_ERRORS):
         task = _make_task(values, architecture, world, unrecorded)
         fingerprint = _fingerprint(read)
     changed = [f"{n} {values[n]}" for n in ARCHITECTURE if values[n] != asked[n]]
@@ -198,12 +200,12 @@ def _agree_that_tables_fit(
     )
 
 
-def _why_not_recorded(world: World, data: Dataset) -> str | None:
-    """Why --cuda_graphs cannot be heeded; None where it is."""
+def _why_not_recorded(values: Values, world: World, data: Dataset) -> str | None:
+    """Why --cuda_graphs cannot be heeded by this rank; None where it can."""
     if world.device == "cpu":
         return "it is for GPUs"
-    if world.size > 1:
-        return "it is for one process"
+    if world.size > 1 and values["backend"] != "nccl":
+        return f"--backend {values['backend']} waits for the GPU"
     if not data.one_id_each:
         return "batches with several ids a table differ in shape"
     return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"
