@@ -107,7 +107,10 @@ class MLP(nn.Sequential):
         return [*(layer.weight for layer in linears), *(layer.bias for layer in linears)]
 
     def _rounded(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(parameter.detach().to(self.dtype) for parameter in parameters)
+        rounded = [torch.empty_like(parameter, dtype=self.dtype) for parameter in parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(rounded, parameters)  # one launch on a GPU
+        return tuple(rounded)
 
 
 def output_layer(num_inputs: int, seed: int, name: str, init: str = "uniform") -> nn.Linear:

@@ -75,13 +75,26 @@ def test_rounded_weights_follow_what_is_loaded_assigned_or_written():
         check()
 
 
+def casts(profiler):
+    wanted = ("aten::_to_copy", "aten::_foreach_copy_")
+    return [event.name for event in profiler.events() if event.name in wanted]
+
+
+def test_all_weights_are_rounded_by_one_operator():
+    network = mlp(13, (16, 8, 4), 0, "mlp", torch.bfloat16)
+    inputs = torch.randn(20, 13).bfloat16()
+    with torch.profiler.profile() as profiler:
+        network(inputs)
+    assert casts(profiler) == ["aten::_foreach_copy_"]
+
+
 def test_kept_weights_are_rounded_once_and_let_go():
     network = mlp(13, (16,), 0, "mlp", torch.bfloat16)
     inputs = torch.randn(20, 13).bfloat16()
     with torch.no_grad():
         with network.keep_rounded(), torch.profiler.profile() as profiler:
             kept = network(inputs)
-        assert "aten::_to_copy" not in {event.name for event in profiler.events()}
+        assert casts(profiler) == []
         assert torch.equal(kept, network(inputs))
         network[0].weight.data.mul_(2)  # which torch's version counter does not see
         expected = plain(network, inputs, torch.bfloat16)
