@@ -105,6 +105,7 @@ OURS = {
     "pooling": "sum",
     "preset": None,
     "rank_timeout": 1800.0,
+    "profile": None,
     "resume": False,
     "synthetic_dataset_hotness": None,
     "synthetic_ids": "uniform",

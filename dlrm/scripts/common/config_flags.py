@@ -186,6 +186,11 @@ VERIFY_DATA_HELP = (
     "When to compare the dataset's files with its checksums: before they are first read, in every "
     "run, or never"
 )
+PROFILE_HELP = Help(
+    "Record so many training steps after a warm-up of --benchmark_warmup_steps, at least 5: a "
+    "trace and a picture beside the log, and a list of the longest operators",
+    least=1,
+)
 
 
 def one_of(choices: Iterable[str], text: str) -> str:

@@ -17,6 +17,7 @@ from dlrm.model.mlp import OUTPUT_INITS
 from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.scripts.common.config_flags import (
+    PROFILE_HELP,
     VERIFY_DATA_HELP,
     ConfigFlags,
     Definitions,
@@ -84,6 +85,7 @@ _RUN: Definitions = {
             least=1,
         ),
     ),
+    "profile": (int | None, None, PROFILE_HELP),
     "bottom_features_ordered": (
         bool,
         False,
@@ -308,7 +310,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
         *("optimized_mlp", "cuda_graphs", "deterministic", "execution"),
         "preset",  # the flags that it sets are compared themselves
-        *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint"),
+        *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint", "profile"),
     ]
 )
 

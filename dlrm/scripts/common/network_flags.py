@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
 from dlrm.scripts.common.config_flags import (
+    PROFILE_HELP,
     VERIFY_DATA_HELP,
     Definitions,
     Help,
@@ -93,6 +94,7 @@ RUN: Definitions = {
     ),
     "backend": (str, "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"),
     "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
+    "profile": (int | None, None, PROFILE_HELP),
     "verify_data": (str, "first", one_of(VERIFY_DATA, VERIFY_DATA_HELP)),
 }
 TRAINING: Definitions = {
@@ -144,7 +146,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("checkpoint_freq", "ckpts_per_epoch", "keep_checkpoints", "no_validation"),
         *("print_freq", "test_freq", "test_after", "test_batch_size", "benchmark_warmup_steps"),
         *("results", "repeat", "help", "weight_avg_exp", "deterministic"),
-        *("pipeline_splits", "pipeline_schedule"),
+        *("pipeline_splits", "pipeline_schedule", "profile"),
     ]
 )
 

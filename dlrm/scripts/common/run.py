@@ -15,6 +15,7 @@ from dlrm import __version__
 from dlrm.distributed import World, agreed, check_same
 from dlrm.scripts.common import session
 from dlrm.scripts.common.config_flags import HelpAsked, Values, help_of_absl, show
+from dlrm.scripts.common.profiling import StepProfiler
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.log import Loader, RunLog
@@ -79,11 +80,19 @@ class Watch:
         log: where to report.
         dog: finds a rank that hangs.
         checkpoints: where a training saves; None saves nothing.
+        profiler: of `--profile`, if it is given.
     """
 
     log: RunLog
     dog: Watchdog
     checkpoints: CheckpointDirectory | None
+    profiler: StepProfiler | None = None
+
+    def beat(self, step: int) -> None:
+        """Says that the training has got on to a step."""
+        self.dog.beat(step)
+        if self.profiler:
+            self.profiler.beat(step)
 
 
 def main(
@@ -140,6 +149,11 @@ def run(
     with ExitStack() as at_the_end:
         setup = set_up(values, world, at_the_end)
         with agreed(world, *session.USER_ERRORS):
+            if values["profile"] and not setup.trains:
+                raise ValueError(
+                    f"--profile {values['profile']} contradicts --mode {values['mode']}: only a "
+                    "training takes steps"
+                )
             log = RunLog(values["log_path"], quiet=world.rank > 0)
         at_the_end.enter_context(log)
         check_same({f"the dataset's {name}": v for name, v in setup.dataset.items()}, world)
@@ -148,9 +162,24 @@ def run(
         log.parameters(dict(setup.values))
         for line in notices(setup):
             log.line(line)
-        summary = act(setup, Watch(log, dog, checkpoints))
+        profiler = _profiler(setup, log, at_the_end) if values["profile"] else None
+        summary = act(setup, Watch(log, dog, checkpoints, profiler))
         log.summary(summary)
     return summary
+
+
+def _profiler(setup: Setup, log: RunLog, at_the_end: ExitStack) -> StepProfiler:
+    values, world = setup.values, setup.world
+    profiler = StepProfiler(
+        values["profile"],
+        values["benchmark_warmup_steps"],
+        Path(values["log_path"]).absolute().parent,
+        world.rank,
+        world.device,
+        log.line,
+    )
+    at_the_end.callback(profiler.close)
+    return profiler
 
 
 def _checkpoints(setup: Setup, dog: Watchdog, at_the_end: ExitStack) -> CheckpointDirectory | None:
@@ -208,7 +237,7 @@ def make_trainer(setup: Setup, watch: Watch, **own: Any) -> Trainer:
         log=watch.log,
         checkpoints=watch.checkpoints,
         run=setup.recorded(),
-        beat=watch.dog.beat,
+        beat=watch.beat,
         **own,
     )
 
@@ -241,6 +270,8 @@ def train(
     with session.stopped_by_sigterm(trainer):
         summary = trainer.fit(batches, test, validation)
     watch.dog.rest()
+    if watch.profiler:
+        watch.profiler.finish()
     if values["mode"] != "benchmark_training":
         session.report_files(trainer, log, values["log_path"])
     return summary
