@@ -84,6 +84,7 @@ class Trainer:
         held = {id(weight) for weight, _ in tables}
         updated = (weight for weight, _ in self.parameters.optimizer_of())
         self._gradients = GradientSum((w for w in updated if id(w) not in held), self._replicas)
+        self._weights = list(task.model.parameters())
         self._agreement = Agreement(world)
         self._update: Callable[[Any], Tensor] = self._updated
         if recorder:
@@ -194,7 +195,8 @@ class Trainer:
         loss = self._compute_gradients(batch)
         tables = self.scaler.of_tables(self.optimizers, self.world.device)
         self.scaler.step(self.optimizers, self._gradients.wait(tables))
-        self.task.model.zero_grad(set_to_none=True)  # also of what no optimizer updates
+        for weight in self._weights:  # also what no optimizer updates
+            weight.grad = None
         if self.ema:
             self.ema.update()
         return loss
