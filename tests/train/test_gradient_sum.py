@@ -1,5 +1,6 @@
 """What the ranks sum and average of a dense network."""
 
+import math
 from dataclasses import replace
 from unittest import mock
 
@@ -85,6 +86,31 @@ def test_the_update_waits_for_one_sum_that_has_the_overflow_of_all_ranks(ranks, 
         assert found == [(3 + 2, True)]
         assert dense == ([1.0] * 3 if scaled else [1.0 - 3 * 2.0] * 3)
         assert skipped == scaled
+
+
+def clipped(world):
+    """A step of weights whose gradients, of all ranks together, have too great a norm."""
+    tables, dense = nn.Parameter(torch.zeros(5, 2)), nn.Parameter(torch.zeros(3))
+    optimizers = [RowSGD([tables], torch.tensor(1.0))]
+    optimizers.append(torch.optim.SGD([dense], lr=1.0, fused=True))
+    sums, scaler = GradientSum([dense], world), LossScaler(max_grad_norm=0.5)
+    sums.expect()
+    (dense * 2).sum().backward()
+    ids = torch.tensor([[1], [1]])  # a row twice, whose gradients add up
+    (ops.joint_embedding(tables, ids, torch.tensor([0, 5])).sum() * (world.rank + 1)).backward()
+    scaler.step(optimizers, sums.wait(scaler.of_tables(optimizers, "cpu")))
+    return tables.detach(), dense.detach()
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_ranks(ranks):
+    size = 3
+    of_tables = [2.0 * (rank + 1) for rank in range(size)]  # of each of a row's two columns
+    norm = math.sqrt(3 * (2.0 * size) ** 2 + sum(2 * value**2 for value in of_tables))
+    for value, (tables, dense) in zip(of_tables, ranks(size).call(clipped), strict=True):
+        expected = torch.zeros(5, 2)
+        expected[1] = -value * 0.5 / norm
+        torch.testing.assert_close(tables, expected, check_dtype=False)
+        torch.testing.assert_close(dense, torch.full((3,), -2.0 * size * 0.5 / norm))
 
 
 def test_two_processes_on_one_device_are_named_by_all(ranks):
