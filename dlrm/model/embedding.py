@@ -5,7 +5,8 @@ Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbeddi
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise, repeat
 
 import torch
 from torch import Tensor, nn
@@ -62,9 +63,9 @@ class JointEmbedding(_Tables):
         self.weight_low: Tensor | None
         low = torch.empty_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
-        for table, (begin, end) in zip(tables, pairwise(offsets), strict=True):
-            own_low = None if low is None else low[begin:end]
-            _initialize(weight[begin:end], own_low, table, seed, init_scale)
+        own = [slice(begin, end) for begin, end in pairwise(offsets)]
+        lows = [None if low is None else low[part] for part in own]
+        _initialize([weight[part] for part in own], lows, list(tables), seed, init_scale)
 
     def tables(self) -> list[Tensor]:
         """The tables, `[rows, dim]` float32: views of the weight, or joined from its halves."""
@@ -113,8 +114,8 @@ class MultiTableEmbedding(_Tables):
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
             for size in self.table_sizes
         )
-        for table, rows in zip(tables, self.tables(), strict=True):
-            _initialize(rows, None, table, seed, init_scale)
+        nothing = [None] * len(tables)
+        _initialize(self.tables(), nothing, list(tables), seed, init_scale)
 
     def tables(self) -> list[Tensor]:
         """The weights, one a table, `[rows, dim]`."""
@@ -177,18 +178,35 @@ def check_ids(ids: Tensor, table_sizes: Sequence[int]) -> None:
         )
 
 
-def _initialize(rows: Tensor, low: Tensor | None, table: int, seed: int, scale: float) -> None:
-    """Fills a table from a generator of the host's, some rows at a time, wherever it lies."""
+def _initialize(
+    tables: Sequence[Tensor],
+    lows: Sequence[Tensor | None],
+    numbers: Sequence[int],
+    seed: int,
+    scale: float,
+) -> None:
+    """Fills tables from generators of the host's, each in a thread, wherever they lie."""
+    # Halves are split by several threads already.
+    threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(_fill, tables, lows, numbers, repeat(seed), repeat(scale)))
+
+
+def _fill(rows: Tensor, low: Tensor | None, table: int, seed: int, scale: float) -> None:
+    """Fills a table, some rows at a time."""
     bound = scale / max(len(rows), 1) ** 0.5
     random = generator(seed, f"table.{table}")
     at_once = max(1, _VALUES_AT_ONCE // rows.shape[1])
     for begin in range(0, len(rows), at_once):
-        part = slice(begin, begin + at_once)
-        values = torch.empty(rows[part].shape, device="cpu")
+        part = rows[begin : begin + at_once]
+        values = (
+            part
+            if part.device.type == "cpu" and low is None
+            else torch.empty(part.shape, device="cpu")
+        )
         values.uniform_(-bound, bound, generator=random)
-        if low is None:
-            rows[part].copy_(values)
-        else:
-            high, rest = ops.split_float32(values)
-            rows[part].copy_(high)
-            low[part].copy_(rest)
+        if low is not None:
+            values, rest = ops.split_float32(values)
+            low[begin : begin + at_once].copy_(rest)
+        if values is not part:
+            part.copy_(values)
