@@ -2,7 +2,8 @@
 
 Datasets, checkpoints, exports and scores are written with these: what appears under its final name
 is on the disk, its name included, and so are the names of the directories above that were made for
-it. Only the standard library is imported.
+it. And paths that a file names are
+checked here to stay within its directory. Only the standard library is imported.
 """
 
 import fcntl
@@ -11,9 +12,57 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dlrm.documents import brief
 
 MANIFEST = "manifest.json"  # in every directory that this package has written; see `dlrm.manifest`
+
+
+def check_relative(name: Any, source: str | os.PathLike) -> None:
+    """Checks that a name, as a file has it, is a path below a directory.
+
+    Args:
+        name: the path.
+        source: the file that names it.
+
+    Raises:
+        ValueError: it is no text, empty, absolute or has `..`; `source` and the name are named.
+    """
+    is_text = isinstance(name, str) and name not in ("", ".") and "\0" not in name
+    if not is_text or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise ValueError(
+            f"{source}: expected a path within its directory, without .., got {brief(name)}"
+        )
+
+
+def within(
+    directory: Path, name: Any, source: str | os.PathLike, allow_links: bool | None = None
+) -> Path:
+    """Returns the path of a file below a directory.
+
+    Args:
+        directory: where the file is.
+        name: its path from there.
+        source: the file that names it.
+        allow_links: whether symbolic links may lead out of the directory; None where no flag
+            allows it.
+
+    Raises:
+        ValueError: it is elsewhere; `source` and the name are named.
+    """
+    check_relative(name, source)
+    path = directory / name
+    if not allow_links:
+        found = path.resolve()
+        if not found.is_relative_to(directory.resolve()):
+            hint = "" if allow_links is None else "; --allow_links reads it all the same"
+            raise ValueError(
+                f"{source}: {brief(name)}: expected a file in {directory}, got a symbolic link to "
+                f"{found}{hint}"
+            )
+    return path
 
 
 @contextmanager

@@ -6,14 +6,14 @@ Only the standard library is imported.
 import json
 import os
 import re
-import reprlib
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dlrm.files import MANIFEST, write_atomically
+from dlrm.documents import MAX_JSON_BYTES, brief, parse_json, read_bytes
+from dlrm.files import MANIFEST, within, write_atomically
 
 BLOCK_BYTES = 1 << 22  # of a file, that have a checksum of their own
 _VERSIONS = (1, 2)  # 1 has neither sums of blocks nor a sum of itself
@@ -162,25 +162,21 @@ def sealed_json(entries: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(zeroed.encode()):08x}".join(zeroed.rsplit("0" * 8, 1))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_sealed(path: Path) -> dict[str, Any]:
     """Reads a file that holds a map and, if `sealed_json` wrote it, compares it with its checksum.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: it is no map, or damaged; the file is named.
     """
-    content = path.read_bytes()
+    content = read_bytes(path, MAX_JSON_BYTES)
     own = _OWN_SUM.search(content)
     if own is not None:
         expected = own[2].decode()
         found = f"{zlib.crc32(_OWN_SUM.sub(_ZEROED, content)):08x}"
         if found != expected:
             raise damaged(path, expected, found)
-    try:
-        entries = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: expected JSON, got {error}") from error
-    if not isinstance(entries, dict):
-        raise ValueError(f"{path}: expected a map, got {reprlib.repr(entries)}")
+    entries = parse_json(content, path)
     if own is None and _SEAL in entries:
         raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
     return entries
@@ -191,6 +187,7 @@ def read_manifest(
     kind: str,
     check_crc: bool = False,
     wanted: Callable[[str], bool] = lambda name: True,
+    allow_links: bool | None = None,
 ) -> dict[str, Any]:
     """Reads `manifest.json` and checks that every file it names is there with its size.
 
@@ -199,10 +196,12 @@ def read_manifest(
         kind: what it should be: "dataset" or "checkpoint".
         check_crc: also read every file and compare its checksum.
         wanted: which files, by relative path, are read for that.
+        allow_links: whether files may be symbolic links out of the directory; see `within`.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file it names is missing.
-        ValueError: it is damaged, of another kind or version, or a file has another size or sum.
+        ValueError: it is damaged, of another kind or version, a file has another size or sum, or is
+            outside of the directory.
     """
     path = directory / MANIFEST
     if not path.is_file():
@@ -212,7 +211,7 @@ def read_manifest(
         )
     manifest, files = _read_entries(path, kind)
     for name, (expected_bytes, _) in files.items():
-        file = directory / name
+        file = within(directory, name, path, allow_links)
         if not file.is_file():
             raise FileNotFoundError(f"{file}: missing, though {path} names it")
         if (size := file.stat().st_size) != expected_bytes:
@@ -225,7 +224,7 @@ def read_manifest(
 def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
     """Returns a manifest and, by name, the size and checksums of its files, all of a known form."""
     try:
-        manifest = read_json(path)
+        manifest = read_sealed(path)
         found, version = manifest["kind"], manifest["version"]
         files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
@@ -234,7 +233,7 @@ def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tupl
         if type(size) is not int or not _are_sums(sums, size):
             raise ValueError(
                 f"{path}: {name}: expected a number of bytes, and eight hexadecimal digits for the "
-                f"file or for each {BLOCK_BYTES} bytes of it, got {size!r} and {reprlib.repr(sums)}"
+                f"file or for each {BLOCK_BYTES} bytes of it, got {brief(size)} and {brief(sums)}"
             )
     if found != kind or version not in _VERSIONS:
         raise ValueError(

@@ -160,7 +160,9 @@ def test_no_manifest_means_not_complete(tmp_path):
 )
 def test_a_damaged_manifest_is_named(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=r"manifest\.json: (not a manifest|expected)"):
+    with pytest.raises(
+        ValueError, match=r"manifest\.json: (not a manifest|expected|line 1, column 2: no JSON)"
+    ):
         read_manifest(tmp_path, "dataset")
 
 
@@ -171,3 +173,36 @@ def test_another_kind_or_version_is_refused(written):
     (written / "manifest.json").write_text(sealed_json({**manifest, "version": 3}))
     with pytest.raises(ValueError, match="got a dataset of version 3"):
         read_manifest(written, "dataset")
+
+
+def manifest_naming(directory, name, size=0):
+    """Writes a manifest, sealed as ours are, of one file."""
+    entry = {"bytes": size, "crc32": "00000000"}
+    text = sealed_json({"kind": "dataset", "version": 2, "files": {name: entry}})
+    (directory / "manifest.json").write_text(text)
+
+
+@pytest.mark.parametrize("name", ["../secret", "{absolute}", "a/../../secret", "", ".", "a\0b"])
+def test_a_manifest_names_no_file_elsewhere(tmp_path, name):
+    (tmp_path / "dataset" / "a").mkdir(parents=True)
+    (tmp_path / "secret").touch()
+    manifest_naming(tmp_path / "dataset", name.format(absolute=tmp_path / "secret"))
+    with pytest.raises(ValueError, match=r"manifest\.json: expected a path within"):
+        read_manifest(tmp_path / "dataset", "dataset")
+
+
+def test_links_that_lead_out_of_a_directory_need_a_flag(tmp_path):
+    (tmp_path / "secret").touch()
+    for name, target in (("out", "../secret"), ("within", "other")):
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "file").symlink_to(target)
+    manifest_naming(tmp_path / "out", "file")
+    with pytest.raises(ValueError, match=r"'file': .* symbolic link to .*secret$"):
+        read_manifest(tmp_path / "out", "dataset")
+    with pytest.raises(ValueError, match="; --allow_links reads it all the same"):
+        read_manifest(tmp_path / "out", "dataset", allow_links=False)
+    read_manifest(tmp_path / "out", "dataset", allow_links=True)
+    (tmp_path / "within" / "other").touch()
+    manifest_naming(tmp_path / "within", "file")
+    read_manifest(tmp_path / "within", "dataset")

@@ -2,11 +2,13 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 
 # Low to high; files of one line do not import each other's packages.
 FLOORS = [
+    ["dlrm.documents"],
     ["dlrm.files"],
     ["dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed"],
@@ -20,6 +22,7 @@ ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
 # Packages, and modules of others, that neither import torch nor, unless they start it, Spark.
 TORCH_FREE = [
+    "dlrm.documents",
     "dlrm.files",
     "dlrm.manifest",
     "dlrm.data.clicks.feature_spec",
@@ -139,3 +142,14 @@ def folder_of(module, names):
     parts = (module or "").split(".")
     ends = range(len(parts), 0, -1)
     return next((name for end in ends if (name := ".".join(parts[:end])) in names), None)
+
+
+def test_json_and_yaml_on_disk_are_read_in_one_place(root):
+    """What else parses JSON has it from a process, a request or a line of a log."""
+    readers = (
+        r"json\.load\(|json\.loads\((\([^)]*\)|[^()\n])*\.read_|safe_load|yaml\.load|SafeLoader"
+    )
+    folders = [root / name for name in ("dlrm", "triton", "preproc")]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    found = [path.name for path in files if re.search(readers, path.read_text())]
+    assert found == ["documents.py"]

@@ -84,6 +84,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         action="store_true",
         help="judge by a dataset whose fitted transform is not the checkpoint's",
     )
+    flag(
+        "allow-links",
+        action="store_true",
+        help="read files of the dataset that are symbolic links to files outside of its directory",
+    )
     flag("verify-rows", type=int, default=65536, help="rows of its test split to judge by, at most")
     platform = parser.add_mutually_exclusive_group()
     for name, what in (
@@ -171,7 +176,7 @@ def _load(options: argparse.Namespace) -> Export:
 
 def _load_from(path: Path, options: argparse.Namespace) -> Export:
     dataset, kind = _rows_to_compare(path, options)
-    predictor = load(path, dataset, options.allow_other_transform, print)
+    predictor = load(path, dataset, options.allow_other_transform, print, options.allow_links)
     serving = Serving(
         platform=options.platform,
         numerical_dtype="float16" if options.fp16 else "float32",
@@ -186,7 +191,8 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
         threads=options.threads,
         keep_versions=options.triton_keep_versions,
     )
-    reference = _reference(dataset, kind, predictor, serving, max(options.verify_rows, 1))
+    max_rows = max(options.verify_rows, 1)
+    reference = _reference(dataset, kind, predictor, serving, max_rows, options.allow_links)
     tables = quantize_tables(predictor.model, options.embedding_precision)
     return Export(predictor, tables, serving, options, reference)
 
@@ -194,6 +200,8 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
 def _rows_to_compare(path: Path, options: argparse.Namespace) -> tuple[str, str]:
     """The dataset whose rows are scored, and its type; by default what the model learned from."""
     trained = read_config(path).get("flags", {})
+    if options.dataset and not options.dataset.is_dir():
+        raise ValueError(f"--dataset {options.dataset}: expected a dataset's directory, got none")
     dataset = options.dataset or trained.get("dataset")
     kind = options.dataset_type or trained.get("dataset_type")
     if not dataset or kind not in ROWS_ON_DISK or not Path(dataset).is_dir():
@@ -205,7 +213,12 @@ def _rows_to_compare(path: Path, options: argparse.Namespace) -> tuple[str, str]
 
 
 def _reference(
-    dataset: str, kind: str, predictor: Predictor, serving: Serving, max_rows: int
+    dataset: str,
+    kind: str,
+    predictor: Predictor,
+    serving: Serving,
+    max_rows: int,
+    allow_links: bool,
 ) -> Reference:
     config = predictor.model.config
     rows = open_datasets(
@@ -214,6 +227,7 @@ def _reference(
             dataset_type=kind,
             test_batch_size=max_rows,
             num_numerical_features=config.num_numerical_features,
+            allow_links=allow_links,
         )
     ).test
     check_dataset(dataset, rows, config)

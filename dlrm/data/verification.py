@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dlrm.files import MANIFEST, write_atomically
-from dlrm.manifest import BLOCK_BYTES, damaged, read_json, read_manifest, sealed_json
+from dlrm.manifest import BLOCK_BYTES, damaged, read_manifest, read_sealed, sealed_json
 
 VERIFY_DATA = ("first", "always", "never")
 MEMORY = ".verified.json"  # beside the manifest: file -> what was compared of it
@@ -115,16 +115,20 @@ class Verifier:
         directory: the dataset.
         kind: what its manifest says that it is.
         mode: "first" compares what is not remembered, "always" everything anew, "never" nothing.
+        allow_links: whether files may be symbolic links out of the directory.
 
     Raises:
         FileNotFoundError, ValueError: another mode, or see `read_manifest`.
     """
 
-    def __init__(self, directory: Path, kind: str, mode: str) -> None:
+    def __init__(
+        self, directory: Path, kind: str, mode: str, allow_links: bool | None = False
+    ) -> None:
         if mode not in VERIFY_DATA:
             raise ValueError(f"--verify_data {mode}: expected one of {', '.join(VERIFY_DATA)}")
         has_manifest = (directory / MANIFEST).exists()
-        files = read_manifest(directory, kind)["files"] if has_manifest else {}
+        has = read_manifest(directory, kind, allow_links=allow_links) if has_manifest else {}
+        files = has.get("files", {})
         self._directory, self._mode = directory, mode
         self._checksums: dict[str, str] = {name: file["crc32"] for name, file in files.items()}
         self._memory = _Memory(directory) if mode == "first" and files else None
@@ -204,7 +208,7 @@ class _Memory:
         known: dict[str, list[Any]] = {}
         for place in filter(Path.is_file, self._places):
             with suppress(OSError, ValueError, TypeError, KeyError):
-                entries = read_json(place)
+                entries = read_sealed(place)
                 del entries["own_crc32"]
                 for name, (size, changed, inode, digest, blocks) in entries.items():
                     int(blocks, 16)

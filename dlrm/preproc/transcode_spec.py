@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.feature_spec import CHANNELS, FeatureSpec, read_sections
+from dlrm.data.clicks.feature_spec import CHANNELS, FeatureSpec, is_list_of_text, read_sections
 from dlrm.data.sources.csv_cells import Parser, id_parser, label_parser, number_parser
 from dlrm.data.sources.csv_columns import Columns, CsvFormat
 from dlrm.data.transform.csv_transform import CsvTransform
-from dlrm.files import staged_directory
+from dlrm.documents import brief
+from dlrm.files import staged_directory, within
 from dlrm.preproc.transcode import Report, finish_dataset, write_split
 
 
@@ -24,12 +25,14 @@ def transcode_spec(
     feature_spec_in: str = layout.FEATURE_SPEC,
     feature_spec_out: str = layout.FEATURE_SPEC,
     chunk_size: int = 65536,
+    allow_links: bool = False,
 ) -> Report:
     """Writes a split-binary dataset from the CSV files (no header) of a feature specification.
 
     Ids are integers and stay as they are; a cardinality "auto" is the greatest id of all splits
     plus one, a declared one must hold every id. Numbers stay as they are, a missing one becomes 0.
-    Columns that no channel has are passed over.
+    Columns that no channel has are passed over. Files
+    are within the specification's folder, and links out of it need `allow_links`.
 
     Raises:
         FileNotFoundError, FileExistsError: no input, or something stands at the output.
@@ -38,7 +41,7 @@ def transcode_spec(
     layout.check_spec_name(feature_spec_out)
     path = Path(input) / feature_spec_in
     sections = read_sections(path)
-    label, numerical, declared = _check_csv_spec(path, sections)
+    label, numerical, declared = _check_csv_spec(path, sections, allow_links)
     with staged_directory(output) as staging:
         splits = {}
         for split, chunks in sections["source_spec"].items():
@@ -84,28 +87,31 @@ def _read_chunks(
 
 
 def _check_csv_spec(
-    path: Path, sections: dict[str, Any]
+    path: Path, sections: dict[str, Any], allow_links: bool
 ) -> tuple[str, list[str], dict[str, int | None]]:
     """Returns label, numericals, and each categorical's cardinality, None where it is "auto"."""
     channels = sections["channel_spec"]
-    if set(channels) != set(CHANNELS) or len(channels["label"]) != 1:
+    lists = all(is_list_of_text(names) for names in channels.values())
+    if set(channels) != set(CHANNELS) or not lists or len(channels["label"]) != 1:
         raise ValueError(
             f"{path}: channel_spec: expected categorical, numerical and label, with one label, got "
-            f"{channels}"
+            f"{brief(channels)}"
         )
     if not {"train", "test"} <= set(sections["source_spec"]) <= set(layout.SPLITS):
         raise ValueError(
             f"{path}: source_spec: expected the splits train and test, and possibly validation, "
-            f"got {list(sections['source_spec'])}"
+            f"got {brief(list(sections['source_spec']))}"
         )
     for split, chunks in sections["source_spec"].items():
         found = []
-        for chunk in chunks:
-            if chunk.get("type") != "csv" or not chunk.get("files"):
+        for chunk in chunks if isinstance(chunks, list) else [chunks]:
+            if not _is_csv_chunk(chunk):
                 raise ValueError(
-                    f"{path}: source_spec {split}: expected chunks of type csv with files, got "
-                    f"{chunk}"
+                    f"{path}: source_spec {split}: expected chunks of type csv with features and "
+                    f"files, got {brief(chunk)}"
                 )
+            for name in chunk["files"]:
+                within(path.parent, name, path, allow_links)
             found += chunk["features"]
         for name in [name for names in channels.values() for name in names]:
             if found.count(name) != 1:
@@ -115,11 +121,18 @@ def _check_csv_spec(
                 )
     cardinalities: dict[str, int | None] = {}
     for name in channels["categorical"]:
-        size = sections["feature_spec"].get(name, {}).get("cardinality")
+        facts = sections["feature_spec"].get(name)
+        size = facts.get("cardinality") if isinstance(facts, dict) else facts
         if size != "auto" and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ValueError(
                 f'{path}: feature {name}: expected a cardinality of 1 or more, or "auto", got '
-                f"{size!r}"
+                f"{brief(size)}"
             )
         cardinalities[name] = None if size == "auto" else size
     return channels["label"][0], channels["numerical"], cardinalities
+
+
+def _is_csv_chunk(chunk: Any) -> bool:
+    if not isinstance(chunk, dict) or chunk.get("type") != "csv" or not chunk.get("files"):
+        return False
+    return is_list_of_text(chunk["files"]) and is_list_of_text(chunk.get("features"))

@@ -30,7 +30,7 @@ from dlrm.data.transform.csv_transform import CsvTransform
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.files import make_directories, staged_file
-from dlrm.scripts.common.config_flags import VERIFY_DATA_HELP
+from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.serving.predictor import (
     BATCH_SIZE,
     Predictor,
@@ -81,6 +81,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_enum("split", "test", SPLITS, "Which rows of a dataset are scored")
     flags.DEFINE_enum("verify_data", "first", list(VERIFY_DATA), VERIFY_DATA_HELP)
+    flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
     flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of a dataset")
     flags.DEFINE_integer("batch_size", BATCH_SIZE, "Rows scored at a time", lower_bound=1)
     flags.DEFINE_list("columns", [], "Names of a CSV's columns; without: those of its header")
@@ -132,13 +133,18 @@ def run() -> None:
 def _load(scored: str | None) -> Predictor:
     """Loads the model; what is scored, if it is a dataset, must have its transform."""
     allowed = FLAGS.allow_other_transform
-    predictor = load(FLAGS.checkpoint, FLAGS.dataset or scored, allowed, print)
+    predictor = load(FLAGS.checkpoint, FLAGS.dataset or scored, allowed, print, FLAGS.allow_links)
     predictor.batch_size = FLAGS.batch_size
     if FLAGS.dataset and scored:
         source = predictor.transform.directory if predictor.transform else None
-        if note := compare_transforms(source or predictor.path, scored, allowed):
+        if note := _compared(source or predictor.path, scored):
             print(note)
     return predictor
+
+
+def _compared(source: Path, scored: str) -> str | None:
+    allowed = FLAGS.allow_other_transform
+    return compare_transforms(source, scored, allowed, allow_links=FLAGS.allow_links)
 
 
 def _shares(predictor: Predictor) -> Shares:
@@ -249,6 +255,7 @@ def _score_dataset(predictor: Predictor, path: Path, shares: Shares) -> Scored:
             batch_size=FLAGS.batch_size,
             num_numerical_features=config.num_numerical_features,
             verify_data=FLAGS.verify_data,
+            allow_links=FLAGS.allow_links,
         )
     )
     dataset: Dataset | None = getattr(datasets, FLAGS.split)

@@ -34,6 +34,11 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "feature_spec_out", FEATURE_SPEC, "name of the specification that is written"
     )
+    flags.DEFINE_boolean(
+        "allow_links",
+        False,
+        "read files of --feature_spec_in that are symbolic links out of its folder",
+    )
     flags.DEFINE_integer("chunk_size", 65536, "rows parsed at a time", lower_bound=1)
     flags.DEFINE_string(
         "label", None, "column of the label; the columns are named by flags if given"
@@ -90,6 +95,7 @@ def _transcode() -> Report:
             FLAGS.feature_spec_in,
             FLAGS.feature_spec_out,
             FLAGS.chunk_size,
+            FLAGS.allow_links,
         )
     if FLAGS["feature_spec_in"].present:
         raise ValueError("--feature_spec_in: expected no --label beside it, got both")

@@ -9,7 +9,6 @@ Of datasets of images and of pre-training rows, the files are checked against th
 labels of images.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +23,10 @@ from dlrm.data.text import layout as text_layout
 from dlrm.data.transform.csv_transform import CsvTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import MEMORY, Verifier
+from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.manifest import check_file, read_manifest
+from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP
 
 _BLOCK_BYTES = 1 << 24
 _BINARY_FILES = ("train_data.bin", "test_data.bin", "validation_data.bin", "val_data.bin")
@@ -42,6 +43,7 @@ def define_flags() -> None:
         "numbers in a row of a binary dataset that has no transform/, which would say it",
         lower_bound=0,
     )
+    flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
 
 
 def main(argv: list[str]) -> None:
@@ -51,7 +53,7 @@ def main(argv: list[str]) -> None:
     if not directory.is_dir():
         raise SystemExit(f"verify_dataset: {directory}: no such directory")
     problems = 0
-    for problem in verify(directory, FLAGS.num_numerical_features):
+    for problem in verify(directory, FLAGS.num_numerical_features, FLAGS.allow_links):
         problems += 1
         print(f"WRONG  {problem}", flush=True)
     if problems:
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> None:
     print(f"{directory}: nothing wrong")
 
 
-def verify(directory: Path, num_numerical: int = 13) -> Iterator[str]:
+def verify(directory: Path, num_numerical: int = 13, allow_links: bool = False) -> Iterator[str]:
     """Yields what is wrong with a dataset, as sentences.
 
     What a dataset is of, its manifest says: images, pre-training rows, or rows of numbers and ids,
@@ -69,21 +71,24 @@ def verify(directory: Path, num_numerical: int = 13) -> Iterator[str]:
     Args:
         directory: the dataset.
         num_numerical: numbers in a row of a binary dataset that has no transform.
+        allow_links: whether files may be symbolic links out of the directory.
     """
     kind = _kind(directory)
     if kind in _OF_KIND:
-        problems = list(_of_manifest(directory, kind))
+        problems = list(_of_manifest(directory, kind, allow_links))
         yield from problems
-        yield from (problem for problem in _OF_KIND[kind](directory) if problem not in problems)
+        yield from (
+            problem for problem in _OF_KIND[kind](directory, allow_links) if problem not in problems
+        )
         return
     binary = [directory / name for name in _BINARY_FILES if (directory / name).is_file()]
-    yield from _of_manifest(directory, "dataset")
+    yield from _of_manifest(directory, "dataset", allow_links)
     cardinalities: list[int] = []
     try:
         if binary:
             cardinalities = layout.read_model_size(directory)
         else:
-            spec = FeatureSpec.load(directory)
+            spec = FeatureSpec.load(directory, allow_links)
             cardinalities = spec.cardinalities
             for split in spec.splits:
                 yield from _of_split(spec, split)
@@ -117,16 +122,16 @@ def _fitted(directory: Path) -> tuple[int, list[int]]:
 
 def _kind(directory: Path) -> str | None:
     with suppress(OSError, ValueError, KeyError, TypeError):  # which `_of_manifest` says
-        return str(json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["kind"])
+        return str(read_json(directory / MANIFEST)["kind"])
     return None
 
 
-def _of_manifest(directory: Path, kind: str) -> Iterator[str]:
+def _of_manifest(directory: Path, kind: str, allow_links: bool) -> Iterator[str]:
     if not (directory / MANIFEST).is_file():
         print(f"{directory}: no {MANIFEST}; sizes and checksums are not checked", flush=True)
         return
     try:
-        manifest = read_manifest(directory, kind)
+        manifest = read_manifest(directory, kind, allow_links=allow_links)
     except (OSError, ValueError) as error:
         yield str(error)
         return
@@ -135,14 +140,16 @@ def _of_manifest(directory: Path, kind: str) -> Iterator[str]:
             check_file(directory / name, expected["crc32"])
         except ValueError as error:
             yield str(error)
-    yield from _of_extra_files(directory, {directory / name for name in manifest["files"]})
+    yield from _of_extra_files(
+        directory, {directory / name for name in manifest["files"]}, allow_links
+    )
 
 
-def _of_extra_files(directory: Path, named: set[Path]) -> Iterator[str]:
+def _of_extra_files(directory: Path, named: set[Path], allow_links: bool) -> Iterator[str]:
     """Prints the files that the manifest does not name; those that readers would take are wrong."""
     taken = {directory / name for name in (layout.FEATURE_SPEC, layout.MODEL_SIZE, *_BINARY_FILES)}
     with suppress(OSError, ValueError):  # which are said elsewhere
-        spec = FeatureSpec.load(directory)
+        spec = FeatureSpec.load(directory, allow_links)
         features = [spec.label, *spec.numerical, *spec.categorical]
         taken |= {spec.file(split, name) for split in spec.splits for name in features}
     files = {path for path in directory.rglob("*") if path.is_file()}
@@ -155,9 +162,9 @@ def _of_extra_files(directory: Path, named: set[Path]) -> Iterator[str]:
             )
 
 
-def _of_images(directory: Path) -> Iterator[str]:
+def _of_images(directory: Path, allow_links: bool) -> Iterator[str]:
     try:
-        contents = image_layout.read_contents(directory)
+        contents = image_layout.read_contents(directory, allow_links)
     except (OSError, ValueError) as error:
         yield str(error)
         return
@@ -170,11 +177,13 @@ def _of_images(directory: Path) -> Iterator[str]:
                 yield str(error)
 
 
-def _of_texts(directory: Path) -> Iterator[str]:
+def _of_texts(directory: Path, allow_links: bool) -> Iterator[str]:
     try:
-        manifest = text_layout.read_text_manifest(directory)
+        manifest = text_layout.read_text_manifest(directory, allow_links)
         if manifest.get("output_format") != "hdf5":  # whose files have no size to compare
-            text_layout.open_shards(directory, Verifier(directory, text_layout.KIND, "never"))
+            text_layout.open_shards(
+                directory, Verifier(directory, text_layout.KIND, "never", allow_links)
+            )
         rows = sum(manifest["rows"])
     except (OSError, ValueError) as error:
         yield str(error)

@@ -35,6 +35,7 @@ def load(
     dataset: str | os.PathLike | None = None,
     allow_other_transform: bool = False,
     say: Callable[[str], object] = warnings.warn,
+    allow_links: bool = False,
 ) -> "Predictor":
     """Loads a trained model to score rows with.
 
@@ -44,6 +45,7 @@ def load(
             trained on a dataset of ours has that dataset's, and the two must be the same.
         allow_other_transform: go on where they are not; the checkpoint's is taken.
         say: what is called with a line where they are not, or where the dataset has none.
+        allow_links: whether the dataset's files may be symbolic links out of it.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -51,8 +53,10 @@ def load(
             are named, up to three.
     """
     with checkpoint_in_use(checkpoint) as path:
-        if dataset and (note := compare_transforms(path, dataset, allow_other_transform)):
-            say(note)
+        if dataset:
+            note = compare_transforms(path, dataset, allow_other_transform, allow_links=allow_links)
+            if note:
+                say(note)
         model = load_model(path)
         transform = load_transform(path, model.config, dataset)
     return Predictor(model, transform, path)

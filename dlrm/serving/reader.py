@@ -3,7 +3,6 @@
 `triton/export.py` puts a copy of this file, and of what it imports, into the model repository.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +11,8 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.log_lines import LONGEST_LINE
+from dlrm.documents import read_json
+from dlrm.files import within
 from dlrm.serving.rows import Inputs, RowTransform, check_shapes, check_values, text_of_tensors
 
 FACTS = "model.json"
@@ -64,7 +65,11 @@ class Reader:
     """
 
     def __init__(self, directory: Path, max_rows: int) -> None:
-        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+        folder = directory / layout.TRANSFORM
+        fitted = [f"{layout.TRANSFORM}/{path.name}" for path in folder.glob("*")]
+        for name in (FACTS, *fitted):
+            within(directory, name, directory)
+        facts = read_json(directory / FACTS)
         self._max_rows = max_rows
         self._num_numerical: int = facts["num_numerical"]
         self._table_sizes: list[int] = [] if facts["hashed"] else facts["table_sizes"]

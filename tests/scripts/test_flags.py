@@ -89,6 +89,7 @@ OURS = {
     "checkpoint_freq": None,
     "deterministic": False,
     "verify_data": "first",
+    "allow_links": False,
     "embedding_dtype": "fp32",
     "embedding_init_scale": 1.0,
     "embedding_optimizer": "sgd",

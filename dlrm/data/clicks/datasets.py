@@ -61,6 +61,7 @@ class DataConfig:
         device: where synthetic_gpu makes its batches.
         verify_data: "first" compares files with the dataset's checksums before they are first read,
             "always" in every run, "never" not at all.
+        allow_links: whether files of the dataset may be symbolic links that lead out of it.
 
     Raises:
         ValueError: an impossible value; the flag, what it expects and what came are named.
@@ -84,6 +85,7 @@ class DataConfig:
     synthetic_ids: str = "uniform"
     device: str = "cpu"
     verify_data: str = "first"
+    allow_links: bool = False
 
     def __post_init__(self) -> None:
         _expect("dataset_type", self.dataset_type, tuple(DATASET_TYPES))
@@ -211,7 +213,7 @@ def fitted_directory(config: DataConfig) -> Path | None:
 
 def _verifier(directory: Path, config: DataConfig) -> Verifier:
     """Compares what a dataset says of itself, and returns what compares its rows."""
-    verifier = Verifier(directory, layout.KIND, config.verify_data)
+    verifier = Verifier(directory, layout.KIND, config.verify_data, config.allow_links)
     spec = Path(config.feature_spec).name
     verifier.check_names(spec, layout.MODEL_SIZE, layout.TRANSFORM)
     return verifier
@@ -235,7 +237,7 @@ def _split_datasets(
 
 def _check_manifest(spec: FeatureSpec) -> None:
     """Compares a dataset of ours with its manifest; the sizes of foreign ones `num_rows` checks."""
-    manifest = layout.read_dataset_manifest(spec.directory)
+    manifest = layout.read_dataset_manifest(spec.directory, spec.allow_links)
     if manifest is None:
         return
     found = {split: spec.num_rows(split) for split in spec.splits}
@@ -254,9 +256,9 @@ def _load_spec(config: DataConfig) -> FeatureSpec:
     directory = _dataset_directory(config)
     path = directory / config.feature_spec
     if path.is_file():
-        return FeatureSpec.load(path)
+        return FeatureSpec.load(path, config.allow_links)
     if config.feature_spec == layout.FEATURE_SPEC and (directory / layout.MODEL_SIZE).is_file():
-        return FeatureSpec.load(directory)
+        return FeatureSpec.load(directory, config.allow_links)
     hint = (
         "; it has train_data.bin: --dataset_type binary reads that"
         if (directory / BINARY_FILES["train"][0]).is_file()
@@ -284,7 +286,15 @@ def _open_binary(config: DataConfig) -> Datasets:
     directory = _dataset_directory(config)
     verifier = _verifier(directory, config)
     train, test, validation = (
-        open_binary(directory, split, config.num_numerical_features, size, subset, verifier)
+        open_binary(
+            directory,
+            split,
+            config.num_numerical_features,
+            size,
+            subset,
+            verifier,
+            config.allow_links,
+        )
         for split, size, subset in (
             ("train", config.batch_size, config.dataset_subset or 1.0),
             ("test", config.test_batch_size, 1.0),

@@ -16,7 +16,8 @@ import numpy as np
 import yaml
 
 from dlrm.data.clicks import layout
-from dlrm.files import write_atomically
+from dlrm.documents import brief, read_yaml
+from dlrm.files import check_relative, within, write_atomically
 
 CHANNELS = ("categorical", "numerical", "label")
 _REQUIRED_SPLITS, _OPTIONAL_SPLITS = {"train", "test"}, {"validation"}
@@ -31,7 +32,8 @@ class FeatureSpec:
         source_spec: split -> list of chunks {"type", "features", "files"}.
         channel_spec: channel -> feature names; their order is that of the model's inputs.
         metadata: anything.
-        path: the yaml file; the files of the chunks are relative to its directory.
+        path: the yaml file; the files of the chunks are relative to its directory and within it.
+        allow_links: whether these files may be symbolic links that lead out of the directory.
 
     Raises:
         ValueError: a rule is broken; the file, the rule and what was found are named.
@@ -42,6 +44,7 @@ class FeatureSpec:
     channel_spec: dict[str, list[str]]
     metadata: dict[str, Any] = field(default_factory=dict)
     path: Path = Path(layout.FEATURE_SPEC)
+    allow_links: bool = False
 
     def __post_init__(self) -> None:
         _check_sections(self)
@@ -50,7 +53,7 @@ class FeatureSpec:
         _check_splits(self)
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> "FeatureSpec":
+    def load(cls, path: str | os.PathLike, allow_links: bool = False) -> "FeatureSpec":
         """Reads a feature specification, or that of a dataset directory.
 
         A directory without `feature_spec.yaml` but with `model_size.json` is read by the latter:
@@ -59,9 +62,9 @@ class FeatureSpec:
         path = Path(path)
         if path.is_dir():
             if not (path / layout.FEATURE_SPEC).exists() and (path / layout.MODEL_SIZE).exists():
-                return _from_model_size(path)
+                return _from_model_size(path, allow_links)
             path = path / layout.FEATURE_SPEC
-        return cls(**read_sections(path), path=path)
+        return cls(**read_sections(path), path=path, allow_links=allow_links)
 
     @classmethod
     def default(
@@ -179,7 +182,7 @@ class FeatureSpec:
             raise ValueError(f"{self.path}: no split {split!r}, only {', '.join(self.splits)}")
         for chunk in self.source_spec[split]:
             if feature in chunk["features"]:
-                return self.directory / chunk["files"][0]
+                return self._within(chunk["files"][0])
         raise ValueError(f"{self.path}: no feature {feature!r} in split {split!r}")
 
     def num_rows(self, split: str) -> int:
@@ -191,13 +194,16 @@ class FeatureSpec:
         """
         rows = _size(self.file(split, self.label))
         for name, width in self._row_bytes(split).items():
-            size = _size(self.directory / name)
+            size = _size(self._within(name))
             if size != rows * width:
                 raise ValueError(
                     f"{self.directory / name}: expected {rows * width} bytes ({rows} rows, as the "
                     f"label file has, of {width} bytes), got {size}"
                 )
         return rows
+
+    def _within(self, name: str) -> Path:
+        return within(self.directory, name, self.path, self.allow_links)
 
     def _row_bytes(self, split: str) -> dict[str, int]:
         """File -> bytes of a row."""
@@ -216,20 +222,19 @@ def read_sections(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such feature specification")
-    try:
-        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not yaml in UTF-8 ({error})") from error
+    sections = read_yaml(path)
     expected = {"feature_spec", "source_spec", "channel_spec", "metadata"}
-    if not isinstance(sections, dict) or not expected - {"metadata"} <= set(sections) <= expected:
-        found = (
-            sorted(map(str, sections)) if isinstance(sections, dict) else type(sections).__name__
-        )
+    if not expected - {"metadata"} <= set(sections) <= expected:
+        found = brief(sorted(map(str, sections)))
         raise ValueError(f"{path}: expected the sections {sorted(expected)}, got {found}")
     sections["metadata"] = sections.get("metadata") or {}
     for name in expected:
         if not isinstance(sections[name], dict):
-            raise ValueError(f"{path}: section {name}: expected a map, got {sections[name]!r}")
+            raise ValueError(f"{path}: section {name}: expected a map, got {brief(sections[name])}")
+        if wrong := [key for key in sections[name] if not isinstance(key, str)]:
+            raise ValueError(
+                f"{path}: section {name}: expected texts as names, got {brief(wrong[0])}"
+            )
     return sections
 
 
@@ -245,7 +250,7 @@ def _default_chunks(folder: str, channels: dict[str, list[str]]) -> list[dict]:
     ]
 
 
-def _from_model_size(directory: Path) -> FeatureSpec:
+def _from_model_size(directory: Path, allow_links: bool) -> FeatureSpec:
     """Describes a dataset of 2020, whose numericals and id widths only its file sizes tell.
 
     NVIDIA's writer and reader disagreed by one about when an id needs a wider type, so the width is
@@ -257,6 +262,7 @@ def _from_model_size(directory: Path) -> FeatureSpec:
     validation = next((n for n in ("validation", "val") if (directory / n).is_dir()), None)
     splits = ["train", "test"] + (["validation"] if validation else [])
     spec = FeatureSpec.default(directory, num_numerical, cardinalities, splits)
+    spec = replace(spec, allow_links=allow_links)
     features = dict(spec.feature_spec)
     for name in spec.categorical:
         width = _width(spec.file("train", name), rows)
@@ -286,7 +292,8 @@ def _fail(spec: FeatureSpec, message: str) -> None:
     raise ValueError(f"{spec.path}: {message}")
 
 
-def _is_list_of_text(value: Any) -> bool:
+def is_list_of_text(value: Any) -> bool:
+    """Returns whether a value is a list of strings, perhaps without any."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
@@ -296,30 +303,31 @@ def _check_sections(spec: FeatureSpec) -> None:
         _fail(
             spec,
             "source_spec: expected the splits train and test, and possibly validation, "
-            f"got {sorted(splits)}",
+            f"got {brief(sorted(splits))}",
         )
     if set(spec.channel_spec) != set(CHANNELS):
         _fail(
             spec,
-            f"channel_spec: expected the channels {list(CHANNELS)}, got {list(spec.channel_spec)}",
+            f"channel_spec: expected the channels {list(CHANNELS)}, got "
+            f"{brief(list(spec.channel_spec))}",
         )
     for channel, names in spec.channel_spec.items():
-        if not _is_list_of_text(names):
-            _fail(spec, f"channel {channel}: expected a list of feature names, got {names!r}")
+        if not is_list_of_text(names):
+            _fail(spec, f"channel {channel}: expected a list of feature names, got {brief(names)}")
 
 
 def _check_channels(spec: FeatureSpec) -> None:
     if len(spec.channel_spec["label"]) != 1:
-        _fail(spec, f"channel label: expected one feature, got {spec.channel_spec['label']}")
+        _fail(spec, f"channel label: expected one feature, got {brief(spec.channel_spec['label'])}")
     used = [name for names in spec.channel_spec.values() for name in names]
     if repeated := [name for name, count in Counter(used).items() if count > 1]:
-        _fail(spec, f"channel_spec: features used twice: {repeated}")
+        _fail(spec, f"channel_spec: features used twice: {brief(repeated)}")
     if set(used) != set(spec.feature_spec):
         _fail(
             spec,
             "feature_spec and channel_spec name different features: only in feature_spec "
-            f"{sorted(set(spec.feature_spec) - set(used))}, only in channel_spec "
-            f"{sorted(set(used) - set(spec.feature_spec))}",
+            f"{brief(sorted(set(spec.feature_spec) - set(used)))}, only in channel_spec "
+            f"{brief(sorted(set(used) - set(spec.feature_spec)))}",
         )
     if not spec.numerical and not spec.categorical:
         _fail(spec, "channel_spec: expected at least one numerical or categorical feature")
@@ -328,14 +336,14 @@ def _check_channels(spec: FeatureSpec) -> None:
 def _check_features(spec: FeatureSpec) -> None:
     for name, facts in spec.feature_spec.items():
         try:
-            dtype = np.dtype(facts["dtype"])
-        except (KeyError, TypeError) as error:
-            _fail(spec, f"feature {name}: expected a numpy dtype, got {facts!r} ({error})")
+            dtype = np.dtype(facts["dtype"] + "")  # no list, map or None, which numpy takes, too
+        except (KeyError, TypeError, ValueError, SyntaxError, AttributeError):
+            _fail(spec, f"feature {name}: expected a numpy dtype, got {brief(facts)}")
         if name in spec.categorical:
             size = facts.get("cardinality")
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(
-                    f"{spec.path}: feature {name}: expected a cardinality >= 1, got {size!r}"
+                    f"{spec.path}: feature {name}: expected a cardinality >= 1, got {brief(size)}"
                 )
             if dtype.kind != "i":
                 _fail(spec, f"feature {name}: expected a signed integer dtype, got {dtype}")
@@ -352,7 +360,7 @@ def _check_features(spec: FeatureSpec) -> None:
 def _check_splits(spec: FeatureSpec) -> None:
     for split, chunks in spec.source_spec.items():
         if not isinstance(chunks, list):
-            _fail(spec, f"source_spec {split}: expected a list of chunks, got {chunks!r}")
+            _fail(spec, f"source_spec {split}: expected a list of chunks, got {brief(chunks)}")
         covered: list[str] = []
         for number, chunk in enumerate(chunks):
             where = f"source_spec {split} chunk {number}"
@@ -364,27 +372,31 @@ def _check_splits(spec: FeatureSpec) -> None:
         if missing or wrong:
             _fail(
                 spec,
-                f"source_spec {split}: expected every feature once; missing {missing}, "
-                f"unknown or repeated {wrong}",
+                f"source_spec {split}: expected every feature once; missing {brief(missing)}, "
+                f"unknown or repeated {brief(wrong)}",
             )
 
 
 def _check_chunk(spec: FeatureSpec, chunk: Any, where: str) -> None:
     if not isinstance(chunk, dict) or not {"type", "features", "files"} <= set(chunk):
-        _fail(spec, f"{where}: expected type, features and files, got {chunk!r}")
+        _fail(spec, f"{where}: expected type, features and files, got {brief(chunk)}")
     features, files = chunk["features"], chunk["files"]
     if chunk["type"] != "split_binary":
-        _fail(spec, f"{where}: expected type split_binary, got {chunk['type']!r}")
-    if not _is_list_of_text(features) or not features:
-        _fail(spec, f"{where}: expected one feature or more, got {features!r}")
-    if not _is_list_of_text(files) or len(files) != 1:
-        _fail(spec, f"{where}: expected one file, got {files!r}")
+        _fail(spec, f"{where}: expected type split_binary, got {brief(chunk['type'])}")
+    if not is_list_of_text(features) or not features:
+        _fail(spec, f"{where}: expected one feature or more, got {brief(features)}")
+    if not is_list_of_text(files) or len(files) != 1:
+        _fail(spec, f"{where}: expected one file, got {brief(files)}")
+    check_relative(files[0], spec.path)
     if set(features) & set(spec.numerical):
         if features != spec.numerical:
             _fail(
                 spec,
-                f"{where}: expected all numerical features in channel order, {spec.numerical}, "
-                f"got {features}",
+                f"{where}: expected all numerical features in channel order, "
+                f"{brief(spec.numerical)}, got {brief(features)}",
             )
     elif len(features) != 1:
-        _fail(spec, f"{where}: expected the label or one categorical feature alone, got {features}")
+        _fail(
+            spec,
+            f"{where}: expected the label or one categorical feature alone, got {brief(features)}",
+        )

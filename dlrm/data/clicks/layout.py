@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
@@ -90,16 +91,11 @@ def read_model_size(directory: Path) -> list[int]:
         ValueError: it is not an object of non-negative integers; the file and the entry are named.
     """
     path = directory / MODEL_SIZE
-    try:
-        sizes = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(sizes, dict):
-        raise ValueError(f"{path}: expected an object of table sizes, got {type(sizes).__name__}")
+    sizes = read_json(path)
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise ValueError(
-                f"{path}: entry {name}: expected a greatest id of 0 or more, got {size!r}"
+                f"{path}: entry {name}: expected a greatest id of 0 or more, got {brief(size)}"
             )
     return [size + 1 for size in sizes.values()]
 
@@ -124,7 +120,7 @@ def write_dataset_manifest(
     write_manifest(directory, KIND, checksums, **facts)
 
 
-def read_dataset_manifest(directory: Path) -> dict[str, Any] | None:
+def read_dataset_manifest(directory: Path, allow_links: bool = False) -> dict[str, Any] | None:
     """Checks a dataset against its manifest; returns None where foreign software wrote no manifest.
 
     A dataset of ours is staged beside its final name and renamed when whole, so that one without a
@@ -135,11 +131,11 @@ def read_dataset_manifest(directory: Path) -> dict[str, Any] | None:
     """
     if not (directory / MANIFEST).exists():
         return None
-    manifest = read_manifest(directory, KIND)
+    manifest = read_manifest(directory, KIND, allow_links=allow_links)
     for name, kind in (("rows", dict), ("cardinalities", list), ("transform", dict)):
         if not isinstance(manifest.get(name), kind):
             raise ValueError(
                 f"{directory / MANIFEST}: entry {name}: expected a {kind.__name__}, got "
-                f"{manifest.get(name)!r}"
+                f"{brief(manifest.get(name))}"
             )
     return manifest

@@ -11,6 +11,7 @@ from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.prefetch import BatchedRows
 from dlrm.data.verification import CheckedFile, Verifier
+from dlrm.files import within
 
 BINARY_FILES = {  # the names of 2020 and, for validation, of 2021
     "train": ("train_data.bin",),
@@ -184,22 +185,25 @@ def open_binary(
     batch_size: int,
     subset: float = 1.0,
     verifier: Verifier | None = None,
+    allow_links: bool = False,
 ) -> BinaryDataset | None:
     """Opens a split of a binary dataset; returns None where there is no validation file.
 
     Raises:
         FileNotFoundError: the split's file or `model_size.json` is missing.
+        ValueError: a file is no such file, or a symbolic link out of the directory.
     """
     if not (directory / layout.MODEL_SIZE).is_file():
         raise FileNotFoundError(
             f"{directory / layout.MODEL_SIZE}: missing; a binary dataset has its table sizes there"
         )
     names = BINARY_FILES[split]
-    path = next((directory / name for name in names if (directory / name).is_file()), None)
-    if path is None:
+    name = next((name for name in names if (directory / name).is_file()), None)
+    if name is None:
         if split == "validation":
             return None
         raise FileNotFoundError(f"{directory / names[0]}: missing; a binary dataset needs it")
+    path = within(directory, name, directory, allow_links)
     sizes = layout.read_model_size(directory)
     return BinaryDataset(path, num_numerical, sizes, batch_size, subset, verifier)
 

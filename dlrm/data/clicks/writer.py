@@ -45,10 +45,6 @@ class SplitWriter:
 
     def _open(self, feature: str):
         path = self._spec.file(self._split, feature)
-        if not path.resolve().is_relative_to(self._spec.directory.resolve()):
-            raise ValueError(
-                f"{self._spec.path}: expected files inside the dataset's directory, got {path}"
-            )
         path.parent.mkdir(parents=True, exist_ok=True)
         return open(path, "xb")
 

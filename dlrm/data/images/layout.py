@@ -42,15 +42,15 @@ class Contents(NamedTuple):
     splits: dict[str, list[int]]
 
 
-def read_contents(directory: Path) -> Contents:
-    """Reads the manifest of a dataset.
+def read_contents(directory: Path, allow_links: bool = False) -> Contents:
+    """Reads the manifest of a dataset; its files may be links out of it only if `allow_links`.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file it names is missing.
         ValueError: an entry is missing or wrong, its shards are not those it has files of, or a
             file has another size.
     """
-    manifest = read_manifest(directory, KIND)
+    manifest = read_manifest(directory, KIND, allow_links=allow_links)
     entries: list[Any] = [manifest.get(name) for name in Contents._fields]
     size, classes, splits = entries
     for name, wanted, is_right in (

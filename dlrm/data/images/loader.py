@@ -103,8 +103,8 @@ class ImageDataset:
 
     def __init__(self, directory: str | Path, split: str, verify_data: str = "first") -> None:
         directory = Path(directory)
-        contents = image_layout.read_contents(directory)
-        self._verifier = Verifier(directory, image_layout.KIND, verify_data)
+        contents = image_layout.read_contents(directory, allow_links=True)
+        self._verifier = Verifier(directory, image_layout.KIND, verify_data, allow_links=True)
         if split not in contents.splits:
             raise FileNotFoundError(
                 f"{directory}: expected a split {split}, has {', '.join(contents.splits)}"

@@ -104,14 +104,14 @@ def write_text_manifest(
     )
 
 
-def read_text_manifest(directory: Path) -> dict[str, Any]:
-    """Returns the manifest of a dataset.
+def read_text_manifest(directory: Path, allow_links: bool = True) -> dict[str, Any]:
+    """Returns the manifest of a dataset; its files may be links out of it only if `allow_links`.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file is missing.
         ValueError: an entry is missing or wrong, or a file has another size.
     """
-    manifest = read_manifest(directory, KIND)
+    manifest = read_manifest(directory, KIND, allow_links=allow_links)
     rows, path = manifest.get("rows"), directory / MANIFEST
     if not (isinstance(rows, list) and rows and all(type(n) is int and n >= 0 for n in rows)):
         raise ValueError(f"{path}: rows: expected the rows of each shard, got {reprlib.repr(rows)}")

@@ -19,6 +19,7 @@ import torch
 
 from dlrm.data.text.loader import TextBatch
 from dlrm.data.text.wordpiece import Slices, Tokenizer
+from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
 _BREAKS = " \t\r\n\u202f"  # what stands between words of a context
@@ -65,22 +66,13 @@ def read_squad(path: str | Path, with_answers: bool = True) -> list[Question]:
             id is there twice; file and place are named.
     """
     path = Path(path)
-    try:
-        content = json.loads(path.read_bytes())
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}: line {error.lineno}, column {error.colno}: no JSON: {error.msg}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start}: not UTF-8") from error
-    except (ValueError, RecursionError) as error:  # too many digits, or levels
-        raise ValueError(f"{path}: no JSON that can be read: {error}") from error
+    content = read_json(path, object)
     questions = list(_questions(content, path, with_answers))
     places: dict[str, str] = {}
     for question in questions:
         if question.id in places:
             raise ValueError(
-                f"{question.place}: id {question.id!r} is there twice, first in "
+                f"{question.place}: id {brief(question.id)} is there twice, first in "
                 f"{places[question.id]}"
             )
         places[question.id] = question.place
@@ -112,7 +104,7 @@ def _answers(entry: dict, place: str, required: bool) -> tuple[Answer, ...]:
         return ()
     answers = _field(entry, "answers", list, place)
     if required and not answers:
-        raise ValueError(f"{place} ({entry['id']}): expected at least one answer, got none")
+        raise ValueError(f"{place} ({brief(entry['id'])}): expected at least one answer, got none")
     return tuple(
         Answer(
             _field(answer, "text", str, f"{place}, answer {number}"),
@@ -124,13 +116,15 @@ def _answers(entry: dict, place: str, required: bool) -> tuple[Answer, ...]:
 
 def _field(record: Any, name: str, kind: type, place: str) -> Any:
     if not isinstance(record, dict):
-        raise ValueError(f"{place}: expected an object, got {json.dumps(record)[:80]}")
+        raise ValueError(f"{place}: expected an object, got {brief(record)}")
     if name not in record:
-        raise ValueError(f"{place}: expected a field {name}, has {', '.join(record) or 'none'}")
+        raise ValueError(
+            f"{place}: expected a field {name}, has {brief(list(record))[1:-1] or 'none'}"
+        )
     value = record[name]
     if not isinstance(value, kind) or isinstance(value, bool):
         expected = {list: "a list", str: "a text", int: "an integer"}[kind]
-        raise ValueError(f"{place}: {name}: expected {expected}, got {json.dumps(value)[:80]}")
+        raise ValueError(f"{place}: {name}: expected {expected}, got {brief(value)}")
     return value
 
 

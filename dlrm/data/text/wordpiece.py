@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlrm.documents import brief, read_bytes
+
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_VOCABULARY_BYTES = 1 << 26
 _BLOCK = 1024  # texts that are tokenized at once, so that few of their Python objects live
 
 
@@ -166,7 +169,7 @@ def load_tokenizer(
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file (--vocab_file)")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path, MAX_VOCABULARY_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start}: not UTF-8") from error
     tokens = [line.strip() for line in text.rstrip().split("\n")]
@@ -176,7 +179,8 @@ def load_tokenizer(
             raise ValueError(f"{path}: line {number}: expected a token, got an empty line")
         if token in lines:
             raise ValueError(
-                f"{path}: line {number}: {token!r} is there twice, first in line {lines[token]}"
+                f"{path}: line {number}: {brief(token)} is there twice, first in line "
+                f"{lines[token]}"
             )
         lines[token] = number
     if missing := [token for token in SPECIAL_TOKENS if token not in lines]:

@@ -13,10 +13,12 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.sources.csv_cells import BadCellError, number_parser
 from dlrm.data.transform.transform import log_numerical
+from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
 NUMERIC_TRANSFORMS = ("log", "standardise", "none")
 _FILE = "csv.json"
+_MAX_BYTES = 1 << 30  # dictionaries and all
 _LONGEST_SHOWN = 64  # characters of a cell in a message
 
 
@@ -125,12 +127,12 @@ class CsvTransform:
         """
         path = directory / layout.TRANSFORM / _FILE
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = read_json(path, max_bytes=_MAX_BYTES)
             if facts["version"] != 1:
                 raise ValueError(f"expected version 1, got {facts['version']}")
             label = {name: facts.get(name) for name in ("label", "positive")}
             if not all(text is None or isinstance(text, str) for text in label.values()):
-                raise ValueError(f"expected texts as label and positive, got {label}")
+                raise ValueError(f"expected texts as label and positive, got {brief(label)}")
             negatives = facts.get("negatives")
             return cls(
                 facts["numeric_transform"],
@@ -141,7 +143,7 @@ class CsvTransform:
                 negatives=None if negatives is None else tuple(negatives),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: not a fitted transform ({error!r})") from error
+            raise ValueError(f"{path}: not a fitted transform ({brief(error)})") from error
 
 
 def _shortened(cell: str) -> str:

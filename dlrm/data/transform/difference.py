@@ -5,7 +5,6 @@ dataset together calls `compare_transforms`, which knows logs and CSV. Only nump
 library are imported.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
@@ -18,6 +17,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.transform.csv_transform import CsvTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
+from dlrm.documents import read_json
 
 _MOST_FIELDS, _MOST_IDS = 3, 2  # that a message names
 _BLOCK = 1 << 20  # numbers of a dictionary that are compared at a time
@@ -28,6 +28,7 @@ def compare_transforms(
     dataset: str | os.PathLike | None,
     allowed: bool = False,
     verify_data: str = "first",
+    allow_links: bool = False,
 ) -> str | None:
     """Compares the transform of a checkpoint with that of a dataset, both in their `transform/`.
 
@@ -38,6 +39,7 @@ def compare_transforms(
         dataset: what it meets; None is data without files.
         allowed: go on where they differ.
         verify_data: when the dataset's transform is compared with its checksums; see `Verifier`.
+        allow_links: whether the dataset's files may be symbolic links out of it.
 
     Returns:
         A line that says what could not be compared or is allowed to differ, or None.
@@ -46,8 +48,8 @@ def compare_transforms(
         ValueError: they differ, and how; or a file of one is damaged, which is named.
         FileNotFoundError: a file of a transform is missing.
     """
-    model = _load(Path(checkpoint), "checkpoint", "always")
-    here = None if dataset is None else _load(Path(dataset), layout.KIND, verify_data)
+    model = _load(Path(checkpoint), "checkpoint", "always", None)
+    here = None if dataset is None else _load(Path(dataset), layout.KIND, verify_data, allow_links)
     if model is None:
         return None
     if dataset is None or here is None:
@@ -73,17 +75,17 @@ def compare_transforms(
 _Loaded = tuple[Transform | CsvTransform, list[str]]  # with the checksums of the dictionaries
 
 
-def _load(directory: Path, kind: str, verify_data: str) -> _Loaded | None:
+def _load(directory: Path, kind: str, verify_data: str, allow_links: bool | None) -> _Loaded | None:
     """Reads `transform/` as its manifest has it; returns None where there is none."""
     folder = directory / layout.TRANSFORM
     if not folder.is_dir():
         return None
-    Verifier(directory, kind, verify_data).check_names(layout.TRANSFORM)
+    Verifier(directory, kind, verify_data, allow_links).check_names(layout.TRANSFORM)
     try:
         return CsvTransform.load(directory), []
     except FileNotFoundError:
         transform = Transform.load(folder)
-    facts = json.loads((folder / "transform.json").read_text(encoding="utf-8"))
+    facts = read_json(folder / "transform.json")
     return transform, facts.get("dictionary_crc32", [])
 
 

@@ -34,6 +34,7 @@ from dlrm.data.transform.dictionaries import (
     save_dictionary,
 )
 from dlrm.data.transform.lookup import IdLookup
+from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
 NUMERIC_TRANSFORMS = ("readme", "nvidia")
@@ -241,7 +242,7 @@ class Transform:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file, so {directory} is no fitted transform")
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = read_json(path)
             version, sizes = facts["version"], facts["dictionary_sizes"]
             limits = facts["frequency_limit"]
             limit = FrequencyLimit(
@@ -252,9 +253,9 @@ class Transform:
             if checksums and len(checksums) != len(sizes):
                 raise ValueError(f"{len(checksums)} checksums of {len(sizes)} dictionaries")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: not a fitted transform ({error!r})") from error
+            raise ValueError(f"{path}: not a fitted transform ({brief(error)})") from error
         if version != _VERSION:
-            raise ValueError(f"{path}: expected version {_VERSION}, got {version!r}")
+            raise ValueError(f"{path}: expected version {_VERSION}, got {brief(version)}")
         paths = [dictionary_path(directory, i) for i in range(len(sizes))]
         dictionaries = [load_dictionary(*item) for item in zip(paths, sizes, strict=True)]
         transform = cls(num_numerical, dictionaries, rule, limit)

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dlrm.documents import read_json
 from dlrm.files import (
     MANIFEST,
     check_replaceable,
@@ -32,7 +33,7 @@ from dlrm.files import (
     sync_tree,
     tidy_after_killed,
 )
-from dlrm.manifest import read_json, read_manifest
+from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import Engine
 
 _FACTS = "run.json"
@@ -68,7 +69,7 @@ class WorkFolder:
     def result(self, stage: str) -> Any:
         """Returns what `finish` was given for a stage, or None if the stage is not finished."""
         path = self._marker(stage)
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read_json(path, object) if path.exists() else None
 
     def finish(self, stage: str, result: Any) -> None:
         """Marks a stage as finished; call it last."""
@@ -118,10 +119,7 @@ class WorkFolder:
         with _watched(results, on_progress):
             if left:
                 engine.run(stage, partial(_once, task, str(results)), [(i, items[i]) for i in left])
-        return [
-            json.loads((results / f"{i}.json").read_text(encoding="utf-8"))
-            for i in range(len(items))
-        ]
+        return [read_json(results / f"{i}.json") for i in range(len(items))]
 
     def publish(self) -> None:
         """Makes the output `final`; the folder is removed."""
@@ -266,7 +264,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _check_same(folder: Path, facts: dict[str, Any]) -> None:
     try:
-        stored = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        stored = read_json(folder / _FACTS)
         earlier = dict(stored["facts"]) if stored["kind"] == _KIND else {}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / _FACTS}: not the facts of a run ({error!r})") from error

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from dlrm.data.images import layout as image_layout
+from dlrm.documents import read_json
 from dlrm.manifest import Checksum
 from dlrm.preproc.images.sources import Item, read
 
@@ -63,7 +64,7 @@ class Report(NamedTuple):
     @classmethod
     def load(cls, path: Path) -> "Report":
         """Reads a report."""
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = read_json(path)
         names = {int(label): name for label, name in report.pop("class_names").items()}
         return cls(class_names=names, **report)
 

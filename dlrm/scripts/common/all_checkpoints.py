@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 
 from dlrm.distributed import World, agreed, from_first
+from dlrm.documents import read_json
 from dlrm.files import write_atomically
 from dlrm.train.checkpoints.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.checkpoints.state import read_tensors
 from dlrm.train.ema import average_in_order
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.task import Task
@@ -52,7 +53,7 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
     assert trainer.checkpoints is not None
     directory, model, step = trainer.checkpoints.path, trainer.task.model, trainer.progress.step
     paths = sorted(directory.glob("step-*/dense.safetensors"))
-    average = average_in_order((load_file(path) for path in paths), decay)
+    average = average_in_order((read_tensors(path) for path in paths), decay)
     with torch.no_grad():
         for name, value in model.state_dict().items():
             value.copy_(average[name])
@@ -77,7 +78,7 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
 
 def _progress_of(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / "progress.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return read_json(file) if file.exists() else {}
 
 
 def checkpoints_of(path: str) -> list[Path]:

@@ -191,6 +191,9 @@ PROFILE_HELP = Help(
     "trace and a picture beside the log, and a list of the longest operators",
     least=1,
 )
+ALLOW_LINKS_HELP = (
+    "Read files of the dataset that are symbolic links to files outside of its directory"
+)
 
 
 def one_of(choices: Iterable[str], text: str) -> str:

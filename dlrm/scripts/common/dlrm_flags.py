@@ -17,6 +17,7 @@ from dlrm.model.mlp import OUTPUT_INITS
 from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.scripts.common.config_flags import (
+    ALLOW_LINKS_HELP,
     PROFILE_HELP,
     VERIFY_DATA_HELP,
     ConfigFlags,
@@ -206,6 +207,7 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         ),
         "feature_spec": "File in the dataset that describes its features",
         "verify_data": Help(VERIFY_DATA_HELP, VERIFY_DATA),
+        "allow_links": ALLOW_LINKS_HELP,
         "batch_size": Help("Batch size used for training", least=1),
         "test_batch_size": Help("Batch size used for testing/validation", least=1),
         "shuffle_batch_order": Help(
@@ -302,7 +304,14 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
 RESUME_MAY_CHANGE = frozenset(
     [
         *("mode", "epochs", "max_steps", "resume", "auc_threshold", "auc_device", "backend"),
-        *("dataset", "verify_data", "synthetic_dataset_dir", "log_path", "output_dir"),
+        *(
+            "dataset",
+            "verify_data",
+            "allow_links",
+            "synthetic_dataset_dir",
+            "log_path",
+            "output_dir",
+        ),
         *("load_checkpoint_path", "save_checkpoint_path", "checkpoint_freq", "keep_checkpoints"),
         "allow_other_transform",
         *("print_freq", "test_freq", "test_after", "test_batch_size"),

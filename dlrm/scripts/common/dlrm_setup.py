@@ -175,7 +175,11 @@ def _compare_transforms(
     if checkpoint is None or world.rank > 0:
         return None
     return compare_transforms(
-        checkpoint, fitted, values["allow_other_transform"], values["verify_data"]
+        checkpoint,
+        fitted,
+        values["allow_other_transform"],
+        values["verify_data"],
+        values["allow_links"],
     )
 
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, gather
-from dlrm.manifest import read_json, read_manifest
+from dlrm.documents import brief, read_json
+from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
-from dlrm.train.checkpoints.state import INTEGER, Parameters, random_state_file
+from dlrm.train.checkpoints.state import INTEGER, Parameters, random_state_file, read_tensors
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
 __all__ = [
@@ -61,7 +61,8 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
     """
-    return _read_json(directory, "config.json")
+    _check_manifest(directory, "config.json")
+    return checked_config(directory)
 
 
 def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
@@ -70,12 +71,48 @@ def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
     """
-    return _read_json(directory, "progress.json")
+    _check_manifest(directory, "progress.json")
+    return read_json(Path(directory, "progress.json"))
 
 
-def _read_json(directory: str | os.PathLike, name: str) -> dict[str, Any]:
+def _check_manifest(directory: str | os.PathLike, name: str) -> None:
     read_manifest(Path(directory), "checkpoint", True, lambda file: file == name)
-    return read_json(Path(directory, name))
+
+
+def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
+    """Returns the `config` of a checkpoint, whose sections and tables have the expected form.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged; the file and the entry are named.
+    """
+    path = Path(directory, "config.json")
+    sections: dict[str, Any] = {"flags": {}, "dataset": {}, "optimizers": [], "tables": []}
+    config = sections | read_json(path)
+    for name, kind in ((name, type(empty)) for name, empty in sections.items()):
+        if not isinstance(config[name], kind):
+            expected = "a map" if kind is dict else "a list"
+            raise ValueError(f"{path}: {name}: expected {expected}, got {brief(config[name])}")
+    for index, table in enumerate(config["tables"]):
+        if not _is_table(table):
+            raise ValueError(
+                f"{path}: tables: entry {index}: expected rows, dim and the names of its state, "
+                f"got {brief(table)}"
+            )
+    return config
+
+
+def _is_table(table: Any) -> bool:
+    if not isinstance(table, dict) or not isinstance(table.get("state"), list):
+        return False
+    counts = (table.get("rows"), table.get("dim"))
+    numbers = table.get("scalars", {})
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(name, str) and name.isidentifier() for name in table["state"])
+        and isinstance(numbers, dict)
+        and all(type(number) in (int, float) for number in numbers.values())
+    )
 
 
 def load_checkpoint(
@@ -112,8 +149,9 @@ def load_checkpoint(
     with agreed(world, ValueError, OSError):
         read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own))
         config = read_config(directory)
-        dense = load_file(directory / "dense.safetensors")
-        _check_architecture(directory, parameters, shapes, dense, config["tables"], num_tables)
+        dense = read_tensors(directory / "dense.safetensors")
+        tables = config["tables"]
+        _check_architecture(directory, parameters, shapes, dense, tables, num_tables)
         if finite:
             _check_finite(directory, parameters, dense)
         kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
@@ -124,7 +162,7 @@ def load_checkpoint(
         _load_weights(directory, parameters, dense)
         _load_average(directory, parameters)
         if resume:
-            _load_optimizers(directory, parameters, config["tables"])
+            _load_optimizers(directory, parameters, tables)
             _load_random_state(directory, world)
     return read_json(directory / "progress.json")
 
@@ -162,12 +200,17 @@ def _check_architecture(
 ) -> None:
     expected: dict[str, Any] = {"tables": num_tables, **shapes}
     found: dict[str, Any] = {"tables": len(tables)}
-    found |= {name: list(tensor.shape) for name, tensor in dense.items()}
+    found |= {name: _shape(tensor) for name, tensor in dense.items()}
     for table, weight, begin, end in parameters.table_rows():
         expected[f"table {table}"] = [end - begin, weight.shape[1]]
         if table < len(tables):
             found[f"table {table}"] = [tables[table]["rows"], tables[table]["dim"]]
     _check_same(directory, "another architecture", found, expected)
+
+
+def _shape(tensor: Tensor) -> list[Any]:
+    """The sizes of a tensor; one that can be no weight has its dtype beside them."""
+    return [*tensor.shape, *([] if tensor.is_floating_point() else [str(tensor.dtype)])]
 
 
 def _check_same(directory: Path, what: str, found: dict, expected: dict) -> None:
@@ -204,10 +247,13 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
     """Gives the optimizers the saved state; torch's create theirs at the first step only."""
     weights = dict(parameters.model.named_parameters())
     optimizers = {id(parameter): optimizer for parameter, optimizer in parameters.optimizer_of()}
-    for name, value in load_file(directory / "optimizer.safetensors").items():
+    file = directory / "optimizer.safetensors"
+    for name, value in read_tensors(file).items():
         parameter, _, key = name.rpartition("/")
         if parameter not in weights and parameters.parts.size > 1:
             continue  # of another part
+        if parameter not in weights:
+            raise ValueError(f"{file}: {brief(name)}: expected the state of a weight of the model")
         weight = weights[parameter]
         state = optimizers[id(weight)].state[weight]
         if key.endswith(INTEGER):
@@ -243,7 +289,7 @@ def _load_average(directory: Path, parameters: Parameters) -> None:
     """Loads the average of the weights; it begins at the weights where none was saved."""
     if parameters.average:
         saved = directory / AVERAGE
-        average = load_file(saved if saved.exists() else directory / "dense.safetensors")
+        average = read_tensors(saved if saved.exists() else directory / "dense.safetensors")
         for name, tensor in parameters.average.items():
             tensor.copy_(average[name])
 
@@ -253,7 +299,7 @@ def _load_random_state(directory: Path, world: World) -> None:
     file = directory / random_state_file(world.rank)
     if not file.is_file():
         return
-    state = load_file(file)
+    state = read_tensors(file)
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -4,7 +4,6 @@ import fcntl
 import math
 import os
 import re
-import reprlib
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.distributed import World, agreed, from_first
+from dlrm.documents import brief
 from dlrm.files import (
     MANIFEST,
     in_use,
@@ -21,7 +21,7 @@ from dlrm.files import (
     tidy_leftovers,
     write_atomically,
 )
-from dlrm.manifest import read_json, sealed_json
+from dlrm.manifest import read_sealed, sealed_json
 from dlrm.train.checkpoints.checkpoint import read_progress
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.checkpoints.writer import CheckpointWriter
@@ -231,7 +231,7 @@ def _pointer(path: Path) -> dict[str, float]:
     file = path / _BEST
     if not file.exists():
         return {}
-    record = read_json(file)
+    record = read_sealed(file)
     record.pop("own_crc32", None)
     return _checked_record(file, record)
 
@@ -248,7 +248,7 @@ def _checked_record(file: Path, record: Any) -> dict[str, float]:
     """Raises ValueError where something is no record of a tested step."""
     numbers = isinstance(record, dict) and all(type(v) in (int, float) for v in record.values())
     if not numbers or not 0 <= record.get("step", math.nan) < math.inf:
-        raise ValueError(f"{file}: expected the best step, got {reprlib.repr(record)}: damaged")
+        raise ValueError(f"{file}: expected the best step, got {brief(record)}: damaged")
     return record
 
 

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+from dlrm.documents import read_json
 from dlrm.files import staged_directory
-from dlrm.manifest import read_json, read_manifest, write_manifest
+from dlrm.manifest import read_manifest, write_manifest
+from dlrm.train.checkpoints.checkpoint import checked_config
 from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.state import read_tensors
 
 _BLOCK_BYTES = 1 << 24
 
@@ -100,7 +102,7 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     """
     path = find_checkpoint(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
-    config, progress = (read_json(path / f"{name}.json") for name in ("config", "progress"))
+    config, progress = checked_config(path), read_json(path / "progress.json")
     folder = path / "tables"
     tables, state = [], []
     try:
@@ -108,9 +110,9 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
             rows, files = table["rows"], {n: folder / f"{index}.{n}.bin" for n in table["state"]}
             tables.append(Rows(folder / f"{index}.bin", rows, table["dim"]))
             state.append({name: _rows_of_state(file, rows) for name, file in files.items()})
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise ValueError(f"{path / 'config.json'}: expected tables, got {error!r}") from error
-    dense, optimizer = (_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
+    dense, optimizer = (read_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
     attached = attached_to(path)
     return SavedModel(path, "dlrm", config, progress, dense, tables, state, optimizer, attached)
 
@@ -140,13 +142,6 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
 def attached_to(path: Path) -> list[Path]:
     """The directories in a checkpoint that are no tables."""
     return sorted(p for p in path.iterdir() if p.is_dir() and p.name != "tables")
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: damaged ({error})") from error
 
 
 def _rows_of_state(path: Path, rows: int) -> Rows:

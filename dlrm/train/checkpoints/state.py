@@ -1,13 +1,18 @@
 """What a checkpoint holds of a model and its optimizers, and where it is found in them."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World
+from dlrm.documents import brief
 
 LOW = "_low"  # ends the name of a buffer of lower halves
 INTEGER = ":int"  # marks state that is a Python integer, not a tensor
@@ -91,6 +96,21 @@ def optimizer_state(
                 number = value.item() if isinstance(value, Tensor) else value
                 scalars.setdefault(key, {})[name] = number
     return rows, scalars, others
+
+
+def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
+    """Reads a file of tensors.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or no such file; it is named.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: missing")
+    try:
+        return load_file(path)
+    except (SafetensorError, RuntimeError, KeyError, TypeError, OSError) as error:
+        raise ValueError(f"{path}: damaged, or no safetensors ({brief(error)})") from None
 
 
 def random_state_file(rank: int) -> str:

@@ -495,3 +495,19 @@ def test_what_is_read_ahead_is_not_changed_by_what_is_computed(tmp_path, dataset
         sums[place] = batch.categorical.sum()
     expected = [dataset.batch(index).categorical.sum().item() for index in order]
     assert sums.tolist() == expected
+
+
+@pytest.mark.parametrize("linked", ["train/label.bin", "test/cat_1.bin", "train"])
+@pytest.mark.parametrize("has_manifest", [False, True])
+def test_files_that_are_links_out_of_the_dataset_need_a_flag(tmp_path, linked, has_manifest):
+    directory = tmp_path / "dataset"
+    written = write_dataset(directory, {"train": 10, "test": 5})
+    if has_manifest:
+        layout.write_dataset_manifest(directory, {"train": 10, "test": 5}, SIZES, {})
+    (directory / linked).rename(tmp_path / "elsewhere")
+    (directory / linked).symlink_to(tmp_path / "elsewhere")
+    config = {"dataset": str(directory), "batch_size": 10}
+    with pytest.raises(ValueError, match=r"symbolic link to .*elsewhere.*; --allow_links"):
+        open_datasets(DataConfig(**config))
+    datasets = open_datasets(DataConfig(**config, allow_links=True))
+    assert_batches_are(datasets.train, written["train"], 10, [0])

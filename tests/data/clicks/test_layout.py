@@ -45,8 +45,8 @@ def test_model_size_is_read_in_the_order_of_the_file_whatever_the_names(tmp_path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not JSON"),
-        ("[1]", "expected an object"),
+        ("{", "line 1, column 2: no JSON"),
+        ("[1]", "expected a map"),
         ('{"_c14": "12"}', "entry _c14: expected a greatest id"),  # what NVIDIA's generator wrote
         ('{"_c14": -1}', "entry _c14: .* got -1"),
         ('{"_c14": true}', "entry _c14: .* got True"),

@@ -329,17 +329,17 @@ WHERE = r"d\.json: article 0, paragraph 0"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"id": None}, rf"{WHERE}, question 0: expected a field id, has question, answers"),
+        ({"id": None}, rf"{WHERE}, question 0: expected a field id, has .question., .answers."),
         ({"question": 3}, rf"{WHERE}, question 0: question: expected a string|text, got 3"),
-        ({"context": None}, rf"{WHERE}: expected a field context, has qas"),
+        ({"context": None}, rf"{WHERE}: expected a field context, has .qas."),
         ({"context": " \n"}, rf"{WHERE}: expected a context, got an empty one"),
-        ({"qas": None}, rf"{WHERE}: expected a field qas, has context"),
+        ({"qas": None}, rf"{WHERE}: expected a field qas, has .context."),
         ({"qas": [4]}, rf"{WHERE}, question 0: expected an object, got 4"),
         ({"qas": []}, r"d\.json: expected at least one question"),
-        ({"answers": []}, rf"{WHERE}, question 0 \(1\): expected at least one answer, got none"),
+        ({"answers": []}, rf"{WHERE}, question 0 \('1'\): expected at least one answer, got none"),
         ({"text": None}, rf"{WHERE}, question 0, answer 0: expected a field text"),
-        ({"answer_start": "0"}, r"answer 0: answer_start: expected an integer, got \"0\""),
-        ({"answer_start": True}, "answer_start: expected an integer, got true"),
+        ({"answer_start": "0"}, r"answer 0: answer_start: expected an integer, got '0'"),
+        ({"answer_start": True}, "answer_start: expected an integer, got True"),
     ],
 )
 def test_wrong_fields_are_named(tmp_path, changes, message):
@@ -352,9 +352,9 @@ def test_wrong_fields_are_named(tmp_path, changes, message):
     [
         (b'{"data": [\n1,, 2]}', r"d\.json: line 2, column 3: no JSON: Expecting value"),
         (b"", r"d\.json: line 1, column 1: no JSON"),
-        (b'{"data": "\xff"}', r"d\.json: byte 10: not UTF-8"),
-        (b"[" * 100_000, r"d\.json: no JSON that can be read: maximum recursion"),
-        (b"9" * 5000, r"d\.json: no JSON that can be read: Exceeds the limit"),
+        (b'{"data": "\xff"}', r"d\.json: byte 10: .*not UTF-8"),
+        (b"[" * 100_000, r"d\.json: expected lists and maps at most"),
+        (b"9" * 5000, r"d\.json: no JSON: Exceeds the limit"),
         (b"[]", r"d\.json: expected an object, got \[\]"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dlrm.distributed import World
+from dlrm.manifest import write_manifest
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
@@ -17,6 +18,7 @@ from dlrm.train.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
+from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.rows import table_optimizer
@@ -154,7 +156,10 @@ def test_another_architecture_is_refused_by_name_and_changes_nothing(tmp_path):
         (lambda c: (c / "tables/1.bin").write_bytes(b"0000"), r"tables/1.bin: expected 320 bytes"),
         (lambda c: (c / "tables/1.bin").unlink(), r"tables/1.bin: missing"),
         (lambda c: (c / "manifest.json").unlink(), r"manifest.json: no such file"),
-        (lambda c: (c / "manifest.json").write_text("{"), r"manifest.json: expected JSON"),
+        (
+            lambda c: (c / "manifest.json").write_text("{"),
+            r"manifest.json: line 1.* no JSON",
+        ),
         (lambda c: flip(c / "dense.safetensors"), r"dense.safetensors: expected CRC-32 \w+, got"),
     ],
 )
@@ -269,3 +274,68 @@ def test_changed_flags_are_all_named():
     assert "--lr: 1.0 in the checkpoint, now 2.0" in str(error.value)
     assert "--amp: False in the checkpoint, now True" in str(error.value)
     assert "--seed" not in str(error.value)
+
+
+def sealed(checkpoint):
+    """Writes the manifest anew, so that the checksums are those of the damaged files."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    facts = {
+        k: v for k, v in manifest.items() if k not in ("kind", "version", "files", "own_crc32")
+    }
+    write_manifest(checkpoint, "checkpoint", **facts)
+
+
+def header(text, data=b""):
+    return len(text).to_bytes(8, "little") + text + data
+
+
+BAD_TENSORS = {
+    "empty": b"",
+    "no header": b"1234567",
+    "a header of 2**63 bytes": (2**63).to_bytes(8, "little") + b"{}",
+    "no JSON": header(b"no json "),
+    "offsets beyond the end": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
+    "another type": header(b'{"a":{"dtype":"X32","shape":[1],"data_offsets":[0,4]}}', b"0000"),
+    "deep": header(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TENSORS)
+@pytest.mark.parametrize("name", ["dense", "optimizer"])
+def test_a_file_of_tensors_that_is_none_is_named(tmp_path, what, name):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    (tmp_path / "c" / f"{name}.safetensors").write_bytes(BAD_TENSORS[what])
+    sealed(tmp_path / "c")
+    with pytest.raises(ValueError, match=rf"{name}\.safetensors: damaged, or no safetensors"):
+        load_checkpoint(tmp_path / "c", parameters(trained=False), resume=True)
+    with pytest.raises(ValueError, match=rf"{name}\.safetensors: damaged, or no safetensors"):
+        read_saved(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "expected a map"),
+        ('{"tables": null}', "tables: expected a list, got None"),
+        ('{"tables": [5]}', "tables: entry 0: expected rows"),
+        ('{"tables": [{"rows": 1, "dim": 1, "state": ["../../x"]}]}', "tables: entry 0"),
+        ('{"tables": [{"rows": -1, "dim": 1, "state": []}]}', "tables: entry 0"),
+        ('{"flags": []}', r"flags: expected a map, got \[\]"),
+    ],
+)
+def test_a_configuration_of_another_form_is_named(tmp_path, text, message):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    (tmp_path / "c" / "config.json").write_text(text)
+    sealed(tmp_path / "c")
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        load_checkpoint(tmp_path / "c", parameters(trained=False))
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        read_saved(tmp_path / "c")
+
+
+def test_a_link_out_of_a_checkpoint_is_refused(tmp_path):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    (tmp_path / "c" / "tables" / "0.bin").rename(tmp_path / "0.bin")
+    (tmp_path / "c" / "tables" / "0.bin").symlink_to(tmp_path / "0.bin")
+    with pytest.raises(ValueError, match=r"'tables/0\.bin': .* symbolic link to .*0\.bin$"):
+        load_checkpoint(tmp_path / "c", parameters(trained=False))

@@ -97,12 +97,12 @@ def _open(
 ) -> tuple[list[_Part], list[int]]:
     """The parts of a path, and its vocabulary's size if that is known."""
     if kind == "shards":
-        manifest, shards = open_shards(path, Verifier(path, KIND, verify_data))
+        manifest, shards = open_shards(path, Verifier(path, KIND, verify_data, allow_links=True))
         sizes = manifest["max_seq_length"], manifest["max_predictions"]
         return [_Part(shard, *sizes) for shard in shards], [manifest["vocab_size"]]
     if kind == "hdf5":
         files = _files(path, _HDF5_SUFFIXES)
-        Verifier(files[0].parent, KIND, verify_data).check(files)
+        Verifier(files[0].parent, KIND, verify_data, allow_links=True).check(files)
         return [_Part(*open_hdf5(file)) for file in files], []
     if max_seq_length is None or max_predictions is None:
         raise ValueError(

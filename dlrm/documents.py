@@ -1,0 +1,195 @@
+"""JSON and YAML read from disk, within limits of size and depth.
+
+Every reader of a specification, manifest, configuration or record goes through here, so that none
+hangs, fills the memory or fails with anything but a ValueError that names the file. Only the
+standard library is imported and, to read YAML, PyYAML.
+"""
+
+import json
+import os
+import re
+import reprlib
+import stat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import yaml
+
+MAX_JSON_BYTES = 1 << 28
+MAX_YAML_BYTES = 1 << 21  # read in 15 s
+MAX_DEPTH = 64  # of lists and maps within each other
+MAX_NODES = 1 << 20  # of YAML, aliases expanded
+_NAMES = {dict: "a map", list: "a list", str: "a text", int: "an integer", float: "a number"}
+
+_brief = reprlib.Repr()
+_brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 80, 200
+
+
+def brief(value: Any) -> str:
+    """Returns a value as code, shortened: what a message quotes of a file."""
+    return _brief.repr(value)
+
+
+def one_line(error: object) -> str:
+    """Returns the message of an error with control characters, as in names of files, escaped.
+
+    Lines that a message continues with are indented, and stay.
+    """
+    escaped = re.sub(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f]", _escaped, str(error))
+    return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
+
+
+def read_bytes(path: str | os.PathLike, max_bytes: int) -> bytes:
+    """Reads a regular file that is not larger than expected.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no regular file, or larger; file and sizes are named.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path}: expected a regular file")
+    if status.st_size > max_bytes:
+        raise ValueError(f"{path}: expected at most {max_bytes} bytes, got {status.st_size}")
+    with open(path, "rb") as file:
+        return file.read(max_bytes)
+
+
+def read_json(
+    path: str | os.PathLike, expected: type = dict, max_bytes: int = MAX_JSON_BYTES
+) -> Any:
+    """Reads a JSON file; see `parse_json`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is too large, or not what is expected; the file is named.
+    """
+    return parse_json(read_bytes(path, max_bytes), path, expected)
+
+
+def parse_json(content: bytes | str, path: str | os.PathLike, expected: type = dict) -> Any:
+    """Returns the value that JSON in UTF-8 holds.
+
+    Args:
+        content: the text.
+        path: where it came from, for messages.
+        expected: type of the outermost value.
+
+    Raises:
+        ValueError: it is no JSON, deeper than `MAX_DEPTH`, or of another type; file and, where it
+            is known, line and column are named.
+    """
+    try:
+        value = json.loads(content if isinstance(content, str) else content.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}: line {error.lineno}, column {error.colno}: no JSON: {error.msg}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start}: no JSON, as it is not UTF-8") from None
+    except RecursionError:
+        raise ValueError(f"{path}: {_TOO_DEEP}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise ValueError(f"{path}: no JSON: {error}") from None
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [part for outer in level for part in _parts(outer)]
+        if not level:
+            return _of_type(value, path, expected)
+    raise ValueError(f"{path}: {_TOO_DEEP}")
+
+
+_TOO_DEEP = f"expected lists and maps at most {MAX_DEPTH} deep, got deeper ones"
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yields the lists and maps in a list or map."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (part for part in parts if isinstance(part, dict | list))
+
+
+def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
+    """Reads a YAML file of one document, of plain values.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is too large, no YAML, deeper than `MAX_DEPTH`, larger than `MAX_NODES` once
+            aliases are expanded, or of another type; file and, where it is known, line and column
+            are named.
+    """
+    import yaml
+
+    content = read_bytes(path, MAX_YAML_BYTES)
+    loader = None
+    try:
+        loader = _loader()(content.decode("utf-8-sig"))
+        value = loader.get_single_data()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start}: no YAML, as it is not UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = (error.problem or error.context or "")[:200]
+        raise ValueError(f"{path}: {place}no YAML: {problem}") from None
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # The last of a value that is not what its tag says, as !!timestamp of a word.
+        raise ValueError(f"{path}: no YAML: {brief(str(error))}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return _of_type(value, path, expected)
+
+
+def _of_type(value: Any, path: str | os.PathLike, expected: type) -> Any:
+    if not isinstance(value, expected):
+        raise ValueError(f"{path}: expected {_NAMES[expected]}, got {brief(value)}")
+    return value
+
+
+def _loader() -> "type[yaml.SafeLoader]":
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Counts levels and nodes before any value is made of them."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self._depth = 0
+            self._nodes = 0  # so far, aliases expanded
+            self._of_anchor: dict[str, int] = {}
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.peek_event()
+            before = self._nodes
+            if isinstance(event, yaml.AliasEvent):
+                if event.anchor in self.anchors and event.anchor not in self._of_anchor:
+                    raise self._refused(event, f"alias {event.anchor!r} stands within its own node")
+                self._nodes += self._of_anchor.get(str(event.anchor), 0)
+            self._nodes += 1
+            self._depth += 1
+            if self._nodes > MAX_NODES:
+                raise self._refused(event, f"expected at most {MAX_NODES} values, aliases expanded")
+            if self._depth > MAX_DEPTH:
+                raise self._refused(event, _TOO_DEEP)
+            node = super().compose_node(parent, index)
+            self._depth -= 1
+            if event.anchor is not None and not isinstance(event, yaml.AliasEvent):
+                self._of_anchor[event.anchor] = self._nodes - before
+            return node
+
+        def construct_yaml_int(self, node: Any) -> int:
+            value = super().construct_yaml_int(node)
+            if value.bit_length() > 1024:  # Python refuses to print one of 4300 digits
+                raise ValueError(f"expected at most 1024 bits, got {value.bit_length()}")
+            return value
+
+        def _refused(self, event: Any, problem: str) -> yaml.MarkedYAMLError:
+            return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    return Loader
