@@ -9,7 +9,7 @@ import sys
 # Low to high; files of one line do not import each other's packages.
 FLOORS = [
     ["dlrm.documents"],
-    ["dlrm.files"],
+    ["dlrm.command_line", "dlrm.files"],
     ["dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed"],
     ["dlrm.model", "dlrm.data", "dlrm.train"],
@@ -22,6 +22,7 @@ ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
 # Packages, and modules of others, that neither import torch nor, unless they start it, Spark.
 TORCH_FREE = [
+    "dlrm.command_line",
     "dlrm.documents",
     "dlrm.files",
     "dlrm.manifest",

@@ -30,6 +30,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
+from dlrm.documents import one_line
 from dlrm.train.metrics import click_metrics
 
 INPUTS = ("input__0", "input__1")
@@ -61,7 +62,7 @@ def main() -> None:
     try:
         run(options)
     except (ValueError, OSError, InferenceServerException) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(error)}")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -1,14 +1,13 @@
 """What the scripts' command lines share."""
 
-import argparse
 from typing import Any
 
+from dlrm.command_line import Parser
 
-def new_parser(description: str | None) -> argparse.ArgumentParser:
+
+def new_parser(description: str | None) -> Parser:
     """Returns a parser whose help shows the description as it is."""
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return Parser(description)
 
 
 def add_flag(parser: Any, name: str, *short: str, **facts: Any) -> None:

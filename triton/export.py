@@ -27,6 +27,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 import dlrm
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.documents import one_line
 from dlrm.files import staged_directory
 from dlrm.serving import platforms
 from dlrm.serving.compare import Agreement, agreement, compare_tables, score_rows, table_lines
@@ -68,7 +69,7 @@ def main() -> None:
     try:
         run(options)
     except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(error)}")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -138,11 +139,19 @@ def run(options: argparse.Namespace) -> None:
     print("\n".join(lines))
 
 
+MOST_DELAY = 60_000  # milliseconds
+
+
 def _version(options: argparse.Namespace, directory: Path) -> int:
     """The version to write, after checking that it can be."""
     for flag, least in (("triton_max_batch_size", 1), ("triton_engine_count", 1), ("threads", 0)):
         if (value := getattr(options, flag)) < least:
             raise ValueError(f"--{flag.replace('_', '-')} {value}: expected {least} or more")
+    delay = options.triton_dyn_batching_delay
+    if not 0 <= delay <= MOST_DELAY:
+        raise ValueError(
+            f"--triton-dyn-batching-delay {delay}: expected milliseconds, 0 to {MOST_DELAY}"
+        )
     name = options.triton_model_name
     if name != Path(name).name or name in ("", ".", ".."):
         raise ValueError(f"--triton-model-name {name!r}: expected the name of one directory")

@@ -23,6 +23,8 @@ from pathlib import Path
 
 from command_line import new_parser
 
+from dlrm.command_line import fail
+
 NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver's names
 
 
@@ -35,7 +37,7 @@ def main() -> None:
     parser.add_argument("--metrics-port", type=int, default=8002)
     options, others = parser.parse_known_args()
     if not options.model_repository.is_dir():
-        sys.exit(f"error: {options.model_repository}: no such directory (--model-repository)")
+        fail(f"{options.model_repository}: no such directory (--model-repository)")
     try:
         package = find_package()
     except ModuleNotFoundError as error:

@@ -11,7 +11,6 @@ as they are, and integers are ids. Table sizes are those of model_size.json besi
 it is there, else one more than the greatest id.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dlrm.command_line import Parser
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
+from dlrm.documents import brief, one_line
 from dlrm.files import staged_directory
 
 OUTPUT_FORMATS = ("split_binary", "binary")
@@ -131,8 +132,8 @@ def _open(path: Path):
 
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path}: not Parquet ({error})") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not Parquet ({brief(error)})") from error
 
 
 def _rows(files: list[Path]) -> int:
@@ -147,6 +148,8 @@ def _columns(files: list[Path]) -> Columns:
     for path in files[1:]:
         if not _open(path).schema_arrow.equals(schema):
             raise ValueError(f"{path}: expected the columns of {files[0]}, got others")
+    if repeated := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise ValueError(f"{files[0]}: two columns are called {brief(repeated[0])}")
     numerical, categorical = [], []
     for field in list(schema)[1:]:
         if types.is_floating(field.type):
@@ -190,7 +193,7 @@ def _batches(
         if place + file.metadata.num_rows <= source.first or place >= source.last:
             place += file.metadata.num_rows
             continue
-        for batch in file.iter_batches(_BATCH_ROWS):
+        for batch in _read_batches(path, file):
             begin = max(source.first - place, 0)
             end = min(source.last - place, batch.num_rows)
             if begin < end:
@@ -198,6 +201,15 @@ def _batches(
                 yield _arrays(path, in_file + begin, part, columns)
             place += batch.num_rows
             in_file += batch.num_rows
+
+
+def _read_batches(path: Path, file) -> Iterator:
+    import pyarrow
+
+    try:
+        yield from file.iter_batches(_BATCH_ROWS)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: damaged Parquet ({brief(error)})") from error
 
 
 def _arrays(path: Path, row: int, batch, columns: Columns):
@@ -219,15 +231,19 @@ def _arrays(path: Path, row: int, batch, columns: Columns):
     numbers = np.empty((len(labels), len(columns.numerical)), np.float32)
     for i, name in enumerate(columns.numerical):
         numbers[:, i] = column(name)
+        if not (finite := np.isfinite(numbers[:, i])).all():
+            first = int(finite.argmin())
+            raise ValueError(
+                f"{path}: row {row + first}, column {name}: expected a finite number, got "
+                f"{numbers[first, i]}"
+            )
     return labels.astype(bool), numbers, [column(name) for name in columns.categorical]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dlrm.preproc.convert_to_binary" if __name__ == "__main__" else None,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        __doc__, "python -m dlrm.preproc.convert_to_binary" if __name__ == "__main__" else None
     )
     parser.add_argument("--source", type=Path, required=True, help="Parquet file or folder")
     parser.add_argument("--output", type=Path, required=True, help="the dataset to write")
@@ -239,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         rows = convert(flags.source, flags.output, flags.output_format, flags.held_out)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     shown = "  ".join(f"{name} {count:,}" for name, count in rows.items())
     print(f"{flags.output}: {shown} rows; complete")

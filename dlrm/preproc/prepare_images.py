@@ -11,7 +11,6 @@ Each image is stored as the largest centred square, resized to --size. Any numbe
 the same bytes. The dataset appears when it is whole; an earlier one is replaced.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlrm.command_line import Parser
 from dlrm.data.images import layout as image_layout
+from dlrm.documents import one_line
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
@@ -179,10 +180,8 @@ def _finish(
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     defaults = Options(cores=len(os.sched_getaffinity(0)))
-    parser = argparse.ArgumentParser(
-        prog="python -m dlrm.preproc.prepare_images" if __name__ == "__main__" else None,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        __doc__, "python -m dlrm.preproc.prepare_images" if __name__ == "__main__" else None
     )
     parser.add_argument("--source", type=Path, required=True, help="folder or tar file of images")
     parser.add_argument("--output", type=Path, required=True, help="the dataset to write")
@@ -206,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         summary = prepare(source, output, Options(**flags))
     except (ValueError, OSError, TaskError, EngineError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     if summary.bad:
         print(f"left out: {len(summary.bad)} files, {output / image_layout.BAD_IMAGES} says why")

@@ -20,8 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlrm.command_line import Parser
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
+from dlrm.documents import one_line
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError, local_engine
 from dlrm.preproc.execution.spark_engine import spark_engine
 from dlrm.preproc.execution.work_folder import open_work_folder
@@ -48,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, TaskError, EngineError) as error:
         if flags.debug_mode:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("error: interrupted; the same command goes on where it was", file=sys.stderr)
@@ -249,11 +251,8 @@ def _setting(text: str) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m dlrm.preproc.prepare_logs" if __name__ == "__main__" else None,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = Parser(
+        __doc__, "python -m dlrm.preproc.prepare_logs" if __name__ == "__main__" else None
     )
     add = parser.add_argument
     default = Options()

@@ -20,6 +20,7 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
+from dlrm.command_line import Parser
 from dlrm.data.text.pretraining.report import Bars, summary_text
 from dlrm.data.text.pretraining.writer import (
     INPUT_FORMATS,
@@ -27,6 +28,7 @@ from dlrm.data.text.pretraining.writer import (
     PretrainingTextConfig,
     write_shards,
 )
+from dlrm.documents import one_line
 
 _HELP = {
     "vocab_file": "WordPiece vocabulary, a token a line",
@@ -46,10 +48,8 @@ _HELP = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dlrm.preproc.prepare_text" if __name__ == "__main__" else None,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        __doc__, "python -m dlrm.preproc.prepare_text" if __name__ == "__main__" else None
     )
     parser.add_argument(
         "--source", type=Path, nargs="+", required=True, help="files, or folders of them"
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         summary = write_shards(config, source, output, bars)
     except (ValueError, OSError) as error:
         bars.close()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     bars.close()
     print(summary_text(summary, time.monotonic() - started))

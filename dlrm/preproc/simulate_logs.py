@@ -27,6 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlrm.command_line import Parser
+from dlrm.documents import one_line
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.preproc.logs.hashing import splitmix64
@@ -368,11 +370,9 @@ def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     default = Simulation()
-    parser = argparse.ArgumentParser(
-        prog="python -m dlrm.preproc.simulate_logs" if __name__ == "__main__" else None,
-        description=str(__doc__).split("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    program = "python -m dlrm.preproc.simulate_logs" if __name__ == "__main__" else None
+    parser = Parser(str(__doc__).split("\n")[0], program)
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--output", type=Path, required=True, help="directory to write")
     parser.add_argument("--rows", type=int, default=default.rows, help="rows in all, of all days")
     parser.add_argument("--days", type=int, default=default.days, help="day files, even in size")
@@ -401,7 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         planted = simulate(Simulation(**options), output)
     except (ValueError, OSError) as error:
-        print(f"simulate_logs: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     test, validation = planted["test"]["auc"], planted["validation"]["auc"]
     print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")

@@ -13,7 +13,6 @@ The exit code is 0; 1 where diff finds a difference; 2 after an error, which is 
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,10 +20,12 @@ from typing import Any
 
 from absl import app, flags
 
+from dlrm.command_line import fail
 from dlrm.files import MANIFEST, in_use
 from dlrm.model.dlrm import ARCHITECTURE
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
+from dlrm.scripts.common.command import parse_flags
 from dlrm.train.checkpoints.diff import (
     difference,
     map_differences,
@@ -112,8 +113,7 @@ def main(argv: list[str]) -> int:
         command, directories = _command(argv[1:])
         return command(*directories)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        fail(error, 2)
 
 
 def _command(arguments: list[str]) -> tuple[Callable[..., int], list[Path]]:
@@ -484,10 +484,9 @@ def _without_nan(value: Any) -> Any:
 def parse(arguments: list[str]) -> list[str]:
     """Parses flags; returns the rest. A mistake ends with 2, since 1 is an answer of diff."""
     try:
-        return FLAGS(arguments)
-    except flags.Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return parse_flags(FLAGS, arguments)
+    except (ValueError, OSError) as error:
+        fail(error, 2)
 
 
 if __name__ == "__main__":

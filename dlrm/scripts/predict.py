@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from absl import app, flags
+from absl import flags
 
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
@@ -30,6 +30,7 @@ from dlrm.data.transform.csv_transform import CsvTransform
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.files import make_directories, staged_file
+from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.serving.predictor import (
     BATCH_SIZE,
@@ -92,12 +93,8 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"expected flags only, got {argv[1:]}")
-    try:
-        run()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    no_arguments(argv)
+    run()
 
 
 def run() -> None:
@@ -355,4 +352,4 @@ def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    run_command(main)

@@ -3,11 +3,12 @@
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 from tqdm import tqdm
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import IDS, write_synthetic_dataset
+from dlrm.scripts.common.command import no_arguments, run_command
 
 FLAGS = flags.FLAGS
 
@@ -30,29 +31,23 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+    no_arguments(argv)
     rows = FLAGS.synthetic_dataset_num_entries
-    try:
-        spec = _spec()
-        num_bytes = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
-        total = rows * len(spec.splits)
-        print(f"dataset: {FLAGS.synthetic_dataset_dir}")
-        print(
-            f"{', '.join(spec.splits)}: {rows} rows each, {total * num_bytes / 1e9:.3g} GB in all"
+    spec = _spec()
+    num_bytes = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
+    total = rows * len(spec.splits)
+    print(f"dataset: {FLAGS.synthetic_dataset_dir}")
+    print(f"{', '.join(spec.splits)}: {rows} rows each, {total * num_bytes / 1e9:.3g} GB in all")
+    sys.stdout.flush()
+    with tqdm(total=total, unit="row", unit_scale=True, disable=None) as bar:
+        write_synthetic_dataset(
+            FLAGS.synthetic_dataset_dir,
+            spec,
+            rows,
+            seed=FLAGS.seed,
+            ids=FLAGS.synthetic_ids,
+            on_write=bar.update,
         )
-        sys.stdout.flush()
-        with tqdm(total=total, unit="row", unit_scale=True, disable=None) as bar:
-            write_synthetic_dataset(
-                FLAGS.synthetic_dataset_dir,
-                spec,
-                rows,
-                seed=FLAGS.seed,
-                ids=FLAGS.synthetic_ids,
-                on_write=bar.update,
-            )
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"prepare_synthetic_dataset: {error}") from error
     print("complete")
 
 
@@ -79,4 +74,4 @@ def _table_sizes() -> list[int]:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    run_command(main)

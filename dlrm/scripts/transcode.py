@@ -9,12 +9,13 @@ or NVIDIA's way: `--input` is a directory with CSV files without headers and the
 specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "auto" or declared).
 """
 
-from absl import app, flags
+from absl import flags
 
 from dlrm.data.clicks.layout import FEATURE_SPEC
 from dlrm.data.transform.csv_transform import NUMERIC_TRANSFORMS
 from dlrm.preproc.transcode import CsvConfig, Report, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
+from dlrm.scripts.common.command import no_arguments, run_command
 
 FLAGS = flags.FLAGS
 _MOST_NEGATIVES = 10  # values in the summary
@@ -76,13 +77,8 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
-    try:
-        report = _transcode()
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"transcode: {error}") from error
-    print(_summary(report))
+    no_arguments(argv)
+    print(_summary(_transcode()))
 
 
 def _transcode() -> Report:
@@ -143,4 +139,4 @@ def _summary(report: Report) -> str:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    run_command(main)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -23,9 +23,10 @@ from dlrm.data.text import layout as text_layout
 from dlrm.data.transform.csv_transform import CsvTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import MEMORY, Verifier
-from dlrm.documents import read_json
+from dlrm.documents import one_line, read_json
 from dlrm.files import MANIFEST
 from dlrm.manifest import check_file, read_manifest
+from dlrm.scripts.common.command import run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP
 
 _BLOCK_BYTES = 1 << 24
@@ -48,16 +49,16 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2:
-        raise app.UsageError("expected one directory: python -m dlrm.scripts.verify_dataset DIR")
+        raise ValueError("expected one directory: python -m dlrm.scripts.verify_dataset DIR")
     directory = Path(argv[1])
     if not directory.is_dir():
-        raise SystemExit(f"verify_dataset: {directory}: no such directory")
+        raise FileNotFoundError(f"{directory}: no such directory")
     problems = 0
     for problem in verify(directory, FLAGS.num_numerical_features, FLAGS.allow_links):
         problems += 1
-        print(f"WRONG  {problem}", flush=True)
+        print(f"WRONG  {one_line(problem)}", flush=True)
     if problems:
-        raise SystemExit(f"verify_dataset: {directory}: {problems} problem{'s' * (problems > 1)}")
+        raise ValueError(f"{directory}: {problems} problem{'s' * (problems > 1)}")
     print(f"{directory}: nothing wrong")
 
 
@@ -92,6 +93,8 @@ def verify(directory: Path, num_numerical: int = 13, allow_links: bool = False) 
             cardinalities = spec.cardinalities
             for split in spec.splits:
                 yield from _of_split(spec, split)
+            if not spec.file("train", spec.label).stat().st_size:
+                yield f"{spec.file('train', spec.label)}: expected training rows, got none"
     except (OSError, ValueError) as error:
         yield str(error)
     if (directory / layout.TRANSFORM).is_dir():
@@ -278,4 +281,4 @@ def _blocks(path: Path, row_bytes: int) -> Iterator[np.ndarray]:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    run_command(main)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 LR_SCHEDULES = ("constant", "cosine", "exponential", "stepped", "poly", "linear")
 _SMALL_RUN = "--mlp_optimizer adam --embedding_optimizer adam --embedding_init_scale 0.1 --lr 1e-3 "
 
+MAX_RATE = 3e38  # within float32, in which updates are computed
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
@@ -34,8 +36,8 @@ class ScheduleConfig:
     decay_end_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"--lr {self.lr}: expected a number above 0")
+        if not 0 < self.lr <= MAX_RATE:
+            raise ValueError(f"--lr {self.lr}: expected a number above 0, up to {MAX_RATE:g}")
         for flag in ("warmup_steps", "warmup_factor", "decay_steps", "decay_power"):
             if getattr(self, flag) < 0:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: expected 0 or more")
@@ -138,8 +140,8 @@ class CurveConfig:
         for flag in ("lr_warmup_unit", "lr_drops_unit"):
             if getattr(self, flag) not in ("epochs", "steps", "run"):
                 raise ValueError(f"--{flag} {getattr(self, flag)}: expected epochs, steps or run")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"--lr {self.lr}: expected a number above 0")
+        if not 0 < self.lr <= MAX_RATE:
+            raise ValueError(f"--lr {self.lr}: expected a number above 0, up to {MAX_RATE:g}")
         if not 0 <= self.lr_warmup < math.inf:
             raise ValueError(f"--lr_warmup {self.lr_warmup}: expected 0 or more")
         for flag in ("lr_decay_rate", "lr_drop_rate"):

@@ -587,7 +587,7 @@ def test_the_command_transcodes_either_way_and_names_errors(root, tmp_path):
     assert f"labels counted as 0: 'no' ({negatives} rows)\n" in done.stdout
     again = run(root, *arguments, "--output", tmp_path / "b")
     assert again.returncode == 1
-    assert re.fullmatch(r"transcode: .*b: exists and is not empty.*\n", again.stderr)
+    assert re.fullmatch(r"error: .*b: exists and is not empty.*\n", again.stderr)
     mixed = run(root, "--input", tmp_path, "--numerical=price", "--output", tmp_path / "c")
     assert mixed.returncode == 1
     assert "--numerical: expected --label too" in mixed.stderr

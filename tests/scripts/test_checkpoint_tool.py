@@ -50,7 +50,10 @@ def tool(monkeypatch, capsys):
         monkeypatch.setattr(script, "FLAGS", flags.FlagValues())
         script.define_flags(script.FLAGS)
         capsys.readouterr()
-        code = script.main(script.parse(["checkpoint", *map(str, words)]))
+        try:
+            code = script.main(script.parse(["checkpoint", *map(str, words)]))
+        except SystemExit as ended:
+            code = ended.code
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run

@@ -150,7 +150,7 @@ def test_flags_and_configurations_have_the_same_defaults(config):
 def test_every_documented_choice_is_taken(flag, choices):
     for choice in choices:
         assert dlrm_flags.parse([f"--{flag}={choice}"])[flag] == choice
-    with pytest.raises(SystemExit, match=f"flag --{flag}=x: value should be one of <") as raised:
+    with pytest.raises(ValueError, match=f"flag --{flag}=x: value should be one of <") as raised:
         dlrm_flags.parse([f"--{flag}=x"])
     (listed,) = re.findall("<(.*)>", str(raised.value))
     assert set(listed.split("|")) == choices
@@ -210,11 +210,9 @@ def test_flags_are_written_as_absl_has_them(tmp_path):
     ],
 )
 def test_what_absl_finds_is_told_in_its_words(word, message):
-    hint = "\nPass --helpshort or --helpfull to see help on flags."
-    with pytest.raises(SystemExit) as raised:
+    with pytest.raises(ValueError, match="") as raised:
         dlrm_flags.parse([word])
-    assert raised.value.code.startswith(f"FATAL Flags parsing error: {message}")
-    assert raised.value.code.endswith(hint)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize("parse", [dlrm_flags.parse, cnn_flags.parse, bert_flags.parse])

@@ -537,9 +537,10 @@ def test_a_test_does_not_read_the_training_rows(command, tmp_path):
         command(data=data)
 
 
-def test_main_refuses_words_that_are_no_flags():
-    with pytest.raises(SystemExit, match="expected flags only"):
+def test_main_refuses_words_that_are_no_flags(capsys):
+    with pytest.raises(SystemExit, match="1"):
         main.main(["train"])
+    assert capsys.readouterr().err == "error: expected flags only, got ['train']\n"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import bisect
 import csv
 import gzip
+import itertools
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +15,7 @@ import numpy as np
 
 from dlrm.data.sources.csv_cells import MOST_LISTED, BadCellError, Parser
 
+_LONGEST_LINE = 1 << 24  # characters
 _MOST_LINES = 100  # of a record; a stray pair of quotes makes one of all rows between them
 
 
@@ -43,8 +46,11 @@ class CsvFormat:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
         opened: Any = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=self.delimiter, skipinitialspace=True, strict=True)
+        escaped: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+        with opened(path, "rt", **escaped) as file:
+            reader = csv.reader(
+                _lines(path, file), delimiter=self.delimiter, skipinitialspace=True, strict=True
+            )
             records = _records(path, reader)
             try:
                 first = next(records, None) if self.header else None
@@ -58,9 +64,9 @@ class CsvFormat:
                                 f"({_listed(names)}), got {len(record)}"
                             )
                     yield names, [line for line, _ in rows], [record for _, record in rows]
-            except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise ValueError(
-                    f"{path}, line {reader.line_num + 1}: not CSV in UTF-8 ({error})"
+                    f"{path}, after line {reader.line_num}: not a whole gzip file ({error})"
                 ) from error
 
 
@@ -129,6 +135,26 @@ class Columns:
         lines, first_rows, files = self._parts[self._part_of[name]]
         file = files[bisect.bisect_right(first_rows, row) - 1]
         return f"{file}, line {self.load(lines)[row]}, column {name}"
+
+
+def _lines(path: Path, file: Any) -> Iterator[str]:
+    """Yields the lines of a file whose bytes that are no UTF-8 are surrogates."""
+    for number in itertools.count(1):
+        line = file.readline(_LONGEST_LINE)
+        if not line:
+            return
+        if len(line) == _LONGEST_LINE and line[-1] not in "\r\n":
+            raise ValueError(f"{path}, line {number}: longer than {_LONGEST_LINE} characters")
+        if not line.isascii():
+            try:
+                line.encode()
+            except UnicodeEncodeError as error:
+                byte = ord(line[error.start]) - 0xDC00
+                raise ValueError(
+                    f"{path}, line {number}, character {error.start + 1}: not CSV in UTF-8 (byte "
+                    f"{byte:#x})"
+                ) from None
+        yield line
 
 
 def _records(path: Path, reader: Any) -> Iterator[tuple[int, list[str]]]:

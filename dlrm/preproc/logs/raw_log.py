@@ -126,10 +126,10 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 
 def _one_form(forms: list[Path]) -> Path:
-    """Takes the plain file where it is there beside a compressed one."""
-    path = forms[0] if forms[0].suffix not in SUFFIXES or len(forms) == 1 else None
-    if path is None:
-        raise ValueError(f"{forms[1]}: expected one of the two, got {forms[0].name} too")
+    """The one form of a file that is there; nothing tells whether two are the same rows."""
+    path = forms[0]
+    if len(forms) > 1:
+        raise ValueError(f"{forms[1]}: expected one of the two, got {path.name} too")
     if not path.is_file():
         raise ValueError(f"{path}: expected a file")
     if path.stat().st_size == 0:

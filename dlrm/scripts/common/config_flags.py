@@ -9,6 +9,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from absl import flags
 
+from dlrm.scripts.common.command import parse_flags
+
 Config = TypeVar("Config")
 
 
@@ -128,9 +130,9 @@ class ConfigFlags:
         for name in self._flags:
             self._flags[name].unparse()
         try:
-            rest = self._flags(["", *arguments])[1:]
-        except flags.Error as error:
-            raise UsageError(str(error)) from error
+            rest = parse_flags(self._flags, ["", *arguments])[1:]
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         if rest:
             raise UsageError(f"expected flags only, got {rest}")
         values = {name: self._value(name) for name in self._types}

@@ -4,7 +4,6 @@ Names, defaults and meanings are those of NVIDIA's PyTorch DLRM of June 2020, wi
 and ours beside them.
 """
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,6 @@ from dlrm.scripts.common.config_flags import (
     ConfigFlags,
     Definitions,
     Help,
-    UsageError,
     Values,
 )
 from dlrm.serving.runtimes import RUNTIMES
@@ -341,20 +339,14 @@ def make_flags(defaults: Mapping[str, Any] | None = None) -> ConfigFlags:
 def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
     """Returns the flags of a command line, by name, with those of the preset that it names.
 
-    A mistake that absl finds ends the process with absl's message, as in NVIDIA's program.
-
     Args:
         arguments: what follows the command's name.
         flags: of the command; those of `dlrm.scripts.main` by default.
 
     Raises:
-        ValueError: a size is not an integer; flag and value are named.
+        ValueError: an unknown flag, or a value that a flag cannot have; flag and value are named.
     """
-    try:
-        values = (flags or make_flags()).parse(arguments)
-    except UsageError as error:
-        hint = "Pass --helpshort or --helpfull to see help on flags."
-        sys.exit(f"FATAL Flags parsing error: {error}\n{hint}")
+    values = (flags or make_flags()).parse(arguments)
     return _with_preset(Values(dict(sorted(values.items())), values.given))
 
 

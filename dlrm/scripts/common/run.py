@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from dlrm import __version__
+from dlrm.command_line import fail
 from dlrm.distributed import World, agreed, check_same
 from dlrm.scripts.common import session
 from dlrm.scripts.common.config_flags import HelpAsked, Values, help_of_absl, show
@@ -108,7 +108,7 @@ def main(
         hint = "Try --helpfull to get a list of all flags."
         show(f"{help_text()}\n\n{help_of_absl() if asked.full else hint}")
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        fail(error)
     else:
         session.exit_with(lambda: act(values), values["save_checkpoint_path"])
 

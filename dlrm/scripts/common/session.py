@@ -21,6 +21,7 @@ from dlrm.distributed import (
     launch,
     shutdown,
 )
+from dlrm.documents import one_line
 from dlrm.train.checkpoints.checkpoint import check_unchanged, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, checkpoint_in_use, last_checkpoint
 from dlrm.train.log import RunLog, draw_curves
@@ -53,7 +54,7 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
             print(stopped, file=sys.stderr, flush=True)
     except USER_ERRORS as error:
         named = _rank() == 0 or str(error).startswith("rank")
-        code = f"error: {error}" if named else f"error: rank {_rank()}: {error}"
+        code = f"error: {'' if named else f'rank {_rank()}: '}{one_line(error)}"
     except RuntimeError as error:
         if not dist.is_initialized() or not _LOST.search(str(error)):
             raise

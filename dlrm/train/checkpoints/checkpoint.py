@@ -144,7 +144,7 @@ def load_checkpoint(
     directory = Path(directory)
     own = {table for table, *_ in parameters.table_rows()}
     num_tables = sum(gather(len(own), world))
-    own_shapes = {name: list(tensor.shape) for name, tensor in parameters.dense().items()}
+    own_shapes = {name: _shape(tensor) for name, tensor in parameters.dense().items()}
     shapes = {k: v for part in gather(own_shapes, parameters.parts) for k, v in part.items()}
     with agreed(world, ValueError, OSError):
         read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own))
@@ -209,7 +209,7 @@ def _check_architecture(
 
 
 def _shape(tensor: Tensor) -> list[Any]:
-    """The sizes of a tensor; one that can be no weight has its dtype beside them."""
+    """The sizes of a tensor, with its dtype where these are no real numbers."""
     return [*tensor.shape, *([] if tensor.is_floating_point() else [str(tensor.dtype)])]
 
 

@@ -3,6 +3,7 @@
 Each is opened as shards of `dlrm.data.text.layout`, so that whatever comes after knows one form.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.text.layout import FACT_DTYPE, LENGTH, MAX_LENGTH, Rows, Shard
+from dlrm.documents import brief
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 HDF5_FIELDS = (
@@ -20,6 +22,7 @@ HDF5_FIELDS = (
     "masked_lm_ids",
     "next_sentence_labels",
 )
+MOST_COMPRESSED = 1100  # times smaller; DEFLATE reaches 1032
 _BLOCK = 8192  # rows read at a time
 _WORD = np.dtype("<i4")
 
@@ -43,6 +46,7 @@ def open_hdf5(path: Path) -> tuple[Shard, int, int]:
     try:
         with _h5py().File(path, "r") as file:
             fields = _fields(file, path)
+            _check_stored(fields, path)
             count, length = fields["input_ids"].shape
             predictions = fields["masked_lm_positions"].shape[1]
             tokens = np.zeros((count, length + 2 * predictions), FACT_DTYPE)
@@ -54,8 +58,8 @@ def open_hdf5(path: Path) -> tuple[Shard, int, int]:
                     tokens = tokens.astype(_WORD)
                 tokens[start : start + len(block)] = block
                 facts[start : start + len(block)] = rows.facts
-    except OSError as error:
-        raise ValueError(f"{path}: not a whole HDF5 file: {error}") from error
+    except (OSError, RuntimeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a whole HDF5 file: {brief(error)}") from error
     return Shard(path, facts, tokens), length, predictions
 
 
@@ -64,6 +68,9 @@ def _fields(file: Any, path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: expected the fields {', '.join(HDF5_FIELDS)}, got no {', '.join(missing)}"
         )
+    for name in HDF5_FIELDS:
+        if (link := type(file.get(name, getlink=True)).__name__) != "HardLink":
+            raise ValueError(f"{path}: {name}: expected rows in the file, got {link}")
     fields = {name: file[name] for name in HDF5_FIELDS}
     for name, field in fields.items():
         kind = getattr(field, "dtype", None)  # groups have none
@@ -82,6 +89,19 @@ def _fields(file: Any, path: Path) -> dict[str, Any]:
             f"and {shapes['next_sentence_labels']}"
         )
     return fields
+
+
+def _check_stored(fields: dict[str, Any], path: Path) -> None:
+    """Raises ValueError where a file claims more rows than its bytes can be."""
+    for name, field in fields.items():
+        if field.is_virtual or field.external:
+            raise ValueError(f"{path}: {name}: expected rows in the file, got those of others")
+        claimed, stored = math.prod(field.shape) * field.dtype.itemsize, field.id.get_storage_size()
+        if claimed > MOST_COMPRESSED * stored:
+            raise ValueError(
+                f"{path}: {name}: expected at most {MOST_COMPRESSED} times the {stored} bytes that "
+                f"are stored, got {field.shape[0]} rows of {claimed} bytes in all"
+            )
 
 
 def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> Rows:
@@ -152,13 +172,13 @@ def _second(in_b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _check_range(facts: np.ndarray, path: Path, start: int) -> None:
-    """Refuses what would not survive being stored as uint16."""
-    wrong = ((facts < 0) | (facts > MAX_LENGTH)).any(axis=1)
+    """Refuses what would not survive being stored as uint16, and labels of no class."""
+    wrong = ((facts < 0) | (facts > MAX_LENGTH)).any(axis=1) | (facts[:, 3] > 1)
     if wrong.any():
         row = int(wrong.argmax())
         raise ValueError(
-            f"{path}: row {start + row}: expected length, start of B, number of masked tokens and "
-            f"label in [0, {MAX_LENGTH}], got {facts[row].tolist()}"
+            f"{path}: row {start + row}: expected length, start of B and number of masked tokens "
+            f"in [0, {MAX_LENGTH}] and a label of 0 or 1, got {facts[row].tolist()}"
         )
 
 

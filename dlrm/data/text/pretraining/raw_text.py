@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 TEXT_FORMATS = ("sentences", "wikitext")
+LONGEST_LINE = 1 << 22  # bytes; tokenizing one takes 170 times as much memory
 _GZIP_MAGIC = b"\x1f\x8b"
 _SENTENCE_END = re.compile(r"(?<= [.!?]) ")
 _ESCAPED = re.compile(r" @([-,.])@ ")
@@ -40,12 +41,15 @@ def text_files(paths: list[Path]) -> list[Path]:
 
     Raises:
         FileNotFoundError: a path does not exist, or a folder has no files.
+        ValueError: a path is neither a folder nor a regular file.
     """
     found = []
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file or directory")
         if not path.is_dir():
+            if not path.is_file():  # which would be waited for
+                raise ValueError(f"{path}: expected a regular file or a folder")
             found.append(path)
             continue
         inside = (file for file in path.rglob("*") if file.is_file())
@@ -64,7 +68,8 @@ def read_sentences(
     """Yields the sentences of files, plain or compressed by gzip, in blocks of about so many bytes.
 
     Raises:
-        ValueError: a file is not UTF-8, which names the line, or not whole.
+        ValueError: a file is not UTF-8 or has a line of 4 MiB, and the line is named, or is not
+            whole.
     """
     parse = _PARSERS[text_format]
     texts: list[str] = []
@@ -91,7 +96,11 @@ def _lines(path: Path, raw: IO[bytes]) -> Iterator[str]:
     raw.seek(0)
     number = 0
     try:
-        for number, line in enumerate(gzip.GzipFile(fileobj=raw) if compressed else raw, 1):
+        file = gzip.GzipFile(fileobj=raw) if compressed else raw
+        while line := file.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                raise ValueError(f"{path}: line {number}: longer than {LONGEST_LINE} bytes")
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: line {number}: not UTF-8: {error.reason}") from error

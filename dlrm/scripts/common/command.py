@@ -1,0 +1,51 @@
+"""What commands with absl's global flags share: their mistakes end in one line and an exit code."""
+
+from collections.abc import Callable
+
+from absl import app, flags
+
+from dlrm.command_line import fail
+
+
+def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
+    """Parses flags, those of `--flagfile` too; returns the rest.
+
+    Raises:
+        ValueError: an unknown flag, a value that a flag cannot have, or a file that has no flags.
+    """
+    try:
+        return values(arguments)
+    except flags.Error as error:
+        raise ValueError(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--flagfile: expected text in UTF-8, got byte {error.start}") from None
+    except RecursionError:
+        raise ValueError("--flagfile: expected files that do not name each other") from None
+
+
+def run_command(main: Callable[[list[str]], int | None]) -> None:
+    """Runs `main` with the rest of the command line, as absl does, and ends the process.
+
+    Args:
+        main: raises ValueError or OSError for what the user can mend, and returns the exit code.
+    """
+
+    def parse(arguments: list[str]) -> list[str]:
+        try:
+            return parse_flags(flags.FLAGS, arguments)
+        except (ValueError, OSError) as error:
+            fail(error)
+
+    def act(arguments: list[str]) -> int | None:
+        try:
+            return main(arguments)
+        except (ValueError, OSError) as error:
+            fail(error)
+
+    app.run(act, flags_parser=parse)
+
+
+def no_arguments(arguments: list[str]) -> None:
+    """Raises ValueError where a command line has more than flags."""
+    if len(arguments) > 1:
+        raise ValueError(f"expected flags only, got {' '.join(arguments[1:])}")

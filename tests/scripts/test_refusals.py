@@ -1,0 +1,187 @@
+"""Bad input of every kind ends a command with one line that begins with `error:`."""
+
+import gzip
+import os
+import zlib
+
+import forked
+import numpy as np
+import pytest
+
+MAIN, TRANSCODE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "transcode", "predict"))
+VERIFY, TOOL = "dlrm.scripts.verify_dataset", "dlrm.scripts.checkpoint"
+SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
+TEXT, LOGS = "dlrm.preproc.prepare_text", "dlrm.preproc.prepare_logs"
+PARQUET, SIMULATE = "dlrm.preproc.convert_to_binary", "dlrm.preproc.simulate_logs"
+LIMIT = 60  # seconds
+
+
+def refused(module, *arguments, code=1, **options):
+    """Runs a command that must fail; returns its only line on stderr."""
+    done = forked.run(module, *arguments, timeout=LIMIT, **options)
+    lines = done.stderr.splitlines()
+    assert done.returncode == code, done
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        *((name, 1) for name in (MAIN, "dlrm.scripts.dist_main", TRANSCODE, PREDICT, VERIFY)),
+        *((name, 1) for name in (SYNTHETIC, "dlrm.scripts.cnn", "dlrm.scripts.bert")),
+        *((name, 2) for name in (TOOL, TEXT, LOGS, PARQUET, SIMULATE)),
+        ("dlrm.preproc.prepare_images", 2),
+    ],
+)
+def test_an_unknown_flag_is_one_line(module, code):
+    line = refused(module, "--no_such_flag=1", code=code)
+    assert "no_such_flag" in line or "arguments are required" in line
+
+
+@pytest.mark.parametrize("module", [MAIN, TRANSCODE, SYNTHETIC])
+def test_a_file_of_flags_that_is_binary_is_named(tmp_path, module):
+    (tmp_path / "flags").write_bytes(b"--seed=1\n\xff\xfe\x00")
+    assert "--flagfile: expected text" in refused(module, f"--flagfile={tmp_path / 'flags'}")
+
+
+def test_a_new_line_in_a_name_does_not_split_the_message(tmp_path):
+    line = refused(TRANSCODE, f"--input={tmp_path}/a\nerror: b", "--label=x", "--numerical=y")
+    assert "a\\nerror: b" in line
+
+
+def transcoded(path, output, *flags):
+    return refused(
+        TRANSCODE, f"--input={path}", f"--output={output}", "--label=y", "--numerical=x", *flags
+    )
+
+
+def test_a_csv_that_is_not_utf_8_names_line_and_character(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"y,x\n1,caf\xe9\n0,2\n")
+    line = transcoded(tmp_path / "rows.csv", tmp_path / "out")
+    assert "rows.csv, line 2, character 6: not CSV in UTF-8 (byte 0xe9)" in line
+
+
+@pytest.mark.parametrize("place", [200, 15])
+def test_a_damaged_gzip_is_named(tmp_path, place):
+    rows = b"y,x\n" + b"".join(b"%d,%d\n" % (i % 2, i * 7919 % 997) for i in range(5000))
+    packed = bytearray(gzip.compress(rows))
+    packed[place : place + 30] = b"\xff" * 30
+    with pytest.raises((zlib.error, EOFError, OSError)):
+        gzip.decompress(packed)
+    (tmp_path / "rows.csv.gz").write_bytes(packed)
+    line = transcoded(tmp_path / "rows.csv.gz", tmp_path / "out")
+    assert "rows.csv.gz, " in line
+
+
+def test_a_line_without_an_end_is_not_read_whole(tmp_path):
+    with open(tmp_path / "rows.csv", "wb") as file:
+        file.write(b"y,x\n1,")
+        file.truncate(1 << 30)
+    line = transcoded(tmp_path / "rows.csv", tmp_path / "out")
+    assert "rows.csv, line 2: longer than" in line
+
+
+def test_prepare_text_waits_for_no_fifo_and_reads_no_endless_line(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "long").write_bytes(b"short\n" + b"word " * 2_500_000)
+    (tmp_path / "vocab").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    flags = [f"--vocab_file={tmp_path / 'vocab'}", f"--output={tmp_path / 'out'}"]
+    assert "fifo: expected a regular" in refused(TEXT, f"--source={tmp_path / 'fifo'}", *flags)
+    assert "long: line 2: longer than" in refused(TEXT, f"--source={tmp_path / 'long'}", *flags)
+
+
+def test_a_day_that_is_there_twice_is_refused(tmp_path):
+    for name in ("day_0", "day_1"):
+        (tmp_path / name).write_text("1\t1\tab\n" * 10)
+    (tmp_path / "day_0.gz").write_bytes(gzip.compress(b"0\t1\tab\n" * 10))
+    line = refused(
+        *(LOGS, "--engine=local", f"--input_folder={tmp_path}", f"--output_folder={tmp_path}/out"),
+        *("--num_numerical=1", "--num_categorical=1"),
+    )
+    assert "day_0.gz: expected one of the two, got day_0 too" in line
+
+
+def parquet(path, columns, names):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table(columns, names=names), path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "message"),
+    [
+        ([[0, 1] * 50, [1.5] * 100, [2] * 100], ["y", "x", "x"], "two columns are called 'x'"),
+        (
+            [[0, 1] * 50, [1.0] * 70 + [float("nan")] * 30, [2] * 100],
+            ["y", "price", "user"],
+            "rows.parquet: row 70, column price: expected a finite number, got nan",
+        ),
+    ],
+)
+def test_parquet_that_cannot_be_used_is_named(tmp_path, columns, names, message):
+    parquet(tmp_path / "rows.parquet", columns, names)
+    paths = f"--source={tmp_path / 'rows.parquet'}", f"--output={tmp_path / 'out'}"
+    assert message in refused(PARQUET, *paths)
+
+
+def test_a_damaged_page_of_parquet_names_the_file(tmp_path):
+    path = tmp_path / "rows.parquet"
+    parquet(path, [[0, 1] * 5000, np.random.default_rng(0).random(10_000)], ["y", "x"])
+    content = bytearray(path.read_bytes())
+    content[4:60] = b"\xff" * 56  # the header of the first page
+    path.write_bytes(content)
+    line = refused(PARQUET, f"--source={path}", f"--output={tmp_path / 'out'}")
+    assert "rows.parquet: damaged Parquet" in line
+
+
+def hdf5(path, rows=4, **replaced):
+    h5py = pytest.importorskip("h5py")
+    arrays = {
+        "input_ids": np.ones((rows, 8), "i4"),
+        "input_mask": np.ones((rows, 8), "i4"),
+        "segment_ids": np.zeros((rows, 8), "i4"),
+        "masked_lm_positions": np.zeros((rows, 2), "i4"),
+        "masked_lm_ids": np.zeros((rows, 2), "i4"),
+        "next_sentence_labels": np.zeros(rows, "i4"),
+    }
+    with h5py.File(path, "w") as file:
+        for name, value in (arrays | replaced).items():
+            if isinstance(value, tuple):
+                file.create_dataset(name, value, "i4", chunks=(1024, *value[1:]))
+            else:
+                file[name] = value(h5py) if callable(value) else value
+    return path
+
+
+LARGE = 4_000_000_000
+HDF5 = {
+    "an external link": ({"input_ids": lambda h5py: h5py.ExternalLink("x", "/y")}, "ExternalLink"),
+    "a soft link": ({"input_ids": lambda h5py: h5py.SoftLink("/input_mask")}, "SoftLink"),
+    "rows that are not there": (
+        {
+            **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), (LARGE, 8)),
+            **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), (LARGE, 2)),
+            "next_sentence_labels": (LARGE,),
+        },
+        "got 4000000000 rows",
+    ),
+    "a label of no class": ({"next_sentence_labels": np.full(4, 5, "i4")}, "label of 0 or 1"),
+}
+
+
+@pytest.mark.parametrize("what", HDF5)
+def test_hdf5_that_cannot_be_used_is_named(tmp_path, what):
+    from dlrm.data.text.pretraining.dataset import open_pretraining
+
+    replaced, message = HDF5[what]
+    hdf5(tmp_path / "rows.hdf5", **replaced)
+    with pytest.raises(ValueError, match=rf"rows\.hdf5: .*{message}"):
+        open_pretraining([tmp_path / "rows.hdf5"])
+
+
+def test_a_learning_rate_beyond_float32_is_refused():
+    line = refused(MAIN, "--dataset_type=synthetic_random", "--lr=1e300")
+    assert "--lr 1e+300: expected a number above 0" in line
