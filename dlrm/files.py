@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -63,6 +64,24 @@ def within(
                 f"{found}{hint}"
             )
     return path
+
+
+def check_owned(directory: Path) -> None:
+    """Refuses a directory of another user in one that all may write to, as the temporary one.
+
+    Whoever makes it first there could choose what is read from it, or where a link leads.
+
+    Raises:
+        PermissionError: it is such a directory, or a link; it is named.
+    """
+    parent, path = directory.absolute().parent, directory.absolute()
+    if os.path.lexists(path) and parent.stat().st_mode & stat.S_IWOTH:
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(
+                f"{directory}: another user may have made it, as all may write to {parent}; name a "
+                "directory of your own"
+            )
 
 
 @contextmanager

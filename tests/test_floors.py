@@ -9,7 +9,7 @@ import sys
 # Low to high; files of one line do not import each other's packages.
 FLOORS = [
     ["dlrm.documents"],
-    ["dlrm.command_line", "dlrm.files"],
+    ["dlrm.command_line", "dlrm.files", "dlrm.limits"],
     ["dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed"],
     ["dlrm.model", "dlrm.data", "dlrm.train"],
@@ -25,6 +25,7 @@ TORCH_FREE = [
     "dlrm.command_line",
     "dlrm.documents",
     "dlrm.files",
+    "dlrm.limits",
     "dlrm.manifest",
     "dlrm.data.clicks.feature_spec",
     "dlrm.data.clicks.layout",

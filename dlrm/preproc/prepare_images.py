@@ -24,6 +24,7 @@ from dlrm.command_line import Parser
 from dlrm.data.images import layout as image_layout
 from dlrm.documents import one_line
 from dlrm.files import staged_directory
+from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
 from dlrm.preproc.images.sources import Item, Source, find_images
@@ -57,6 +58,7 @@ class Options:
         for flag in ("size", "shard_images", "cores"):
             if getattr(self, flag) < 1:
                 raise ValueError(f"--{flag}: expected 1 or more, got {getattr(self, flag)}")
+        check_processes("--cores", self.cores)
         if self.size > _MAX_SIZE:
             raise ValueError(f"--size: expected {_MAX_SIZE} or less, got {self.size}")
         if self.bad_images not in BAD_IMAGES:

@@ -24,6 +24,7 @@ from dlrm.command_line import Parser
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
 from dlrm.documents import one_line
+from dlrm.limits import check_processes
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError, local_engine
 from dlrm.preproc.execution.spark_engine import spark_engine
 from dlrm.preproc.execution.work_folder import open_work_folder
@@ -184,6 +185,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _engine(flags: argparse.Namespace, log: Path) -> Iterator[Engine]:
+    check_processes("--cores", flags.cores)
     if flags.engine == "local":
         with local_engine(flags.cores) as engine:
             yield engine

@@ -30,6 +30,7 @@ import numpy as np
 from dlrm.command_line import Parser
 from dlrm.documents import one_line
 from dlrm.files import staged_directory
+from dlrm.limits import check_disk, check_features
 from dlrm.manifest import write_manifest
 from dlrm.preproc.logs.hashing import splitmix64
 
@@ -67,8 +68,8 @@ class Simulation:
             raise ValueError(f"--days {self.days}: expected 2 or more, the last is held out")
         if self.rows < 2 * self.days:
             raise ValueError(f"--rows {self.rows}: expected 2 or more a day, of {self.days} days")
-        if min(self.num_numerical, self.num_categorical) < 0:
-            raise ValueError("--num_numerical, --num_categorical: expected 0 or more")
+        check_features("--num_numerical", self.num_numerical)
+        check_features("--num_categorical", self.num_categorical)
         if self.num_numerical + self.num_categorical < 1:
             raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
         if not 0 < self.click_rate < 1:
@@ -337,7 +338,11 @@ def simulate(simulation: Simulation, output: Path) -> dict:
 
     Raises:
         FileExistsError: `output` exists and is not an earlier simulation.
+        ValueError: the disk has no room for the rows.
     """
+    columns = simulation.num_numerical + simulation.num_categorical
+    least = 2 + columns  # bytes of a row: its label, its end and a tab a field
+    check_disk(output, simulation.rows * least, f"--rows {simulation.rows}")
     simulator = Simulator(simulation)
     last = simulation.days - 1
     metrics = {name: StreamingMetrics() for name in ("test", "validation", "last_day")}

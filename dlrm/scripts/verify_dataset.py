@@ -25,6 +25,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import MEMORY, Verifier
 from dlrm.documents import one_line, read_json
 from dlrm.files import MANIFEST
+from dlrm.limits import check_features
 from dlrm.manifest import check_file, read_manifest
 from dlrm.scripts.common.command import run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP
@@ -50,6 +51,7 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
     if len(argv) != 2:
         raise ValueError("expected one directory: python -m dlrm.scripts.verify_dataset DIR")
+    check_features("--num_numerical_features", FLAGS.num_numerical_features)
     directory = Path(argv[1])
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory}: no such directory")

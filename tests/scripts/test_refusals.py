@@ -7,6 +7,7 @@ import zlib
 import forked
 import numpy as np
 import pytest
+from small_dataset import write_dataset
 
 MAIN, TRANSCODE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "transcode", "predict"))
 VERIFY, TOOL = "dlrm.scripts.verify_dataset", "dlrm.scripts.checkpoint"
@@ -185,3 +186,71 @@ def test_hdf5_that_cannot_be_used_is_named(tmp_path, what):
 def test_a_learning_rate_beyond_float32_is_refused():
     line = refused(MAIN, "--dataset_type=synthetic_random", "--lr=1e300")
     assert "--lr 1e+300: expected a number above 0" in line
+
+
+FEATURES = "99999999999: expected 0 to 65536"
+RANDOM = ("--dataset_type=synthetic_random", "--max_steps=1", "--synthetic_dataset_table_sizes=9")
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "message"),
+    [
+        (MAIN, (*RANDOM, "--synthetic_dataset_hotness=1000000000"), "GB of memory"),
+        (MAIN, (*RANDOM, "--num_numerical_features=99999999999"), FEATURES),
+        (MAIN, (*RANDOM, "--synthetic_dataset_numerical_features=99999999999"), FEATURES),
+        (SYNTHETIC, ("--synthetic_dataset_num_entries=100000000000000",), "GB on the disk"),
+        (SYNTHETIC, ("--num_numerical_features=99999999999",), FEATURES),
+        (LOGS, ("--engine=local", "--num_numerical=99999999999"), FEATURES),
+        (SIMULATE, ("--rows=100000000000000",), "GB on the disk"),
+        (SIMULATE, ("--num_numerical=99999999999",), FEATURES),
+    ],
+)
+def test_a_claim_beyond_the_machine_is_refused_before_anything_begins(
+    tmp_path, module, flags, message
+):
+    for name in ("day_0", "day_1"):
+        (tmp_path / name).write_text("1\t1\tab\n")
+    where = {
+        SYNTHETIC: [f"--synthetic_dataset_dir={tmp_path / 'out'}"],
+        LOGS: [f"--input_folder={tmp_path}", f"--output_folder={tmp_path / 'out'}"],
+        SIMULATE: [f"--output={tmp_path / 'out'}"],
+    }
+    assert message in refused(module, *where.get(module, []), *flags, cwd=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--cores=100000", "--cores 100000: expected 1 to"),
+        ("--split_bytes=1", "--split_bytes 1: expected 5 or more"),
+    ],
+)
+def test_more_processes_or_tasks_than_are_of_use_are_refused(tmp_path, flag, message):
+    for name in ("day_0", "day_1"):
+        (tmp_path / name).write_text("1\t1\tab\n" * 30_000)
+    line = refused(
+        *(LOGS, "--engine=local", f"--input_folder={tmp_path}", f"--output_folder={tmp_path}/out"),
+        *("--num_numerical=1", "--num_categorical=1", flag),
+    )
+    assert message in line
+
+
+def test_a_directory_that_another_may_have_made_is_not_used(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "shared" / "data").symlink_to(tmp_path / "elsewhere")
+    line = refused(
+        *(SYNTHETIC, f"--synthetic_dataset_dir={tmp_path}/shared/data"),
+        *("--synthetic_dataset_num_entries=10", "--synthetic_dataset_table_sizes=9"),
+    )
+    assert "shared/data: another user may have made it" in line
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_dataset_without_training_rows_is_wrong(tmp_path):
+    write_dataset(tmp_path / "data", {"train": 0, "test": 5})
+    done = forked.run(VERIFY, tmp_path / "data", timeout=LIMIT)
+    assert done.returncode == 1
+    assert "train/label.bin: expected training rows, got none" in done.stdout

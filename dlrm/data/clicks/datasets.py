@@ -11,6 +11,7 @@ from dlrm.data.clicks.random_samples import RandomDataset
 from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
 from dlrm.data.clicks.synthetic import IDS, SyntheticDataset, ensure_synthetic_dataset
 from dlrm.data.verification import VERIFY_DATA, Verifier
+from dlrm.limits import check_features, check_memory
 
 # What each type is read as; "memmap" is a name of 2020, "parametric" of 2021.
 DATASET_TYPES = {
@@ -96,6 +97,8 @@ class DataConfig:
         for flag in ("num_numerical_features", "synthetic_dataset_numerical_features", "seed"):
             if getattr(self, flag) is not None:
                 _expect_at_least(flag, getattr(self, flag), 0)
+        for flag in ("num_numerical_features", "synthetic_dataset_numerical_features"):
+            check_features(f"--{flag}", getattr(self, flag) or 0)
         if self.dataset_subset is not None and not 0 < self.dataset_subset <= 1:
             raise ValueError(
                 f"--dataset_subset: expected a fraction in (0, 1], got {self.dataset_subset}"
@@ -112,12 +115,23 @@ class DataConfig:
                     "--synthetic_dataset_table_sizes: expected at most "
                     f"{layout.MAX_CARDINALITY}, got {size}"
                 )
+        self._check_memory()
         self._check_dataset()
 
     @property
     def has_clicks(self) -> bool:
         """Whether labels are clicks, 0 or 1; else they are fractions, of which there is no AUC."""
         return self.dataset_type != "synthetic_random"
+
+    def _check_memory(self) -> None:
+        """Refuses random batches that are larger than the memory."""
+        tables, bags = self.synthetic_dataset_table_sizes, self.synthetic_dataset_hotness or (1,)
+        ids = (bags[0] * len(tables) if len(bags) == 1 else sum(bags)) / 2  # half of it on average
+        samples = max(self.batch_size, self.test_batch_size)
+        if self.dataset_type.startswith("synthetic"):
+            samples = min(samples, self.synthetic_dataset_num_entries)
+            what = f"--synthetic_dataset_hotness {','.join(map(str, bags[:4]))}, {samples} samples"
+            check_memory(int(4 * ids * samples), what)
 
     def _check_dataset(self) -> None:
         if self.synthetic_dataset_hotness is not None and self.dataset_type not in _MULTI_HOT:

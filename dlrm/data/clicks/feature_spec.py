@@ -18,6 +18,7 @@ import yaml
 from dlrm.data.clicks import layout
 from dlrm.documents import brief, read_yaml
 from dlrm.files import check_relative, within, write_atomically
+from dlrm.limits import check_features
 
 CHANNELS = ("categorical", "numerical", "label")
 _REQUIRED_SPLITS, _OPTIONAL_SPLITS = {"train", "test"}, {"validation"}
@@ -84,6 +85,8 @@ class FeatureSpec:
             splits: "train" and "test", and possibly "validation".
             metadata: stored as it is.
         """
+        check_features("--num_numerical_features", num_numerical)
+        check_features("number of tables", len(cardinalities))
         return cls.named(
             Path(directory) / layout.FEATURE_SPEC,
             layout.LABEL,

@@ -14,7 +14,8 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.prefetch import BatchedRows
-from dlrm.files import staged_directory
+from dlrm.files import check_owned, staged_directory
+from dlrm.limits import check_disk
 
 IDS = ("uniform", "power_law")
 POWER_LAW_EXPONENT = 1.45  # that of NVIDIA's generator of synthetic Criteo data
@@ -171,6 +172,7 @@ def ensure_synthetic_dataset(
         FileExistsError: something else than a synthetic dataset stands there; it is left alone.
     """
     directory = Path(directory)
+    check_owned(directory)
     wanted = _describe(spec, num_samples, seed, ids)
     if directory.is_dir() and (manifest := layout.read_dataset_manifest(directory)):
         found = manifest["transform"]
@@ -209,7 +211,13 @@ def write_synthetic_dataset(
 
     Raises:
         FileExistsError: something stands at `directory` that may not be replaced.
+        PermissionError: it is another user's; see `check_owned`.
+        ValueError: the disk has no room for it.
     """
+    row_bytes = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
+    needed = num_samples * row_bytes * len(spec.splits)
+    check_disk(directory, needed, f"--synthetic_dataset_num_entries {num_samples}")
+    check_owned(Path(directory))
     with staged_directory(directory, replace_existing) as staging:
         staged = replace(
             spec,

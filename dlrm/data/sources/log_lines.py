@@ -20,6 +20,7 @@ from dlrm.data.sources.columns import (
     read_hexadecimal,
     read_integer,
 )
+from dlrm.limits import check_features
 
 LONGEST_LINE = 1 << 20  # bytes; a longer one is no line of a log, offline or served
 
@@ -33,11 +34,10 @@ class LogFormat:
     labelled: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.num_numerical, self.num_categorical) < 0 or not self.num_features:
-            raise ValueError(
-                f"--num_numerical {self.num_numerical} --num_categorical {self.num_categorical}: "
-                "expected 0 or more of each, and one in all"
-            )
+        check_features("--num_numerical", self.num_numerical)
+        check_features("--num_categorical", self.num_categorical)
+        if not self.num_features:
+            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
 
     @property
     def num_features(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.data.sources.log_lines import LogFormat
+from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.logs.dictionary_merge import CountJob, count_split
 from dlrm.preproc.logs.raw_log import (
@@ -125,7 +126,14 @@ def _splits(run: Run, name: str, days: Sequence[Day]) -> list[Split]:
     stored = run.work.result(f"{name}.splits")
     if stored is None:
         smallest, largest = _SPLIT_BYTES
-        even = sum(day.end - day.begin for day in days) // (_SPLITS_PER_CORE * run.engine.cores)
+        text = sum(day.end - day.begin for day in days)
+        if run.options.split_bytes and text > MAX_TASKS * run.options.split_bytes:
+            least = -(-text // MAX_TASKS)
+            raise ValueError(
+                f"--split_bytes {run.options.split_bytes}: expected {least} or more, "
+                f"which cuts {text} bytes of logs into {MAX_TASKS} tasks"
+            )
+        even = text // (_SPLITS_PER_CORE * run.engine.cores)
         split_bytes = run.options.split_bytes or min(max(even, smallest), largest)
         stored = [asdict(split) for split in split_days(days, split_bytes)]
         run.work.finish(f"{name}.splits", stored)

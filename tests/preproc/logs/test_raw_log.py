@@ -134,7 +134,7 @@ def test_lines_that_cannot_be_read_can_be_left_out(log, monkeypatch):
 def test_a_day_that_is_there_in_another_form_only_is_refused(tmp_path, name):
     for day in range(2):
         (tmp_path / f"day_{day}").write_text("1\t2\t3\n")
-    for other in ("day_1.gz", "day_x.gz", "notes.txt"):  # day_1 is there too: decompressed
+    for other in ("day_x.gz", "notes.txt"):
         (tmp_path / other).touch()
     assert [path.name for path in find_days(tmp_path)] == ["day_0", "day_1"]
     (tmp_path / name).touch()

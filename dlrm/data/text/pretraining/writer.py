@@ -31,6 +31,7 @@ from dlrm.data.text.pretraining.rows import Documents, RowConfig, make_rows, seg
 from dlrm.data.text.wordpiece import Tokenizer, load_tokenizer
 from dlrm.data.workers import InOrder, workers
 from dlrm.files import staged_directory
+from dlrm.limits import check_processes
 from dlrm.manifest import crc32
 
 INPUT_FORMATS = (*TEXT_FORMATS, "hdf5", "popart")
@@ -76,6 +77,7 @@ class PretrainingTextConfig(RowConfig):
         for flag in ("dupe_factor", "num_shards", "processes"):
             if (value := getattr(self, flag)) is not None and value < 1:
                 raise ValueError(f"--{flag}: expected 1 or more, got {value}")
+        check_processes("--processes", self.processes)
         for flag, choices in (("input_format", INPUT_FORMATS), ("output_format", OUTPUT_FORMATS)):
             if (value := getattr(self, flag)) not in choices:
                 raise ValueError(f"--{flag}: expected one of {', '.join(choices)}, got {value!r}")
