@@ -7,6 +7,7 @@ checked here to stay within its directory. Only the standard library is imported
 """
 
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -152,10 +153,10 @@ def tidy_after_killed(final: Path) -> None:
 
     One that was killed between the two renames of `_swap` left no `final`: the old one comes back.
     """
-    for old in final.parent.glob(f".{final.name}.old-*"):
+    for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):
         if not _is_running(old):
             shutil.rmtree(old) if final.exists() else old.rename(final)
-    for partial in final.parent.glob(f".{final.name}.partial-*"):
+    for partial in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
         if not _is_running(partial) or partial == _partial(final):
             shutil.rmtree(partial)
 
@@ -238,7 +239,8 @@ def make_directories(path: Path) -> None:
 def staged_file(path: str | os.PathLike) -> Iterator[Path]:
     """Yields the path of a new file that becomes `path` when the block ends without an error.
 
-    After an error the new file is removed and whatever stood at `path` is as it was.
+    After an error the new file is removed and whatever stood at `path` is as it was. What processes
+    left there that were killed is removed first.
 
     Args:
         path: replaced if it is there; its parent must exist.
@@ -248,6 +250,9 @@ def staged_file(path: str | os.PathLike) -> Iterator[Path]:
     """
     final = Path(path)
     partial = _partial(final)
+    for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
+        if left.is_file() and not _is_running(left):
+            left.unlink(missing_ok=True)
     try:
         yield partial
         sync(partial)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.command_line import Parser
+from dlrm.data.clicks.layout import one_class_note
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
 from dlrm.documents import one_line
@@ -111,6 +112,8 @@ def _prepare(flags: argparse.Namespace) -> None:
         rows, clicks = total.get("rows", 0), total.get("clicks", 0)
         rate = f", click-through rate {clicks / rows:.4f}" if rows and clicks else ""
         _say(f"{name + ':':<12}{rows:>14,} rows{rate}")
+        if note := one_class_note(name, rows, clicks):
+            _say(note)
         _warn_of_unknown(total)
     cardinalities = result["cardinalities"]
     _say(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")

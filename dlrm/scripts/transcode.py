@@ -11,7 +11,7 @@ specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "aut
 
 from absl import flags
 
-from dlrm.data.clicks.layout import FEATURE_SPEC
+from dlrm.data.clicks.layout import FEATURE_SPEC, one_class_note
 from dlrm.data.transform.csv_transform import NUMERIC_TRANSFORMS
 from dlrm.preproc.transcode import CsvConfig, Report, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
@@ -122,6 +122,8 @@ def _summary(report: Report) -> str:
     for split, rows in report.rows.items():
         share = f" ({report.positives[split] / rows:.1%})" if rows else ""
         lines.append(f"{split}: {rows} rows, {report.positives[split]} positive{share}")
+        if note := one_class_note(split, rows, report.positives[split]):
+            lines.append(note)
     if report.negatives:
         values = [f"{value!r} ({n} rows)" for value, n in report.negatives.items()]
         hidden = len(values) - _MOST_NEGATIVES

@@ -39,7 +39,7 @@ class Scorer:
         """
         read = self.reader.read(requests)
         good = [inputs for inputs in read if not isinstance(inputs, ValueError)]
-        scores = iter(together_or_alone(self._together, good))
+        scores = map(_checked, together_or_alone(self._together, good))
         return [inputs if isinstance(inputs, ValueError) else next(scores) for inputs in read]
 
     def _together(self, read: Sequence[Inputs]) -> list[np.ndarray]:
@@ -48,6 +48,16 @@ class Scorer:
             np.concatenate([inputs.ids for inputs in read]),
         )
         return np.split(scores, np.cumsum([len(inputs.ids) for inputs in read])[:-1])
+
+
+def _checked(scores: np.ndarray | ValueError) -> np.ndarray | ValueError:
+    """Returns the scores of a request, or an error where one is no finite number, as JSON wants."""
+    if isinstance(scores, ValueError) or np.isfinite(scores).all():
+        return scores
+    row = int(np.isfinite(scores).all(axis=1).argmin())
+    return ValueError(
+        f"row {row}: expected numericals whose score is a finite number, got {scores[row, 0]}"
+    )
 
 
 def open_session(

@@ -366,3 +366,13 @@ def test_a_full_disk_is_named_and_the_run_goes_on(tmp_path):
         assert contents(disk / "dataset") == contents(tmp_path / "direct" / "dataset")
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)  # this process has mapped files
+
+
+def test_another_content_of_the_same_size_and_time_is_another_input(tmp_path):
+    path = tmp_path / "day_0"
+    path.write_bytes(b"1\t2\tab\n" * 100_000)
+    before, status = pipeline.input_facts([path]), path.stat()
+    path.write_bytes(b"0\t3\tcd\n" * 100_000)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_mtime_ns == status.st_mtime_ns
+    assert pipeline.input_facts([path]) != before

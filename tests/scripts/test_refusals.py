@@ -254,3 +254,12 @@ def test_a_dataset_without_training_rows_is_wrong(tmp_path):
     done = forked.run(VERIFY, tmp_path / "data", timeout=LIMIT)
     assert done.returncode == 1
     assert "train/label.bin: expected training rows, got none" in done.stdout
+
+
+def test_a_dataset_whose_labels_are_all_the_same_says_so(tmp_path):
+    rows = "".join(f"0,{number}\n" for number in range(50))
+    (tmp_path / "rows.csv").write_text("y,x\n" + rows)
+    flags = f"--input={tmp_path}/rows.csv", f"--output={tmp_path}/out", "--label=y", "--numerical=x"
+    done = forked.run(TRANSCODE, *flags, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert "labels are 0, so no AUC can be computed" in done.stdout

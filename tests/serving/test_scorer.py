@@ -268,3 +268,15 @@ def test_scores_that_cannot_be_computed_fail_their_own_request_only(directory, m
     assert str(bad) == "expected a request that can be answered, got RuntimeError('out of memory')"
     assert str(worse) == "unreadable"
     assert answer([]) == []
+
+
+def test_a_score_that_is_no_number_fails_its_own_request(directory, monkeypatch):
+    scorer = pytest.importorskip("dlrm.serving.scorer", reason="needs onnxruntime")
+
+    def score(numerical, ids):
+        return np.where(ids[:, :1] == 2, np.nan, ids[:, 1:]).astype(np.float32)
+
+    monkeypatch.setattr(scorer, "open_session", lambda *_: score)
+    one, bad = scorer.Scorer(directory, MAX_ROWS)([ids([1, 1]), ids([1, 0], [2, 0])])
+    assert one.tolist() == [[1]]
+    assert str(bad) == "row 1: expected numericals whose score is a finite number, got nan"

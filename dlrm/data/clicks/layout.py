@@ -78,6 +78,13 @@ def check_spec_name(name: str) -> None:
         )
 
 
+def one_class_note(split: str, rows: int, clicks: int) -> str | None:
+    """Says that no AUC can be computed of a split whose labels are all the same; else None."""
+    if not rows or 0 < clicks < rows:
+        return None
+    return f"note: {split}: all {rows:,} labels are {int(clicks > 0)}, so no AUC can be computed"
+
+
 def write_model_size(directory: Path, cardinalities: Sequence[int]) -> None:
     """Writes `model_size.json`: the greatest id of each table, its cardinality less one."""
     sizes = {f"_c{_FIRST_CRITEO_COLUMN + i}": n - 1 for i, n in enumerate(cardinalities)}

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -125,7 +126,9 @@ def decode(data: bytes, size: int) -> np.ndarray:
                 _check_range(image)
                 rgb = _to_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # Pillow's decoders raise whatever their parsing stumbles over
-        raise BadImageError(f"not a readable image: {error or type(error).__name__}") from error
+        # Pillow shows the object that it read from, whose address differs from run to run.
+        reason = re.sub(r" <_io\.BytesIO object at \w+>", "", str(error)) or type(error).__name__
+        raise BadImageError(f"not a readable image: {reason}") from error
     side = min(rgb.size)
     left, top = (rgb.width - side) / 2, (rgb.height - side) / 2
     square = rgb.resize(

@@ -1,5 +1,6 @@
 """What the training commands share: joining the world, ending with an exit code, going on."""
 
+import ctypes
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory, checkpoint_in_
 from dlrm.train.log import RunLog, draw_curves
 from dlrm.train.trainer import StoppedError, Trainer
 
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL: stopped by a signal, and saved; the same command with --resume goes on
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -100,12 +102,21 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
     Raises:
         ValueError, OSError: see `join_world`.
     """
+    if launch().size > 1:
+        end_with_launcher()
     chosen = device(asked)
     if chosen == "cpu" and backend_given and backend != "gloo" and launch().size > 1:
         raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
     if chosen.startswith("cuda:"):
         torch.cuda.set_device(chosen)  # what names no device, as a stream, is of this one
     return join_world(chosen, backend, timeout)
+
+
+def end_with_launcher() -> None:
+    """Lets this process have SIGTERM when its launcher dies, so that it saves and ends (Linux)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def device(asked: str | None) -> str:
@@ -134,7 +145,11 @@ def device(asked: str | None) -> str:
 
 @contextmanager
 def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
-    """Within the block SIGTERM ends the training after a step, with a checkpoint."""
+    """Within the block SIGTERM ends the training after a step, with a checkpoint.
+
+    Once the training has ended so, SIGTERM has no effect any more: each rank ends with its own exit
+    code, and none by the signal.
+    """
 
     def stop(*_: object) -> None:
         trainer.stop_requested = True
@@ -142,6 +157,9 @@ def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except StoppedError:
+        before = signal.SIG_IGN  # torchrun sends it to all once the first has ended
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -1,0 +1,56 @@
+"""How processes of a run end: with the launcher, and with the code that their end has."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dlrm.scripts.common import session
+from dlrm.train.trainer import StoppedError
+
+
+def test_a_second_sigterm_does_not_kill_a_rank_that_has_stopped():
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = SimpleNamespace(stop_requested=False)
+    try:
+        with pytest.raises(StoppedError):
+            train_until_stopped(trainer)
+        assert trainer.stop_requested
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def train_until_stopped(trainer):
+    with session.stopped_by_sigterm(trainer):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise StoppedError("stopped after step 1")
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_rank_whose_launcher_was_killed_ends():
+    reader, writer = os.pipe()
+    launcher = os.fork()
+    if not launcher:
+        if not os.fork():
+            session.end_with_launcher()
+            os.write(writer, str(os.getpid()).encode())
+        time.sleep(30)
+        os._exit(0)
+    rank = int(os.read(reader, 20))
+    assert is_running(rank)
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    end = time.monotonic() + 10
+    while is_running(rank) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not is_running(rank)
