@@ -188,8 +188,12 @@ def _initialize(
     """Fills tables from generators of the host's, each in a thread, wherever they lie."""
     # Halves are split by several threads already.
     threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
+    arguments = (tables, lows, numbers, repeat(seed), repeat(scale))
+    if threads == 1:
+        list(map(_fill, *arguments))
+        return
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(_fill, tables, lows, numbers, repeat(seed), repeat(scale)))
+        list(pool.map(_fill, *arguments))
 
 
 def _fill(rows: Tensor, low: Tensor | None, table: int, seed: int, scale: float) -> None:

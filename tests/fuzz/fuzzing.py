@@ -1,0 +1,110 @@
+"""Mutated files for readers, which must return or raise ValueError or OSError in time.
+
+Cases run in forks of this process, some in each, under a limit of memory and with an alarm each. A
+case depends on its seed alone, which the failure names.
+"""
+
+import os
+import random
+import resource
+import signal
+import traceback
+from pathlib import Path
+
+CASES = 1000  # of each format
+SECONDS, MEMORY = 10, 1 << 30  # a case may take; beyond what the process has
+_PER_FORK = 50
+_TOKENS = [
+    *(b"9" * 30, b"-1", b"1e999", b"nan", b"null", b"[", b"{", b"]", b'"', b"\n", b"\0"),
+    b"\xff\xfe",
+    *(
+        b"&a ",
+        b"*a",
+        b"../../x",
+        b"true",
+        b",",
+        b"\t",
+        b"\x7f\xff\xff\xff",
+        b"\x00" * 8,
+        b"\xff" * 8,
+    ),
+]
+
+
+def mutated(content: bytes, seed: int) -> bytes:
+    """Returns a content with one to six changes: bits, pieces cut, copied, moved, or put in."""
+    chance, found = random.Random(seed), bytearray(content)
+    for _ in range(chance.randint(1, 6)):
+        begin = chance.randrange(len(found) + 1)
+        end = min(begin + chance.choice([1, 2, 8, 64, 1024]), len(found))
+        kind = chance.randrange(6)
+        if kind == 0 and begin < end:
+            found[begin] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del found[begin:end]
+        elif kind == 2:
+            found[begin:begin] = found[begin:end] * chance.choice([1, 3, 100])
+        elif kind == 3:
+            found[begin:end] = chance.choice(_TOKENS)
+        elif kind == 4:
+            found[begin:begin] = chance.choice(_TOKENS)
+        else:
+            del found[begin if chance.random() < 0.2 else len(found) :]
+    return bytes(found)
+
+
+def failures(
+    read, content: bytes, path: Path, first: int = 0, cases: int = CASES, seconds: int = SECONDS
+) -> list[str]:
+    """Runs cases; returns what each raised that it must not, or how it ended.
+
+    Args:
+        read: called with the path of a mutated file.
+        content: of the file before.
+        path: where it is written; a folder of its own.
+        first: seed of the first case.
+        cases: how many.
+        seconds: that each may take.
+    """
+    found, seed, end = [], first, first + cases
+    while seed < end:
+        last = min(seed + _PER_FORK, end)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(reader)
+            _run(read, content, path, range(seed, last), writer, seconds)
+        os.close(writer)
+        with os.fdopen(reader) as stream:
+            said = stream.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        blocks = said.split("\f")
+        found += [block for block in blocks if "\n" in block]
+        done = int(blocks[-1].split("\n")[0] or seed) if blocks[-1] else last - 1
+        if status:
+            found.append(f"seed {done}: ended with {status}")
+            seed = done + 1
+        else:
+            seed = last
+    return found
+
+
+def _run(read, content: bytes, path: Path, seeds: range, writer: int, seconds: int) -> None:
+    """Runs cases in the child: writes the seed of each, and what must not be raised."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for seed in seeds:
+        os.write(writer, f"\f{seed}".encode())
+        path.write_bytes(mutated(content, seed))
+        signal.alarm(seconds)
+        try:
+            read(path)
+        except (ValueError, OSError) as error:
+            if len(str(error)) > 4000:
+                said = f"a message of {len(str(error))} characters"
+                os.write(writer, f"\nseed {seed}: {said}".encode())
+        except BaseException:
+            os.write(writer, f"\nseed {seed}: {traceback.format_exc()[-1500:]}".encode())
+        signal.alarm(0)
+    os._exit(0)

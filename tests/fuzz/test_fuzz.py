@@ -1,0 +1,215 @@
+"""Mutated files of every format end in a value or an error of the user, in time and memory."""
+
+import io
+import json
+import os
+import signal
+import time
+import zlib
+
+import numpy as np
+import pytest
+import yaml
+from fuzzing import CASES, failures, mutated
+
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.layout import read_model_size
+from dlrm.data.sources.csv_columns import CsvFormat
+from dlrm.data.sources.log_lines import LogFormat
+from dlrm.data.text.pretraining.dataset import open_pretraining
+from dlrm.data.text.squad import read_squad
+from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.documents import read_json, read_yaml
+from dlrm.manifest import read_manifest, sealed_json
+from dlrm.preproc.logs.raw_log import Split, read_blocks
+from dlrm.train.checkpoints.checkpoint import checked_config
+from dlrm.train.checkpoints.state import read_tensors
+
+
+def log_lines(path):
+    split = Split(str(path), str(path), 0, 0, path.stat().st_size)
+    if split.size:
+        list(read_blocks(split, LogFormat(3, 2), []))
+
+
+def csv_rows(path):
+    list(CsvFormat(header=True).chunks(path))
+
+
+def manifest(path):
+    """Reads a manifest whose own checksum, as a writer with a mistake would have it, fits."""
+    entries = path.read_bytes()
+    try:
+        text = sealed_json(json.loads(entries))
+    except (ValueError, RecursionError, AttributeError):
+        text = None
+    if text:
+        path.write_text(text)
+    read_manifest(path.parent, "dataset")
+
+
+def fitted(path):
+    folder = path.parent / "transform"
+    folder.mkdir(exist_ok=True)
+    (folder / "csv.json").write_bytes(path.read_bytes())
+    CsvTransform.load(path.parent)
+
+
+def image(path):
+    decode = pytest.importorskip("dlrm.preproc.images.shards").decode
+    decode(path.read_bytes(), 8)
+
+
+def records(path):
+    tfrecord = pytest.importorskip("dlrm.preproc.images.tfrecord")
+    for record in tfrecord.find_records(path):
+        tfrecord.parse_example(tfrecord.read_record(path, record))
+
+
+def example(path):
+    tfrecord = pytest.importorskip("dlrm.preproc.images.tfrecord")
+    tfrecord.parse_example(path.read_bytes())
+
+
+def squad(path):
+    read_squad(path)
+
+
+def vocabulary(path):
+    from dlrm.data.text.wordpiece import load_tokenizer
+
+    load_tokenizer(path)
+
+
+def spec_yaml():
+    features = {"y": {"dtype": "bool"}, "x": {"dtype": "float16"}}
+    features["u"] = {"dtype": "int8", "cardinality": 5}
+    chunks = [{"type": "split_binary", "features": [n], "files": [f"t/{n}"]} for n in features]
+    sections = {"feature_spec": features, "source_spec": {"train": chunks, "test": chunks}}
+    sections["channel_spec"] = {"label": ["y"], "numerical": ["x"], "categorical": ["u"]}
+    return yaml.safe_dump(sections | {"metadata": {}}).encode()
+
+
+def png():
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.arange(768, dtype=np.uint8).reshape(16, 16, 3)).save(file, "PNG")
+    return file.getvalue()
+
+
+def hdf5_file():
+    h5py = pytest.importorskip("h5py")
+    file = io.BytesIO()
+    with h5py.File(file, "w") as out:
+        for name in ("input_ids", "input_mask"):
+            out.create_dataset(name, data=np.ones((9, 8), "i4"), compression="gzip")
+        out["segment_ids"] = np.zeros((9, 8), "i4")
+        for name in ("masked_lm_positions", "masked_lm_ids"):
+            out[name] = np.zeros((9, 2), "i4")
+        out["next_sentence_labels"] = np.zeros(9, "i4")
+    return file.getvalue()
+
+
+EXAMPLE = b"\n\x0f\n\r\n\x05label\x12\x04\x1a\x02\x08\x07"  # of tf.train: label is [7]
+
+
+def tfrecord_file():
+    tfrecord = pytest.importorskip("dlrm.preproc.images.tfrecord")
+    size = len(EXAMPLE).to_bytes(8, "little")
+    sums = [tfrecord.masked_crc32c(part).to_bytes(4, "little") for part in (size, EXAMPLE)]
+    return (size + sums[0] + EXAMPLE + sums[1]) * 3
+
+
+def tensors():
+    from safetensors.numpy import save
+
+    return save({"weight": np.ones((3, 4), np.float32), "bias": np.zeros(3, np.float32)})
+
+
+FILE = {"bytes": 0, "crc32": f"{zlib.crc32(b''):08x}"}
+ANSWER = {"text": "b", "answer_start": 2}
+QUESTION = {"id": "1", "question": "which?", "answers": [ANSWER]}
+TABLE = {"rows": 3, "dim": 2, "state": ["sum"], "scalars": {"step": 1}}
+CSV_TRANSFORM = {
+    **{"version": 1, "numeric_transform": "log", "scales": {"x": [0.0, 1.0]}},
+    **{"dictionaries": {"u": {"a": 1}}, "missing_values": ["?"], "label": "y", "positive": "1"},
+}
+FORMATS = {
+    "log": (b"1\t5\t\t-2\tab12\tcd34\n" * 30, log_lines),
+    "csv": (b'y,x,"u"\n1,2.5,"a, b"\n0,,c\n' * 20, csv_rows),
+    "spec": (spec_yaml, FeatureSpec.load),
+    "yaml": (b"a: &a [1, 2]\nb: {c: *a, d: [*a, *a]}\n", read_yaml),
+    "manifest": (sealed_json({"kind": "dataset", "version": 2, "files": {"a": FILE}}), manifest),
+    "json": (json.dumps([CSV_TRANSFORM]), lambda path: read_json(path, object)),
+    "model_size": (json.dumps({"_c14": 3, "_c15": 9}), lambda path: read_model_size(path.parent)),
+    "transform": (json.dumps(CSV_TRANSFORM), fitted),
+    "config": (
+        json.dumps({"flags": {"lr": 1.0}, "tables": [TABLE]}),
+        lambda path: checked_config(path.parent),
+    ),
+    "tensors": (tensors, read_tensors),
+    "hdf5": (hdf5_file, lambda path: open_pretraining([path], data_format="hdf5")),
+    "image": (png, image),
+    "tfrecord": (tfrecord_file, records),
+    "example": (EXAMPLE, example),
+    "squad": (
+        json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}),
+        squad,
+    ),
+    "vocabulary": ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n##s\n", vocabulary),
+}
+NAMES = {"model_size": "model_size.json", "config": "config.json", "manifest": "manifest.json"}
+
+
+def read(kind, path):
+    """Reads the file as it is: what a case begins from is no error."""
+    content, reader = FORMATS[kind]
+    content = content() if callable(content) else content
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    reader(path)
+    return path.read_bytes(), reader
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORMATS)
+def test_mutated_files_end_in_a_value_or_an_error_of_the_user(tmp_path, kind):
+    (tmp_path / "a").touch()
+    path = tmp_path / NAMES.get(kind, "file.hdf5")
+    content, reader = read(kind, path)
+    print(f"{kind}: seeds 0 to {CASES - 1}")
+    found = failures(reader, content, path)
+    assert not found, f"{len(found)} of {CASES} cases:\n" + "\n".join(found[:3])
+
+
+def test_a_reader_that_fails_hangs_dies_or_fills_the_memory_is_found(tmp_path):
+    def no_error_of_the_user(path):
+        raise KeyError("internal")
+
+    def error_of_the_user(path):
+        raise ValueError(path)
+
+    def ends(read, seconds=5):
+        return failures(read, b"content", tmp_path / "file", cases=3, seconds=seconds)
+
+    assert ends(error_of_the_user) == []
+    assert ["KeyError" in found for found in ends(no_error_of_the_user)] == [True] * 3
+    assert ends(only_even(time.sleep, 9), 1) == ["seed 0: ended with -14", "seed 2: ended with -14"]
+    assert ends(only_even(os.abort)) == ["seed 0: ended with -6", "seed 2: ended with -6"]
+    (first, _) = ends(only_even(bytearray, 3 << 30))
+    assert "MemoryError" in first
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def only_even(act, *arguments):
+    """Returns a reader that acts in the cases of seeds 0 and 2."""
+    even = {mutated(b"content", seed) for seed in (0, 2)}
+
+    def reader(path):
+        if path.read_bytes() in even:
+            act(*arguments)
+
+    return reader
