@@ -51,6 +51,7 @@ class _HostTensors(TorchDispatchMode):
         return result
 
 
+@pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_more_than_a_part_of_a_table_is_on_the_host(layout):
     with _HostTensors() as host:
@@ -59,6 +60,25 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout):
     assert 2 << 20 < host.largest <= 4 << 20  # and 17 MB has the first table
 
 
+@pytest.fixture
+def _one_thread():
+    """Modes and default devices are a thread's own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
+def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
+    expected = layout({0: 700, 3: 5, 1: 31}, 3, seed=3).tables()
+    torch.set_num_threads(3)
+    tables = layout({0: 700, 3: 5, 1: 31}, 3, seed=3).tables()
+    assert all(map(torch.equal, tables, expected))
+
+
+@pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_default_device(layout):
     expected = layout({0: 7, 1: 5}, 3, seed=3).tables()
