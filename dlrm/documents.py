@@ -57,7 +57,7 @@ def read_bytes(path: str | os.PathLike, max_bytes: int) -> bytes:
     if status.st_size > max_bytes:
         raise ValueError(f"{path}: expected at most {max_bytes} bytes, got {status.st_size}")
     with open(path, "rb") as file:
-        return file.read(max_bytes)
+        return file.read(status.st_size)  # which is allocated before it is read
 
 
 def read_json(

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+import tracemalloc
 
 import pytest
 
@@ -89,3 +90,12 @@ def test_what_a_message_quotes_is_short():
 def test_control_characters_do_not_split_a_message():
     assert one_line("a\nerror: b\r\x1b[2J: \udcff") == "a\\nerror: b\\r\\x1b[2J: \\udcff"
     assert one_line("differences:\n  one\n  two") == "differences:\n  one\n  two"
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path):
+    (tmp_path / "a.json").write_text("{}")
+    tracemalloc.start()
+    read_json(tmp_path / "a.json")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
