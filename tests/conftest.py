@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -65,11 +66,17 @@ def _no_curves() -> Iterator[None]:
         yield
 
 
+_MATPLOTLIB: list[ModuleType] = []
+
+
 @pytest.fixture
 def curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests whose runs draw their curves."""
     monkeypatch.delitem(sys.modules, "matplotlib")
-    pytest.importorskip("matplotlib")
+    if _MATPLOTLIB:  # its own parts are still those that were imported with it
+        monkeypatch.setitem(sys.modules, "matplotlib", _MATPLOTLIB[0])
+    else:
+        _MATPLOTLIB.append(pytest.importorskip("matplotlib"))
 
 
 @pytest.fixture(scope="session")

@@ -223,7 +223,8 @@ def collected(root, command):
 @pytest.mark.parametrize("target", ["gpu-first", "gpu-test", "gpu-sanitize", "gpu-bench"])
 def test_make_installs_nothing_where_it_is_told_so(target, words, python, root, tmp_path):
     (tmp_path / "Makefile").write_text((root / "Makefile").read_text())  # no .git, no .venv
-    variables = {name: value for name, value in os.environ.items() if name != "VENV"}
+    of_make = ("VENV", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # the tests' own make
+    variables = {name: value for name, value in os.environ.items() if name not in of_make}
     done = subprocess.run(
         ["make", "-n", target, *words],
         cwd=tmp_path,

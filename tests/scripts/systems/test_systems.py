@@ -277,8 +277,8 @@ def made_up(row: str, values, label="1n1d", **more):
             file.write(json.dumps({**setting, "values": [value]}) + "\n")
 
 
-def test_tables_have_the_published_and_the_measured(capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "matplotlib", raising=False)  # tests draw no curves else
+@pytest.mark.usefixtures("curves")
+def test_tables_have_the_published_and_the_measured(capsys):
     made_up("dlperf/rn50/fp32-b128/1n1d", [10.0, 11.0, 10.5])
     made_up("dlperf/rn50/fp32-b128/1n8d", [70.0, 77.0, 84.0], "1n8d")
     assert main(["table", "002", "--format=csv"]) == 0
