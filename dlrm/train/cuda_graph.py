@@ -60,9 +60,13 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], T]) -> tuple[Callable[[], object], T]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, self._memory, self._stream, capture_error_mode="thread_local"
-        ):  # readers of batches allocate meanwhile, which is none of its business
+        # The outer block restores the stream where a capture cannot be ended: torch's does not.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),
+            torch.cuda.graph(
+                graph, self._memory, self._stream, capture_error_mode="thread_local"
+            ),  # readers of batches allocate meanwhile, which is none of its business
+        ):
             result = function()
         return graph.replay, result
 

@@ -4,6 +4,7 @@ See tests/op_recorder.py; with a GPU the same tests record CUDA graphs.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -262,3 +263,41 @@ def test_recording_what_waits_for_the_device_fails(device, recorder):
         graphed(numbers(2, device))
     with pytest.raises(RuntimeError, match="waits for the device|captur"):
         graphed(numbers(2, device))
+
+
+class Streams:
+    """Streams of a GPU that is not there; a capture of them that cannot be ended, as after a wait.
+
+    Attributes:
+        current: the stream that launches would go to.
+    """
+
+    def __init__(self, monkeypatch):
+        self.current = SimpleNamespace(device=torch.device("cuda:0"), name="the caller's")
+        side = SimpleNamespace(device=torch.device("cuda:0"), name="the recorder's")
+        graph = SimpleNamespace(capture_begin=lambda *_, **__: None, capture_end=self._end)
+        for name, value in {
+            "Stream": lambda device: side,
+            "CUDAGraph": lambda: graph,
+            "graph_pool_handle": lambda: (0, 0),
+            "current_stream": lambda device=None: self.current,
+            "set_stream": lambda stream: setattr(self, "current", stream),
+            "synchronize": lambda: None,
+            "empty_cache": lambda: None,
+            "_get_device_index": lambda *_: 0,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+
+    def _end(self):
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_a_failed_recording_gives_the_stream_back(monkeypatch):
+    streams = Streams(monkeypatch)
+    recorder = CudaRecorder("cuda:0")
+    outside, within = streams.current, []
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        recorder.record(lambda: within.append(streams.current))
+    assert [stream.name for stream in within] == ["the recorder's"]
+    assert streams.current is outside
