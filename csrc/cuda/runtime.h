@@ -82,8 +82,9 @@ class Launcher {
           " blocks of threads are more than a GPU takes at once: split the batch");
     const dim3 grid(static_cast<unsigned>(blocks));
 #ifdef DLRM_EMULATE_CUDA
-    emulator::run(grid, threads, shared_bytes,
-                  [&] { kernel(static_cast<Parameters>(arguments)...); });
+    const auto thread = [&] { kernel(static_cast<Parameters>(arguments)...); };
+    emulator::run(grid, threads, shared_bytes, std::cref(thread),
+                  reinterpret_cast<const void*>(kernel));
 #else
     if (shared_bytes > 48 * 1024) {
       check_cuda(name_, cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),

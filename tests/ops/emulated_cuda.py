@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ FLAGS = [
     "-ffp-contract=off",
     "-fsanitize=alignment",
     "-fsanitize-undefined-trap-on-error",
+    "-fsanitize=thread",  # calls the emulator at each access to memory; its library is not linked
     "-U_FORTIFY_SOURCE",  # which takes fibers' jumps for errors
     "-DDLRM_EMULATE_CUDA",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",
@@ -30,6 +32,7 @@ FLAGS = [
     "-Wall",
     "-Wno-unknown-pragmas",
 ]
+SECTOR = 32  # bytes
 SHARED = 227 * 1024  # bytes of shared memory that a block may have on the emulated device
 
 
@@ -53,8 +56,9 @@ def library() -> Path:
             all_sources.write_text("".join(f'#include "{source}"\n' for source in sources))
             include = ["-isystem", str(torch_folder / "include")]
             link = ["-shared", f"-L{torch_folder / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
-            unfinished = built.with_suffix(".unfinished")
-            run([compiler, *FLAGS, *include, str(all_sources), *link, "-o", str(unfinished)])
+            unfinished, compiled = built.with_suffix(".unfinished"), str(built.with_suffix(".o"))
+            run([compiler, *FLAGS, *include, "-c", str(all_sources), "-o", compiled])
+            run([compiler, compiled, *link, "-o", str(unfinished)])
             unfinished.replace(built)
     return built
 
@@ -63,6 +67,16 @@ def run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr  # no warnings either
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Launches of a kernel, and bytes of the sectors that it has reached."""
+
+    launches: int
+    read: int
+    written: int
+    added_to: int  # by atomic operations
 
 
 class Emulator:
@@ -76,6 +90,12 @@ class Emulator:
         self._configure, self._fault = library.configure_emulator, library.emulate_fault
         self._sectors = library.sectors_of_additions
         self._sectors.restype = ctypes.c_int64
+        self._path, self._count, self._traffic = (
+            path,
+            library.count_accesses,
+            library.kernel_traffic,
+        )
+        self._traffic.restype = ctypes.c_bool
         self._configure.argtypes = [ctypes.c_uint, ctypes.c_int, ctypes.c_int64]
         self._fault.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int64]
 
@@ -94,6 +114,26 @@ class Emulator:
     def sectors_of_additions(self) -> int:
         """Sectors of 32 bytes that warps have reached by atomic additions since `configure`."""
         return self._sectors()
+
+    def count_accesses(self) -> None:
+        """Counts from now until `configure` what kernels read and write."""
+        self._count()
+
+    def traffic(self) -> dict[str, Traffic]:
+        """What each kernel has moved since `count_accesses`, by the kernel's mangled name.
+
+        Counted is memory of the device but for the word of errors. Each sector counts as often as
+        a warp reaches it by one instruction, as if there were no cache.
+        """
+        nm = subprocess.run(["nm", str(self._path)], capture_output=True, text=True, check=True)
+        lines = (line.split() for line in nm.stdout.splitlines())
+        names = {int(line[0], 16): line[2] for line in lines if len(line) == 3 and line[1] in "tT"}
+        found, offset, counts = {}, ctypes.c_int64(), (ctypes.c_int64 * 4)()
+        while self._traffic(ctypes.c_int64(len(found)), ctypes.byref(offset), counts):
+            launches, *sectors = counts
+            sizes = (SECTOR * count for count in sectors)
+            found[names[offset.value]] = Traffic(launches, *sizes)
+        return found
 
     @contextlib.contextmanager
     def in_place_of_cpu(self):

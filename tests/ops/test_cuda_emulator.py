@@ -3,6 +3,9 @@
 import re
 
 import pytest
+import torch
+
+from dlrm import ops
 
 SUM = 64 * 63 // 2
 
@@ -48,3 +51,38 @@ def test_a_copy_that_is_not_waited_for_gives_another_sum(emulator):
 def test_it_runs_after_a_fault(emulator):
     emulator.fault(1)
     assert emulator.fault(0) == (SUM, "")
+
+
+def gathered(emulator, weight, ids):
+    """What the gather moves for ids of one table."""
+    with emulator.in_place_of_cpu():
+        emulator.count_accesses()
+        ops.joint_embedding(weight, ids[:, None], torch.tensor([0, len(weight)]))
+        (traffic,) = emulator.traffic().values()
+    return traffic
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_gather_moves_what_it_must(dtype, emulator):
+    weight = torch.randn(300, 128).to(dtype)
+    ids = torch.randperm(300)[:256].int()
+    traffic = gathered(emulator, weight, ids)
+    rows = len(ids) * 128 * dtype.itemsize
+    assert traffic.launches == 1
+    assert traffic.written == rows
+    warps = len(ids) // 32  # that read ids, and the two bounds of the table, a sector each
+    assert traffic.read == rows + ids.nbytes + warps * 2 * 32
+
+
+def test_strided_reads_show(emulator):
+    """Rows of 4 bytes: 32 lanes reach 4 sectors side by side, and 32 where rows are 8 apart."""
+    weight, ids = torch.randn(2048, 1), torch.arange(256)
+    dense, strided = (gathered(emulator, weight, ids * step) for step in (1, 8))
+    assert strided.read - dense.read == (256 - 256 // 8) * 32
+    assert strided.written == dense.written == 256 * 4
+
+
+def test_nothing_is_counted_unless_asked_for(emulator):
+    with emulator.in_place_of_cpu():
+        ops.joint_embedding(torch.randn(9, 4), torch.arange(9)[:, None], torch.tensor([0, 9]))
+        assert all(traffic.read == 0 for traffic in emulator.traffic().values())

@@ -41,7 +41,9 @@ namespace emulator {
 // Of the thread that runs.
 extern dim3 thread_index, block_index, block_size, grid_size;
 
-void run(dim3 grid, dim3 block, int64_t shared_bytes, const std::function<void()>& thread);
+// What accesses are counted of is `kernel`.
+void run(dim3 grid, dim3 block, int64_t shared_bytes, const std::function<void()>& thread,
+         const void* kernel = nullptr);
 
 unsigned char* shared_memory();
 int capability();
@@ -102,27 +104,29 @@ T __shfl_xor_sync(unsigned mask, T value, int bits) {
   return emulator::shuffle(mask, value, emulator::lane() ^ bits);
 }
 
+// Counted apart from what kernels read and write.
+#define DLRM_NOT_COUNTED __attribute__((no_sanitize("thread")))
 template <typename T>
-T atomicAdd(T* address, T value) {
+DLRM_NOT_COUNTED T atomicAdd(T* address, T value) {
   emulator::count_sectors(address, sizeof value);
   const T old = *address;
   *address = old + value;
   return old;
 }
-inline float4 atomicAdd(float4* address, float4 value) {
+DLRM_NOT_COUNTED inline float4 atomicAdd(float4* address, float4 value) {
   emulator::count_sectors(address, sizeof value);
   const float4 old = *address;
   *address = {old.x + value.x, old.y + value.y, old.z + value.z, old.w + value.w};
   return old;
 }
 template <typename T>
-T atomicCAS(T* address, T expected, T value) {
+DLRM_NOT_COUNTED T atomicCAS(T* address, T expected, T value) {
   const T old = *address;
   if (old == expected) *address = value;
   return old;
 }
 template <typename T>
-T atomicExch(T* address, T value) {
+DLRM_NOT_COUNTED T atomicExch(T* address, T value) {
   const T old = *address;
   *address = value;
   return old;
