@@ -56,9 +56,10 @@ def library() -> Path:
             all_sources.write_text("".join(f'#include "{source}"\n' for source in sources))
             include = ["-isystem", str(torch_folder / "include")]
             link = ["-shared", f"-L{torch_folder / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu"]
-            unfinished, compiled = built.with_suffix(".unfinished"), str(built.with_suffix(".o"))
-            run([compiler, *FLAGS, *include, "-c", str(all_sources), "-o", compiled])
-            run([compiler, compiled, *link, "-o", str(unfinished)])
+            unfinished, compiled = built.with_suffix(".unfinished"), built.with_suffix(".o")
+            run([compiler, *FLAGS, *include, "-c", str(all_sources), "-o", str(compiled)])
+            run([compiler, str(compiled), *link, "-o", str(unfinished)])
+            compiled.unlink()
             unfinished.replace(built)
     return built
 
