@@ -32,12 +32,14 @@ class Result:
         record: a run's setting and machine.
         figure: the rule's figure of all runs.
         speedup: over one device; None where it did not run in the same setting.
+        unlike: what of the setting differs from that of the run on one device, if it ran.
     """
 
     row: System
     record: Record
     figure: Measured
     speedup: float | None = None
+    unlike: str = ""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -102,13 +104,17 @@ def _scaled(family: Sequence[Result]) -> list[Result]:
     one = family[0]
     if one.place != (1, 1) or one.record["quantity"] != "throughput":
         return family
-    own = ("arguments", "processes")
+    first = setting_of(one.record, ("arguments", "processes"))
 
-    def speedup(result: Result) -> float | None:
-        same = setting_of(one.record, own) == setting_of(result.record, own)
-        return result.figure.value / one.figure.value if same else None
+    def scaled(result: Result) -> Result:
+        other = setting_of(result.record, ("arguments", "processes"))
+        for key, value in first.items():
+            if other[key] != value:
+                unlike = f"no speed-up, as 1n1d ran with {key} {value} and this with {other[key]}"
+                return replace(result, unlike=unlike)
+        return replace(result, speedup=result.figure.value / one.figure.value)
 
-    return [replace(result, speedup=speedup(result)) for result in family]
+    return [scaled(result) for result in family]
 
 
 def comparison(result: Result) -> str:
@@ -135,6 +141,7 @@ def comparison(result: Result) -> str:
     if runs < repeats:
         differs.append(f"{runs} of {repeats} runs")
     differs += row.approximated
+    differs += [result.unlike] if result.unlike else []
     return f"differs in {'; '.join(differs)}" if differs else "comparable"
 
 

@@ -316,6 +316,7 @@ def test_places_in_different_settings_have_no_speedup(capsys):
     assert rows[EIGHT]["ours"] == "70"
     assert rows[EIGHT]["speedup"] == ""
     assert "1 of 7 runs" in rows[EIGHT]["comparison"]
+    assert "1n1d ran with threads 1 and this with 2" in rows[EIGHT]["comparison"]
 
 
 def test_a_row_shows_its_newest_runs_at_full_size_with_its_own_flags(capsys):
