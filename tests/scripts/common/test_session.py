@@ -42,6 +42,7 @@ def test_a_rank_whose_launcher_was_killed_ends():
     launcher = os.fork()
     if not launcher:
         if not os.fork():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # other tests leave theirs
             session.end_with_launcher()
             os.write(writer, str(os.getpid()).encode())
         time.sleep(30)
