@@ -24,11 +24,10 @@ from dlrm.systems.rows import System
 ROOT = Path(__file__).parents[3]
 IMAGENET = "python train.py --model resnet --model-size 50 --dataset imagenet"
 TRAINING = "gaudi/rn50/eager-fp32-b128"
-FAST = (
-    *("gaudi/rn50/eager-bf16-b256", "ipu/rn50/train-pod16", "ipu/effb0/infer-generated-x4/b1"),
+FAST = (  # one a family
+    *("gaudi/rn50/eager-bf16-b256", "ipu/effb0/infer-generated-x4/b1"),
     *("dlperf/bert-base/fp32-b32/2n16d", "ipu/bert-3layer/squad-infer-128/mb4"),
-    *("gaudi/dlrm-medium/eager-bf16", "nvidia/dlrm-large/throughput/dgx-a100-8gpu/amp"),
-    "nvidia/dlrm-small/benchmark/inference",
+    "gaudi/dlrm-medium/eager-bf16",
 )
 
 
@@ -155,6 +154,7 @@ def test_a_row_runs_at_reduced_size(row: System, capsys):
     assert " times it" not in out
 
 
+@pytest.mark.slow
 def test_parts_of_a_network_run_as_a_pipeline(capsys):
     assert smoke("ipu/rnx101/train-m2000") == 0
     assert smoke("ipu/rnx101/train-m2000", "--pipeline") == 0
@@ -214,6 +214,7 @@ def test_a_run_that_dies_is_kept_and_only_what_is_missing_is_run_again(
     assert "mean of 3 runs" in out
 
 
+@pytest.mark.slow
 def test_a_comparison_of_runs_that_fail_names_the_error(tmp_path, monkeypatch, capsys):
     marker = tmp_path / "runs"
     (tmp_path / "sitecustomize.py").write_text(DYING.format(marker=str(marker)))
@@ -405,6 +406,7 @@ def test_a_stopped_command_takes_its_run_with_it(stop, tmp_path):
     assert not any(Path(f"/proc/{number}").exists() for number in running)
 
 
+@pytest.mark.slow
 def test_all_rows_of_a_pattern_run_but_those_that_do_not_fit(capsys):
     pattern = "ipu/effb0/infer-*/b1"  # the second has four devices
     capacity = os.cpu_count() or 1
@@ -448,6 +450,7 @@ def test_seeds_print_the_documents_table(capsys):
     assert f"| **mean** | {sum(values.values()) / 2:.6f} |" in lines
 
 
+@pytest.mark.slow
 def test_seeds_of_the_stability_test_are_the_rows_of_their_seeds(capsys):
     row = "nvidia/dlrm-small/seeds"
     assert main(["seeds", row, "--n=2", "--smoke", "--threads=1"]) == 0
@@ -473,6 +476,7 @@ def test_losses_of_the_medium_model_follow_float32_run_eagerly(row, capsys):
     assert [len(record["losses"]) for record in records()] == [19, 19]  # the summary has the last
 
 
+@pytest.mark.slow
 def test_losses_as_a_graph_follow_those_run_eagerly(capsys):
     row = f"{MEDIUM}/eager-fp32"
     assert main(["trend", row, f"--against={row}", "--change=--execution=graph", *TREND]) == 0
@@ -482,6 +486,7 @@ def test_losses_as_a_graph_follow_those_run_eagerly(capsys):
     assert "match: largest gap" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_row_that_compares_others_is_run_like_any(capsys):
     assert main(["run", f"{MEDIUM}/trend", "--smoke", "--threads=1"]) == 0
     assert "match: largest gap" in capsys.readouterr().out
