@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SPREAD_LIMIT = 0.05
@@ -108,42 +108,6 @@ def measured(runs: Sequence[Sequence[float]], rule: Rule) -> Measured:
     value = statistics.median(values) if rule.statistic == "median" else statistics.fmean(values)
     spread = (max(values) - min(values)) / value if value else 0.0
     return Measured(value, values, spread)
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Throughput of one place of a grid beside one device's.
-
-    Attributes:
-        nodes, devices: of the place.
-        throughput: of all devices.
-        speedup: throughput over that of one device.
-        efficiency: speed-up over the number of devices.
-    """
-
-    nodes: int
-    devices: int
-    throughput: float
-    speedup: float
-    efficiency: float
-
-
-def scaling(throughput: Mapping[tuple[int, int], float]) -> list[Scaling]:
-    """Returns speed-ups and efficiencies, from the smallest place to the largest.
-
-    Args:
-        throughput: of each (nodes, devices); (1, 1) is what the others are compared with.
-
-    Raises:
-        ValueError: there is no single device to compare with.
-    """
-    if (1, 1) not in throughput:
-        raise ValueError("expected a run on one device (1n1d) to compare with, got none")
-    one = throughput[1, 1]
-    return [
-        Scaling(nodes, devices, value, value / one, value / one / devices)
-        for (nodes, devices), value in sorted(throughput.items())
-    ]
 
 
 def trend_gap(losses: Sequence[float], reference: Sequence[float], warmup: int) -> float:

@@ -9,7 +9,8 @@ from pathlib import Path
 from dlrm.scripts.systems.jobs import Job, Options, plan
 from dlrm.scripts.systems.results import Record, check_comparable, finished
 from dlrm.scripts.systems.runner import run
-from dlrm.systems.measurement import Measured, measured, trend_gap
+from dlrm.scripts.systems.tables import figure_of
+from dlrm.systems.measurement import trend_gap
 from dlrm.systems.rows import System
 
 _TRAINING = ("train", "pretrain", "finetune", "benchmark_training")
@@ -37,12 +38,6 @@ def completed(
             f"the last with: {errors[-1]}; the same command runs what is missing"
         )
     return good
-
-
-def summarised(job: Job, records: Sequence[Record]) -> Measured:
-    """Returns the figure of a job's runs by its row's rule."""
-    rule = replace(job.rule, drop=0) if job.smoke else job.rule
-    return measured([record["values"] for record in records], rule)
 
 
 def trend(
@@ -136,7 +131,7 @@ def seeds(
         for name, job in zip(names, one_seed, strict=True):
             records = completed(job, path, keep, say)
             title = f"{name} {records[-1]['unit']}".strip()
-            values.setdefault(title, []).append(summarised(job, records).value)
+            values.setdefault(title, []).append(figure_of(job.row, records).value)
     return seeds_table(numbers, values)
 
 

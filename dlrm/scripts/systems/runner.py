@@ -1,6 +1,5 @@
 """Runs a job: fresh processes for each repeat, one result a run, failures kept."""
 
-import ctypes
 import json
 import os
 import platform
@@ -19,13 +18,13 @@ from typing import Any
 import torch
 
 import dlrm
+from dlrm.scripts.common import session
 from dlrm.scripts.systems.jobs import Job
 from dlrm.scripts.systems.results import Record, append, finished, matching, percentiles, read
 
 # Which number of a run's summary is its metric: the first of these that it has.
 _METRICS = ("validation_auc", "auc", "test_exact_match", "test_accuracy", "test_top1", "best_top1")
 _LAST_LINES = 5
-_LIBC = ctypes.CDLL(None)
 _PATIENCE = 60.0  # seconds for a command to end by itself once it is asked to
 # A launcher's variables: they would make the command wait for the ranks of another run.
 _LAUNCHER = re.compile(
@@ -119,7 +118,7 @@ def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
             cwd=folder,
             env=_variables(job.threads),
             start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  # one system call, no lock
+            preexec_fn=session.end_with_launcher,  # noqa: PLW1509  # one system call, no lock
         )
         before = signal.signal(signal.SIGTERM, _stop)
         try:
@@ -139,12 +138,6 @@ def _variables(threads: int) -> dict[str, str]:
     package = str(Path(dlrm.__file__).parents[1])
     paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
     return {**kept, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _end_with_parent() -> None:
-    """Lets the kernel end this process when its parent dies (Linux)."""
-    if sys.platform == "linux":
-        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _stop(*_: object) -> None:

@@ -71,7 +71,7 @@ def results(records: Iterable[Record]) -> list[Result]:
     for (name, _), groups in settings.items():
         if name in CATALOGUE:
             newest = sorted(groups, key=_rank)[-1]
-            found.append(Result(CATALOGUE[name], newest[-1], _figure(CATALOGUE[name], newest)))
+            found.append(Result(CATALOGUE[name], newest[-1], figure_of(CATALOGUE[name], newest)))
     by_family: dict[str, list[Result]] = defaultdict(list)
     for result in found:
         by_family[_family(result)].append(result)
@@ -87,7 +87,8 @@ def _changed(record: Record) -> list[str]:
     return [flag for flag in record["changed"] if not flag.lstrip("-").startswith(_HARMLESS)]
 
 
-def _figure(row: System, group: Sequence[Record]) -> Measured:
+def figure_of(row: System, group: Sequence[Record]) -> Measured:
+    """Returns the figure of runs of one setting by their row's rule."""
     rule = RULES[row.rule]
     rule = replace(rule, drop=0) if group[-1]["smoke"] else rule
     return measured([record["values"] for record in group], rule)

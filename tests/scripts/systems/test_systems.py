@@ -310,6 +310,31 @@ def table(document, capsys):
     return {row["row"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
 
 
+ONEFLOW = {  # images/s of 7 runs at each place: OneFlow's ResNet-50, float32, 128 images a device
+    "1n1d": (383.8, 384.9, 385.1, 384.9, 383.7, 384.9, 382.3),
+    "1n8d": (2961.6, 2961.6, 2969.5, 2990.0, 3006.3, 2985.9, 2967.2),
+    "2n16d": (5915.6, 5921.0, 5862.3, 5974.3, 5906.6, 5826.5, 5859.8),
+    "4n32d": (11651.9, 11797.7, 11613.3, 11746.5, 11749.2, 11682.2, 11711.2),
+}
+TABLE = {  # median and speed-up that OneFlow's report prints
+    "1n1d": ("384.9", "1.00"),
+    "1n8d": ("2969.5", "7.71"),
+    "2n16d": ("5906.6", "15.35"),
+    "4n32d": ("11711.2", "30.43"),
+}
+
+
+def test_28_published_runs_give_the_published_table(capsys):
+    for place, runs in ONEFLOW.items():
+        made_up(f"dlperf/rn50/fp32-b128/{place}", runs, place)
+    rows = table("002", capsys)
+    for place, printed in TABLE.items():
+        row = rows[f"dlperf/rn50/fp32-b128/{place}"]
+        assert (row["ours"], row["speedup"]) == printed
+        assert row["runs"] == "7"
+    assert rows["dlperf/rn50/fp32-b128/4n32d"]["efficiency"] == "95.1%"
+
+
 def test_places_in_different_settings_have_no_speedup(capsys):
     made_up(ONE, [10.0])
     made_up(EIGHT, [70.0], "1n8d", threads=2)
