@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def usage(text: str) -> dict[str, dict[str, list[dict[str, int]]]]:
-    """What cuobjdump says: kernel -> architecture -> resources of each of its variants."""
+    """Parses the output of cuobjdump: kernel -> architecture -> resources of each variant."""
     found: dict = defaultdict(lambda: defaultdict(list))
     arch, name = "", ""
     for line in text.splitlines():

@@ -213,7 +213,7 @@ def run(todo: list[Step], args: argparse.Namespace) -> int:
 
 
 def wanted(step: Step, outcome: dict | None, args: argparse.Namespace) -> bool:
-    """Whether a step is to run in this call."""
+    """Returns True for a step that is to run in this call."""
     if args.only:
         return step.name in args.only
     if outcome is None or (step.makes is not None and not step.makes.exists()):

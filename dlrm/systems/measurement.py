@@ -10,7 +10,7 @@ SPREAD_LIMIT = 0.05
 
 @dataclass(frozen=True)
 class Rule:
-    """How a document measures a row.
+    """Says how a document measures a row.
 
     Attributes:
         title: the rule in one line.
@@ -64,7 +64,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What the runs of one setting say.
+    """Holds the figure of the runs of one setting.
 
     Attributes:
         value: the rule's statistic of `values`.

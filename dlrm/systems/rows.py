@@ -102,7 +102,7 @@ class System:
 
     @property
     def model(self) -> str:
-        """What is trained, such as "resnet50" or "bert-large"."""
+        """The network, such as "resnet50" or "bert-large"."""
         given = self.given
         if self.command == "cnn":
             return given.get("model", "any")
@@ -112,7 +112,7 @@ class System:
 
     @property
     def samples(self) -> str:
-        """What the document counts."""
+        """The document's word for samples, such as "images"."""
         if self.command in ("cnn", "bert"):
             return {"cnn": "images", "bert": "sequences"}[self.command]
         return "queries" if self.source.startswith("000") else "items"

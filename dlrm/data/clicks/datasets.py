@@ -120,7 +120,7 @@ class DataConfig:
 
     @property
     def has_clicks(self) -> bool:
-        """Whether labels are clicks, 0 or 1; else they are fractions, of which there is no AUC."""
+        """True if labels are clicks, 0 or 1; fractions, the alternative, have no AUC."""
         return self.dataset_type != "synthetic_random"
 
     def _check_memory(self) -> None:

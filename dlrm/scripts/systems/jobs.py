@@ -1,4 +1,4 @@
-"""What to start for a row: processes, threads and the command line."""
+"""Plans what to start for a row: processes, threads and the command line."""
 
 import os
 import re
@@ -29,7 +29,7 @@ _PREPARED_BY = {  # data of a row -> the command that makes the dataset
 
 @dataclass(frozen=True)
 class Options:
-    """What a user asks for beside the row.
+    """Holds what a user asks for besides the row.
 
     Attributes:
         dataset: directory of the row's data; None: generated data.
@@ -54,7 +54,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Job:
-    """One setting of a row, to be run `repeats` times.
+    """Describes one setting of a row, to be run `repeats` times.
 
     Attributes:
         row: of the catalogue.

@@ -85,7 +85,7 @@ def read(path: Path) -> list[Record]:
 
 
 def _problem(record: Any) -> str:
-    """What a line lacks to be a result; "" where it is one."""
+    """Returns why a line is no result; "" where it is one."""
     if not isinstance(record, dict):
         return "expected an object"
     kinds = {"row": str, "label": str, "exit_code": int, "nodes": int, "devices": int}

@@ -162,7 +162,7 @@ def _error(output: Path) -> str:
 
 
 def _measurements(job: Job, log: Path) -> Record:
-    """What a run's log says, by the rule of its row."""
+    """Reads the values of a run from its log, by the rule of its row."""
     lines = [json.loads(line.removeprefix("DLLL ")) for line in log.read_text().splitlines()]
     entries = [line for line in lines if line["type"] == "LOG"]
     if len(entries) < 2:
@@ -179,7 +179,7 @@ def _measurements(job: Job, log: Path) -> Record:
     quantity, unit, values = _values(job, summary, times, record)
     if len(values) <= (0 if job.smoke else job.rule.drop):
         raise ValueError(
-            f"the run logged {len(values)} steps, and the first {job.rule.drop} does not count"
+            f"the run logged {len(values)} steps, of which the first {job.rule.drop} do not count"
         )
     return record | {
         "quantity": quantity,

@@ -1,4 +1,4 @@
-"""What the catalogue says of rows, as text."""
+"""Describes the rows of the catalogue as text."""
 
 import shlex
 import textwrap
