@@ -5,6 +5,7 @@
 #include "fields.h"
 #include "id_lookup.h"
 #include "log_parser.h"
+#include "text_hash.h"
 
 #define DLRM_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -33,7 +34,7 @@ void look_up(const TableView& view, int64_t rows, const uint64_t* values, const 
 }  // namespace
 
 // Changes with every change of this interface.
-DLRM_EXPORT int64_t dlrm_host_version() { return 1; }
+DLRM_EXPORT int64_t dlrm_host_version() { return 2; }
 
 DLRM_EXPORT int64_t dlrm_count_lines(const char* text, int64_t size) {
   return dlrm::host::count_lines(text, text + size);
@@ -80,5 +81,13 @@ DLRM_EXPORT void dlrm_look_up_rows(const TableView* tables, int64_t num_tables, 
       default:
         look_up<int32_t>(tables[t], rows, values, missing, output + t, num_tables);
     }
+  }
+}
+
+// Hashes texts `data[starts[i], ends[i])`.
+DLRM_EXPORT void dlrm_hash_texts(const uint8_t* data, int64_t rows, const int64_t* starts,
+                                 const int64_t* ends, uint64_t* hashes) {
+  for (int64_t i = 0; i < rows; ++i) {
+    hashes[i] = dlrm::host::hash_text(data + starts[i], ends[i] - starts[i]);
   }
 }

@@ -140,6 +140,34 @@ def _read_all(
     return Parsed(values, missing), bad
 
 
+def hash_texts(column: TextColumn) -> np.ndarray:
+    """Returns a 64-bit number for each text, the same on every machine; see `text_hash.h`."""
+    data = np.ascontiguousarray(column.data)
+    starts, ends = (np.ascontiguousarray(a, np.int64) for a in (column.starts, column.ends))
+    if native.host is not None:
+        return native.host.hash_texts(data, starts, ends)
+    lengths = ends - starts
+    states = lengths.astype(np.uint64) * _LENGTH_FACTOR
+    padded = np.concatenate([data, np.zeros(8, np.uint8)])
+    for begin in range(0, int(lengths.max(initial=0)), 8):
+        rows = np.flatnonzero(lengths > begin)
+        left = np.minimum(lengths[rows] - begin, 8)
+        anywhere: np.ndarray = np.ndarray((len(padded) - 7,), "<u8", padded, 0, (1,))
+        beyond = (8 * (8 - left)).astype(np.uint64)
+        words = (anywhere[starts[rows] + begin] << beyond) >> beyond
+        states[rows] = _mixed(states[rows] ^ words)
+    return states
+
+
+_LENGTH_FACTOR, _MIX_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    for _ in range(2):
+        x = (x ^ (x >> np.uint64(32))) * _MIX_FACTOR
+    return x ^ (x >> np.uint64(32))
+
+
 def parse_hexadecimal(column: TextColumn) -> Parsed:
     """Reads up to 16 hexadecimal digits of either case as uint64; "1f" and "0000001f" are equal.
 
@@ -252,3 +280,50 @@ def _decimal_words(
     x = ((x & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
     x = ((x & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)
     return x, bad
+
+
+class Coded(NamedTuple):
+    """A categorical column as places in its distinct values, which may repeat.
+
+    Attributes:
+        keys: uint64, a number for each distinct value.
+        codes: int32 or int64 `[rows]`, places in `keys`; -1 where missing.
+    """
+
+    keys: np.ndarray
+    codes: np.ndarray
+
+    def occurrences(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Counts how often each place occurs, in chosen rows or in all."""
+        codes = self.codes if rows is None else self.codes[rows]
+        return np.bincount(codes + 1, minlength=len(self.keys) + 1)[1:]
+
+
+def stripped(column: TextColumn) -> TextColumn:
+    """Takes the blanks around texts away, as `str.strip` does with UTF-8."""
+    data, starts, ends = column.data, column.starts.copy(), column.ends.copy()
+    if not len(data):
+        return column
+    last = len(data) - 1
+    for places, step in ((starts, 1), (ends, -1)):
+        while True:
+            edge = np.minimum(places, last) if step > 0 else np.maximum(places - 1, 0)
+            blank = _BLANK[data[edge]] & (starts < ends)
+            if not blank.any():
+                break
+            places += np.where(blank, step, 0)
+    wide = (starts < ends) & (
+        (data[np.minimum(starts, last)] >= 0x80) | (data[np.maximum(ends - 1, 0)] >= 0x80)
+    )
+    for row in np.flatnonzero(wide).tolist():
+        text = data[starts[row] : ends[row]].tobytes().decode("utf-8", "surrogateescape")
+        left = text.lstrip()
+        starts[row] += len(text.encode("utf-8", "surrogateescape")) - len(
+            left.encode("utf-8", "surrogateescape")
+        )
+        ends[row] = starts[row] + len(left.rstrip().encode("utf-8", "surrogateescape"))
+    return TextColumn(data, starts, ends)
+
+
+_BLANK = np.zeros(256, bool)
+_BLANK[[*range(9, 14), *range(28, 33)]] = True  # of ASCII, as `str.strip` has them

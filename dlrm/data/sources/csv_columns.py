@@ -97,7 +97,7 @@ class Columns:
         for file in files:
             first_rows.append(num_rows)
             for names, lines, records in csv_format.chunks(file):
-                _check_names(file, names, csv_format, parsers)
+                check_names(file, names, csv_format, parsers)
                 columns = dict(zip(names, zip(*records, strict=True), strict=True))
                 for name, parse in parsers.items():
                     cells = [cell.strip() for cell in columns[name]]
@@ -182,7 +182,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_LISTED]) + more
 
 
-def _check_names(
+def check_names(
     file: Path, names: Sequence[str], csv_format: CsvFormat, wanted: Collection[str]
 ) -> None:
     if missing := [name for name in wanted if name not in names]:

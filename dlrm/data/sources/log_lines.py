@@ -63,18 +63,23 @@ class Lines(NamedTuple):
     """Numbers of some lines: labels `[rows]`, False where there are none, and the columns."""
 
     labels: np.ndarray
-    integers: list[Parsed]
-    hashes: list[Parsed]
+    numerical: list[Parsed]
+    categorical: list[Parsed]
+
+    @property
+    def extra(self) -> dict[str, np.ndarray]:
+        """Columns beside the model's inputs; a log has none."""
+        return {}
 
     def part(self, begin: int, end: int) -> "Lines":
         """Returns the rows from `begin` to `end`."""
         if (begin, end) == (0, len(self.labels)):
             return self
-        integers, hashes = (
+        numerical, categorical = (
             [Parsed(c.values[begin:end], c.missing[begin:end]) for c in columns]
-            for columns in (self.integers, self.hashes)
+            for columns in (self.numerical, self.categorical)
         )
-        return Lines(self.labels[begin:end], integers, hashes)
+        return Lines(self.labels[begin:end], numerical, categorical)
 
 
 class Reason(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LIBRARY = Path(__file__).resolve().parents[2] / "_host.so"
-_VERSION = 1  # of the interface, as in csrc/host/host.cpp
+_VERSION = 2  # of the interface, as in csrc/host/host.cpp
 _Place, _Pointer = ctypes.c_int64, ctypes.c_void_p
 _BOOL, _UINT8, _INT64, _UINT64 = map(np.dtype, (np.bool_, np.uint8, np.int64, np.uint64))
 
@@ -92,6 +92,7 @@ class Host:
         self._look_up_rows = function(
             "look_up_rows", None, _Pointer, _Place, _Place, *pair, _Pointer
         )
+        self._hash_texts = function("hash_texts", None, _Pointer, _Place, *pair, _Pointer)
 
     def parse_lines(
         self, text: bytes, num_numerical: int, num_categorical: int, labelled: bool
@@ -158,6 +159,21 @@ class Host:
             ids.ctypes.data,
         )
         return ids
+
+    def hash_texts(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Returns the uint64 hashes of texts `data[starts[row]:ends[row]]`; see `text_hash.h`."""
+        rows = starts.size
+        if rows and not (starts.min() >= 0 and (starts <= ends).all() and ends.max() <= data.size):
+            raise ValueError(f"sizes do not fit: expected texts within {data.size} bytes")
+        hashes = np.empty(rows, np.uint64)
+        self._hash_texts(
+            _pointer(data, _UINT8, data.size),
+            rows,
+            _pointer(starts, _INT64, rows),
+            _pointer(ends, _INT64, rows),
+            hashes.ctypes.data,
+        )
+        return hashes
 
 
 def _view(hashes: np.ndarray, ids: np.ndarray, directory: np.ndarray) -> _Table:

@@ -5,20 +5,28 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.data.sources.columns import Parsed
+from dlrm.documents import brief
 
 DEFAULT_FREQUENCY_LIMIT = 15
 
 
 class Counts(NamedTuple):
-    """How often each number occurs in a column: ascending keys (uint32 or uint64), and counts."""
+    """How often each number occurs in a column.
+
+    Attributes:
+        keys: ascending numbers, uint32 or uint64.
+        counts: how often each occurs.
+        texts: an Arrow array of the texts that the keys are hashes of; None where they are not.
+    """
 
     keys: np.ndarray
     counts: np.ndarray
+    texts: Any = None
 
 
 def count_values(numbers: Parsed) -> Counts:
@@ -30,19 +38,49 @@ def count_values(numbers: Parsed) -> Counts:
 
 
 def merge_counts(parts: Sequence[Counts]) -> Counts:
-    """Adds up counts of parts of a column."""
+    """Adds up counts of parts of a column.
+
+    Raises:
+        ValueError: two texts have one key; they are named.
+    """
     keys = np.concatenate([np.empty(0, np.uint32), *(part.keys for part in parts)])
     counts = np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)])
     order = np.argsort(keys, kind="stable")
     keys, counts = keys[order], counts[order]
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else order
-    return Counts(keys[first], np.add.reduceat(counts, first) if len(keys) else counts)
+    texts = _merged_texts(parts, keys, order, first)
+    return Counts(keys[first], np.add.reduceat(counts, first) if len(keys) else counts, texts)
+
+
+def _merged_texts(
+    parts: Sequence[Counts], keys: np.ndarray, order: np.ndarray, first: np.ndarray
+) -> Any:
+    """Returns the text of each key, once it is known that no two texts share one."""
+    if not parts or parts[0].texts is None:
+        return None
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = pa.concat_arrays([part.texts for part in parts]).take(pa.array(order))
+    kept = texts.take(pa.array(first))
+    if len(first) < len(keys):
+        of_key = np.cumsum(np.r_[True, keys[1:] != keys[:-1]]) - 1
+        other = pc.not_equal(texts, kept.take(pa.array(of_key))).to_numpy(zero_copy_only=False)
+        if other.any():
+            place = int(other.argmax())
+            shown = [kept[int(of_key[place])].as_py(), texts[place].as_py()]
+            raise ValueError(
+                f"the texts {brief(shown[0])} and {brief(shown[1])} have the same 64-bit hash; "
+                "expected other ones (rename one of them)"
+            )
+    return kept
 
 
 def frequent(counts: Counts, limit: int) -> Counts:
     """Keeps the values that occur `limit` times or more."""
     kept = counts.counts >= limit
-    return Counts(counts.keys[kept], counts.counts[kept])
+    texts = None if counts.texts is None else counts.texts.take(np.flatnonzero(kept))
+    return Counts(counts.keys[kept], counts.counts[kept], texts)
 
 
 @dataclass(frozen=True)

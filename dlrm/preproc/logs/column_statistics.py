@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.transform.transform import Transform, Transformed
+from dlrm.data.transform.fitted import Fitted
+from dlrm.data.transform.transform import Transformed
 from dlrm.files import staged_file
 
 _SHIFT = 4  # bits of a float16 that a bin of logarithms leaves out: bins are 0.8 % wide
@@ -43,7 +44,7 @@ class Statistics:
         )
 
     @classmethod
-    def empty_by_name(cls, transform: Transform) -> dict[str, "Statistics"]:
+    def empty_by_name(cls, transform: Fitted) -> dict[str, "Statistics"]:
         """Counts of no rows for any name."""
         shape = transform.num_numerical, transform.num_categorical
         return defaultdict(lambda: cls.empty(*shape))

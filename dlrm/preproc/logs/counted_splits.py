@@ -20,6 +20,7 @@ from dlrm.preproc.logs.raw_log import (
     start_of_line,
     unpack,
 )
+from dlrm.preproc.logs.source import LogSource
 from dlrm.preproc.logs.stage import Run
 
 QUARANTINE = "quarantine"  # directory of the lines that were left out
@@ -41,10 +42,9 @@ def counted_splits(run: Run, files: Sequence[Path], num_days: int | None) -> lis
             f"--dictionary_days {first}-{last}: expected days within 0-{len(days) - 1}"
         )
     job = CountJob(
-        run.options.log_format,
+        LogSource(run.options.log_format, (first, last)),
         str(run.work.folder("counts")),
         count_buckets(run, splits),
-        (first, last),
         run.options.quarantine,
     )
     return _counted(run, "count", "count", splits, job)
@@ -55,7 +55,7 @@ def numbered_splits(
 ) -> list[Split]:
     """Unpacks the input and reads every line once, to know the rows alone."""
     splits = _splits(run, name, _unpacked(run, files, name))
-    job = CountJob(log_format, "", 1, (-1, -1), run.options.quarantine)
+    job = CountJob(LogSource(log_format), "", 1, run.options.quarantine)
     return _counted(run, f"{name} count", f"{name}.count", splits, job)
 
 

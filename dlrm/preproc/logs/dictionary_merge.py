@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.dictionaries import (
     Counts,
     FrequencyLimit,
-    count_values,
     dictionary_path,
     frequent,
     merge_counts,
@@ -25,10 +23,12 @@ from dlrm.data.transform.dictionaries import (
     reserve,
 )
 from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
+from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
 from dlrm.files import staged_file
-from dlrm.preproc.logs.raw_log import Rejected, Split, read_blocks
+from dlrm.preproc.logs.raw_log import Rejected
 from dlrm.preproc.logs.shuffle_files import read_bucket, write_buckets
+from dlrm.preproc.logs.source import Source
 
 _SORTED_AT_ONCE = 1 << 22
 
@@ -36,44 +36,33 @@ _SORTED_AT_ONCE = 1 << 22
 class CountJob(NamedTuple):
     """What `count_split` needs besides its split."""
 
-    log_format: LogFormat
+    source: Source
     folder: str  # for the counts
     buckets: int
-    days: tuple[int, int]  # whose values get ids, inclusive
     quarantine: bool
 
 
-def count_split(item: tuple[int, Split], job: CountJob) -> dict[str, Any]:
-    """Reads a split once: its rows, the lines that cannot be read, how often each value occurs.
-
-    Every field is parsed here, so that no later stage meets a line that cannot be read.
-    """
+def count_split(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
+    """Reads a split once: its rows, those that cannot be read, how often each value occurs."""
     number, split = item
     rejected: list[Rejected] | None = [] if job.quarantine else None
-    counted = job.days[0] <= split.day <= job.days[1]
-    parts: list[list[Counts]] = [[] for _ in range(job.log_format.num_categorical)]
-    rows = 0
-    for block in read_blocks(split, job.log_format, rejected):
-        rows += len(block.lines.labels)
-        if counted:
-            for counts, numbers in zip(parts, block.lines.hashes, strict=True):
-                counts.append(count_values(numbers))
-    if counted:
-        columns = [merge_counts(counts) for counts in parts]
+    facts, columns = job.source.count(split, rejected)
+    if columns is not None:
         _write_counts(Path(job.folder, str(number)), columns, job.buckets)
-    return {"rows": rows, "rejected": rejected or []}
+    return facts | {"rejected": rejected or []}
 
 
 def _write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
     owners = [bucket_of(spread(column.keys), buckets) for column in columns]
-    contents, counts = [], np.zeros((buckets, len(columns), 2), np.int64)
+    contents, counts = [], np.zeros((buckets, len(columns), 3), np.int64)
     for bucket in range(buckets):
         pieces = []
         for i, (column, owner) in enumerate(zip(columns, owners, strict=True)):
             mine = owner == bucket
             keys, occurrences = column.keys[mine], column.counts[mine].astype(np.uint32)
-            counts[bucket, i] = len(keys), keys.itemsize
-            pieces += [keys.tobytes(), occurrences.tobytes()]
+            lengths, texts = _text_bytes(column.texts, np.flatnonzero(mine))
+            counts[bucket, i] = len(keys), keys.itemsize, -1 if column.texts is None else len(texts)
+            pieces += [keys.tobytes(), occurrences.tobytes(), lengths, texts]
         contents.append(b"".join(pieces))
     write_buckets(path, contents, counts)
 
@@ -94,36 +83,134 @@ def merge_bucket(
             merged = merge_counts(counts)
             enough = frequent(merged, limit.of(column))
             distinct.append(len(merged.keys))
-            kept.append(len(enough.keys))
             occurrences.append([int(merged.counts.sum()), int(enough.counts.sum())])
             order = np.argsort(spread(enough.keys))
+            lengths, texts = _text_bytes(enough.texts, order)
+            kept.append([len(enough.keys), len(lengths) + len(texts)])
             file.write(enough.keys[order].astype(np.uint64).data)
             file.write(enough.counts[order].astype(np.int64).data)
+            file.write(lengths)
+            file.write(texts)
     return {"distinct": distinct, "kept": kept, "occurrences": occurrences}
+
+
+def _text_bytes(texts: Any, order: np.ndarray) -> tuple[bytes, bytes]:
+    """Returns the lengths, int32, and the bytes of some texts; nothing where there are none."""
+    if texts is None:
+        return b"", b""
+    chosen = texts.take(order)
+    _, offsets, data = chosen.buffers()
+    ends = np.frombuffer(offsets, np.int64)[: len(chosen) + 1]
+    content = b"" if data is None else data.to_pybytes()[ends[0] : ends[-1]]
+    return np.diff(ends).astype(np.int32).tobytes(), content
+
+
+def _texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
+    """Returns the texts whose lengths begin at `place` and have `size` bytes themselves."""
+    import pyarrow as pa
+
+    lengths = np.frombuffer(contents, np.int32, entries, place)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    begin = place + 4 * entries
+    data = pa.py_buffer(contents[begin : begin + size])
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), entries, [None, pa.py_buffer(ends), data]
+    )
 
 
 def _read_counts(contents: bytes, counts: np.ndarray) -> list[Counts]:
     columns, place = [], 0
-    for entries, width in counts.tolist():
+    for entries, width, text_bytes in counts.tolist():
         keys = np.frombuffer(contents, f"u{width}" if width else "u4", entries, place)
         place += entries * width
-        columns.append(Counts(keys, np.frombuffer(contents, np.uint32, entries, place)))
+        occurrences, texts = np.frombuffer(contents, np.uint32, entries, place), None
         place += 4 * entries
+        if text_bytes >= 0:
+            texts = _texts_of(contents, entries, place, text_bytes)
+            place += 4 * entries + text_bytes
+        columns.append(Counts(keys, occurrences, texts))
     return columns
+
+
+class CountedColumn(NamedTuple):
+    """What is made of the values of a counted column.
+
+    Attributes:
+        kind: "numbers" and "texts" become a dictionary, "bins" their edges.
+        most: how many values have ids at most; None for all.
+        bins: how many bins there are.
+    """
+
+    kind: str = "numbers"
+    most: int | None = None
+    bins: int = 0
 
 
 class FitJob(NamedTuple):
     """What `fit_columns` needs besides its columns."""
 
     merged: str  # folder of what `merge_bucket` wrote
-    kept: list[list[int]]  # by bucket and column
+    kept: list[list[tuple[int, int]]]  # values and bytes of texts, by bucket and column
     transform: str
     lookups: str
+    columns: Sequence[CountedColumn] = ()  # none: all are numbers
 
 
 def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
-    """Writes dictionaries and lookups of columns; returns how many values each has."""
-    return {str(column): _fit_column(column, job) for column in columns}
+    """Writes dictionaries and lookups of columns.
+
+    Returns:
+        By column, how many values it has; of bins, their edges and shares, in hexadecimal.
+    """
+    fits = {"numbers": _fit_column, "texts": _fit_texts, "bins": _fit_bins}
+    found = {}
+    for column in columns:
+        kind = job.columns[column].kind if job.columns else "numbers"
+        found[str(column)] = fits[kind](column, job)
+    return found
+
+
+def _fit_bins(column: int, job: FitJob) -> list[list[str]]:
+    """Returns the edges of bins, for which the distinct values of a column are sorted."""
+    parts = [(keys, counts) for keys, counts, _ in _merged(column, job)]
+    keys, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    order = np.argsort(keys)
+    fitted = bin_edges(keys[order], counts[order], job.columns[column].bins)
+    return [[value.hex() for value in values.tolist()] for values in fitted]
+
+
+def _fit_texts(column: int, job: FitJob) -> int:
+    """Writes a dictionary of texts, by descending count and then text, and its lookup.
+
+    The values of the column are in memory, unlike those of a column of numbers.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts = list(_merged(column, job))
+    keys, counts = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    texts = pa.concat_arrays([part[2] for part in parts])
+    table = pa.table({"count": counts, "text": texts})
+    order = pc.sort_indices(table, [("count", "descending"), ("text", "ascending")])
+    order = order.to_numpy()[: job.columns[column].most]
+    lengths, content = _text_bytes(texts, order)
+    ends = np.cumsum(np.frombuffer(lengths, np.int32), dtype=np.int64)
+    arrays = {"texts": np.frombuffer(content, np.uint8), "ends": ends, "dictionary": keys[order]}
+    for name, array in arrays.items():
+        _save(Path(job.transform, f"{name}_{column}.npy"), array)
+    _write_lookup(keys[order], column, job.lookups)
+    return len(order)
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with staged_file(path) as partial, open(partial, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:
+    for array, path in zip(IdLookup.of(dictionary), IdLookup.paths(folder, column), strict=True):
+        with staged_file(path) as partial:
+            partial.write_bytes(np.ascontiguousarray(array).data)
 
 
 def _fit_column(column: int, job: FitJob) -> int:
@@ -138,7 +225,7 @@ def _fit_column(column: int, job: FitJob) -> int:
         )
         keys, counts = (hashes.with_name(hashes.name + end) for end in (".keys", ".counts"))
         with open(hashes, "wb") as file1, open(keys, "wb") as file2, open(counts, "wb") as file3:
-            for values, occurrences in _merged(column, job):
+            for values, occurrences, _ in _merged(column, job):
                 file1.write(spread(values).data)
                 file2.write(values.data)
                 file3.write(occurrences.data)
@@ -152,6 +239,12 @@ def _fit_column(column: int, job: FitJob) -> int:
         )
         keys.unlink()
         counts.unlink()
+    most = job.columns[column].most if job.columns else None
+    if most is not None and most < size:
+        kept = np.array(np.load(final[-1], mmap_mode="r")[:most])
+        _save(final[-1], kept)
+        _write_lookup(kept, column, job.lookups)
+        return most
     return size
 
 
@@ -168,15 +261,19 @@ def _number(keys: np.ndarray, counts: np.ndarray, path: Path, ids: np.ndarray) -
     assert done == len(keys)
 
 
-def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
+    """Yields keys, counts and, of a column of texts, these, bucket by bucket."""
+    is_text = bool(job.columns) and job.columns[column].kind == "texts"
     for bucket, kept in enumerate(job.kept):
-        entries = kept[column]
+        entries, text_bytes = kept[column]
         with open(Path(job.merged, str(bucket)), "rb") as file:
-            file.seek(16 * sum(kept[:column]))
-            yield (
-                np.frombuffer(file.read(8 * entries), np.uint64),
-                np.frombuffer(file.read(8 * entries), np.int64),
-            )
+            file.seek(sum(16 * values + texts for values, texts in kept[:column]))
+            keys = np.frombuffer(file.read(8 * entries), np.uint64)
+            counts, texts = np.frombuffer(file.read(8 * entries), np.int64), None
+            if is_text:
+                content = file.read(text_bytes)
+                texts = _texts_of(content, entries, 0, text_bytes - 4 * entries)
+            yield keys, counts, texts
 
 
 def _mapped(path: Path, dtype: Any, size: int, mode: Any = "r") -> np.ndarray:
@@ -253,8 +350,5 @@ def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[s
     fitted = Transform.load(transform)
     for column in columns:
         fitted.check(column)
-        lookup = IdLookup.of(fitted.dictionaries[column])
-        for array, path in zip(lookup, IdLookup.paths(folder, column), strict=True):
-            with staged_file(path) as partial:
-                partial.write_bytes(np.ascontiguousarray(array).data)
+        _write_lookup(fitted.dictionaries[column], column, folder)
     return {}

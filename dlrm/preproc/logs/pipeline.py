@@ -35,8 +35,9 @@ from dlrm.preproc.logs.counted_splits import (
 from dlrm.preproc.logs.dictionary_merge import FitJob, fit_columns, merge_bucket, write_lookups
 from dlrm.preproc.logs.raw_log import Split
 from dlrm.preproc.logs.shuffle_files import remove_unfinished, total_counts
+from dlrm.preproc.logs.source import LogSource, Target
 from dlrm.preproc.logs.stage import Run
-from dlrm.preproc.logs.tasks import Job, Target, create_files, transform_split, write_bucket
+from dlrm.preproc.logs.tasks import Job, create_files, transform_split, write_bucket
 
 UNLABELLED = "unlabelled"
 _BUCKET_BYTES = 64 << 20  # of text whose rows one task sorts: a packed row is half of it
@@ -195,7 +196,7 @@ def _job(
         work.finish(f"{name}.buckets", buckets)
     labelled = all(target.labelled for target in targets)
     return Job(
-        replace(options.log_format, labelled=labelled),
+        LogSource(replace(options.log_format, labelled=labelled)),
         str(directory),
         str(work.folder("lookups")),
         str(work.output),

@@ -72,6 +72,11 @@ class Block(NamedTuple):
     first_row: int
     lines: Lines
 
+    @property
+    def rows(self) -> int:
+        """How many lines there are."""
+        return len(self.lines.labels)
+
 
 def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
     """Returns `day_0`, `day_1`, ... of a folder, each plain, `.gz` or `.zst`.

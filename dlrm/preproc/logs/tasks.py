@@ -5,7 +5,7 @@ every task writes its rows at their place: what is written does not depend on ho
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,53 +13,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.transform.transform import Transform, Transformed
+from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
+from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.logs.column_statistics import Statistics
 from dlrm.preproc.logs.dictionary_merge import bucket_of
 from dlrm.preproc.logs.hashing import splitmix64
-from dlrm.preproc.logs.raw_log import Split, read_blocks
 from dlrm.preproc.logs.shuffle_files import read_bucket, write_buckets
+from dlrm.preproc.logs.source import Columns, Source, Target, missing_fields
 
 OUTPUT_FORMATS = ("split_binary", "binary")
 _WORD = np.dtype("<i4")
 
 
-class Target(NamedTuple):
-    """The rows [first_row, last_row) of all days, and where they go in a dataset.
-
-    Attributes:
-        name: of the split: "train", "test", ...; or "" for one that is the whole output.
-        shuffled: whether the rows come in random order.
-        labelled: whether the logs have labels.
-    """
-
-    name: str
-    first_row: int
-    last_row: int
-    shuffled: bool = False
-    labelled: bool = True
-
-    @property
-    def rows(self) -> int:
-        """How many rows that are."""
-        return self.last_row - self.first_row
-
-    @property
-    def folder(self) -> str:
-        """What the names of its split-binary files begin with."""
-        return f"{self.name}/" if self.name else ""
-
-    @property
-    def binary_file(self) -> str:
-        """Name of its file of NVIDIA's binary format."""
-        return f"{self.name}_data.bin" if self.name else "data.bin"
-
-
 class Job(NamedTuple):
     """What the tasks of a transform need besides their split or bucket."""
 
-    log_format: LogFormat
+    source: Source
     transform: str  # directory of the fitted transform
     lookups: str  # directory of its lookups
     dataset: str  # directory to write to
@@ -70,11 +39,19 @@ class Job(NamedTuple):
     seed: int
     quarantine: bool
     statistics: str | None  # directory for them
+    extra: dict[str, np.dtype] = {}  # columns beside the model's inputs: name -> type
+    starts: list[list[int]] | None = None  # first row of each part in each target
 
-    def fitted(self) -> Transform:
+    def fitted(self) -> Fitted:
         """The transform, loaded once a process as long as its files stay the same."""
-        status = Path(self.transform, "transform.json").stat()
+        status = facts_file(self.transform).stat()
         return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
+
+    def start(self, number: int, split: Any, target: Target) -> int:
+        """Returns which row of a target is the first that a part has of it."""
+        if self.starts is None:
+            return max(split.first_row - target.first_row, 0)
+        return self.starts[number][self.targets.index(target)]
 
     def files(self, target: Target) -> dict[str, np.dtype]:
         """File, relative to the dataset -> dtype of its rows."""
@@ -85,12 +62,12 @@ class Job(NamedTuple):
         files = layout.row_dtypes(fitted.num_numerical, fitted.cardinalities)
         if not target.labelled:
             del files[layout.LABEL_FILE]
+        files |= {f"{name}.bin": dtype for name, dtype in self.extra.items()}
         return {target.folder + file: dtype for file, dtype in files.items()}
 
-    def columns(
-        self, target: Target, labels: np.ndarray, rows: Transformed
-    ) -> dict[str, np.ndarray]:
+    def columns(self, target: Target, read: Columns, rows: Transformed) -> dict[str, np.ndarray]:
         """File -> its rows; `rows` has what `numerical_dtype` says."""
+        labels = read.labels
         if self.output_format == "binary":
             words = [labels[:, None].astype(_WORD), rows.numerical.view(_WORD)]
             words += [ids[:, None] for ids in rows.ids]
@@ -99,6 +76,7 @@ class Job(NamedTuple):
         if rows.numerical.shape[1]:
             columns[layout.NUMERICAL_FILE] = rows.numerical
         columns |= {layout.categorical_name(i): ids for i, ids in enumerate(rows.ids)}
+        columns |= {f"{name}.bin": read.extra[name] for name in self.extra}
         return {target.folder + file: column for file, column in columns.items()}
 
     @property
@@ -108,8 +86,8 @@ class Job(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _load(directory: str, lookups: str, inode: int, changed: int) -> Transform:
-    transform = Transform.load(directory)
+def _load(directory: str, lookups: str, inode: int, changed: int) -> Fitted:
+    transform = load_transform(directory)
     transform.use_lookups(lookups)
     return transform
 
@@ -124,7 +102,7 @@ def create_files(job: Job) -> None:
                 file.truncate(target.rows * dtype.itemsize)
 
 
-def transform_split(item: tuple[int, Split], job: Job) -> dict[str, Any]:
+def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     """Transforms a split: rows of targets in file order are written, others put into buckets.
 
     Returns:
@@ -133,15 +111,15 @@ def transform_split(item: tuple[int, Split], job: Job) -> dict[str, Any]:
     """
     number, split = item
     parts: dict[str, list[dict[str, np.ndarray]]] = {}
-    first_rows: dict[str, int] = {}
     summary: dict[str, dict[str, int]] = {}
     statistics = Statistics.empty_by_name(job.fitted()) if job.statistics else None
-    for target, row, labels, rows, missing in _transformed(split, job):
-        columns = job.columns(target, labels, rows)
+    fitted = job.fitted()
+    for target, numbers, read in job.source.divide(split, job.targets, job.quarantine):
+        rows = fitted.apply(read.numerical, read.categorical, job.numerical_dtype)
+        labels, missing = read.labels, missing_fields(read)
+        columns = job.columns(target, read, rows)
         if target.shuffled:
-            keys = splitmix64(job.seed, np.arange(row, row + len(labels)))
-            columns = {"key": keys, **columns}
-        first_rows.setdefault(target.name, row)
+            columns = {"key": splitmix64(job.seed, numbers), **columns}
         parts.setdefault(target.name, []).append(columns)
         counts = _summary(labels, rows, missing)
         before = summary.setdefault(target.name, dict.fromkeys(counts, 0))
@@ -153,28 +131,12 @@ def transform_split(item: tuple[int, Split], job: Job) -> dict[str, Any]:
             if target.shuffled:
                 _write_to_buckets(Path(job.shuffle, str(number)), blocks, target, job)
             else:
-                first_row = first_rows[target.name] - target.first_row
+                first_row = job.start(number, split, target)
                 by_file = {name: [block[name] for block in blocks] for name in blocks[0]}
                 write_rows(job.dataset, first_row, by_file)
     if statistics is not None:
         Statistics.save(Path(job.statistics or "", str(number)), statistics)
     return summary
-
-
-def _transformed(
-    split: Split, job: Job
-) -> Iterator[tuple[Target, int, np.ndarray, Transformed, np.ndarray]]:
-    """Yields target, first row, labels, inputs and missing fields of the blocks of a split."""
-    fitted = job.fitted()
-    for block in read_blocks(split, job.log_format, [] if job.quarantine else None):
-        first, last = (split.first_row + block.first_row + n for n in (0, len(block.lines.labels)))
-        for target in job.targets:
-            begin, end = max(target.first_row, first), min(target.last_row, last)
-            if begin < end:
-                lines = block.lines.part(begin - first, end - first)
-                rows = fitted.apply(lines.integers, lines.hashes, job.numerical_dtype)
-                missing = np.array([c.missing for c in (*lines.integers, *lines.hashes)])
-                yield target, begin, lines.labels, rows, missing
 
 
 def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict[str, int]:

@@ -55,7 +55,7 @@ def check(text, log_format):
     rows, expected_bad = reference(text, log_format)
     assert bad_at == expected_bad
     assert lines.labels.tolist() == [row[0] for row in rows]
-    for i, columns in ((1, lines.integers), (2, lines.hashes)):
+    for i, columns in ((1, lines.numerical), (2, lines.categorical)):
         for c, column in enumerate(columns):
             expected = [row[i][c] for row in rows]
             assert column.missing.tolist() == [value is None for value in expected]

@@ -45,7 +45,7 @@ def read(split, rejected=None):
     rows = []
     for block in read_blocks(split, SHAPE, rejected):
         assert block.first_row == len(rows)
-        (integers,), (hashes,) = block.lines.integers, block.lines.hashes
+        (integers,), (hashes,) = block.lines.numerical, block.lines.categorical
         rows += [
             f"{int(label)}\t{shown(integers, row, 'd')}\t{shown(hashes, row, 'x')}\n"
             for row, label in enumerate(block.lines.labels)

@@ -1,0 +1,239 @@
+"""Files of tables: which there are, of which kind, and text as Parquet that tasks read."""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dlrm.data.sources.csv_columns import CsvFormat, check_names
+from dlrm.data.tables.parquet import LINE, schema_of
+from dlrm.documents import brief
+from dlrm.files import staged_file
+
+PARQUET, CSV, JSON_LINES = "parquet", "csv", "json lines"
+_KINDS = {
+    **dict.fromkeys((".parquet", ".pq", ".parq"), PARQUET),
+    **dict.fromkeys((".csv", ".tsv", ".data", ".txt"), CSV),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), JSON_LINES),
+}
+_PACKED = (".gz", ".zst")
+_STAGED_ROWS = 1 << 16  # of a row group
+_LONGEST_LINE = 1 << 24  # characters
+Chunk = tuple[list[str], list[int], Sequence[Sequence[str | None]]]  # names, lines, cells
+
+
+class TableFile(NamedTuple):
+    """A file of rows: its kind, and the folder below which names of folders say columns."""
+
+    path: Path
+    kind: str
+    root: Path | None = None
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How CSV is read.
+
+    Attributes:
+        columns: names of its columns; without them those of the header, or 0, 1, ...
+        header: whether the first line is one; None means unless `columns` names them.
+        delimiter: one character; None is a tab in `.tsv` and a comma elsewhere.
+        chunk_size: rows parsed at a time.
+    """
+
+    columns: tuple[str, ...] = ()
+    header: bool | None = None
+    delimiter: str | None = None
+    chunk_size: int = _STAGED_ROWS
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise ValueError(f"--delimiter: expected one character, got {self.delimiter!r}")
+
+    def of(self, path: Path) -> CsvFormat:
+        """Returns the format of a file."""
+        header = not self.columns if self.header is None else self.header
+        tab = Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix == ".tsv"
+        delimiter = self.delimiter or ("\t" if tab else ",")
+        return CsvFormat(self.columns, header, delimiter, self.chunk_size)
+
+
+def kind_of(path: Path) -> str | None:
+    """Returns the kind of a file by its name, or None."""
+    name = path.name
+    for packed in _PACKED:
+        name = name.removesuffix(packed)
+    kind = _KINDS.get(Path(name).suffix.lower())
+    return None if kind == PARQUET and name != path.name else kind
+
+
+def find_tables(inputs: Sequence[str | Path]) -> list[TableFile]:
+    """Returns files of tables; those of a folder, and of the folders in it, sorted by their names.
+
+    Args:
+        inputs: files, or folders of them, in which names that begin with "." or "_" do not count.
+
+    Raises:
+        FileNotFoundError: there is no such file, or none of a known kind in a folder.
+        ValueError: a file is of an unknown kind, or files are of several.
+    """
+    found: list[TableFile] = []
+    for given in map(Path, inputs):
+        if given.is_dir():
+            inside = [
+                path
+                for path in sorted(given.rglob("*"))
+                if path.is_file() and not _hidden(path.relative_to(given)) and kind_of(path)
+            ]
+            if not inside:
+                raise FileNotFoundError(
+                    f"{given}: no *.parquet, *.csv, *.tsv, *.jsonl or the like in it (--input)"
+                )
+            found += [TableFile(path, kind_of(path) or "", given) for path in inside]
+        elif not given.exists():
+            raise FileNotFoundError(f"{given}: no such file or directory (--input)")
+        else:
+            kind = kind_of(given) or _kind_by_content(given)
+            found.append(TableFile(given, kind))
+    if not found:
+        raise ValueError("--input: expected a file or a folder, got none")
+    kinds = {file.kind: file.path for file in found}
+    if len(kinds) > 1:
+        shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
+        raise ValueError(f"--input: expected files of one kind, got {shown}")
+    return found
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)
+
+
+def _kind_by_content(path: Path) -> str:
+    if path.is_file():
+        with open(path, "rb") as file:
+            if file.read(4) == b"PAR1":
+                return PARQUET
+    raise ValueError(
+        f"{path}: expected the name of a Parquet file (.parquet), CSV (.csv, .tsv) or JSON lines "
+        "(.jsonl), the latter two plain, .gz or .zst"
+    )
+
+
+def columns_of(file: TableFile, text: TextFormat) -> list[str]:
+    """Returns the columns of a file; of JSON lines, those of the first line."""
+    if file.kind == PARQUET:
+        return schema_of(file.path).names
+    return next((names for names, _, _ in chunks_of(file, text)), [])
+
+
+def chunks_of(file: TableFile, text: TextFormat) -> Iterator[Chunk]:
+    """Yields names, line numbers and cells of text, some rows at a time."""
+    if file.kind == CSV:
+        yield from text.of(file.path).chunks(file.path)
+    else:
+        yield from _json_lines(file.path, text.chunk_size)
+
+
+def stage(file: TableFile, target: str, text: TextFormat, columns: Sequence[str]) -> dict[str, Any]:
+    """Copies the columns of a text file into a Parquet file, which appears when it is whole.
+
+    Every cell stays as text, and the lines are a column `LINE`.
+
+    Raises:
+        ValueError: the text is damaged, or a column is missing; file and line are named.
+    """
+    rows = 0
+    schema = pa.schema([*((name, pa.string()) for name in columns), (LINE, pa.int64())])
+    options = {"compression": "none", "write_statistics": False}
+    with (
+        staged_file(Path(target)) as partial,
+        pq.ParquetWriter(partial, schema, **options) as writer,
+    ):
+        for names, lines, records in chunks_of(file, text):
+            if file.kind == CSV:
+                check_names(file.path, names, text.of(file.path), columns)
+            if not lines:
+                continue
+            places = [names.index(name) if name in names else None for name in columns]
+            cells = [
+                [None] * len(lines) if place is None else [record[place] for record in records]
+                for place in places
+            ]
+            arrays = [pa.array(column, pa.string()) for column in cells]
+            writer.write_table(pa.table([*arrays, pa.array(lines, pa.int64())], schema=schema))
+            rows += len(lines)
+    return {"rows": rows}
+
+
+def _json_lines(path: Path, chunk_size: int) -> Iterator[Chunk]:
+    """Yields rows of JSON lines; numbers are the text that stands there."""
+    names: dict[str, int] = {}
+    lines: list[int] = []
+    rows: list[dict[str, str | None]] = []
+    number = 0
+    try:
+        with open_text(path) as file:
+            while line := file.readline(_LONGEST_LINE):
+                number += 1
+                if len(line) == _LONGEST_LINE and not line.endswith("\n"):
+                    raise ValueError(
+                        f"{path}, line {number}: longer than {_LONGEST_LINE} characters"
+                    )
+                if not line.strip():
+                    continue
+                rows.append(_json_row(path, number, line))
+                lines.append(number)
+                names |= dict.fromkeys(rows[-1], 0)
+                if len(rows) == chunk_size:
+                    yield list(names), lines, [[row.get(n) for n in names] for row in rows]
+                    lines, rows = [], []
+    except (EOFError, gzip.BadGzipFile, zlib.error, pa.ArrowException) as error:
+        raise ValueError(f"{path}, after line {number}: not a whole file ({error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, line {number + 1}: not UTF-8 ({error.reason})") from None
+    yield list(names), lines, [[row.get(name) for name in names] for row in rows]
+
+
+def _json_row(path: Path, number: int, line: str) -> dict[str, str | None]:
+    where = f"{path}, line {number}"
+    try:
+        row = json.loads(line, parse_int=str, parse_float=str, object_pairs_hook=_pairs)
+    except RecursionError:
+        raise ValueError(f"{where}: lists and maps nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: no JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected a map of columns to values, got {brief(row)}")
+    found: dict[str, str | None] = {}
+    for name, value in row.items():
+        if isinstance(value, dict | list):
+            raise ValueError(f"{where}, column {name}: expected one value, got {brief(value)}")
+        if isinstance(value, bool):
+            value = "true" if value else "false"
+        found[name] = None if value is None else str(value)
+    return found
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two values of {twice!r}")
+    return found
+
+
+def open_text(path: Path) -> io.TextIOBase:
+    """Opens a text file in UTF-8, plain, `.gz` or `.zst`."""
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), "utf-8-sig", newline="")  # type: ignore[arg-type]
+    if path.suffix == ".zst":
+        stream = pa.CompressedInputStream(str(path), "zstd")
+        return io.TextIOWrapper(io.BufferedReader(stream), "utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")

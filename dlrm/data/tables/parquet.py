@@ -1,0 +1,185 @@
+"""Parquet files as parts of rows that tasks read: found, measured and read a batch at a time."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+BATCH_ROWS = 1 << 17
+LINE = " line"  # column of a staged text file: the line that a row stood in
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+class Part(NamedTuple):
+    """Row groups [begin, end) of a Parquet file.
+
+    Attributes:
+        path: the file that is read.
+        source: the file that the user has, which another one was staged from, or `path`.
+        file: its number among all files.
+        begin, end: of its row groups.
+        first_row: rows of all files before the part's first, as they stand on disk.
+        first_of_file: of them, those of this file.
+        rows: how many there are.
+        size: bytes of the row groups on disk.
+        partition: columns that the names of folders say, as in `day=2026-11-20`.
+        staged: whether the file is a copy of text, with the lines in `LINE`.
+    """
+
+    path: str
+    source: str
+    file: int
+    begin: int
+    end: int
+    first_row: int
+    first_of_file: int
+    rows: int
+    size: int
+    partition: dict[str, str | None]
+    staged: bool
+
+    def where(self, row: int) -> str:
+        """Says where a row of the part is, from 0: the file, and the row group or the line."""
+        file = _open(self.path, self.source)
+        if self.staged:
+            return f"{self.source}, line {_line(self, file, row)}"
+        for group in range(self.begin, self.end):
+            rows = file.metadata.row_group(group).num_rows
+            if row < rows:
+                break
+            row -= rows
+        return f"{self.source}, row group {group}, row {row}"
+
+
+def _line(part: Part, file: pq.ParquetFile, row: int) -> int:
+    groups = list(range(part.begin, part.end))
+    return file.read_row_groups(groups, columns=[LINE]).column(0)[row].as_py()
+
+
+def parts_of(
+    files: Sequence[tuple[Path, Path, Path | None]], part_bytes: int, least: int = 1
+) -> list[Part]:
+    """Divides files into parts of whole row groups, in the order of their rows.
+
+    Args:
+        files: the file, the one that the user has, and the folder below which names of folders say
+            columns; None for no such columns.
+        part_bytes: about how large a part may be, on disk.
+        least: how many parts there should be, if there are as many row groups.
+
+    Raises:
+        ValueError: a file is no Parquet, or damaged; it is named.
+    """
+    opened = [_open(path, source) for path, source, _ in files]
+    total = sum(_size(file, group) for file in opened for group in range(_groups(file)))
+    part_bytes = max(min(part_bytes, -(-total // max(least, 1))), 1)
+    parts: list[Part] = []
+    first_row = 0
+    for number, ((path, source, root), file) in enumerate(zip(files, opened, strict=True)):
+        partition = {} if root is None else _partition(source, root)
+        begin, size, rows, of_file = 0, 0, 0, 0
+        for group in range(_groups(file)):
+            size += _size(file, group)
+            rows += file.metadata.row_group(group).num_rows
+            if size >= part_bytes or group + 1 == _groups(file):
+                place = (number, begin, group + 1, first_row, of_file, rows, size)
+                parts.append(Part(str(path), str(source), *place, partition, path != source))
+                first_row, of_file = first_row + rows, of_file + rows
+                begin, size, rows = group + 1, 0, 0
+    return parts
+
+
+def _groups(file: pq.ParquetFile) -> int:
+    return file.metadata.num_row_groups
+
+
+def _size(file: pq.ParquetFile, group: int) -> int:
+    facts = file.metadata.row_group(group)
+    return sum(facts.column(i).total_compressed_size for i in range(facts.num_columns))
+
+
+def schema_of(path: Path) -> pa.Schema:
+    """Returns the columns of a Parquet file.
+
+    Raises:
+        ValueError: it is no Parquet; it is named.
+    """
+    return _open(path, path).schema_arrow
+
+
+def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a part, some at a time, with columns of text as places in their values.
+
+    Args:
+        part: what to read.
+        columns: names of those that are read; ones that are not there are left out.
+
+    Raises:
+        ValueError: the file is damaged, or has two columns of one name; file and row group are
+            named.
+    """
+    file = _open(part.path, part.source)
+    names = file.schema_arrow.names
+    if twice := [name for name in columns if names.count(name) > 1]:
+        raise ValueError(f"{part.source}: two columns are called {twice[0]!r}")
+    text = [
+        field.name
+        for field in file.schema_arrow
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+    ]
+    wanted = [name for name in columns if name in names]
+    added = {name: value for name, value in part.partition.items() if name in columns}
+    file = _open(part.path, part.source, text)
+    for group in range(part.begin, part.end):
+        rows = file.metadata.row_group(group).num_rows
+        try:
+            if not wanted:
+                batches = iter([_empty(rows)] if rows else [])
+            else:
+                batches = file.iter_batches(BATCH_ROWS, [group], wanted, use_threads=False)
+            for batch in batches:
+                yield _with_constants(batch, added)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ValueError(
+                f"{part.source}: row group {group}: damaged ({_first_line(error)})"
+            ) from None
+
+
+def _empty(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+
+
+def _with_constants(batch: pa.RecordBatch, values: dict[str, str | None]) -> pa.RecordBatch:
+    for name, value in values.items():
+        if name not in batch.schema.names:
+            constant = pa.array([value] * batch.num_rows, pa.string())
+            batch = batch.append_column(name, constant)
+    return batch
+
+
+def _open(path: str | Path, source: str | Path, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path, read_dictionary=list(dictionaries), memory_map=True)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ValueError(f"{source}: no Parquet file, or damaged ({_first_line(error)})") from None
+
+
+def _first_line(error: Any) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
+def _partition(path: Path, root: Path) -> dict[str, str | None]:
+    """Returns the columns that folders say between a root and a file."""
+    found: dict[str, str | None] = {}
+    for folder in path.relative_to(root).parts[:-1]:
+        name, mark, value = folder.partition("=")
+        if mark and name:
+            found[name] = None if value == _NO_PARTITION else unquote(value)
+    return found

@@ -1,0 +1,220 @@
+"""Numbers to a model's inputs, and sums and quantiles that do not depend on an order.
+
+Statistics that tasks fit on parts of the rows are added up exactly, so that the same rows give the
+same bytes however they were divided.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlrm.data.sources.columns import Parsed
+from dlrm.data.transform.schema import NumericalField
+from dlrm.data.transform.transform import log_numerical
+
+_EXPONENTS = 2200  # of float64: -1074 to 1024, and what the rounding of a product leaves
+_LOWEST = -1130
+_ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
+_SPLITTER = float((1 << 27) + 1)  # Veltkamp's, for halves of 26 bits
+_LARGEST = 1e150  # whose square is finite
+
+
+class Fitted(NamedTuple):
+    """What was fitted to a column of numbers.
+
+    Attributes:
+        mean, deviation: of the training values; 0 and 1 unless the column is standardised.
+        edges: ascending float64, between the bins; empty where none were fitted.
+        shares: for each edge, the share of training values below it, half of those equal to it.
+    """
+
+    mean: float = 0.0
+    deviation: float = 1.0
+    edges: np.ndarray = np.empty(0)
+    shares: np.ndarray = np.empty(0)
+
+
+def transform_numbers(
+    rule: NumericalField, fitted: Fitted, numbers: Parsed
+) -> tuple[np.ndarray, int]:
+    """Returns the float16 values of a column, infinite where they overflow.
+
+    Returns:
+        The values, and how many arguments of the logarithm were raised to 1.
+    """
+    if rule.transform == "log":
+        return log_numerical(numbers)
+    values, missing = numbers
+    if rule.transform == "quantile":
+        shares = fitted.shares if len(fitted.edges) else np.array([0.5])
+        edges = fitted.edges if len(fitted.edges) else np.array([0.0])
+        scaled = np.where(missing, 0.5, np.interp(values, edges, shares))
+    else:
+        scaled = np.where(missing, 0.0, (values - fitted.mean) / fitted.deviation)
+    with np.errstate(over="ignore"):
+        return scaled.astype(np.float32).astype(np.float16), 0
+
+
+@dataclass
+class Sums:
+    """Exact sums of numbers and of their squares; adding is associative.
+
+    Attributes:
+        count: how many numbers.
+        least, greatest: of them.
+        values, squares: exact sums, in units of 2**_LOWEST.
+    """
+
+    count: int = 0
+    least: float = float("inf")
+    greatest: float = float("-inf")
+    values: int = 0
+    squares: int = 0
+    overflow: bool = field(default=False)
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Sums":
+        """Adds up float64 numbers, all finite."""
+        if not len(values):
+            return cls()
+        least, greatest = float(values.min()), float(values.max())
+        if max(abs(least), abs(greatest)) > _LARGEST:
+            return cls(len(values), least, greatest, overflow=True)
+        squares = values * values
+        halves = _SPLITTER * values
+        high = halves - (halves - values)
+        low = values - high
+        rest = ((high * high - squares) + 2 * high * low) + low * low  # Dekker's product
+        total = _exact_sum(squares) + _exact_sum(rest)
+        return cls(len(values), least, greatest, _exact_sum(values), total)
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(
+            self.count + other.count,
+            min(self.least, other.least),
+            max(self.greatest, other.greatest),
+            self.values + other.values,
+            self.squares + other.squares,
+            self.overflow or other.overflow,
+        )
+
+    def facts(self) -> list[Any]:
+        """Returns the sums as JSON holds them."""
+        ends = [self.least.hex(), self.greatest.hex()] if self.count else ["inf", "-inf"]
+        return [self.count, *ends, hex(self.values), hex(self.squares), self.overflow]
+
+    @classmethod
+    def of_facts(cls, facts: Sequence[Any]) -> "Sums":
+        """Makes sums of what `facts` returned."""
+        count, least, greatest, values, squares, overflow = facts
+        ends = float.fromhex(least), float.fromhex(greatest)
+        return cls(count, *ends, int(values, 16), int(squares, 16), overflow)
+
+    def scale(self) -> tuple[float, float]:
+        """Returns mean and standard deviation, rounded once.
+
+        Raises:
+            OverflowError: they are beyond float64.
+        """
+        if not self.count:
+            return 0.0, 1.0
+        size = max(abs(self.least), abs(self.greatest))
+        if self.greatest - self.least <= _ROUNDING * size:
+            return self.least, max(size, 1.0)  # rounding has no deviation to be divided by
+        if self.overflow:
+            raise OverflowError(
+                f"its standard deviation is beyond float64 (values up to {size:g}); choose "
+                "--numeric_transform log, or scale the column"
+            )
+        unit = Fraction(2) ** _LOWEST
+        mean = self.values * unit / self.count
+        variance = self.squares * unit / self.count - mean * mean
+        deviation = _square_root(variance)
+        if not deviation > 0:
+            return self.least, max(size, 1.0)
+        return float(mean), deviation
+
+
+def _exact_sum(values: np.ndarray) -> int:
+    """Returns the sum of finite float64 numbers in units of 2**_LOWEST, exactly."""
+    mantissas, exponents = np.frexp(values)
+    whole = np.ldexp(mantissas, 53).astype(np.int64)  # value = whole * 2**(exponent - 53)
+    places = exponents.astype(np.int64) - 53 - _LOWEST
+    assert not len(places) or (places.min() >= 0 and places.max() < _EXPONENTS), "tiny products"
+    high, low = whole >> 27, whole & ((1 << 27) - 1)
+    total = 0
+    for begin in range(0, len(values), 1 << 25):  # so that float64 sums of 27 bits are exact
+        part = slice(begin, begin + (1 << 25))
+        for bits, halves in ((27, high), (0, low)):
+            sums = np.bincount(places[part], weights=halves[part].astype(np.float64))
+            for place in np.flatnonzero(sums).tolist():
+                total += int(sums[place]) << (place + bits)
+    return total
+
+
+def _square_root(value: Fraction) -> float:
+    """Returns the square root of a fraction, to the precision of float64."""
+    if value <= 0:
+        return 0.0
+    shift = 2 * ((value.denominator.bit_length() - value.numerator.bit_length()) // 2 + 64)
+    from math import isqrt
+
+    scaled = (
+        value.numerator << shift if shift >= 0 else value.numerator >> -shift
+    ) // value.denominator
+    return float(Fraction(isqrt(scaled)) / Fraction(2) ** (shift // 2))
+
+
+def ordered(values: np.ndarray) -> np.ndarray:
+    """Returns uint64 keys of float64 numbers, in the same order; 0.0 and -0.0 have one."""
+    bits = (np.asarray(values, np.float64) + 0.0).view(np.uint64)
+    negative = (bits >> np.uint64(63)).astype(bool)
+    return np.where(negative, ~bits, bits | np.uint64(1 << 63))
+
+
+def unordered(keys: np.ndarray) -> np.ndarray:
+    """Returns the float64 numbers of `ordered` keys."""
+    positive = (keys >> np.uint64(63)).astype(bool)
+    bits = np.where(positive, keys & np.uint64((1 << 63) - 1), ~keys)
+    return bits.view(np.float64)
+
+
+def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fits the edges of bins to the distinct values of a column.
+
+    Half of the inner edges are at quantiles of the values and the others at quantiles of the
+    distinct values, since a column that is mostly 0 would have one bin by the former alone.
+
+    Args:
+        keys: ascending `ordered` keys of the distinct values.
+        counts: how often each occurs.
+        bins: how many there are at most.
+
+    Returns:
+        At most `bins + 1` edges, ascending, the least and the greatest value among them, and for
+        each the share of values below it, half of those equal to it.
+    """
+    if not len(keys):
+        return np.empty(0), np.empty(0)
+    below = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    inner = bins - 1
+    by_value = np.searchsorted(np.cumsum(counts), _quantiles(-(-inner // 2)) * total, "left")
+    by_distinct = (_quantiles(inner // 2) * len(keys)).astype(np.int64)
+    places = np.unique(np.concatenate([[0], by_value, by_distinct, [len(keys) - 1]]))
+    places = np.minimum(places, len(keys) - 1)
+    shares = (below[places] + counts[places] / 2) / total
+    return unordered(keys[places]), shares
+
+
+def _quantiles(count: int) -> np.ndarray:
+    return np.arange(1, count + 1) / (count + 1)
+
+
+def blocks_of(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yields an array some at a time."""
+    for begin in range(0, len(array), size):
+        yield array[begin : begin + size]

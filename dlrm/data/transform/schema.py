@@ -1,0 +1,390 @@
+"""What the columns of a table mean: `schema.yaml`, from raw rows to a model's inputs.
+
+    version: 1
+    label: {column: income, positive: ">50K"}
+    missing_values: ["?"]
+    numerical:
+      - age                                        # standardised
+      - {column: capital_gain, transform: log, bins: 48}
+    categorical:
+      - workclass                                  # strings, every value has an id
+      - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
+      - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
+    weight: sample_weight
+    groups: [user]
+    time: {column: logged_at, zone: UTC}
+
+A schema is what a user writes; `TableTransform` is what preprocessing makes of it and of the
+training rows. Criteo's logs need none: `--schema criteo` is built in.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
+
+from dlrm.documents import brief, read_yaml
+from dlrm.files import write_atomically
+from dlrm.limits import check_features
+
+VERSION = 1
+NUMERIC_TRANSFORMS = ("log", "standardise", "quantile", "none")
+CATEGORICAL_TYPES = ("string", "integer")
+TIME_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}  # in microseconds
+MAX_BINS = 256
+QUANTILE_BINS = 64  # of the transform "quantile" where a field names no number
+_MAX_BUCKETS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Label:
+    """The column of labels.
+
+    Attributes:
+        column: its name.
+        positive: the value that counts as 1; None where labels are 0 and 1, or false and true.
+        negative: values that count as 0; None takes the one other value that there is.
+        any_negative: whether every other value counts as 0, however many there are.
+    """
+
+    column: str
+    positive: str | None = None
+    negative: tuple[str, ...] | None = None
+    any_negative: bool = False
+
+
+@dataclass(frozen=True)
+class NumericalField:
+    """A column of numbers.
+
+    Attributes:
+        column: its name.
+        transform: "log" is ln(x + 2), an argument below 1 clamped to 1, a missing x being 0;
+            "standardise" subtracts the mean and divides by the standard deviation of the training
+            rows; "quantile" is the share of training values below x, interpolated between the
+            edges of the bins, a missing x being 0.5; "none" keeps x. Missing is 0 but for these.
+        bins: how many bins are fitted, at quantiles of the values and of the distinct values; 0 is
+            none.
+    """
+
+    column: str
+    transform: str = "standardise"
+    bins: int = 0
+
+    def __post_init__(self) -> None:
+        where = f"numerical field {self.column}"
+        if self.transform not in NUMERIC_TRANSFORMS:
+            raise ValueError(
+                f"{where}: transform: expected one of {', '.join(NUMERIC_TRANSFORMS)}, got "
+                f"{brief(self.transform)}"
+            )
+        if self.bins not in range(MAX_BINS + 1) or self.bins == 1:
+            raise ValueError(f"{where}: bins: expected 0, or 2 to {MAX_BINS}, got {self.bins}")
+
+    @property
+    def fitted_bins(self) -> int:
+        """How many bins the transform or its user needs; 0 for none."""
+        return self.bins or (QUANTILE_BINS if self.transform == "quantile" else 0)
+
+
+@dataclass(frozen=True)
+class CategoricalField:
+    """A column of values, each with a row of an embedding table.
+
+    Attributes:
+        column: its name.
+        type: "string" (text without the blanks around it) or "integer" (of 64 bits).
+        frequency_limit: values in fewer training rows have no id of their own.
+        max_ids: how many values have ids of their own, the most frequent ones; None for all, 0 for
+            none.
+        hash_buckets: how many further ids the values without one share, by hash; 0 gives them
+            id 0, which is that of missing values.
+        dictionary: name of a dictionary that fields share, whose counts are added up; None is one
+            of the field's own.
+    """
+
+    column: str
+    type: str = "string"
+    frequency_limit: int = 1
+    max_ids: int | None = None
+    hash_buckets: int = 0
+    dictionary: str | None = None
+
+    def __post_init__(self) -> None:
+        where = f"categorical field {self.column}"
+        if self.type not in CATEGORICAL_TYPES:
+            raise ValueError(
+                f"{where}: type: expected one of {', '.join(CATEGORICAL_TYPES)}, got "
+                f"{brief(self.type)}"
+            )
+        if self.frequency_limit < 1:
+            raise ValueError(
+                f"{where}: frequency_limit: expected 1 or more, got {self.frequency_limit}"
+            )
+        if self.max_ids is not None and self.max_ids < 0:
+            raise ValueError(f"{where}: max_ids: expected 0 or more, got {self.max_ids}")
+        if not 0 <= self.hash_buckets <= _MAX_BUCKETS:
+            raise ValueError(
+                f"{where}: hash_buckets: expected 0 to {_MAX_BUCKETS}, got {self.hash_buckets}"
+            )
+        if self.max_ids == 0 and not self.hash_buckets:
+            raise ValueError(f"{where}: max_ids 0: expected hash_buckets, as no value has an id")
+
+
+@dataclass(frozen=True)
+class TimeField:
+    """The column of times: timestamps, or text in ISO 8601.
+
+    Attributes:
+        column: its name.
+        zone: of timestamps without one, such as "UTC" or "Europe/Zurich"; None refuses them.
+        unit: "s", "ms" or "us" of integers that count from 1970-01-01 in UTC; None refuses them.
+    """
+
+    column: str
+    zone: str | None = None
+    unit: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in (None, *TIME_UNITS):
+            raise ValueError(
+                f"time {self.column}: unit: expected s, ms or us, got {brief(self.unit)}"
+            )
+        if self.zone is not None:
+            try:
+                ZoneInfo(self.zone)
+            except (ValueError, OSError, LookupError):
+                raise ValueError(
+                    f"time {self.column}: zone: expected the name of a time zone such as UTC or "
+                    f"Europe/Zurich, got {brief(self.zone)}"
+                ) from None
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the columns of a table mean; other columns are passed over.
+
+    Attributes:
+        label: which column says what is predicted.
+        numerical: fields of numbers, in the order of the model's inputs.
+        categorical: fields with a table each, in that order.
+        missing_values: texts that mean "missing" besides empty ones; "nan" also stands for NaN in
+            columns of numbers.
+        weight: column of sample weights; None for none.
+        groups: columns that metrics are grouped by, as of a user or a query.
+        time: when a row was logged; None for none.
+
+    Raises:
+        ValueError: fields that cannot be together; they are named.
+    """
+
+    label: Label
+    numerical: tuple[NumericalField, ...] = ()
+    categorical: tuple[CategoricalField, ...] = ()
+    missing_values: tuple[str, ...] = ()
+    weight: str | None = None
+    groups: tuple[str, ...] = ()
+    time: TimeField | None = None
+
+    def __post_init__(self) -> None:
+        if not self.numerical and not self.categorical:
+            raise ValueError("numerical, categorical: expected one field or more, got none")
+        check_features("number of numerical fields:", len(self.numerical))
+        check_features("number of categorical fields:", len(self.categorical))
+        inputs = [self.label.column, *self.numerical_names, *self.categorical_names]
+        if repeated := _repeated(inputs):
+            raise ValueError(f"columns used twice: {', '.join(repeated)}")
+        if repeated := _repeated(self.groups):
+            raise ValueError(f"groups: columns named twice: {', '.join(repeated)}")
+        self._check_shared()
+
+    def _check_shared(self) -> None:
+        """A dictionary that is shared has one kind of values and one way to number them."""
+        for fields_of in self.dictionaries().values():
+            first = fields_of[0]
+            for field in fields_of[1:]:
+                for name in ("type", "frequency_limit", "max_ids", "hash_buckets"):
+                    ours, theirs = getattr(field, name), getattr(first, name)
+                    if ours != theirs:
+                        raise ValueError(
+                            f"categorical field {field.column}: {name}: expected {theirs}, as of "
+                            f"{first.column}, which shares dictionary {first.dictionary!r}, got "
+                            f"{ours}"
+                        )
+
+    @property
+    def numerical_names(self) -> list[str]:
+        """Columns of the numerical fields."""
+        return [field.column for field in self.numerical]
+
+    @property
+    def categorical_names(self) -> list[str]:
+        """Columns of the categorical fields."""
+        return [field.column for field in self.categorical]
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that is read, each once."""
+        used = [self.label.column, *self.numerical_names, *self.categorical_names, *self.groups]
+        used += [self.weight] if self.weight else []
+        used += [self.time.column] if self.time else []
+        return list(dict.fromkeys(used))
+
+    def dictionaries(self) -> dict[str, list[CategoricalField]]:
+        """Returns the fields of each dictionary, in the order of their first fields.
+
+        Its key is the name that fields share, after "shared ", or the column of a single one.
+        """
+        found: dict[str, list[CategoricalField]] = {}
+        for field in self.categorical:
+            shared = f"shared {field.dictionary}" if field.dictionary else f"of {field.column}"
+            found.setdefault(shared, []).append(field)
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the schema as maps and lists, without what has its default."""
+        return {"version": VERSION} | _without_defaults(self)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the schema as YAML; the file appears whole."""
+        write_atomically(Path(path), self.text())
+
+    def text(self) -> str:
+        """Returns the schema as YAML, a line a field."""
+        import yaml
+
+        def flow(value: Any) -> str:
+            text = yaml.safe_dump(
+                value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 20
+            )
+            return text.removesuffix("\n").removesuffix("\n...")
+
+        lines = []
+        for name, value in self.facts().items():
+            if name in ("numerical", "categorical"):
+                lines.append(f"{name}:")
+                lines += [f"  - {flow(field)}" for field in value]
+            else:
+                lines.append(f"{name}: {flow(value)}")
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Schema":
+        """Reads `schema.yaml`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is no schema; the file, the field and the value are named.
+        """
+        try:
+            return cls.of_facts(read_yaml(path))
+        except ValueError as error:
+            message = str(error)
+            raise ValueError(
+                message if message.startswith(str(path)) else f"{path}: {message}"
+            ) from None
+
+    @classmethod
+    def of_facts(cls, facts: dict[str, Any]) -> "Schema":
+        """Makes a schema of maps and lists, as `facts` returns and YAML holds them.
+
+        Raises:
+            ValueError: they are none; the field and the value are named.
+        """
+        facts = dict(facts)
+        if (version := facts.pop("version", VERSION)) != VERSION:
+            raise ValueError(f"version: expected {VERSION}, got {brief(version)}")
+        if "label" not in facts:
+            raise ValueError("label: expected {column: NAME}, got none")
+        for name in ("lists", "sequences"):
+            if name in facts:
+                raise ValueError(f"{name}: fields of several values are not supported yet")
+        made: dict[str, Any] = {}
+        kinds = {"label": Label, "time": TimeField}
+        lists = {"numerical": NumericalField, "categorical": CategoricalField}
+        for name, value in facts.items():
+            if name in kinds:
+                made[name] = None if value is None else _field(kinds[name], name, value)
+            elif name in lists:
+                if not isinstance(value, list):
+                    raise ValueError(f"{name}: expected a list of fields, got {brief(value)}")
+                made[name] = tuple(_field(lists[name], name, item) for item in value)
+            else:
+                made[name] = value
+        return _made(cls, "", made)
+
+
+_Kind = TypeVar("_Kind")
+_TYPES: dict[str, tuple[type | None, ...]] = {
+    **dict.fromkeys(("column", "transform", "type"), (str,)),
+    **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight"), (str, None)),
+    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins"), (int,)),
+    "max_ids": (int, None),
+    "any_negative": (bool,),
+    "negative": (tuple, None),
+    **dict.fromkeys(("missing_values", "groups"), (tuple,)),
+}
+_NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
+
+
+def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
+    """Makes a field of a map, or of the name of its column alone."""
+    if isinstance(value, str):
+        value = {"column": value}
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected a column or a map, got {brief(value)}")
+    column = value.get("column")
+    return _made(kind, f"{where} {column}: " if isinstance(column, str) else f"{where}: ", value)
+
+
+def _made(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise ValueError(
+                f"{where}expected some of {', '.join(known)}, got {brief(name)} as well"
+            )
+    for name, field in known.items():
+        if field.default is MISSING and name not in values:
+            raise ValueError(f"{where}{name}: missing")
+    checked = {name: _checked(where, name, value) for name, value in values.items()}
+    return kind(**checked)
+
+
+def _checked(where: str, name: str, value: Any) -> Any:
+    """Returns the value of an entry as its type has it: texts that YAML read as numbers, too."""
+    types = _TYPES.get(name)
+    if types is None or (value is None and None in types):
+        return value
+    expected = types[0]
+    if expected is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)  # a column called 0, or the label 1
+    if expected is str and isinstance(value, bool):
+        return str(value).lower()
+    if expected is tuple and isinstance(value, list | tuple):
+        return tuple(_checked(where, "column", item) for item in value)
+    if not isinstance(value, expected or object) or (expected is int and isinstance(value, bool)):
+        raise ValueError(f"{where}{name}: expected {_NAMES[expected or str]}, got {brief(value)}")
+    return value
+
+
+def _without_defaults(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in fields(value):
+        one = getattr(value, field.name)
+        if one == field.default:
+            continue
+        if field.name in ("numerical", "categorical"):
+            short = [_without_defaults(item) for item in one]
+            found[field.name] = [m["column"] if list(m) == ["column"] else m for m in short]
+        elif hasattr(one, "__dataclass_fields__"):
+            found[field.name] = _without_defaults(one)
+        else:
+            found[field.name] = list(one) if isinstance(one, tuple) else one
+    return found
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return sorted({name for name in names if list(names).count(name) > 1})
