@@ -125,14 +125,14 @@ class RowReader:
         schema, found = self.schema, _Found()
         labels = None
         if self.labelled:
-            labels = self._labels(schema.label.column, _column(batch, schema.label.column), found)
+            labels = self._labels(schema.label.column, column_of(batch, schema.label.column), found)
         numerical = [
-            _numbers(field, _column(batch, field.column), schema, found)
+            _numbers(field, column_of(batch, field.column), schema, found)
             for field in schema.numerical
         ]
         categorical, texts = [], []
         for field in schema.categorical:
-            coded, text = self._keys(field, _column(batch, field.column), found)
+            coded, text = self._keys(field, column_of(batch, field.column), found)
             categorical.append(coded)
             texts.append(text)
         extra = {} if self.inputs_only else self._extra(batch, found)
@@ -175,19 +175,19 @@ class RowReader:
         schema, extra = self.schema, {}
         if schema.weight:
             field = NumericalField(schema.weight, "none")
-            weights = _numbers(field, _column(batch, schema.weight), schema, found)
+            weights = _numbers(field, column_of(batch, schema.weight), schema, found)
             bad = weights.missing | (weights.values < 0)
             found.add(schema.weight, bad, lambda row: _bad_weight(weights, row))
             extra["weight"] = weights.values.astype("<f4")
         for name in schema.groups:
-            distinct, codes = _distinct(name, _column(batch, name))
+            distinct, codes = _distinct(name, column_of(batch, name))
             column = stripped(_text_column(_as_text(distinct)))
             keys = hash_texts(column)
             absent = np.append((column.starts == column.ends) | np.isin(keys, self._missing), True)
             found.add(name, absent[codes], lambda row: "expected a group, got no value")
             extra[f"group_{name}"] = np.append(keys, np.uint64(0))[codes]
         if schema.time:
-            extra["time"] = times(schema.time, _column(batch, schema.time.column), found)
+            extra["time"] = times(schema.time, column_of(batch, schema.time.column), found)
         return extra
 
 
@@ -220,7 +220,12 @@ class _Found:
         return [self._by_row[row] for row in sorted(self._by_row)]
 
 
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Returns a column.
+
+    Raises:
+        ValueError: there is none of that name, or two.
+    """
     places = batch.schema.get_all_field_indices(name)
     if len(places) != 1:
         names = ", ".join(batch.schema.names[:20])

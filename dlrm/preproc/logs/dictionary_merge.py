@@ -15,7 +15,6 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.transform.dictionaries import (
     Counts,
-    FrequencyLimit,
     dictionary_path,
     frequent,
     merge_counts,
@@ -73,15 +72,22 @@ def bucket_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
 
 
 def merge_bucket(
-    bucket: int, sources: Sequence[str], limit: FrequencyLimit, folder: str
+    bucket: int, sources: Sequence[str], limits: Sequence[int], folder: str
 ) -> dict[str, Any]:
-    """Adds up a bucket's counts of all splits, and keeps the values that are frequent enough."""
+    """Adds up a bucket's counts of all splits, and keeps the values that are frequent enough.
+
+    Args:
+        bucket: its number.
+        sources: files of counts, of splits.
+        limits: for each counted column, how often a value must occur.
+        folder: for the result.
+    """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
     distinct, kept, occurrences = [], [], []
     with staged_file(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
         for column, counts in enumerate(zip(*parts, strict=True)):
             merged = merge_counts(counts)
-            enough = frequent(merged, limit.of(column))
+            enough = frequent(merged, limits[column])
             distinct.append(len(merged.keys))
             occurrences.append([int(merged.counts.sum()), int(enough.counts.sum())])
             order = np.argsort(spread(enough.keys))
@@ -137,11 +143,13 @@ class CountedColumn(NamedTuple):
 
     Attributes:
         kind: "numbers" and "texts" become a dictionary, "bins" their edges.
+        limit: how often a value must occur.
         most: how many values have ids at most; None for all.
         bins: how many bins there are.
     """
 
     kind: str = "numbers"
+    limit: int = 1
     most: int | None = None
     bins: int = 0
 
@@ -153,7 +161,7 @@ class FitJob(NamedTuple):
     kept: list[list[tuple[int, int]]]  # values and bytes of texts, by bucket and column
     transform: str
     lookups: str
-    columns: Sequence[CountedColumn] = ()  # none: all are numbers
+    columns: Sequence[CountedColumn]
 
 
 def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
@@ -165,7 +173,7 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
     fits = {"numbers": _fit_column, "texts": _fit_texts, "bins": _fit_bins}
     found = {}
     for column in columns:
-        kind = job.columns[column].kind if job.columns else "numbers"
+        kind = job.columns[column].kind
         found[str(column)] = fits[kind](column, job)
     return found
 
@@ -239,7 +247,7 @@ def _fit_column(column: int, job: FitJob) -> int:
         )
         keys.unlink()
         counts.unlink()
-    most = job.columns[column].most if job.columns else None
+    most = job.columns[column].most
     if most is not None and most < size:
         kept = np.array(np.load(final[-1], mmap_mode="r")[:most])
         _save(final[-1], kept)
@@ -263,7 +271,7 @@ def _number(keys: np.ndarray, counts: np.ndarray, path: Path, ids: np.ndarray) -
 
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields keys, counts and, of a column of texts, these, bucket by bucket."""
-    is_text = bool(job.columns) and job.columns[column].kind == "texts"
+    is_text = job.columns[column].kind == "texts"
     for bucket, kept in enumerate(job.kept):
         entries, text_bytes = kept[column]
         with open(Path(job.merged, str(bucket)), "rb") as file:

@@ -20,6 +20,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.transform.transform import Transform, save_facts
@@ -32,10 +34,16 @@ from dlrm.preproc.logs.counted_splits import (
     num_rows,
     numbered_splits,
 )
-from dlrm.preproc.logs.dictionary_merge import FitJob, fit_columns, merge_bucket, write_lookups
+from dlrm.preproc.logs.dictionary_merge import (
+    CountedColumn,
+    FitJob,
+    fit_columns,
+    merge_bucket,
+    write_lookups,
+)
 from dlrm.preproc.logs.raw_log import Split
 from dlrm.preproc.logs.shuffle_files import remove_unfinished, total_counts
-from dlrm.preproc.logs.source import LogSource, Target
+from dlrm.preproc.logs.source import LogSource, Source, Target
 from dlrm.preproc.logs.stage import Run
 from dlrm.preproc.logs.tasks import Job, create_files, transform_split, write_bucket
 
@@ -112,16 +120,43 @@ def prepare(
 def fit(run: Run, splits: Sequence[Split], directory: Path) -> None:
     """Makes dictionaries of the counts, and writes a transform."""
     shape, limit = run.options.log_format, run.options.parse_limit()
-    buckets = count_buckets(run, splits)
     first, last = run.options.dictionary_days or (0, splits[-1].day)
+    counted = [i for i, split in enumerate(splits) if first <= split.day <= last]
+    columns = [CountedColumn(limit=limit.of(i)) for i in range(shape.num_categorical)]
+    rows = num_rows(splits, first, last)
+    sizes = fit_counted(run, counted, rows, count_buckets(run, splits), columns, directory)
+    rule = run.options.numeric_transform
+    save_facts(directory, shape.num_numerical, sizes, rule, limit)
+
+
+def fit_counted(
+    run: Run,
+    counted: Sequence[int],
+    rows: int,
+    buckets: int,
+    columns: Sequence[CountedColumn],
+    directory: Path,
+) -> list[Any]:
+    """Makes dictionaries and bins of what was counted; returns what `fit_columns` says of each.
+
+    Args:
+        run: the engine and the folder, which has the counts.
+        counted: numbers of the parts whose counts are added up.
+        rows: how many they have.
+        buckets: into how many the counts are divided.
+        columns: what is made of each.
+        directory: for the dictionaries.
+    """
     work = run.work
     directory.mkdir(parents=True, exist_ok=True)
     with run.stage("dictionary") as stage:
-        stage.rows = num_rows(splits, first, last)
+        stage.rows = rows
         counts = work.folder("counts")
-        sources = [str(counts / str(i)) for i, s in enumerate(splits) if first <= s.day <= last]
         merge = partial(
-            merge_bucket, sources=sources, limit=limit, folder=str(work.folder("merged"))
+            merge_bucket,
+            sources=[str(counts / str(i)) for i in counted],
+            limits=[column.limit for column in columns],
+            folder=str(work.folder("merged")),
         )
         if (merged := work.result("merged")) is None:
             merged = stage.tasks("merge", merge, range(buckets))
@@ -132,24 +167,27 @@ def fit(run: Run, splits: Sequence[Split], directory: Path) -> None:
             [result["kept"] for result in merged],
             str(directory),
             str(work.folder("lookups")),
+            columns,
         )
-        if (sizes := work.result("fitted")) is None:
-            columns = _groups(range(shape.num_categorical))
-            fitted = stage.tasks("fit", partial(fit_columns, job=job), columns)
-            by_column = {int(i): size for part in fitted for i, size in part.items()}
-            sizes = [by_column[i] for i in range(shape.num_categorical)]
-            work.finish("fitted", sizes)
+        if (fitted := work.result("fitted")) is None:
+            groups = _groups(range(len(columns)))
+            parts = stage.tasks("fit", partial(fit_columns, job=job), groups)
+            by_column = {int(i): found for part in parts for i, found in part.items()}
+            fitted = [by_column[i] for i in range(len(columns))]
+            work.finish("fitted", fitted)
         _remove(work.folder("merged"))
-    rule = run.options.numeric_transform
-    save_facts(directory, shape.num_numerical, sizes, rule, limit)
+    return fitted
 
 
 def transform(
     run: Run,
-    splits: Sequence[Split],
+    splits: Sequence[Any],
     targets: list[Target],
     name: str = "transform",
     directory: Path | None = None,
+    source: Source | None = None,
+    extra: dict[str, np.dtype] | None = None,
+    starts: list[list[int]] | None = None,
 ) -> dict[str, dict[str, int]]:
     """Transforms the rows of targets into the files of the output.
 
@@ -159,12 +197,17 @@ def transform(
         targets: which rows go where; one of them, or none, is shuffled.
         name: of the stage.
         directory: the fitted transform; that of the output if it is not given.
+        source: reads the splits; None reads lines of logs.
+        extra: columns beside the model's inputs.
+        starts: for each split, its first row in each target; None where rows are ranges.
 
     Returns:
         For each target: rows, clicks, and so on, as `transform_split` counts them.
     """
     work = run.work
     job = _job(run, splits, targets, name, directory or work.output / layout.TRANSFORM)
+    if source is not None:
+        job = job._replace(source=source, extra=extra or {}, starts=starts)
     with run.stage(name) as stage:
         create_files(job)
         rows, sizes = [split.rows for split in splits], [split.size for split in splits]
@@ -186,9 +229,7 @@ def transform(
     return totals
 
 
-def _job(
-    run: Run, splits: Sequence[Split], targets: list[Target], name: str, directory: Path
-) -> Job:
+def _job(run: Run, splits: Sequence[Any], targets: list[Target], name: str, directory: Path) -> Job:
     work, options = run.work, run.options
     if (buckets := work.result(f"{name}.buckets")) is None:
         text = sum(split.size for split in splits)
@@ -211,7 +252,7 @@ def _job(
 
 
 def _shuffle(
-    run: Run, splits: Sequence[Split], parts: Sequence[dict], target: Target, job: Job
+    run: Run, splits: Sequence[Any], parts: Sequence[dict], target: Target, job: Job
 ) -> None:
     with run.stage("shuffle") as stage:
         stage.rows = target.rows
@@ -255,27 +296,55 @@ def _describe(
     """Writes the files that say what is in a dataset; the manifest last."""
     output, options = run.work.output, run.options
     fitted = Transform.load(output / layout.TRANSFORM)
-    clicks = {name: totals[name].get("clicks", 0) for name in layout.SPLITS}
-    clamped = {name: totals[name].get("clamped", 0) for name in layout.SPLITS}
-    rows = {name: totals[name].get("rows", 0) for name in layout.SPLITS}
+    spec = None
+    if options.output_format == "split_binary":
+        spec = FeatureSpec.default(
+            output,
+            fitted.num_numerical,
+            fitted.cardinalities,
+            layout.SPLITS,
+            metadata=metadata_of(totals, layout.SPLITS),
+        )
     with run.stage("describe"):
-        if options.output_format == "split_binary":
-            spec = FeatureSpec.default(
-                output,
-                fitted.num_numerical,
-                fitted.cardinalities,
-                layout.SPLITS,
-                metadata={"clicks": clicks, "numerical_values_raised_to_1": clamped},
-            )
-            spec.save()
-        layout.write_model_size(output, fitted.cardinalities)
         if options.report:
             report.write(run, splits, fitted, totals)
-        remove_unfinished(output)
-        layout.write_dataset_manifest(
-            output, rows, fitted.cardinalities, options.manifest_facts(), _checksums(run)
-        )
-    facts = {"totals": totals, "cardinalities": fitted.cardinalities}
+        return finish_dataset(run, spec, totals, fitted.cardinalities, layout.SPLITS)
+
+
+def metadata_of(totals: dict[str, dict[str, int]], names: Sequence[str]) -> dict[str, Any]:
+    """Returns what a feature specification says beside the features, of each split."""
+    return {
+        key: {name: totals[name].get(count, 0) for name in names}
+        for key, count in (("clicks", "clicks"), ("numerical_values_raised_to_1", "clamped"))
+    }
+
+
+def finish_dataset(
+    run: Run,
+    spec: FeatureSpec | None,
+    totals: dict[str, dict[str, int]],
+    cardinalities: Sequence[int],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Writes the specification and, last, the manifest; returns cardinalities and totals.
+
+    Args:
+        run: the engine, the folder and the options.
+        spec: describes the features; None where the format has none.
+        totals: of each split.
+        cardinalities: rows of each table.
+        names: of the splits that the dataset has.
+    """
+    output = run.work.output
+    if spec is not None:
+        spec.save()
+    layout.write_model_size(output, cardinalities)
+    remove_unfinished(output)
+    rows = {name: totals[name].get("rows", 0) for name in names}
+    layout.write_dataset_manifest(
+        output, rows, cardinalities, run.options.manifest_facts(), _checksums(run)
+    )
+    facts = {"totals": totals, "cardinalities": list(cardinalities)}
     run.work.finish_output(facts)
     return facts
 

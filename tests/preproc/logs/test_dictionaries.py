@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.dictionaries import FrequencyLimit, count_values
+from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.preproc.logs import dictionary_merge as dictionaries
-from dlrm.preproc.logs.dictionary_merge import FitJob, fit_columns, merge_bucket
+from dlrm.preproc.logs.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
 from dlrm.preproc.logs.shuffle_files import write_buckets
 from dlrm.preproc.simulate_logs import Simulation, simulate
 
@@ -28,9 +28,8 @@ def fitted(folder, columns, limit, buckets):
         counts = [count_values(Parsed(n, np.zeros(len(n), bool))) for n in parts]
         dictionaries._write_counts(folder / "counts" / str(part), counts, buckets)
     sources = [str(folder / "counts" / str(part)) for part in (0, 1)]
-    frequency = FrequencyLimit(limit)
     merged = [
-        merge_bucket(bucket, sources, frequency, str(folder / "merged"))
+        merge_bucket(bucket, sources, [limit] * len(columns), str(folder / "merged"))
         for bucket in range(buckets)
     ]
     job = FitJob(
@@ -38,6 +37,7 @@ def fitted(folder, columns, limit, buckets):
         [result["kept"] for result in merged],
         str(folder / "transform"),
         str(folder / "lookups"),
+        [CountedColumn()] * len(columns),
     )
     sizes = fit_columns(range(len(columns)), job)
     return [np.load(folder / "transform" / f"dictionary_{i}.npy") for i in range(len(sizes))]

@@ -1,0 +1,1 @@
+"""Turns tables of named columns into a dataset, by a schema."""

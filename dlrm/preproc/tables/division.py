@@ -1,0 +1,262 @@
+"""Which split a row belongs to: by chance, by its time, by a column or by its file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dlrm.data.clicks import layout
+from dlrm.data.sources.columns import TextColumn, hash_texts
+from dlrm.data.tables.rows import Bad, Rows, column_of, microseconds, texts_of
+from dlrm.data.transform.schema import Schema, TimeField
+from dlrm.preproc.logs.hashing import splitmix64
+
+TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
+DROPPED = -1
+_DIVIDE, _KEEP = 0x5EED_0001, 0x5EED_0002  # added to the seed, so that choices are independent
+_WHOLE = 1 << 64
+_ROWS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Division:
+    """How rows are divided; fields are flag names.
+
+    At most one of the ways is chosen: by time, by a column, by files, or by chance, which is by
+    `test_fraction` and `validation_fraction`.
+
+    Attributes:
+        test_fraction, validation_fraction: shares of the rows, chosen by a hash of the row's number
+            or of its value of `split_key`.
+        split_key: a column whose equal values stay together, such as the user; None is the row.
+        test_from, validation_from: times in ISO 8601: later rows are test, then validation.
+        split_column: a column that says train, test or validation.
+        keep_negatives: share of the training rows with label 0 that are kept.
+        seed: of the choices by chance.
+    """
+
+    test_fraction: float = 0.0
+    validation_fraction: float = 0.0
+    split_key: str | None = None
+    test_from: str | None = None
+    validation_from: str | None = None
+    split_column: str | None = None
+    keep_negatives: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("test_fraction", "validation_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"--{name}: expected a number in [0, 1), got {getattr(self, name)}"
+                )
+        if self.test_fraction + self.validation_fraction >= 1:
+            raise ValueError(
+                f"--test_fraction {self.test_fraction}, --validation_fraction "
+                f"{self.validation_fraction}: expected less than 1 together"
+            )
+        if not 0 < self.keep_negatives <= 1:
+            raise ValueError(
+                f"--keep_negatives: expected a share above 0 and up to 1, got {self.keep_negatives}"
+            )
+        ways = [name for name in _WAYS if getattr(self, name)]
+        if len({_WAYS[name] for name in ways}) > 1:
+            raise ValueError(
+                f"--{ways[0]}, --{ways[-1]}: expected one way to divide the rows, got both"
+            )
+        if self.validation_from and not self.test_from:
+            raise ValueError("--validation_from: expected --test_from too, got none")
+        if self.split_key and not (self.test_fraction or self.validation_fraction):
+            raise ValueError("--split_key: expected --test_fraction too, got none")
+
+    def times(self, schema: Schema) -> tuple[int, int] | None:
+        """Returns where test and validation begin, in microseconds since 1970.
+
+        Raises:
+            ValueError: they are no times, in the wrong order, or the schema has no time.
+        """
+        if not self.test_from:
+            return None
+        if schema.time is None:
+            raise ValueError("--test_from: expected a schema with a time, got one without")
+        begins = [_microseconds("test_from", self.test_from, schema.time), np.iinfo(np.int64).max]
+        if self.validation_from:
+            begins[1] = _microseconds("validation_from", self.validation_from, schema.time)
+        if begins[1] <= begins[0]:
+            raise ValueError(
+                f"--validation_from {self.validation_from}: expected a time after --test_from "
+                f"{self.test_from}"
+            )
+        return begins[0], begins[1]
+
+
+_WAYS = {
+    **dict.fromkeys(("test_fraction", "validation_fraction", "split_key"), "chance"),
+    **dict.fromkeys(("test_from", "validation_from"), "time"),
+    "split_column": "column",
+}
+
+
+def _microseconds(flag: str, text: str, field: TimeField) -> int:
+    zone = TimeField(field.column, field.zone or "UTC")
+    try:
+        return microseconds(text, zone)
+    except ValueError:
+        raise ValueError(
+            f"--{flag}: expected a time such as 2026-11-20 or 2026-11-20T08:00:00+00:00, got "
+            f"{text!r}"
+        ) from None
+
+
+class Divider:
+    """Says which split rows belong to.
+
+    Args:
+        division: how.
+        schema: of the rows.
+        num_rows: how many there are, as they stand in the files.
+        file_splits: for each file, the split of all its rows; empty where files do not say.
+    """
+
+    def __init__(
+        self, division: Division, schema: Schema, num_rows: int, file_splits: Sequence[int] = ()
+    ) -> None:
+        self.division, self._file_splits = division, list(file_splits)
+        self._times = division.times(schema)
+        fractions = (division.test_fraction, division.validation_fraction)
+        self._limits = (0, 0)
+        if any(fractions):
+            ends = fractions[0], sum(fractions)
+            if division.split_key:
+                self._limits = (int(ends[0] * _WHOLE), int(ends[1] * _WHOLE))
+            else:
+                seed = division.seed + _DIVIDE
+                counts = [int(num_rows * fraction) for fraction in fractions]
+                self._limits = (
+                    smallest_hashes(seed, num_rows, counts[0]),
+                    smallest_hashes(seed, num_rows, sum(counts)),
+                )
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that are read for it, besides those of the schema."""
+        named = (self.division.split_key, self.division.split_column)
+        return [name for name in named if name]
+
+    @property
+    def splits(self) -> list[int]:
+        """The splits that rows may get."""
+        division = self.division
+        found = {TRAIN, *self._file_splits}
+        if division.test_fraction or division.test_from:
+            found.add(TEST)
+        if division.validation_fraction or division.validation_from:
+            found.add(VALIDATION)
+        return sorted(found | ({TEST, VALIDATION} if division.split_column else set()))
+
+    def __call__(
+        self, batch: pa.RecordBatch, rows: Rows, numbers: np.ndarray, file: int
+    ) -> tuple[np.ndarray, list[Bad]]:
+        """Returns the split of each row, int8 `[rows]`, and rows whose split cannot be told.
+
+        Args:
+            batch: the rows as they were read.
+            rows: their fields.
+            numbers: of the rows among all, as they stand in the files.
+            file: the number of the file that they come from.
+        """
+        splits: np.ndarray = np.zeros(len(numbers), np.int8)
+        bad: list[Bad] = []
+        if self._file_splits:
+            splits[:] = self._file_splits[file]
+        elif self._times is not None:
+            times = rows.extra["time"]
+            splits += (times >= self._times[0]).astype(np.int8)
+            splits += (times >= self._times[1]).astype(np.int8)
+        elif self.division.split_column:
+            splits, bad = _named_splits(self.division.split_column, batch)
+        elif self._limits[1]:
+            hashes = self._hashes(batch, numbers)
+            below = [
+                np.ones(len(hashes), bool) if limit >= _WHOLE else hashes < np.uint64(limit)
+                for limit in self._limits
+            ]
+            splits = np.where(below[0], TEST, np.where(below[1], VALIDATION, TRAIN))
+        return self._thinned(splits.astype(np.int8), rows, numbers), bad
+
+    def _hashes(self, batch: pa.RecordBatch, numbers: np.ndarray) -> np.ndarray:
+        seed, key = self.division.seed + _DIVIDE, self.division.split_key
+        if key is None:
+            return splitmix64(seed, numbers)
+        texts, codes = texts_of(key, column_of(batch, key))
+        column = TextColumn.from_bytes([text.encode() for text in texts])
+        hashes = np.append(hash_texts(column), np.uint64(0))  # missing ones stay together, too
+        return splitmix64(seed, hashes)[codes]
+
+    def _thinned(self, splits: np.ndarray, rows: Rows, numbers: np.ndarray) -> np.ndarray:
+        if self.division.keep_negatives == 1:
+            return splits
+        hashes = splitmix64(self.division.seed + _KEEP, numbers)
+        kept = hashes < np.uint64(int(self.division.keep_negatives * _WHOLE))
+        dropped = (splits == TRAIN) & ~kept & (rows.labels == 0)
+        return np.where(dropped, np.int8(DROPPED), splits)
+
+
+def _named_splits(name: str, batch: pa.RecordBatch) -> tuple[np.ndarray, list[Bad]]:
+    texts, codes = texts_of(name, column_of(batch, name))
+    places = {split: place for place, split in enumerate(layout.SPLITS)}
+    known = np.array([places.get(text.lower(), DROPPED) for text in texts] + [DROPPED], np.int8)
+    splits = known[codes]
+    bad = [
+        Bad(
+            row,
+            name,
+            f"expected train, test or validation, got {_shown(texts, int(codes[row]))}",
+        )
+        for row in np.flatnonzero(splits == DROPPED).tolist()
+    ]
+    return splits, bad
+
+
+def _shown(texts: Sequence[str], code: int) -> str:
+    return "no value" if code < 0 else repr(texts[code][:64])
+
+
+def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
+    """Returns the limit below which as many rows as wanted have their hash.
+
+    Hashes of different numbers are different, so there is one; it is found 16 bits at a time.
+    """
+    if count <= 0:
+        return 0
+    if count >= num_rows:
+        return _WHOLE
+    prefix, left = 0, count  # the limit is within [prefix, prefix + 1) of the bits seen so far
+    for bits in (48, 32, 16, 0):
+        found = np.zeros(1 << 16, np.int64)
+        for begin in range(0, num_rows, _ROWS_AT_ONCE):
+            numbers = np.arange(begin, min(begin + _ROWS_AT_ONCE, num_rows))
+            hashes = splitmix64(seed, numbers)
+            if bits < 48:
+                hashes = hashes[hashes >> np.uint64(bits + 16) == np.uint64(prefix)]
+            digits = (hashes >> np.uint64(bits)).astype(np.uint16)
+            found += np.bincount(digits, minlength=1 << 16)
+        below = np.cumsum(found)
+        digit = int(np.searchsorted(below, left, "left"))
+        left -= int(below[digit - 1]) if digit else 0
+        prefix = (prefix << 16) | digit
+        if left == found[digit]:
+            return (prefix + 1) << bits
+    raise AssertionError("two rows have one hash")
+
+
+def facts(division: Division) -> dict[str, Any]:
+    """Returns what the manifest says of how rows were divided."""
+    defaults = Division()
+    return {
+        name: value
+        for name, value in vars(division).items()
+        if value != getattr(defaults, name) or name in ("seed", "keep_negatives")
+    }

@@ -1,0 +1,182 @@
+"""Tables as the tasks of preprocessing read them: counted once, then divided among the splits."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dlrm.data.tables.parquet import Part, read_part
+from dlrm.data.tables.rows import Bad, RowReader, Rows, column_of, texts_of
+from dlrm.data.transform.dictionaries import Counts, merge_counts
+from dlrm.data.transform.numbers import Sums, ordered
+from dlrm.data.transform.schema import Schema
+from dlrm.preproc.logs.dictionary_merge import CountedColumn
+from dlrm.preproc.logs.raw_log import Rejected
+from dlrm.preproc.logs.source import Target
+from dlrm.preproc.tables.division import DROPPED, TRAIN, Divider
+
+_MOST_LABELS = 1000  # distinct ones of a part
+_MERGED_AT = 1 << 20  # values of a column, of which parts are then added up
+
+
+def counted_columns(schema: Schema) -> list[CountedColumn]:
+    """Returns the columns whose values are counted: a dictionary each, then bins."""
+    columns = []
+    for fields in schema.dictionaries().values():
+        kind = "texts" if fields[0].type == "string" else "numbers"
+        columns.append(CountedColumn(kind, fields[0].frequency_limit, fields[0].max_ids))
+    columns += [
+        CountedColumn("bins", bins=field.fitted_bins)
+        for field in schema.numerical
+        if field.fitted_bins
+    ]
+    return columns
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Reads parts of Parquet files by a schema.
+
+    Attributes:
+        schema: what the columns mean.
+        divider: says which split a row belongs to.
+    """
+
+    schema: Schema
+    divider: Divider
+
+    def count(
+        self, part: Part, rejected: list[Rejected] | None
+    ) -> tuple[dict[str, Any], list[Counts] | None]:
+        """Reads a part once; see `dlrm.preproc.logs.source.Source`.
+
+        Every field is read here, so that no later stage meets one that cannot be read. What is
+        fitted is counted in training rows alone.
+
+        Returns:
+            Facts: `rows` and `positives` of each split, `labels` by how often they occur, `sums`
+            of each standardised column; and the counts of `counted_columns`.
+        """
+        schema = self.schema
+        counts: list[list[Counts]] = [[] for _ in counted_columns(schema)]
+        sums = [Sums() for _ in schema.numerical]
+        rows, positives = [0, 0, 0], [0, 0, 0]
+        labels: Counter[str] = Counter()
+        for batch, read, splits, _ in self._read(part, rejected):
+            assert read.labels is not None
+            for split in range(3):
+                chosen = splits == split
+                rows[split] += int(np.count_nonzero(chosen))
+                positives[split] += int(np.count_nonzero(read.labels[chosen]))
+            if schema.label.positive is not None and not schema.label.any_negative:
+                labels += _label_counts(schema, batch)
+            training = np.flatnonzero(splits == TRAIN)
+            if len(training):
+                self._add_counts(counts, read, training)
+                for i, field in enumerate(schema.numerical):
+                    if field.transform == "standardise":
+                        values, missing = read.numerical[i]
+                        present = training[~missing[training]]
+                        sums[i] += Sums.of(values[present])
+        if len(labels) > _MOST_LABELS:
+            labels = Counter(dict(labels.most_common(_MOST_LABELS)))
+        facts = {"rows": rows, "positives": positives, "labels": labels}
+        return facts | {"sums": [one.facts() for one in sums]}, [
+            merge_counts(parts) for parts in counts
+        ]
+
+    def _add_counts(self, counts: list[list[Counts]], read: Rows, training: np.ndarray) -> None:
+        schema, place_of = self.schema, dict[str, int]()
+        for place, fields in enumerate(schema.dictionaries().values()):
+            place_of |= {field.column: place for field in fields}
+        for field, coded, texts in zip(
+            schema.categorical, read.categorical, read.texts, strict=True
+        ):
+            occurrences = coded.occurrences(training)
+            there = np.flatnonzero(occurrences)
+            chosen = None if texts is None else texts.take(there)
+            found = Counts(coded.keys[there], occurrences[there], chosen)
+            _append(counts[place_of[field.column]], merge_counts([found]))
+        place = len(schema.dictionaries())
+        for i, number in enumerate(schema.numerical):
+            if number.fitted_bins:
+                values, missing = read.numerical[i]
+                keys = ordered(values[training[~missing[training]]])
+                _append(counts[place], Counts(*np.unique(keys, return_counts=True)))
+                place += 1
+
+    def divide(
+        self, part: Part, targets: Sequence[Target], quarantine: bool
+    ) -> Iterator[tuple[Target, np.ndarray, Rows]]:
+        """Yields the rows of a part by split; see `dlrm.preproc.logs.source.Source`."""
+        by_split = {_PLACES[target.name]: target for target in targets}
+        for _, read, splits, numbers in self._read(part, [] if quarantine else None):
+            for split, target in by_split.items():
+                chosen = np.flatnonzero(splits == split)
+                if len(chosen):
+                    yield target, numbers[chosen], read.take(chosen)
+
+    def _read(
+        self, part: Part, rejected: list[Rejected] | None
+    ) -> Iterator[tuple[pa.RecordBatch, Rows, np.ndarray, np.ndarray]]:
+        """Yields rows that can be read: as they are, as fields, their splits and numbers."""
+        reader = RowReader(self.schema)
+        columns = list(dict.fromkeys([*reader.columns, *self.divider.columns]))
+        done = 0
+        for batch in read_part(part, columns):
+            numbers = np.arange(part.first_row + done, part.first_row + done + batch.num_rows)
+            try:
+                read, bad = reader.read(batch)
+                splits, undivided = self.divider(batch, read, numbers, part.file)
+            except ValueError as error:
+                raise ValueError(f"{part.source}: {error}") from None
+            if bad or undivided:
+                first = {one.row: one for one in reversed([*bad, *undivided])}
+                bad = [first[row] for row in sorted(first)]
+                if rejected is None:
+                    raise ValueError(f"{part.where(done + bad[0].row)}, {_text(bad[0])}")
+                rejected += [
+                    Rejected(done + one.row, _text(one), _row_text(batch, one.row)) for one in bad
+                ]
+                good = np.ones(batch.num_rows, bool)
+                good[[one.row for one in bad]] = False
+                kept = np.flatnonzero(good)
+                read, splits, numbers = read.take(kept), splits[kept], numbers[kept]
+                done += batch.num_rows
+                batch = batch.take(pa.array(kept))
+            else:
+                done += batch.num_rows
+            if (splits != DROPPED).any():
+                yield batch, read, splits, numbers
+
+
+_PLACES = {"train": 0, "test": 1, "validation": 2}
+
+
+def _append(parts: list[Counts], found: Counts) -> None:
+    """Adds counts to those of a column, of which many are added up at once."""
+    parts.append(found)
+    if len(parts) > 1 and sum(len(part.keys) for part in parts) > _MERGED_AT:
+        parts[:] = [merge_counts(parts)]
+
+
+def _label_counts(schema: Schema, batch: pa.RecordBatch) -> Counter[str]:
+    name = schema.label.column
+    texts, codes = texts_of(name, column_of(batch, name))
+    occurrences = np.bincount(codes[codes >= 0], minlength=len(texts))
+    found: Counter[str] = Counter()
+    for text, count in zip(texts, occurrences.tolist(), strict=True):
+        found[text] += count
+    return +found
+
+
+def _text(bad: Bad) -> str:
+    return f"column {bad.column}: {bad.problem}"
+
+
+def _row_text(batch: pa.RecordBatch, row: int) -> str:
+    values = (f"{name}={batch.column(i)[row]}" for i, name in enumerate(batch.schema.names))
+    return "\t".join(values).replace("\n", "\\n")
