@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +25,8 @@ from dlrm.data.clicks.layout import one_class_note
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
 from dlrm.documents import one_line
-from dlrm.limits import check_processes
-from dlrm.preproc.execution.engines import Engine, EngineError, TaskError, local_engine
-from dlrm.preproc.execution.spark_engine import spark_engine
+from dlrm.preproc.execution.choice import ENGINES, open_engine
+from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.counted_splits import QUARANTINE
@@ -186,18 +185,9 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-@contextmanager
-def _engine(flags: argparse.Namespace, log: Path) -> Iterator[Engine]:
-    check_processes("--cores", flags.cores)
-    if flags.engine == "local":
-        with local_engine(flags.cores) as engine:
-            yield engine
-    else:
-        settings = dict(item.split("=", 1) for item in flags.conf)
-        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
-        master = flags.master or (None if submitted else f"local[{flags.cores}]")
-        with spark_engine(master, flags.memory_gib, log, settings) as engine:
-            yield engine
+def _engine(flags: argparse.Namespace, log: Path) -> AbstractContextManager[Engine]:
+    settings = dict(item.split("=", 1) for item in flags.conf)
+    return open_engine(flags.engine, flags.cores, log, flags.master, flags.memory_gib, settings)
 
 
 def _options(flags: argparse.Namespace) -> Options:
@@ -301,7 +291,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--engine", choices=("spark", "local"), default="spark",
+    add("--engine", choices=ENGINES, default="spark",
         help="spark, or processes of this machine, without Java; the same bytes")  # fmt: skip
     add("--cores", type=_positive, default=os.cpu_count(), help="of this machine (default: all)")
     add("--split_bytes", type=int, help="text that one task reads; changes no result")

@@ -79,6 +79,31 @@ class Dictionary:
         return [self.value(id) for id in range(1, len(self) + 1)]
 
     @classmethod
+    def load(cls, directory: Path, place: int, size: int, kind: str) -> "Dictionary":
+        """Maps the files of a dictionary.
+
+        Args:
+            directory: of the transform.
+            place: of the dictionary in it.
+            size: how many values it has.
+            kind: the type of its fields.
+
+        Raises:
+            FileNotFoundError, ValueError: a file is missing or damaged; it is named.
+        """
+        keys = load_dictionary(dictionary_path(directory, place), size)
+        if kind != "string":
+            return cls(keys)
+        ends = _load_array(directory / f"ends_{place}.npy", np.dtype(np.int64))
+        texts = _load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
+        if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
+            raise ValueError(
+                f"{directory / f'ends_{place}.npy'}: expected {size} ends, the last "
+                f"{len(texts)}, got {len(ends)}"
+            )
+        return cls(keys, texts, ends)
+
+    @classmethod
     def of_texts(cls, texts: Sequence[str]) -> "Dictionary":
         """Makes a dictionary of texts, in the order of their ids."""
         encoded = [text.encode() for text in texts]
@@ -301,7 +326,7 @@ class TableTransform:
             crcs = [one["crc32"] for one in facts["dictionaries"]]
             kinds = [fields[0].type for fields in schema.dictionaries().values()]
             dictionaries = [
-                _load_dictionary(directory, place, size, kind)
+                Dictionary.load(directory, place, size, kind)
                 for place, (size, kind) in enumerate(zip(sizes, kinds, strict=True))
             ]
             if len(numerical) != len(schema.numerical):
@@ -345,20 +370,6 @@ def _arrays(dictionary: Dictionary) -> dict[str, np.ndarray]:
     if dictionary.texts is not None and dictionary.ends is not None:
         arrays |= {"texts": dictionary.texts, "ends": dictionary.ends}
     return arrays
-
-
-def _load_dictionary(directory: Path, place: int, size: int, kind: str) -> Dictionary:
-    keys = load_dictionary(dictionary_path(directory, place), size)
-    if kind != "string":
-        return Dictionary(keys)
-    ends = _load_array(directory / f"ends_{place}.npy", np.dtype(np.int64))
-    texts = _load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
-    if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
-        raise ValueError(
-            f"{directory / f'ends_{place}.npy'}: expected {size} ends, the last {len(texts)}, got "
-            f"{len(ends)}"
-        )
-    return Dictionary(keys, texts, ends)
 
 
 def _load_array(path: Path, dtype: np.dtype) -> np.ndarray:

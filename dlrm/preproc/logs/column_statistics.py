@@ -12,8 +12,9 @@ from dlrm.data.transform.fitted import Fitted
 from dlrm.data.transform.transform import Transformed
 from dlrm.files import staged_file
 
-_SHIFT = 4  # bits of a float16 that a bin of logarithms leaves out: bins are 0.8 % wide
-LOGARITHM_BINS = (int(np.array(42, np.float16).view(np.uint16)) >> _SHIFT) + 1  # ln 2**60 is 41.6
+_SHIFT = 4  # bits of a float16 that a bin leaves out: bins are 0.8 % wide
+_SIGN = np.uint16(1 << 15)
+NUMBER_BINS = 1 << (16 - _SHIFT)
 ID_BINS = 33  # 0 for no id, then by the number of binary digits
 
 
@@ -24,13 +25,13 @@ class Statistics:
     Attributes:
         totals: rows, clicks, values raised to 1.
         missing: `[columns]`, fields without a value.
-        logarithms: `[num_numerical, LOGARITHM_BINS]`, of the fields that are there.
+        numbers: `[num_numerical, NUMBER_BINS]`, of the transformed fields that are there.
         ids: `[num_categorical, ID_BINS]`, of the fields that are there.
     """
 
     totals: np.ndarray
     missing: np.ndarray
-    logarithms: np.ndarray
+    numbers: np.ndarray
     ids: np.ndarray
 
     @classmethod
@@ -39,7 +40,7 @@ class Statistics:
         return cls(
             np.zeros(3, np.int64),
             np.zeros(num_numerical + num_categorical, np.int64),
-            np.zeros((num_numerical, LOGARITHM_BINS), np.int64),
+            np.zeros((num_numerical, NUMBER_BINS), np.int64),
             np.zeros((num_categorical, ID_BINS), np.int64),
         )
 
@@ -54,13 +55,13 @@ class Statistics:
         self.totals += [len(labels), int(np.count_nonzero(labels)), rows.clamped]
         self.missing += np.count_nonzero(missing, axis=1)
         num_numerical = rows.numerical.shape[1]
-        bins = rows.numerical.astype(layout.NUMERICAL_DTYPE, copy=False).view(np.uint16) >> _SHIFT
+        bins = _bins(rows.numerical.astype(layout.NUMERICAL_DTYPE, copy=False))
         for i in range(num_numerical):
-            counts = np.bincount(bins[:, i], minlength=LOGARITHM_BINS)
+            counts = np.bincount(bins[:, i], minlength=NUMBER_BINS)
             absent = int(np.count_nonzero(missing[i]))
-            if absent:  # all of them have the same logarithm
+            if absent:  # all of them have the same value
                 counts[bins[missing[i].argmax(), i]] -= absent
-            self.logarithms[i] += counts
+            self.numbers[i] += counts
         for i, ids in enumerate(rows.ids):
             digits = np.frexp(ids.astype(np.float32 if ids.itemsize < 4 else np.float64))[1]
             counts = np.bincount(digits, minlength=ID_BINS)
@@ -71,7 +72,7 @@ class Statistics:
         return Statistics(*(a + b for a, b in zip(self._arrays(), other._arrays(), strict=True)))
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self.totals, self.missing, self.logarithms, self.ids
+        return self.totals, self.missing, self.numbers, self.ids
 
     @staticmethod
     def save(path: Path, by_name: dict[str, "Statistics"]) -> None:
@@ -92,8 +93,16 @@ class Statistics:
             return {name: cls(*(arrays[f"{name}/{i}"] for i in range(4))) for name in names}
 
 
-def logarithm_of_bin(index: np.ndarray) -> np.ndarray:
-    """Returns the middle of bins of logarithms."""
-    bits = (np.asarray(index) << _SHIFT).astype(np.uint16)
-    low, high = bits.view(np.float16), (bits + np.uint16((1 << _SHIFT) - 1)).view(np.float16)
-    return (low.astype(np.float64) + high.astype(np.float64)) / 2
+def _bins(numbers: np.ndarray) -> np.ndarray:
+    """Returns the bins of float16 numbers, which ascend with them."""
+    bits = numbers.view(np.uint16)
+    return np.where(bits & _SIGN, ~bits, bits | _SIGN) >> _SHIFT
+
+
+def number_of_bin(index: np.ndarray) -> np.ndarray:
+    """Returns the middle of bins of numbers."""
+    first = (np.asarray(index) << _SHIFT).astype(np.uint16)
+    ends = []
+    for bits in (first, first + np.uint16((1 << _SHIFT) - 1)):
+        ends.append(np.where(bits & _SIGN, bits ^ _SIGN, ~bits).view(np.float16))
+    return (ends[0].astype(np.float64) + ends[1].astype(np.float64)) / 2

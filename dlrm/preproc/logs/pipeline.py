@@ -48,7 +48,7 @@ from dlrm.preproc.logs.stage import Run
 from dlrm.preproc.logs.tasks import Job, create_files, transform_split, write_bucket
 
 UNLABELLED = "unlabelled"
-_BUCKET_BYTES = 64 << 20  # of text whose rows one task sorts: a packed row is half of it
+_BUCKET_ROWS = 1 << 19  # that one task sorts: 60 MB of Criteo's rows as they are packed
 _GROUPS = 12
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16  # of an input file, to notice when it changes
 
@@ -111,7 +111,7 @@ def prepare(
         Target(name, first, last, shuffled and name == "train")
         for name, first, last in zip(layout.SPLITS, edges, edges[1:], strict=False)
     ]
-    totals = transform(run, splits, targets)
+    totals = transform(run, splits, targets, LogSource(run.options.log_format))
     if unlabelled is not None:
         totals |= _transform_unlabelled(run, unlabelled)
     return _describe(run, splits, totals)
@@ -183,9 +183,9 @@ def transform(
     run: Run,
     splits: Sequence[Any],
     targets: list[Target],
+    source: Source,
     name: str = "transform",
     directory: Path | None = None,
-    source: Source | None = None,
     extra: dict[str, np.dtype] | None = None,
     starts: list[list[int]] | None = None,
 ) -> dict[str, dict[str, int]]:
@@ -195,9 +195,9 @@ def transform(
         run: the engine, the folder and the options.
         splits: which know their rows.
         targets: which rows go where; one of them, or none, is shuffled.
+        source: reads the splits.
         name: of the stage.
         directory: the fitted transform; that of the output if it is not given.
-        source: reads the splits; None reads lines of logs.
         extra: columns beside the model's inputs.
         starts: for each split, its first row in each target; None where rows are ranges.
 
@@ -205,9 +205,22 @@ def transform(
         For each target: rows, clicks, and so on, as `transform_split` counts them.
     """
     work = run.work
-    job = _job(run, splits, targets, name, directory or work.output / layout.TRANSFORM)
-    if source is not None:
-        job = job._replace(source=source, extra=extra or {}, starts=starts)
+    options = run.options
+    job = Job(
+        source,
+        str(directory or work.output / layout.TRANSFORM),
+        str(work.folder("lookups")),
+        str(work.output),
+        options.output_format,
+        targets,
+        str(work.folder(f"{name}.rows")),
+        _shuffle_buckets(run, name, targets),
+        options.seed,
+        options.quarantine,
+        str(work.folder(f"{name}.statistics")) if options.report else None,
+        extra or {},
+        starts,
+    )
     with run.stage(name) as stage:
         create_files(job)
         rows, sizes = [split.rows for split in splits], [split.size for split in splits]
@@ -229,26 +242,13 @@ def transform(
     return totals
 
 
-def _job(run: Run, splits: Sequence[Any], targets: list[Target], name: str, directory: Path) -> Job:
-    work, options = run.work, run.options
-    if (buckets := work.result(f"{name}.buckets")) is None:
-        text = sum(split.size for split in splits)
-        buckets = max(2 * run.engine.cores, -(-text // (2 * _BUCKET_BYTES)))
-        work.finish(f"{name}.buckets", buckets)
-    labelled = all(target.labelled for target in targets)
-    return Job(
-        LogSource(replace(options.log_format, labelled=labelled)),
-        str(directory),
-        str(work.folder("lookups")),
-        str(work.output),
-        options.output_format,
-        targets,
-        str(work.folder(f"{name}.rows")),
-        buckets,
-        options.seed,
-        options.quarantine,
-        str(work.folder(f"{name}.statistics")) if options.report else None,
-    )
+def _shuffle_buckets(run: Run, name: str, targets: Sequence[Target]) -> int:
+    """Into how many buckets rows are put, so that one task can sort a bucket."""
+    if (buckets := run.work.result(f"{name}.buckets")) is None:
+        rows = max(target.rows for target in targets)
+        buckets = max(2 * run.engine.cores, -(-rows // _BUCKET_ROWS))
+        run.work.finish(f"{name}.buckets", buckets)
+    return buckets
 
 
 def _shuffle(
@@ -287,7 +287,7 @@ def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:
     log_format = replace(run.options.log_format, labelled=False)
     splits = numbered_splits(run, UNLABELLED, [path], log_format)
     target = Target(UNLABELLED, 0, num_rows(splits), labelled=False)
-    return transform(run, splits, [target], UNLABELLED)
+    return transform(run, splits, [target], LogSource(log_format), UNLABELLED)
 
 
 def _describe(
@@ -412,7 +412,8 @@ def transform_days(
     used = [
         split for split in splits if split.first_row < last and split.first_row + split.rows > first
     ]
-    totals = transform(run, used, [target], "transform", directory)[""]
+    source = LogSource(replace(shape, labelled=labelled))
+    totals = transform(run, used, [target], source, directory=directory)[""]
     remove_unfinished(run.work.output)
     write_manifest(run.work.output, "split", rows=target.rows)
     run.work.finish_output(totals)

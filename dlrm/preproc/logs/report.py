@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform.transform import Transform
-from dlrm.preproc.logs.column_statistics import Statistics, logarithm_of_bin
+from dlrm.preproc.logs.column_statistics import Statistics, number_of_bin
 from dlrm.preproc.logs.counted_splits import QUARANTINE
 from dlrm.preproc.logs.raw_log import Split
 from dlrm.preproc.logs.stage import Run
@@ -54,7 +54,7 @@ def _total(
     counts: dict[tuple[str, int], Statistics], name: str | None = None, day: int | None = None
 ) -> Statistics:
     first = next(iter(counts.values()))
-    total = Statistics.empty(len(first.logarithms), len(first.ids))
+    total = Statistics.empty(len(first.numbers), len(first.ids))
     for (split, of_day), part in counts.items():
         if name in (None, split) and day in (None, of_day):
             total += part
@@ -95,11 +95,11 @@ def _numerical(
     train, shift = _total(counts, name="train"), 2 if fitted.numeric_transform == "readme" else 3
     features = []
     for i in range(fitted.num_numerical):
-        histogram = train.logarithms[i]
+        histogram = train.numbers[i]
         places = np.searchsorted(
             np.cumsum(histogram), np.array(_QUANTILES) * histogram.sum(), side="left"
         )
-        values = np.exp(logarithm_of_bin(np.minimum(places, len(histogram) - 1))) - shift
+        values = np.exp(number_of_bin(np.minimum(places, len(histogram) - 1))) - shift
         known = bool(histogram.sum())
         features.append(
             {
@@ -117,9 +117,9 @@ def _numerical(
 
 def _deciles(part: Statistics, i: int, train: Statistics) -> np.ndarray:
     """Rows in the tenths of the training rows, and those without a value."""
-    cumulated = np.cumsum(train.logarithms[i])
+    cumulated = np.cumsum(train.numbers[i])
     edges = np.searchsorted(cumulated, cumulated[-1] * np.arange(1, 10) / 10) + 1
-    tenths = np.add.reduceat(np.append(part.logarithms[i], 0), np.r_[0, np.unique(edges)])
+    tenths = np.add.reduceat(np.append(part.numbers[i], 0), np.r_[0, np.unique(edges)])
     return np.r_[part.missing[i], tenths]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from dlrm.preproc.execution.engines import Engine
 from dlrm.preproc.execution.work_folder import Progress, WorkFolder
-from dlrm.preproc.logs.options import Options
 
 
 @dataclass
@@ -17,7 +16,7 @@ class Run:
 
     engine: Engine
     work: WorkFolder
-    options: Options
+    options: Any  # Options of logs, or TableOptions
     say: Callable[[str], None] = print
 
     @contextmanager

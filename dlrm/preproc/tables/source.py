@@ -71,7 +71,7 @@ class TableSource:
                 chosen = splits == split
                 rows[split] += int(np.count_nonzero(chosen))
                 positives[split] += int(np.count_nonzero(read.labels[chosen]))
-            if schema.label.positive is not None and not schema.label.any_negative:
+            if schema.label.positive is not None:
                 labels += _label_counts(schema, batch)
             training = np.flatnonzero(splits == TRAIN)
             if len(training):

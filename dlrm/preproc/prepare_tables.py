@@ -1,0 +1,102 @@
+"""Turns tables of named columns into a dataset, in one call: what `dlrm.scripts.prepare` does."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.layout import one_class_note
+from dlrm.data.tables.files import TableFile
+from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
+from dlrm.preproc.execution.work_folder import open_work_folder
+from dlrm.preproc.logs.pipeline import input_facts
+from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.tables.pipeline import Inputs, prepare
+
+
+def prepare_tables(
+    options: TableOptions,
+    tables: Mapping[str, Sequence[TableFile]],
+    output: Path,
+    engine: Callable[[], AbstractContextManager[Engine]],
+    replace: bool = False,
+    restart: bool = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Writes a dataset, which appears when it is whole; goes on with an unfinished run.
+
+    Args:
+        options: the schema, and how rows are divided.
+        tables: "train" -> files, of which the division takes the other splits; or splits -> files,
+            which then say the split of their rows.
+        output: the directory of the dataset.
+        engine: starts who runs the tasks.
+        replace: whether an earlier dataset there may be replaced.
+        restart: whether an unfinished run is given up.
+        say: is called with lines about the stages and the result.
+
+    Returns:
+        `totals` of each split, and `cardinalities`.
+
+    Raises:
+        ValueError, FileExistsError: the options, the tables and the output do not fit.
+        TaskError: a value is not as the schema says, or a file cannot be written.
+        EngineError: tasks could not be run.
+    """
+    began = time.perf_counter()
+    inputs = _inputs(options, tables)
+    facts = options.facts() | input_facts([file.path for file in inputs.files])
+    facts |= {f"--{split}_input": len(files) for split, files in tables.items()}
+    with open_work_folder(output, facts, replace, restart) as work:
+        if work.resumed:
+            say(f"resuming the run in {work.path.parent}")
+        try:
+            with engine() as running:
+                if running.address:
+                    say(f"Spark UI: {running.address}")
+                result = prepare(Run(running, work, options, say), inputs)
+                work.publish()
+        except (TaskError, EngineError) as error:
+            hint = f"finished tasks are kept in {work.path.parent}: the same command resumes there"
+            raise type(error)(f"{error} ({hint})") from error
+    for line in summary(result):
+        say(line)
+    say(f"{output}: complete, in {time.perf_counter() - began:.1f} s")
+    return result
+
+
+def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) -> Inputs:
+    files = [file for split in layout.SPLITS for file in tables.get(split, ())]
+    kinds = {file.kind: file.path for file in files}
+    if len(kinds) > 1:
+        shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
+        raise ValueError(f"--input: expected files of one kind, got {shown}")
+    if set(tables) <= {"train"}:
+        return Inputs(files)
+    division = options.division
+    for name in ("test_fraction", "validation_fraction", "test_from", "split_column"):
+        if getattr(division, name):
+            raise ValueError(
+                f"--{name}: expected no --test_input and --validation_input beside it, got both"
+            )
+    splits = [place for place, name in enumerate(layout.SPLITS) for _ in tables.get(name, ())]
+    return Inputs(files, tuple(splits))
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """Returns lines about the rows of each split and the tables."""
+    lines = []
+    for name, total in result["totals"].items():
+        rows, clicks = total.get("rows", 0), total.get("clicks", 0)
+        rate = f", {clicks / rows:.2%} positive" if rows else ""
+        lines.append(f"{name + ':':<12}{rows:>14,} rows{rate}")
+        if note := one_class_note(name, rows, clicks):
+            lines.append(note)
+    cardinalities = result["cardinalities"]
+    lines.append(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
+    if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
+        lines.append(f"raised to 1:{clamped:>14,} values whose logarithm would be below 0")
+    return lines

@@ -1,0 +1,71 @@
+"""Options of preparing tables: what decides how rows become a dataset."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dlrm.data.tables.files import TextFormat
+from dlrm.data.transform.schema import Schema
+from dlrm.preproc.logs.options import BAD_LINES, ORDERINGS
+from dlrm.preproc.tables.division import Division, facts
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How tables are turned into a dataset. Only `split_bytes` and `max_bad_lines` change no byte.
+
+    Attributes:
+        schema: what the columns mean.
+        division: which rows are train, test and validation.
+        text: how CSV is read.
+        output_ordering: "total_random" shuffles the training rows, "input" keeps their order.
+        split_bytes: size on disk of what one task reads.
+        bad_lines: "fail", or "quarantine": leave out rows that cannot be read, and list them.
+        max_bad_lines: the share of all rows that may be left out.
+        report: whether `report.html` and `report.json` are written.
+    """
+
+    schema: Schema
+    division: Division = Division()
+    text: TextFormat = TextFormat()
+    output_ordering: str = "total_random"
+    split_bytes: int | None = None
+    bad_lines: str = "fail"
+    max_bad_lines: float = 0.001
+    report: bool = True
+    output_format: str = "split_binary"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("output_ordering", ORDERINGS), ("bad_lines", BAD_LINES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"--{name} {getattr(self, name)}: expected one of {allowed}")
+        if self.split_bytes is not None and self.split_bytes < 1:
+            raise ValueError(f"--split_bytes {self.split_bytes}: expected 1 or more")
+        if not 0 <= self.max_bad_lines <= 1:
+            raise ValueError(f"--max_bad_lines {self.max_bad_lines}: expected a share, 0 to 1")
+
+    @property
+    def quarantine(self) -> bool:
+        """Whether rows that cannot be read are left out."""
+        return self.bad_lines == "quarantine"
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of the training rows."""
+        return self.division.seed
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what decides the bytes that are written, by flag."""
+        text = asdict(self.text)
+        del text["chunk_size"]
+        names = ("output_ordering", "bad_lines", "report", "output_format")
+        values = text | vars(self.division) | {name: getattr(self, name) for name in names}
+        return {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}
+
+    def manifest_facts(self) -> dict[str, Any]:
+        """Returns what the manifest says of how the numbers were made."""
+        return {
+            "schema": self.schema.facts(),
+            "division": facts(self.division),
+            "output_ordering": self.output_ordering,
+            "bad_lines": self.bad_lines,
+        }

@@ -1,0 +1,280 @@
+"""The stages that turn tables into a dataset, whoever runs their tasks.
+
+    stage       text to Parquet, if there is any
+    count       read every row once: its split, values of fields, what is fitted, bad rows
+    dictionary  merge the counts, give ids to values and find the edges of bins
+    transform   read every row once more and write it; training rows go into buckets
+    shuffle     sort each bucket and write its rows
+    describe    the report, the files that say what is in the dataset, and their checksums
+
+They are those of raw logs (`dlrm.preproc.logs.pipeline`), with another source of rows.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.tables.files import PARQUET, TableFile, stage
+from dlrm.data.tables.parquet import Part, parts_of
+from dlrm.data.tables.rows import extra_dtypes
+from dlrm.data.transform.numbers import Fitted, Sums
+from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.table_transform import Dictionary, TableTransform, save_facts
+from dlrm.limits import MAX_TASKS
+from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.logs.counted_splits import QUARANTINE
+from dlrm.preproc.logs.dictionary_merge import CountJob, count_split
+from dlrm.preproc.logs.pipeline import finish_dataset, fit_counted, metadata_of, transform
+from dlrm.preproc.logs.source import Target
+from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.tables.division import TRAIN, Divider
+from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.tables.source import TableSource, counted_columns
+
+_PART_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless it is given
+_PARTS_PER_CORE = 2
+_COUNT_BUCKET_BYTES = 128 << 20  # of input whose counts one task merges, whatever repeats
+_MOST_NEGATIVES = 100  # labels other than the positive one that are kept with the transform
+_MOST_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files of tables, and the split of each file's rows; no splits where rows say them."""
+
+    files: list[TableFile]
+    splits: tuple[int, ...] = ()
+
+
+def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
+    """Writes a whole dataset; returns its cardinalities, and totals of each split.
+
+    Args:
+        run: the engine, the folder and the options, which are `TableOptions`.
+        inputs: the files.
+
+    Raises:
+        ValueError: the schema does not fit the tables, or a split would be empty.
+        TaskError: a value is not as the schema says, or a file cannot be written.
+        EngineError: tasks could not be run.
+    """
+    if (described := run.work.result("described")) is not None:
+        return described
+    options: TableOptions = run.options
+    parts = _parts(run, inputs)
+    num_rows = sum(part.rows for part in parts)
+    if not num_rows:
+        raise ValueError("the input has no rows; expected one or more")
+    source = TableSource(
+        options.schema, Divider(options.division, options.schema, num_rows, inputs.splits)
+    )
+    counted = _counted(run, parts, source)
+    rows = np.array([result["rows"] for result in counted])
+    _check_splits(rows.sum(axis=0), source.divider.splits, options)
+    negatives = _negatives(options.schema, counted)
+    directory = run.work.output / layout.TRANSFORM
+    fitted = _fit(run, parts, counted, rows, negatives, directory)
+    names = [layout.SPLITS[i] for i in sorted({0, 1, *source.divider.splits})]
+    shuffled = options.output_ordering == "total_random"
+    targets = [
+        Target(name, 0, int(rows[:, i].sum()), shuffled and i == TRAIN)
+        for i, name in enumerate(layout.SPLITS)
+        if name in names
+    ]
+    starts = np.cumsum(rows, axis=0) - rows
+    totals = transform(
+        run,
+        parts,
+        targets,
+        source,
+        extra=extra_dtypes(options.schema),
+        starts=[[int(row[layout.SPLITS.index(t.name)]) for t in targets] for row in starts],
+    )
+    spec = FeatureSpec.named(
+        run.work.output / layout.FEATURE_SPEC,
+        options.schema.label.column,
+        options.schema.numerical_names,
+        dict(zip(options.schema.categorical_names, fitted.cardinalities, strict=True)),
+        names,
+        metadata_of(totals, names),
+    )
+    with run.stage("describe"):
+        return finish_dataset(run, spec, totals, fitted.cardinalities, names)
+
+
+def _parts(run: Run, inputs: Inputs) -> list[Part]:
+    """Divides the input into parts: those of the run that goes on, or new ones."""
+    stored = run.work.result("count.splits")
+    if stored is None:
+        options: TableOptions = run.options
+        smallest, largest = _PART_BYTES
+        size = sum(file.path.stat().st_size for file in inputs.files)
+        if options.split_bytes and size > MAX_TASKS * options.split_bytes:
+            raise ValueError(
+                f"--split_bytes {options.split_bytes}: expected {-(-size // MAX_TASKS)} or more, "
+                f"which cuts {size} bytes into {MAX_TASKS} tasks"
+            )
+        even = size // (_PARTS_PER_CORE * run.engine.cores)
+        part_bytes = options.split_bytes or min(max(even, smallest), largest)
+        stored = parts_of(_staged(run, inputs.files), part_bytes)
+        run.work.finish("count.splits", stored)
+    return [Part(*part) for part in stored]
+
+
+def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path | None]]:
+    """Returns files of Parquet, their origin and root; text is copied into such files."""
+    if files[0].kind == PARQUET:
+        return [(file.path.resolve(), file.path, file.root) for file in files]
+    options: TableOptions = run.options
+    folder = run.work.folder("staged")
+    named = (options.division.split_key, options.division.split_column)
+    columns = list(dict.fromkeys([*options.schema.columns, *filter(None, named)]))
+    items = [
+        (str(file.path), file.kind, str(folder / f"{i}.parquet")) for i, file in enumerate(files)
+    ]
+    sizes = [file.path.stat().st_size for file in files]
+    with run.stage("stage") as now:
+        task = partial(_stage, text=options.text, columns=columns)
+        done = now.tasks("stage", task, items, sizes)
+        now.rows, now.size = sum(result["rows"] for result in done), sum(sizes)
+    return [(Path(item[2]), file.path, file.root) for item, file in zip(items, files, strict=True)]
+
+
+def _stage(item: tuple[str, str, str], text: Any, columns: list[str]) -> dict[str, Any]:
+    path, kind, target = item
+    return stage(TableFile(Path(path), kind), target, text, columns)
+
+
+def _counted(run: Run, parts: list[Part], source: TableSource) -> list[dict[str, Any]]:
+    """Reads every row once; returns what the parts have, with the rows of all of them."""
+    sizes = [part.size for part in parts]
+    with run.stage("count") as now:
+        job = CountJob(
+            source, str(run.work.folder("counts")), _buckets(run, parts), run.options.quarantine
+        )
+        task = partial(count_split, job=job)
+        counted = now.tasks("count", task, list(enumerate(parts)), sizes)
+        now.rows, now.size = sum(sum(result["rows"]) for result in counted), sum(sizes)
+    _quarantine(run, parts, [result["rejected"] for result in counted], source)
+    return counted
+
+
+def _buckets(run: Run, parts: Sequence[Part]) -> int:
+    """Into how many buckets values are put, so that one task can merge a bucket's counts."""
+    buckets = run.work.result("count.buckets")
+    if buckets is None:
+        size = sum(part.size for part in parts)
+        buckets = max(run.engine.cores, -(-size // _COUNT_BUCKET_BYTES))
+        run.work.finish("count.buckets", buckets)
+    return buckets
+
+
+def _quarantine(
+    run: Run, parts: Sequence[Part], rejected: Sequence[list], source: TableSource
+) -> None:
+    """Writes the rows that were left out, a file a source, and refuses when they are too many."""
+    bad, total = sum(map(len, rejected)), sum(part.rows for part in parts)
+    if not run.options.quarantine:
+        return
+    if bad > run.options.max_bad_lines * total:
+        part, rows = next((p, r) for p, r in zip(parts, rejected, strict=True) if r)
+        raise TaskError(
+            f"{bad} of {total} rows cannot be read, a share above --max_bad_lines "
+            f"{run.options.max_bad_lines}; the first: {part.where(rows[0][0])}, {rows[0][1]}"
+        )
+    folder = run.work.output / QUARANTINE
+    folder.mkdir(parents=True, exist_ok=True)
+    texts: dict[int, list[str]] = {}
+    for part, rows in zip(parts, rejected, strict=True):
+        lines = texts.setdefault(part.file, [])
+        lines += [f"{part.where(row)}\t{why}\t{text}\n" for row, why, text in rows]
+    for number, lines in texts.items():
+        (folder / f"{number}.tsv").write_text("".join(lines), encoding="utf-8")
+    run.say(f"{'quarantined:':<12}{bad:>14,} rows")
+
+
+def _check_splits(rows: np.ndarray, splits: Sequence[int], options: TableOptions) -> None:
+    """Raises ValueError where there is no training row, or a split that was asked for is empty."""
+    for place in splits:
+        if not rows[place]:
+            division = ", ".join(
+                f"--{name} {value}"
+                for name, value in vars(options.division).items()
+                if value and name not in ("seed", "keep_negatives")
+            )
+            raise ValueError(
+                f"no row is {layout.SPLITS[place]}, of {int(rows.sum())} rows"
+                + (f" ({division})" if division else "")
+            )
+
+
+def _negatives(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
+    """Returns the labels that count as 0, once they are known to be those that the schema says."""
+    label, found = schema.label, Counter[str]()
+    if label.positive is None:
+        return None
+    for result in counted:
+        found.update(result["labels"])
+    positive = sum(sum(result["positives"]) for result in counted)
+    shown = ", ".join(map(repr, sorted(found)[:_MOST_LISTED]))
+    if not positive:
+        raise ValueError(
+            f"column {label.column}: no row has the label {label.positive!r}; found {shown}"
+        )
+    others = sorted(set(found) - {label.positive})
+    expected = label.negative
+    if expected is None and len(others) > 1 and not label.any_negative:
+        raise ValueError(
+            f"column {label.column}: expected two values, {label.positive!r} and another, got "
+            f"{shown}; label: {{negative: [...]}} in the schema names those that count as 0"
+        )
+    if expected is not None and (unknown := sorted(set(others) - set(expected))):
+        raise ValueError(
+            f"column {label.column}: expected {label.positive!r}, or one of negative "
+            f"{list(expected)}, got {unknown[0]!r}"
+        )
+    kept = tuple(expected or others)
+    return kept if 0 < len(kept) <= _MOST_NEGATIVES else None
+
+
+def _fit(
+    run: Run,
+    parts: Sequence[Part],
+    counted: Sequence[dict[str, Any]],
+    rows: np.ndarray,
+    negatives: tuple[str, ...] | None,
+    directory: Path,
+) -> TableTransform:
+    """Fits dictionaries, bins, means and deviations to the training rows, and writes them."""
+    schema: Schema = run.options.schema
+    columns = counted_columns(schema)
+    results = fit_counted(
+        run, range(len(parts)), int(rows[:, TRAIN].sum()), _buckets(run, parts), columns, directory
+    )
+    places = list(schema.dictionaries().values())
+    dictionaries = [
+        Dictionary.load(directory, place, results[place], fields[0].type)
+        for place, fields in enumerate(places)
+    ]
+    bins = iter(results[len(places) :])
+    fitted = []
+    for i, field in enumerate(schema.numerical):
+        total = sum((Sums.of_facts(result["sums"][i]) for result in counted), Sums())
+        try:
+            scale = total.scale() if field.transform == "standardise" else (0.0, 1.0)
+        except OverflowError as error:
+            raise ValueError(f"column {field.column}: {error}") from None
+        edges: list[np.ndarray] = [np.empty(0), np.empty(0)]
+        if field.fitted_bins:
+            edges = [np.array([float.fromhex(v) for v in values]) for values in next(bins)]
+        fitted.append(Fitted(*scale, *edges))
+    transform = TableTransform(schema, fitted, dictionaries, negatives)
+    save_facts(directory, transform)
+    return transform

@@ -1,0 +1,160 @@
+"""Turns tables or logs into a dataset: python -m dlrm.scripts.prepare --schema S --input FILES
+
+    python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
+    python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
+    python -m dlrm.scripts.main --mode train --dataset dataset
+
+Input is Parquet, CSV or JSON lines, in files or folders of them. The schema says what the columns
+mean; `--schema criteo` is built in, and reads folders of `day_0`, `day_1`, ... as
+`preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
+"""
+
+import os
+from pathlib import Path
+
+from absl import flags
+
+from dlrm.data.tables.files import TextFormat, find_tables
+from dlrm.data.transform.schema import Schema
+from dlrm.preproc import prepare_logs
+from dlrm.preproc.execution.choice import ENGINES, open_engine
+from dlrm.preproc.execution.engines import EngineError, TaskError
+from dlrm.preproc.logs.options import BAD_LINES, ORDERINGS
+from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.tables.division import Division
+from dlrm.preproc.tables.options import TableOptions
+from dlrm.scripts.common.command import no_arguments, run_command
+
+FLAGS = flags.FLAGS
+CRITEO = "criteo"
+DEFAULT_TEST_FRACTION = 0.2
+_LOG_FLAGS = ("cores", "engine", "seed", "bad_lines", "max_bad_lines", "split_bytes", "master")
+
+
+def define_flags() -> None:
+    flags.DEFINE_string(
+        "schema", None, "schema.yaml, or criteo for logs in Criteo's format", required=True
+    )
+    flags.DEFINE_list("input", None, "files, or folders of them", required=True)
+    flags.DEFINE_string("output", None, "directory of the dataset", required=True)
+    flags.DEFINE_list("test_input", [], "files whose rows are all test rows")
+    flags.DEFINE_list("validation_input", [], "files whose rows are all validation rows")
+    flags.DEFINE_float(
+        "test_fraction",
+        None,
+        f"share of the rows, by chance, that are test rows; {DEFAULT_TEST_FRACTION} where nothing "
+        "else divides the rows",
+    )
+    flags.DEFINE_float("validation_fraction", 0.0, "share of the rows, by chance, for validation")
+    flags.DEFINE_string(
+        "split_key", None, "column whose equal values stay in one split, such as the user"
+    )
+    flags.DEFINE_string("test_from", None, "time from which rows are test rows, in ISO 8601")
+    flags.DEFINE_string("validation_from", None, "time from which rows are validation rows")
+    flags.DEFINE_string("split_column", None, "column that says train, test or validation")
+    flags.DEFINE_float("keep_negatives", 1.0, "share of training rows with label 0 that are kept")
+    flags.DEFINE_integer("seed", 0, "of what is chosen by chance and of the order of training rows")
+    flags.DEFINE_enum("output_ordering", "total_random", ORDERINGS, "order of the training rows")
+    flags.DEFINE_list("columns", [], "names of a CSV's columns; without: those of its header")
+    flags.DEFINE_boolean(
+        "header", None, "whether a CSV begins with the names; default: unless --columns does"
+    )
+    flags.DEFINE_string(
+        "delimiter", None, "what separates cells; default: a tab in .tsv, else a comma"
+    )
+    flags.DEFINE_enum(
+        "bad_lines",
+        "fail",
+        BAD_LINES,
+        "a row that cannot be read ends the run, or is left out and listed in quarantine/",
+    )
+    flags.DEFINE_float("max_bad_lines", 0.001, "share of rows that may be left out")
+    flags.DEFINE_boolean("report", True, "write report.html and report.json")
+    flags.DEFINE_enum("engine", "local", ENGINES, "processes of this machine, or Spark: same bytes")
+    flags.DEFINE_integer("cores", os.cpu_count(), "of this machine")
+    flags.DEFINE_integer("split_bytes", None, "input that one task reads; changes no result")
+    flags.DEFINE_string("master", None, "Spark master")
+    flags.DEFINE_integer("memory_gib", 4, "memory of Spark, in GiB", lower_bound=1)
+    flags.DEFINE_multi_string("conf", [], "NAME=VALUE, a setting of Spark; may be repeated")
+    flags.DEFINE_boolean("overwrite", False, "replace an earlier dataset once this one is whole")
+    flags.DEFINE_boolean("restart", False, "give up an unfinished run and begin anew")
+
+
+def main(argv: list[str]) -> int | None:
+    no_arguments(argv)
+    if FLAGS.schema == CRITEO:
+        return _prepare_logs()
+    tables = {"train": find_tables(FLAGS.input)}
+    for split in ("test", "validation"):
+        if given := FLAGS[f"{split}_input"].value:
+            tables[split] = find_tables(given)
+    output = Path(FLAGS.output)
+    options = _options(len(tables) > 1)
+    try:
+        prepare_tables(options, tables, output, _engine(output), FLAGS.overwrite, FLAGS.restart)
+    except (TaskError, EngineError) as error:
+        raise ValueError(str(error)) from error
+    return None
+
+
+def _options(by_files: bool) -> TableOptions:
+    fraction = FLAGS.test_fraction
+    if fraction is None:
+        divided = by_files or FLAGS.test_from or FLAGS.split_column
+        fraction = 0.0 if divided else DEFAULT_TEST_FRACTION
+    division = Division(
+        test_fraction=fraction,
+        validation_fraction=FLAGS.validation_fraction,
+        split_key=FLAGS.split_key,
+        test_from=FLAGS.test_from,
+        validation_from=FLAGS.validation_from,
+        split_column=FLAGS.split_column,
+        keep_negatives=FLAGS.keep_negatives,
+        seed=FLAGS.seed,
+    )
+    return TableOptions(
+        schema=Schema.load(FLAGS.schema),
+        division=division,
+        text=TextFormat(tuple(FLAGS.columns), FLAGS.header, FLAGS.delimiter),
+        output_ordering=FLAGS.output_ordering,
+        split_bytes=FLAGS.split_bytes,
+        bad_lines=FLAGS.bad_lines,
+        max_bad_lines=FLAGS.max_bad_lines,
+        report=FLAGS.report,
+    )
+
+
+def _engine(output: Path):
+    if wrong := [item for item in FLAGS.conf if "=" not in item]:
+        raise ValueError(f"--conf: expected NAME=VALUE, got {wrong[0]!r}")
+    settings = dict(item.split("=", 1) for item in FLAGS.conf)
+    log = output.resolve().parent / "spark.log"
+    return lambda: open_engine(
+        FLAGS.engine, FLAGS.cores, log, FLAGS.master, FLAGS.memory_gib, settings
+    )
+
+
+def _prepare_logs() -> int:
+    """Prepares logs in Criteo's format, as `preproc/prepare_dataset.sh` does."""
+    allowed = {"schema", "input", "output", "conf", "memory_gib", "restart", *_LOG_FLAGS}
+    allowed |= {"report", "output_ordering", "overwrite"}
+    own = FLAGS.flags_by_module_dict().get(__name__, []) or []
+    for flag in own:
+        if flag.present and flag.name not in allowed:
+            raise ValueError(f"--{flag.name}: is for schemas of tables; --schema criteo has none")
+    if len(FLAGS.input) != 1:
+        raise ValueError(f"--input: expected one folder of days, got {len(FLAGS.input)}")
+    arguments = [f"--input_folder={FLAGS.input[0]}", f"--output_folder={FLAGS.output}"]
+    given = {name: FLAGS[name].value for name in _LOG_FLAGS if FLAGS[name].value is not None}
+    arguments += [f"--{name}={value}" for name, value in given.items()]
+    arguments += [f"--conf={item}" for item in FLAGS.conf]
+    arguments += [f"--output_ordering={FLAGS.output_ordering}"]
+    arguments += ["--restart"] * FLAGS.restart + ["--no-report"] * (not FLAGS.report)
+    arguments += [f"--memory_gib={FLAGS.memory_gib}"]
+    arguments += [f"--write_mode={'overwrite' if FLAGS.overwrite else 'errorifexists'}"]
+    return prepare_logs.main(arguments)
+
+
+if __name__ == "__main__":
+    define_flags()
+    run_command(main)
