@@ -9,7 +9,7 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.layout import one_class_note
 from dlrm.data.tables.files import TableFile
-from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
+from dlrm.preproc.execution.engines import Engine, EngineError
 from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs.pipeline import input_facts
 from dlrm.preproc.logs.stage import Run
@@ -59,9 +59,9 @@ def prepare_tables(
                     say(f"Spark UI: {running.address}")
                 result = prepare(Run(running, work, options, say), inputs)
                 work.publish()
-        except (TaskError, EngineError) as error:
+        except EngineError as error:
             hint = f"finished tasks are kept in {work.path.parent}: the same command resumes there"
-            raise type(error)(f"{error} ({hint})") from error
+            raise EngineError(f"{error} ({hint})") from error
     for line in summary(result):
         say(line)
     say(f"{output}: complete, in {time.perf_counter() - began:.1f} s")

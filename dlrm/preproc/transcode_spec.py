@@ -11,12 +11,16 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import CHANNELS, FeatureSpec, is_list_of_text, read_sections
+from dlrm.data.clicks.writer import SplitWriter
+from dlrm.data.sources.columns import Parsed
 from dlrm.data.sources.csv_cells import Parser, id_parser, label_parser, number_parser
 from dlrm.data.sources.csv_columns import Columns, CsvFormat
-from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.transform.numbers import Fitted, transform_numbers
+from dlrm.data.transform.schema import NumericalField
+from dlrm.data.transform.table_transform import overflow_text
 from dlrm.documents import brief
 from dlrm.files import staged_directory, within
-from dlrm.preproc.transcode import Report, finish_dataset, write_split
+from dlrm.preproc.transcode import Report
 
 
 def transcode_spec(
@@ -60,17 +64,43 @@ def transcode_spec(
             greatest = max(int(c.load(name).max(initial=0)) for c in splits.values())
             report.cardinalities[name] = size or greatest + 1
 
-        transform = CsvTransform("none", dict.fromkeys(numerical, (0.0, 1.0)), {}, ())
         spec = FeatureSpec.named(
             staging / feature_spec_out, label, numerical, report.cardinalities, splits
         )
         for split, columns in splits.items():
             ids = {name: columns.load(name) for name in declared}
-            order = np.arange(columns.num_rows)
-            write_split(spec, split, order, columns, ids, transform, report)
+            _write_split(spec, split, columns, ids, report)
         shutil.rmtree(staging / "columns")
-        finish_dataset(spec, report, {"numeric_transform": "none"})
+        spec.save()
+        layout.write_model_size(spec.directory, spec.cardinalities)
+        facts = {"transcode": {"numeric_transform": "none"}}
+        layout.write_dataset_manifest(spec.directory, report.rows, spec.cardinalities, facts)
     return report
+
+
+def _write_split(
+    spec: FeatureSpec, split: str, columns: Columns, ids: dict[str, np.ndarray], report: Report
+) -> None:
+    """Writes the files of a split and notes in `report` what is in them.
+
+    Raises:
+        ValueError: a number is too large for float16; its file, line and column are named.
+    """
+    labels = columns.load(spec.label)
+    report.rows[split], report.positives[split] = len(labels), int(labels.sum())
+    numerical = np.empty((len(labels), len(spec.numerical)), layout.NUMERICAL_DTYPE)
+    for index, name in enumerate(spec.numerical):
+        values = columns.load(name)
+        missing = np.isnan(values)
+        numbers = Parsed(np.where(missing, 0.0, values), missing)
+        numerical[:, index], _ = transform_numbers(NumericalField(name, "none"), Fitted(), numbers)
+        finite = np.isfinite(numerical[:, index])
+        if not finite.all():
+            row = int(finite.argmin())
+            problem = overflow_text(values[row], "none")
+            raise ValueError(f"{columns.where(name, row)}: {problem}")
+    with SplitWriter(spec, split) as writer:
+        writer.write(labels, numerical, [ids[name] for name in spec.categorical])
 
 
 def _read_chunks(

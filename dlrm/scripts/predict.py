@@ -1,8 +1,9 @@
 """Scores rows with a trained model: python -m dlrm.scripts.predict --checkpoint DIR --input FILE
 
 The input is a log as it was trained on (`day_0`: a label, integers and hashes, separated by tabs;
-"-" reads standard input), a CSV, or a dataset's directory. It is read and scored some megabytes at
-a time, and the scores, a float32 each, are written in the order of the rows.
+"-" reads standard input), a table (Parquet, CSV or JSON lines, in a file or a folder), or a
+dataset's directory. It is read and scored some megabytes at a time, and the scores, a float32 each,
+are written in the order of the rows.
 """
 
 import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -12,24 +13,24 @@ import io
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from absl import flags
 
+from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, positive_parser
-from dlrm.data.sources.csv_columns import CsvFormat
-from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.tables.files import KINDS, TextFormat, batches_of, columns_of, find_tables
+from dlrm.data.tables.rows import RowReader
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.table_transform import BadRowError, TableTransform, stack_ids
 from dlrm.data.verification import VERIFY_DATA
-from dlrm.files import make_directories, staged_file
+from dlrm.files import MANIFEST, make_directories, staged_file
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.serving.predictor import (
@@ -40,7 +41,7 @@ from dlrm.serving.predictor import (
     load,
     probability,
 )
-from dlrm.serving.rows import RowError, Text, read_lines, text_of_fields
+from dlrm.serving.rows import Inputs, RowError, read_lines
 from dlrm.serving.shares import Shares
 from dlrm.train.metrics import click_metrics, one_class_note
 
@@ -48,8 +49,7 @@ FLAGS = flags.FLAGS
 Scored = Iterator[tuple[np.ndarray, np.ndarray | None]]  # logits of some rows; labels if known
 OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
-_MOST_LABELS = 4  # that an error names
-_CSV_FLAGS = ("columns", "header", "delimiter")
+_CSV_FLAGS = ("columns", "header", "delimiter", "input_format")
 
 
 def define_flags() -> None:
@@ -60,7 +60,7 @@ def define_flags() -> None:
         required=True,
     )
     flags.DEFINE_string(
-        "input", None, "Log, CSV or dataset to score; - is standard input", required=True
+        "input", None, "Log, table or dataset to score; - is standard input", required=True
     )
     flags.DEFINE_string("output", None, "File of the scores, .npy; replaced", required=True)
     flags.DEFINE_enum(
@@ -85,11 +85,16 @@ def define_flags() -> None:
     flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
     flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of a dataset")
     flags.DEFINE_integer("batch_size", BATCH_SIZE, "Rows scored at a time", lower_bound=1)
+    flags.DEFINE_enum(
+        "input_format", None, KINDS, "What a table is; default: as the file's name says"
+    )
     flags.DEFINE_list("columns", [], "Names of a CSV's columns; without: those of its header")
     flags.DEFINE_boolean(
         "header", None, "Whether a CSV begins with the names; default: unless --columns does"
     )
-    flags.DEFINE_string("delimiter", ",", "What separates the cells of a CSV")
+    flags.DEFINE_string(
+        "delimiter", None, "What separates cells; default: a tab in .tsv, else a comma"
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -149,20 +154,10 @@ def _shares(predictor: Predictor) -> Shares:
     transform = predictor.transform
     if transform is None:
         return Shares((), ())
-    csv = _csv_transform(predictor) if transform.is_csv else None
-    missing = csv.missing_values if csv else ()
-    return Shares(transform.numerical_names, transform.categorical_names, missing)
-
-
-def _csv_transform(predictor: Predictor) -> CsvTransform:
-    directory = predictor.row_transform.directory
-    assert directory is not None, "what predict loads comes from files"
-    return CsvTransform.load(directory)
+    return Shares(transform.numerical_names, transform.categorical_names)
 
 
 def _check_paths() -> None:
-    if len(FLAGS.delimiter) != 1:
-        raise ValueError(f"--delimiter {FLAGS.delimiter!r}: expected one character")
     output = Path(FLAGS.output)
     if not FLAGS.output or output.is_dir():
         raise ValueError(f"--output {FLAGS.output!r}: expected a file for the scores")
@@ -226,20 +221,22 @@ class ScoreFile:
 
 def _scored(predictor: Predictor, shares: Shares) -> Scored:
     path = Path(FLAGS.input)
-    is_csv = predictor.transform is not None and predictor.transform.is_csv
-    if not is_csv and (given := [name for name in _CSV_FLAGS if FLAGS[name].present]):
-        raise ValueError(f"--{given[0]}: is for models of CSV data; {predictor.path} is none")
-    if FLAGS.input != "-" and path.is_dir():
+    table = predictor.transform.table if predictor.transform else None
+    if table is None and (given := [name for name in _CSV_FLAGS if FLAGS[name].present]):
+        raise ValueError(f"--{given[0]}: is for models of tables; {predictor.path} is none")
+    if FLAGS.input != "-" and path.is_dir() and (table is None or _is_dataset(path)):
         return _score_dataset(predictor, path, shares)
-    if is_csv and FLAGS.input == "-":
-        raise ValueError("--input -: standard input is for logs; name the file of a CSV")
-    return (_score_csv if is_csv else _score_log)(predictor, path, shares)
+    if table is None:
+        return _score_log(predictor, path, shares)
+    if FLAGS.input == "-":
+        raise ValueError("--input -: standard input is for logs; name the file of a table")
+    return _score_tables(predictor, table, path, shares)
 
 
-def _score_text(predictor: Predictor, text: Text, shares: Shares) -> np.ndarray:
-    inputs = predictor.row_transform(text)
-    shares.add(text, inputs.ids)
-    return predictor.logits_of(inputs)
+def _is_dataset(path: Path) -> bool:
+    """Whether a directory is a dataset rather than a folder of tables."""
+    known = (layout.FEATURE_SPEC, layout.MODEL_SIZE, MANIFEST)
+    return FLAGS.dataset_type != "split" or any((path / name).exists() for name in known)
 
 
 def _score_dataset(predictor: Predictor, path: Path, shares: Shares) -> Scored:
@@ -283,7 +280,9 @@ def _score_log(predictor: Predictor, path: Path, shares: Shares) -> Scored:
             for text in read_lines(file, columns):
                 labels = text.labels() if FLAGS.label else None
                 fields = text.without_first() if FLAGS.label else text
-                yield _score_text(predictor, fields, shares), labels
+                inputs = transform(fields)
+                shares.add(fields.starts == fields.ends, inputs.ids)
+                yield predictor.logits_of(inputs), labels
                 first_row += text.rows
         except RowError as error:
             hint = "; lines without a label need --nolabel"
@@ -294,52 +293,46 @@ def _score_log(predictor: Predictor, path: Path, shares: Shares) -> Scored:
             raise ValueError(f"{where}{error.problem}{hint}") from None
 
 
-def _score_csv(predictor: Predictor, path: Path, shares: Shares) -> Scored:
-    names, fitted = predictor.row_transform.names, _csv_transform(predictor)
-    header = not FLAGS.columns if FLAGS.header is None else FLAGS.header
-    chunks = CsvFormat(tuple(FLAGS.columns), header, FLAGS.delimiter).chunks(path)
-    parse = _label_parser(fitted)
-    for found, lines, records in chunks:
-        if missing := [name for name in names if name not in found]:
+def _score_tables(
+    predictor: Predictor, table: TableTransform, path: Path, shares: Shares
+) -> Scored:
+    """Scores Parquet, CSV or JSON lines, in a file or a folder."""
+    text = TextFormat(tuple(FLAGS.columns), FLAGS.header, FLAGS.delimiter)
+    for file in find_tables([path], FLAGS.input_format):
+        names = columns_of(file, text)
+        if missing := [name for name in table.names if name not in names]:
             hint = "" if FLAGS.columns else "; where the file has no header, --columns names them"
-            raise ValueError(f"{path}: no column {missing[0]!r}; the columns are {found}{hint}")
-        label = fitted.label if FLAGS.label and fitted.label in found else None
-        used = names if label is None else [*names, label]
-        if twice := [name for name in used if found.count(name) > 1]:
-            raise ValueError(f"{path}: two columns are called {twice[0]!r}")
-        chosen = [found.index(name) for name in names]
-        cells = [[record[index].encode() for index in chosen] for record in records]
-        try:
-            labels = None
-            if label is not None:
-                cells_of_label = [record[found.index(label)].strip() for record in records]
-                labels = _labels(parse, fitted, cells_of_label)
-            yield _score_text(predictor, text_of_fields(cells, len(names)), shares), labels
-        except RowError as error:
-            raise ValueError(f"{path}, line {lines[error.row]}{error.problem}") from None
+            raise ValueError(
+                f"{file.path}: no column {missing[0]!r}; the columns are {names}{hint}"
+            )
+        labelled = FLAGS.label and table.schema.label.column in names
+        reader = RowReader(table.schema, labelled, table.known_labels, inputs_only=True)
+        for batch, where in batches_of(file, text, reader.columns):
+            try:
+                yield _score_batch(predictor, table, reader, batch, shares)
+            except RowError as error:
+                hint = ""
+                if labelled and error.problem.startswith(f", column {table.schema.label.column}:"):
+                    hint = "; --nolabel scores rows without their labels"
+                raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
+            except ValueError as error:
+                raise ValueError(f"{file.path}: {error}") from None
 
 
-def _label_parser(fitted: CsvTransform) -> Parser:
-    """Returns what reads labels as `transcode` has read them."""
-    if fitted.positive is None:
-        return label_parser()
-    return positive_parser(fitted.positive, fitted.missing_values, Counter())
-
-
-def _labels(parse: Parser, fitted: CsvTransform, cells: list[str]) -> np.ndarray:
+def _score_batch(
+    predictor: Predictor, table: TableTransform, reader: RowReader, batch: Any, shares: Shares
+) -> tuple[np.ndarray, np.ndarray | None]:
+    rows, bad = reader.read(batch)
+    if bad:
+        raise RowError(bad[0].row, f", column {bad[0].column}: {bad[0].problem}")
     try:
-        if fitted.positive is not None and fitted.negatives is not None:
-            known = [fitted.positive, *fitted.negatives]
-            if unknown := set(cells) - {*known, "", *fitted.missing_values}:
-                index = next(index for index, cell in enumerate(cells) if cell in unknown)
-                shown = " or ".join(map(repr, known[:_MOST_LABELS]))
-                raise BadCellError(index, shown + (", ..." if len(known) > _MOST_LABELS else ""))
-        return parse(cells).astype(np.float32)
-    except BadCellError as error:
-        expected = error.expected.partition(" (")[0]  # what follows is of transcode's flags
-        problem = f"expected {expected}, got {cells[error.index]!r}"
-        hint = "--nolabel scores rows without their labels"
-        raise RowError(error.index, f", column {fitted.label}: {problem}; {hint}") from None
+        numerical, ids, _ = table.apply(rows.numerical, rows.categorical)
+    except BadRowError as error:
+        raise RowError(error.row, f", column {error.column}: {error.problem}") from None
+    inputs = Inputs(numerical, stack_ids(ids, len(numerical)))
+    shares.add(rows.missing(), inputs.ids)
+    labels = None if rows.labels is None else rows.labels.astype(np.float32)
+    return predictor.logits_of(inputs), labels
 
 
 def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:

@@ -12,8 +12,7 @@ specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "aut
 from absl import flags
 
 from dlrm.data.clicks.layout import FEATURE_SPEC, one_class_note
-from dlrm.data.transform.csv_transform import NUMERIC_TRANSFORMS
-from dlrm.preproc.transcode import CsvConfig, Report, transcode_csv
+from dlrm.preproc.transcode import NUMERIC_TRANSFORMS, CsvConfig, Report, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
 from dlrm.scripts.common.command import no_arguments, run_command
 
@@ -129,13 +128,9 @@ def _summary(report: Report) -> str:
         hidden = len(values) - _MOST_NEGATIVES
         more = f" and {hidden} values more" if hidden > 0 else ""
         lines.append(f"labels counted as 0: {', '.join(values[:_MOST_NEGATIVES])}{more}")
-    for name, size in report.cardinalities.items():
-        unknown = ", ".join(
-            f"{counts[name]} of {split} without an id" for split, counts in report.unknown.items()
-        )
-        lines.append(f"table {name}: {size} rows{': ' + unknown if unknown else ''}")
-    for name, count in report.raised.items():
-        lines.append(f"column {name}: the argument of {count} logarithms was raised to 1")
+    lines += [f"table {name}: {size} rows" for name, size in report.cardinalities.items()]
+    if report.raised:
+        lines.append(f"the argument of {report.raised} logarithms was raised to 1")
     return "\n".join(lines)
 
 

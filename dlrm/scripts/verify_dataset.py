@@ -20,8 +20,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.images import layout as image_layout
 from dlrm.data.text import layout as text_layout
-from dlrm.data.transform.csv_transform import CsvTransform
-from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.fitted import load_transform
 from dlrm.data.verification import MEMORY, Verifier
 from dlrm.documents import one_line, read_json
 from dlrm.files import MANIFEST
@@ -114,13 +113,10 @@ def verify(directory: Path, num_numerical: int = 13, allow_links: bool = False) 
 
 
 def _fitted(directory: Path) -> tuple[int, list[int]]:
-    """Numbers of a row and rows of each table by the dataset's transform, of a CSV or of a log."""
-    with suppress(FileNotFoundError):
-        csv = CsvTransform.load(directory)
-        return len(csv.scales), [len(values) + 1 for values in csv.dictionaries.values()]
-    transform = Transform.load(directory / layout.TRANSFORM)
+    """Numbers of a row and rows of each table by the dataset's transform."""
+    transform = load_transform(directory / layout.TRANSFORM)
     if not (directory / MANIFEST).is_file():  # else they are checked with all other files
-        for i in range(transform.num_categorical):
+        for i in range(len(transform.dictionaries)):
             transform.check(i)
     return transform.num_numerical, transform.cardinalities
 

@@ -14,8 +14,8 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import BadValueError, TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
-from dlrm.data.transform.csv_transform import BadRowError, CsvTransform
-from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.fitted import Fitted, load_transform
+from dlrm.data.transform.table_transform import BadRowError, TableTransform
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
 _ZEROS = np.zeros(_PADDING, np.uint8)
@@ -79,33 +79,24 @@ class Text(NamedTuple):
         """Returns a column."""
         return TextColumn(self.data, self.starts[index], self.ends[index])
 
-    def strings(self) -> list[list[str]]:
-        """Returns each column as strings, with bytes that are no UTF-8 replaced."""
-        text = self.data.tobytes()
-        return [
-            [text[start:end].decode("utf-8", "replace") for start, end in zip(*column, strict=True)]
-            for column in zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        ]
-
 
 class RowTransform:
     """The fitted transform of a dataset, of whichever kind, applied to rows of text.
 
     Args:
-        transform: of logs of integers and hexadecimal hashes, or of columns of a CSV.
+        transform: of logs of integers and hexadecimal hashes, or of named columns.
         directory: what it was loaded from.
     """
 
-    def __init__(self, transform: Transform | CsvTransform, directory: Path | None = None) -> None:
-        self._transform, self.directory = transform, directory
-        if isinstance(transform, CsvTransform):
-            self.numerical_names = list(transform.scales)
-            self.categorical_names = list(transform.dictionaries)
-            self.table_sizes = [len(values) + 1 for values in transform.dictionaries.values()]
+    def __init__(self, transform: Fitted, directory: Path | None = None) -> None:
+        self.fitted, self.directory = transform, directory
+        if isinstance(transform, TableTransform):
+            self.numerical_names = transform.schema.numerical_names
+            self.categorical_names = transform.schema.categorical_names
         else:
             self.numerical_names = [f"numerical {i}" for i in range(transform.num_numerical)]
             self.categorical_names = [f"categorical {i}" for i in range(transform.num_categorical)]
-            self.table_sizes = transform.cardinalities
+        self.table_sizes = transform.cardinalities
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> "RowTransform":
@@ -115,19 +106,15 @@ class RowTransform:
             FileNotFoundError: there is none.
             ValueError: a file of it is damaged; it is named.
         """
-        directory = Path(directory)
-        try:
-            return cls(CsvTransform.load(directory), directory)
-        except FileNotFoundError:
-            transform = Transform.load(directory / layout.TRANSFORM)
-        for i in range(transform.num_categorical):
+        transform = load_transform(Path(directory) / layout.TRANSFORM)
+        for i in range(len(transform.dictionaries)):
             transform.check(i)
-        return cls(transform, directory)
+        return cls(transform, Path(directory))
 
     @property
-    def is_csv(self) -> bool:
-        """Whether the training data was a CSV of named columns, not a log."""
-        return isinstance(self._transform, CsvTransform)
+    def table(self) -> TableTransform | None:
+        """The transform where the training data had named columns; None of a log."""
+        return self.fitted if isinstance(self.fitted, TableTransform) else None
 
     @property
     def names(self) -> list[str]:
@@ -140,18 +127,14 @@ class RowTransform:
         Raises:
             RowError: a field cannot be read; row and column are named.
         """
-        if isinstance(self._transform, CsvTransform):
+        if isinstance(self.fitted, TableTransform):
             try:
-                numerical, by_name = self._transform(
-                    dict(zip(self.names, text.strings(), strict=True))
-                )
+                columns = [text.column(i) for i in range(len(self.names))]
+                return Inputs(*self.fitted.of_texts(columns))
             except BadRowError as bad:
                 raise RowError(bad.row, f", {bad.column}: {bad.problem}") from None
-            ids = [by_name[name] for name in self.categorical_names]
-            none = np.empty((text.rows, 0), np.int8)
-            return Inputs(numerical, np.stack(ids, 1) if ids else none)
         try:
-            return Inputs(*self._transform.of_fields(TextColumn(*text)))
+            return Inputs(*self.fitted.of_fields(TextColumn(*text)))
         except BadValueError as bad_value:
             name = self.names[bad_value.column or 0]
             problem = f"expected {bad_value.expected}, got {bad_value.got!r}"

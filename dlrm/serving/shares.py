@@ -1,10 +1,8 @@
 """How many values of scored rows were missing or had no id: what says that a log is another one."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-
-from dlrm.serving.rows import Text
 
 _MOST_FIELDS = 3  # that the line names
 
@@ -15,30 +13,23 @@ class Shares:
     Args:
         numerical: names of the numerical fields.
         categorical: names of the categorical fields, a table each.
-        missing_values: cells that mean "missing", besides empty ones (of a CSV).
     """
 
     def __init__(
         self,
         numerical: Sequence[str],
         categorical: Sequence[str],
-        missing_values: Collection[str] = (),
     ) -> None:
         self._names = [*numerical, *categorical]
         self._first_table = len(numerical)
-        self._missing_values = {"", *missing_values} if missing_values else None
         self._missing = np.zeros(len(self._names), np.int64)
         self._unknown = np.zeros(len(self._names), np.int64)
         self._rows, self._word = 0, "unknown"
 
-    def add(self, text: Text, ids: np.ndarray) -> None:
-        """Counts rows of text and the ids `[rows, tables]` that their categorical fields have."""
-        missing = text.starts == text.ends
-        if self._missing_values is not None:
-            for index, cells in enumerate(text.strings()):
-                missing[index] = [cell.strip() in self._missing_values for cell in cells]
+    def add(self, missing: np.ndarray, ids: np.ndarray) -> None:
+        """Counts fields without a value, bool `[fields, rows]`, and ids `[rows, tables]`."""
         counts = missing.sum(1)
-        self._rows += text.rows
+        self._rows += len(ids)
         self._missing += counts
         # A missing value has the id 0, too.
         self._unknown[self._first_table :] += (ids == 0).sum(0) - counts[self._first_table :]

@@ -12,9 +12,12 @@ import sys
 import numpy as np
 import pytest
 import yaml
+from preproc_testing import splitmix64
 
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.clicks.layout import id_dtype
+from dlrm.data.sources.columns import TextColumn
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
 
@@ -77,6 +80,22 @@ def read_back(directory):
     }
 
 
+SEED = 12345  # the default
+
+
+def order_of(num_rows, seed):
+    """Rows in the order of their hashes, which is that of training rows."""
+    return sorted(range(num_rows), key=lambda row: splitmix64(seed, row))
+
+
+def test_rows(num_rows, count):
+    """The rows that are chosen for testing."""
+    return sorted(order_of(num_rows, SEED + 0x5EED_0001)[:count])
+
+
+test_rows.__test__ = False
+
+
 def clean(cell):
     cell = str(cell).strip()
     return "" if cell == "?" else cell
@@ -107,7 +126,6 @@ def test_every_row_is_in_one_split_with_its_own_values(tmp_path):
                 dictionary[name].get(clean(rows[key][name]), 0) for name in ("user", "shop")
             ]
     assert report.cardinalities == {name: len(d) + 1 for name, d in dictionary.items()}
-    assert report.unknown["test"]["shop"] == (data["test"][1][:, 1] == 0).sum()
     assert report.positives["train"] == data["train"][2].sum()
 
 
@@ -118,7 +136,7 @@ def test_values_that_count_as_label_0_are_reported_and_ten_of_them_shown(root, t
     done = run(root, "--input", path, "--output", tmp_path / "out", *flags)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("labels")]
-    assert line.startswith("labels counted as 0: 'v4' (3 rows), 'v1' (1 rows), 'v2'")
+    assert line.startswith("labels counted as 0: 'v4' (3 rows), 'v1' (1 rows), 'v10'")
     assert line.count("rows") == 10
     assert line.endswith("and 2 values more")
 
@@ -148,7 +166,8 @@ def test_values_that_are_rare_in_training_share_id_0(tmp_path):
     frequent = {user for user in users if users.count(user) >= 5}
     assert 1 < len(frequent) < len(set(users))
     assert report.cardinalities["user"] == len(frequent) + 1
-    assert report.unknown["train"]["user"] == sum(user not in frequent for user in users)
+    ids = read_back(tmp_path / "out")["train"][1][:, 0]
+    assert (ids == 0).sum() == sum(user not in frequent for user in users)
     assert report.rows == {"train": 300, "test": 0}
 
 
@@ -185,8 +204,7 @@ def test_a_constant_column_is_0_after_standardising(tmp_path, cells):
 @pytest.mark.parametrize("value", ["0.1", "0.3"])
 def test_another_value_of_a_column_that_was_constant_in_training_does_not_overflow(tmp_path, value):
     rows = [{"y": key % 2, "x": value} for key in range(100)]
-    test = np.argsort(np.random.SFC64([12345]).random_raw(100), kind="stable")[:20]
-    rows[test[0]]["x"] = 5
+    rows[test_rows(100, 20)[0]]["x"] = 5
     path = write_csv(tmp_path / "a.csv", rows)
     transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
     data = read_back(tmp_path / "out")
@@ -205,8 +223,7 @@ def test_a_column_whose_deviation_is_beyond_float64_is_named(tmp_path, unit):
 
 def test_an_overflow_after_standardising_does_not_advise_standardising(tmp_path):
     rows = [{"y": key % 2, "x": key % 2} for key in range(100)]
-    test = np.argsort(np.random.SFC64([12345]).random_raw(100), kind="stable")[:20]
-    rows[test[0]]["x"] = 1e6
+    rows[test_rows(100, 20)[0]]["x"] = 1e6
     path = write_csv(tmp_path / "a.csv", rows)
     with pytest.raises(ValueError, match="column x: 1000000.0, standardised, is beyond") as error:
         transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
@@ -225,7 +242,7 @@ def test_logarithms_are_of_x_plus_2_and_small_arguments_are_raised_and_counted(t
         numeric_transform="log",
         test_fraction=0.0,
     )
-    assert transcode_csv(config).raised == {"x": 2}
+    assert transcode_csv(config).raised == 2
     found = read_back(tmp_path / "out")["train"][0][:, 0]
     expected = np.float16([math.log(argument) for argument in cells.values()])
     assert sorted(found) == sorted(expected)
@@ -241,20 +258,24 @@ def test_the_fitted_transform_that_is_kept_gives_the_bytes_that_were_written(tmp
                 path, output, numeric_transform=transform, numerical=("price",), frequency_limit=2
             )
         )
-        fitted = CsvTransform.load(output)
-        numerical, ids = fitted(
-            {name: [str(row[name]) for row in rows] for name in ("price", "user", "shop")}
-        )
-        order = np.argsort(np.random.SFC64([12345]).random_raw(200), kind="stable")
-        train = order[40:]  # the rows as they were shuffled
+        fitted = TableTransform.load(output / "transform")
+        columns = [
+            TextColumn.from_bytes([str(row[name]).encode() for row in rows])
+            for name in ("price", "user", "shop")
+        ]
+        numerical, ids = fitted.of_texts(columns)
+        test = test_rows(200, 40)
+        train = [key for key in order_of(200, SEED) if key not in test]
         written = [
             (output / "train" / name).read_bytes()
             for name in ("numerical.bin", "cat_0.bin", "cat_1.bin")
         ]
-        columns = [numerical[train, 0], ids["user"][train], ids["shop"][train]]
-        assert written == [column.tobytes() for column in columns]
+        dtypes = [np.float16, *map(id_dtype, fitted.cardinalities)]
+        found = [numerical[train, 0], ids[train, 0], ids[train, 1]]
+        assert written == [c.astype(d).tobytes() for c, d in zip(found, dtypes, strict=True)]
+    bad = [TextColumn.from_bytes(cells) for cells in ([b"1", b"x"], [b"a", b"b"], [b"", b""])]
     with pytest.raises(ValueError, match="column price, row 1: expected a number, got 'x'"):
-        fitted({"price": ["1", "x"], "user": ["a", "b"], "shop": ["", ""]})
+        fitted.of_texts(bad)
 
 
 def test_headers_columns_and_indices_name_the_same_columns(tmp_path):
@@ -341,7 +362,7 @@ BAD_FILES = {
     "a label that never occurs": (
         "0,1,a\n1,1,b\n",
         {"positive": "1.0"},
-        r"no row has the label '1\.0' \(--positive\); found '0', '1'",
+        r"no row has the label '1\.0'; found '0', '1'",
     ),
     "too few cells": ("0,1,a\n\n1,1\n", {}, r"line 4: expected 3 columns \(y, x, c\), got 2"),
     "too many cells": ("0,1,a,b\n", {}, "line 2: expected 3 columns .*got 4"),
@@ -355,8 +376,12 @@ BAD_FILES = {
         {"numeric_transform": "none", "test_fraction": 0.0},
         r"line 3, column x: 65520\.0 is beyond float16 \(up to 65504\)",
     ),
-    "no rows": ("", {}, "0 rows are too few"),
-    "too few rows to divide": ("0,1,a\n1,2,b\n", {}, "2 rows are too few for --test_fraction 0.2"),
+    "no rows": ("", {}, "expected rows, got none"),
+    "too few rows to divide": (
+        "0,1,a\n1,2,b\n",
+        {},
+        "no row is test, of 2 rows .--test_fraction 0.2.",
+    ),
     "a quote that is never closed": (
         '0,1,a\n1,2,"b\n0,3,c\n1,4,d\n',
         {},

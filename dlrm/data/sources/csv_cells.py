@@ -1,7 +1,6 @@
 """What the text of CSV cells means: parsers from the cells of a column to their values."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
@@ -58,20 +57,6 @@ def _is_plain(text: str) -> bool:
     return text.isascii() and "_" not in text
 
 
-def code_parser(dictionary: dict[str, int], missing: Collection[str]) -> Parser:
-    """Values as places in `dictionary`, which grows, missing ones as -1."""
-    missing = {"", *missing}
-
-    def parse(cells: Sequence[str]) -> np.ndarray:
-        codes = [
-            -1 if cell in missing else dictionary.setdefault(cell, len(dictionary))
-            for cell in cells
-        ]
-        return np.array(codes, np.int32)
-
-    return parse
-
-
 def label_parser() -> Parser:
     """Labels that are written 0, 1, 0.0 or 1.0."""
     known = {"0": False, "1": True, "0.0": False, "1.0": True}
@@ -83,20 +68,6 @@ def label_parser() -> Parser:
                     index, "a label of 0 or 1 (--positive names any other value that counts as 1)"
                 )
         return np.array([known[cell] for cell in cells], layout.LABEL_DTYPE)
-
-    return parse
-
-
-def positive_parser(positive: str, missing: Collection[str], counts: Counter[str]) -> Parser:
-    """Labels as whether they are `positive`; `counts` gets how often each value occurs."""
-    missing = {"", *missing}
-
-    def parse(cells: Sequence[str]) -> np.ndarray:
-        if not missing.isdisjoint(cells):
-            index = next(index for index, cell in enumerate(cells) if cell in missing)
-            raise BadCellError(index, "a label that is not missing (--missing_values)")
-        counts.update(cells)
-        return np.array([cell == positive for cell in cells], layout.LABEL_DTYPE)
 
     return parse
 

@@ -4,8 +4,9 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dlrm.data.sources.csv_columns import CsvFormat, check_names
-from dlrm.data.tables.parquet import LINE, schema_of
+from dlrm.data.tables.parquet import LINE, Part, partition_of, parts_of, read_part, schema_of
 from dlrm.documents import brief
 from dlrm.files import staged_file
 
-PARQUET, CSV, JSON_LINES = "parquet", "csv", "json lines"
+KINDS = PARQUET, CSV, JSON_LINES = ("parquet", "csv", "jsonl")
 _KINDS = {
     **dict.fromkeys((".parquet", ".pq", ".parq"), PARQUET),
     **dict.fromkeys((".csv", ".tsv", ".data", ".txt"), CSV),
@@ -74,11 +75,12 @@ def kind_of(path: Path) -> str | None:
     return None if kind == PARQUET and name != path.name else kind
 
 
-def find_tables(inputs: Sequence[str | Path]) -> list[TableFile]:
+def find_tables(inputs: Sequence[str | Path], kind: str | None = None) -> list[TableFile]:
     """Returns files of tables; those of a folder, and of the folders in it, sorted by their names.
 
     Args:
         inputs: files, or folders of them, in which names that begin with "." or "_" do not count.
+        kind: of the files, which may then have any name; None tells it by their names.
 
     Raises:
         FileNotFoundError: there is no such file, or none of a known kind in a folder.
@@ -90,7 +92,9 @@ def find_tables(inputs: Sequence[str | Path]) -> list[TableFile]:
             inside = [
                 path
                 for path in sorted(given.rglob("*"))
-                if path.is_file() and not _hidden(path.relative_to(given)) and kind_of(path)
+                if path.is_file()
+                and not _hidden(path.relative_to(given))
+                and (kind_of(path) == kind if kind else kind_of(path))
             ]
             if not inside:
                 raise FileNotFoundError(
@@ -100,8 +104,7 @@ def find_tables(inputs: Sequence[str | Path]) -> list[TableFile]:
         elif not given.exists():
             raise FileNotFoundError(f"{given}: no such file or directory (--input)")
         else:
-            kind = kind_of(given) or _kind_by_content(given)
-            found.append(TableFile(given, kind))
+            found.append(TableFile(given, kind or kind_of(given) or _kind_by_content(given)))
     if not found:
         raise ValueError("--input: expected a file or a folder, got none")
     kinds = {file.kind: file.path for file in found}
@@ -129,7 +132,8 @@ def _kind_by_content(path: Path) -> str:
 def columns_of(file: TableFile, text: TextFormat) -> list[str]:
     """Returns the columns of a file; of JSON lines, those of the first line."""
     if file.kind == PARQUET:
-        return schema_of(file.path).names
+        names = schema_of(file.path).names
+        return names + [n for n in partition_of(file.path, file.root) if n not in names]
     return next((names for names, _, _ in chunks_of(file, text)), [])
 
 
@@ -139,6 +143,44 @@ def chunks_of(file: TableFile, text: TextFormat) -> Iterator[Chunk]:
         yield from text.of(file.path).chunks(file.path)
     else:
         yield from _json_lines(file.path, text.chunk_size)
+
+
+def batches_of(
+    file: TableFile, text: TextFormat, columns: Sequence[str]
+) -> Iterator[tuple[pa.RecordBatch, Callable[[int], str]]]:
+    """Yields the rows of a file some at a time, and what says where a row of them is.
+
+    Args:
+        file: what to read.
+        text: how CSV is read.
+        columns: names of those that are read; ones that are not there are left out.
+
+    Raises:
+        ValueError: the file is damaged, or two columns have one name; file and line are named.
+    """
+    if file.kind == PARQUET:
+        for part in parts_of([(file.path, file.path, file.root)], 1):
+            done = 0
+            for batch in read_part(part, columns):
+                yield batch, partial(_row_of_part, part, done)
+                done += batch.num_rows
+        return
+    for names, lines, records in chunks_of(file, text):
+        there = [name for name in columns if name in names]
+        if twice := [name for name in there if names.count(name) > 1]:
+            raise ValueError(f"{file.path}: two columns are called {twice[0]!r}")
+        places = [names.index(name) for name in there]
+        arrays = [pa.array([record[place] for record in records], pa.string()) for place in places]
+        batch = pa.RecordBatch.from_arrays(arrays, names=there)
+        yield batch, partial(_line_of, file.path, lines)
+
+
+def _row_of_part(part: Part, done: int, row: int) -> str:
+    return part.where(done + row)
+
+
+def _line_of(path: Path, lines: Sequence[int], row: int) -> str:
+    return f"{path}, line {lines[row]}"
 
 
 def stage(file: TableFile, target: str, text: TextFormat, columns: Sequence[str]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def parts_of(
     parts: list[Part] = []
     first_row = 0
     for number, ((path, source, root), file) in enumerate(zip(files, opened, strict=True)):
-        partition = {} if root is None else _partition(source, root)
+        partition = partition_of(source, root)
         begin, size, rows, of_file = 0, 0, 0, 0
         for group in range(_groups(file)):
             size += _size(file, group)
@@ -175,9 +175,11 @@ def _first_line(error: Any) -> str:
     return str(error).partition("\n")[0][:200]
 
 
-def _partition(path: Path, root: Path) -> dict[str, str | None]:
-    """Returns the columns that folders say between a root and a file."""
+def partition_of(path: Path, root: Path | None) -> dict[str, str | None]:
+    """Returns the columns that the names of folders say between a root and a file."""
     found: dict[str, str | None] = {}
+    if root is None:
+        return found
     for folder in path.relative_to(root).parts[:-1]:
         name, mark, value = folder.partition("=")
         if mark and name:

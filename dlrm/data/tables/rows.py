@@ -58,6 +58,11 @@ class Rows(NamedTuple):
     texts: list[pa.Array | None]
     extra: dict[str, np.ndarray]
 
+    def missing(self) -> np.ndarray:
+        """Returns which fields have no value, bool `[fields, rows]`."""
+        absent = [column.missing for column in self.numerical]
+        return np.array(absent + [column.codes < 0 for column in self.categorical])
+
     def take(self, rows: np.ndarray) -> "Rows":
         """Returns the rows of a mask, or of places."""
         return Rows(

@@ -1,8 +1,7 @@
 """Says where two fitted transforms differ, so that no model meets ids that mean other values.
 
 A checkpoint keeps the transform of its training data. Every command that brings a checkpoint and a
-dataset together calls `compare_transforms`, which knows logs and CSV. Only numpy and the standard
-library are imported.
+dataset together calls `compare_transforms`. Only numpy and the standard library are imported.
 """
 
 import os
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.transform.fitted import Fitted, load_transform
+from dlrm.data.transform.table_transform import Dictionary, TableTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.documents import read_json
@@ -72,7 +72,7 @@ def compare_transforms(
     )
 
 
-_Loaded = tuple[Transform | CsvTransform, list[str]]  # with the checksums of the dictionaries
+_Loaded = tuple[Fitted, list[Any]]  # with the checksums of the dictionaries
 
 
 def _load(directory: Path, kind: str, verify_data: str, allow_links: bool | None) -> _Loaded | None:
@@ -81,56 +81,83 @@ def _load(directory: Path, kind: str, verify_data: str, allow_links: bool | None
     if not folder.is_dir():
         return None
     Verifier(directory, kind, verify_data, allow_links).check_names(layout.TRANSFORM)
-    try:
-        return CsvTransform.load(directory), []
-    except FileNotFoundError:
-        transform = Transform.load(folder)
+    transform = load_transform(folder)
+    if isinstance(transform, TableTransform):
+        return transform, transform.checksums()
     facts = read_json(folder / "transform.json")
     return transform, facts.get("dictionary_crc32", [])
 
 
 def _differences(
-    model: Transform | CsvTransform,
-    model_checksums: list[str],
-    here: Transform | CsvTransform,
-    checksums: list[str],
+    model: Fitted, model_checksums: list[Any], here: Fitted, checksums: list[Any]
 ) -> Iterator[str]:
     """Yields what differs, a field each."""
-    if isinstance(model, CsvTransform) and isinstance(here, CsvTransform):
-        yield from _of_csv(model, here)
+    if isinstance(model, TableTransform) and isinstance(here, TableTransform):
+        yield from _of_tables(model, here)
+        fields = list(_common_fields(model, here))
+        show: Callable[[Any], str] = repr
     elif isinstance(model, Transform) and isinstance(here, Transform):
         yield from _unequal("numeric transform", model.numeric_transform, here.numeric_transform)
         yield from _unequal("numerical columns", model.num_numerical, here.num_numerical)
         yield from _unequal("categorical columns", model.num_categorical, here.num_categorical)
-        known = list(zip_longest(model_checksums, checksums))
-        for index, pair in enumerate(zip(model.dictionaries, here.dictionaries, strict=False)):
-            theirs, ours = known[index] if index < len(known) else (None, None)
-            if theirs is None or theirs != ours:
-                yield from _of_dictionaries(f"categorical {index}", *pair, _hexadecimal)
+        both = range(min(model.num_categorical, here.num_categorical))
+        fields = [(f"categorical {i}", i, i) for i in both]
+        show = _hexadecimal
     else:
-        kinds = {True: "columns of a CSV", False: "fields of a log"}
-        yield from _unequal("kind", *(kinds[isinstance(t, CsvTransform)] for t in (model, here)))
+        kinds = {True: "named columns", False: "fields of a log"}
+        yield from _unequal("kind", *(kinds[isinstance(t, TableTransform)] for t in (model, here)))
+        return
+    for name, theirs, ours in fields:
+        pair = model_checksums[theirs : theirs + 1], checksums[ours : ours + 1]
+        if not pair[0] or pair[0] != pair[1]:
+            values = _values(model.dictionaries[theirs]), _values(here.dictionaries[ours])
+            yield from _of_dictionaries(name, *values, show)
 
 
-def _of_csv(model: CsvTransform, here: CsvTransform) -> Iterator[str]:
-    yield from _unequal("numeric transform", model.numeric_transform, here.numeric_transform)
-    missing = [", ".join(map(repr, sorted(set(t.missing_values)))) for t in (model, here)]
+def _common_fields(model: TableTransform, here: TableTransform) -> Iterator[tuple[str, int, int]]:
+    """Yields the fields that both have, with the places of their dictionaries."""
+    places = dict(zip(here.schema.categorical_names, here.dictionary_of, strict=True))
+    for name, place in zip(model.schema.categorical_names, model.dictionary_of, strict=True):
+        if name in places:
+            yield f"categorical {name}", place, places[name]
+
+
+def _values(dictionary: Any) -> Any:
+    return dictionary.values() if isinstance(dictionary, Dictionary) else dictionary
+
+
+def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
+    first, second = model.schema, here.schema
+    missing = [", ".join(map(repr, sorted(set(s.missing_values)))) for s in (first, second)]
     yield from _unequal("missing values", *(text or "none" for text in missing))
-    if model.label is not None and here.label is not None:  # older ones do not know theirs
+    if model.label_known and here.label_known:  # early ones do not know theirs
         labels = [
-            f"{t.label!r}" + (f" being {t.positive!r}" if t.positive is not None else "")
-            for t in (model, here)
+            f"{s.label.column!r}"
+            + (f" being {s.label.positive!r}" if s.label.positive is not None else "")
+            for s in (first, second)
         ]
         yield from _unequal("label", *labels)
-    yield from _of_columns("numerical", list(model.scales), list(here.scales))
-    for name in [name for name in model.scales if name in here.scales]:
-        scales = ["mean {!r}, deviation {!r}".format(*t.scales[name]) for t in (model, here)]
-        yield from _unequal(f"numerical {name}", *scales)
-    yield from _of_columns("categorical", list(model.dictionaries), list(here.dictionaries))
-    for name in [name for name in model.dictionaries if name in here.dictionaries]:
-        theirs, ours = model.dictionaries[name], here.dictionaries[name]
-        if theirs != ours:
-            yield from _of_dictionaries(f"categorical {name}", theirs, ours, repr)
+    yield from _of_columns("numerical", first.numerical_names, second.numerical_names)
+    ours = {field.column: i for i, field in enumerate(second.numerical)}
+    for i, field in enumerate(first.numerical):
+        if (other := ours.get(field.column)) is not None:
+            name = f"numerical {field.column}"
+            rules = [s.numerical[k].transform for s, k in ((first, i), (second, other))]
+            yield from _unequal(f"{name}: transform", *rules)
+            pair = model.numerical[i], here.numerical[other]
+            scales = [f"mean {one.mean!r}, deviation {one.deviation!r}" for one in pair]
+            yield from _unequal(name, *scales)
+            if field.transform == "quantile":
+                edges = [f"{len(one.edges)} edges {one.edges[:3].tolist()}..." for one in pair]
+                if not all(map(np.array_equal, pair[0][2:], pair[1][2:])):
+                    yield f"{name}: {edges[0]} for the model and {edges[1]} here"
+    yield from _of_columns("categorical", first.categorical_names, second.categorical_names)
+    theirs = {field.column: field for field in second.categorical}
+    for one in first.categorical:
+        if (two := theirs.get(one.column)) is not None:
+            name = f"categorical {one.column}"
+            yield from _unequal(f"{name}: type", one.type, two.type)
+            yield from _unequal(f"{name}: hash buckets", one.hash_buckets, two.hash_buckets)
 
 
 def _hexadecimal(number: np.integer) -> str:

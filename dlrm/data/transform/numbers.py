@@ -19,7 +19,7 @@ _EXPONENTS = 2200  # of float64: -1074 to 1024, and what the rounding of a produ
 _LOWEST = -1130
 _ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
 _SPLITTER = float((1 << 27) + 1)  # Veltkamp's, for halves of 26 bits
-_LARGEST = 1e150  # whose square is finite
+_LARGEST = 1e150  # whose square is finite, and that of its inverse exact
 
 
 class Fitted(NamedTuple):
@@ -81,7 +81,8 @@ class Sums:
         if not len(values):
             return cls()
         least, greatest = float(values.min()), float(values.max())
-        if max(abs(least), abs(greatest)) > _LARGEST:
+        size = max(abs(least), abs(greatest))
+        if size > _LARGEST or 0 < size < 1 / _LARGEST:
             return cls(len(values), least, greatest, overflow=True)
         squares = values * values
         halves = _SPLITTER * values

@@ -150,6 +150,17 @@ class TableTransform:
         self._expected: list[tuple[Path, list[str]]] = []  # files, and their checksums
 
     @property
+    def label_known(self) -> bool:
+        """Whether the label is known, which early transforms of CSV did not keep."""
+        return self.schema.label.column != _NO_LABEL
+
+    def checksums(self) -> list[list[str]]:
+        """Returns the checksums of each dictionary, of which those that were saved are not read."""
+        if self._expected:
+            return [crcs for _, crcs in self._expected]
+        return [[checksum(a) for a in _arrays(one).values()] for one in self.dictionaries]
+
+    @property
     def num_numerical(self) -> int:
         """Numerical fields."""
         return len(self.schema.numerical)
@@ -248,8 +259,7 @@ class TableTransform:
             )
         ]
         numbers, ids, _ = self.apply(numerical, categorical)
-        rows = len(columns[0].starts)
-        return numbers, np.stack(ids, 1) if ids else np.empty((rows, 0), np.int8)
+        return numbers, stack_ids(ids, len(numbers))
 
     @cached_property
     def missing_keys(self) -> np.ndarray:
@@ -262,11 +272,15 @@ class TableTransform:
         Raises:
             BadCellError: one that is missing, or that preprocessing did not meet.
         """
-        label = self.schema.label
-        known = None
-        if label.positive is not None and self.negatives is not None:
-            known = [label.positive, *self.negatives]
-        return label_cells(self.schema, known)(cells)
+        return label_cells(self.schema, self.known_labels)(cells)
+
+    @property
+    def known_labels(self) -> list[str] | None:
+        """The labels that preprocessing met; None where they are not known."""
+        positive = self.schema.label.positive
+        if positive is None or self.negatives is None:
+            return None
+        return [positive, *self.negatives]
 
     def check(self, place: int) -> None:
         """Compares a dictionary with its checksums, as is done before its first use.
@@ -339,6 +353,11 @@ class TableTransform:
             raise ValueError(f"{path}: not a fitted transform ({brief(error)})") from error
         transform._expected = [(directory, list(crc)) for crc in crcs]
         return transform
+
+
+def stack_ids(ids: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """Returns the ids of all tables, `[rows, tables]`, of the widest of their types."""
+    return np.stack(ids, 1) if len(ids) else np.empty((rows, 0), np.int8)
 
 
 def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
@@ -539,6 +558,7 @@ def overflow_text(value: Any, numeric_transform: str) -> str:
 
 _EARLIER = "csv.json"
 _EARLIER_BYTES = 1 << 30
+_NO_LABEL = " no label"  # no column is called so: names have no blanks around them
 
 
 def _of_earlier(path: Path) -> TableTransform:
@@ -553,7 +573,7 @@ def _of_earlier(path: Path) -> TableTransform:
         schema = Schema.of_facts(
             {
                 "label": {
-                    "column": facts.get("label") or " label",  # early ones did not keep it
+                    "column": facts.get("label") or _NO_LABEL,
                     "positive": positive,
                     "any_negative": positive is not None,
                 },

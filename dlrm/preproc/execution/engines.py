@@ -83,6 +83,20 @@ class LocalEngine:
             process.join()
 
 
+class InlineEngine:
+    """Runs tasks in this process, one after another: for inputs of some megabytes."""
+
+    address, cores = None, 1
+
+    def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Calls a task with every item; see `Engine`."""
+        for item in items:
+            try:
+                task(item)
+            except (ValueError, OSError) as error:
+                raise TaskError(str(error)) from error
+
+
 @contextmanager
 def local_engine(cores: int) -> Iterator[LocalEngine]:
     """Starts processes, one a core, and ends them with the block, or with this process."""

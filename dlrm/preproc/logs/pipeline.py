@@ -325,8 +325,9 @@ def finish_dataset(
     totals: dict[str, dict[str, int]],
     cardinalities: Sequence[int],
     names: Sequence[str],
+    **facts: Any,
 ) -> dict[str, Any]:
-    """Writes the specification and, last, the manifest; returns cardinalities and totals.
+    """Writes the specification and, last, the manifest; returns cardinalities, totals and facts.
 
     Args:
         run: the engine, the folder and the options.
@@ -334,6 +335,7 @@ def finish_dataset(
         totals: of each split.
         cardinalities: rows of each table.
         names: of the splits that the dataset has.
+        facts: which are returned as well, also by a run that finds the dataset complete.
     """
     output = run.work.output
     if spec is not None:
@@ -344,9 +346,9 @@ def finish_dataset(
     layout.write_dataset_manifest(
         output, rows, cardinalities, run.options.manifest_facts(), _checksums(run)
     )
-    facts = {"totals": totals, "cardinalities": list(cardinalities)}
-    run.work.finish_output(facts)
-    return facts
+    result = {"totals": totals, "cardinalities": list(cardinalities)} | facts
+    run.work.finish_output(result)
+    return result
 
 
 def _checksums(run: Run) -> dict[str, str]:

@@ -97,6 +97,9 @@ class Source(Protocol):
     ) -> Iterator[tuple[Target, np.ndarray, Columns]]:
         """Yields the rows of a part some at a time: their target, and their numbers among all."""
 
+    def where(self, part: Any, number: int) -> str:
+        """Says where a row is, by its number among all."""
+
 
 @dataclass(frozen=True)
 class LogSource:
@@ -139,3 +142,7 @@ class LogSource:
                 if begin < end:
                     lines = block.lines.part(begin - first, end - first)
                     yield target, np.arange(begin, end), lines
+
+    def where(self, part: Split, number: int) -> str:
+        """Says where a row is; see `Source`."""
+        return f"{part.source}: row {number - part.first_row} from byte {part.begin}"

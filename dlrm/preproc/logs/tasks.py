@@ -14,6 +14,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
+from dlrm.data.transform.table_transform import BadRowError
 from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.logs.column_statistics import Statistics
 from dlrm.preproc.logs.dictionary_merge import bucket_of
@@ -115,7 +116,11 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     statistics = Statistics.empty_by_name(job.fitted()) if job.statistics else None
     fitted = job.fitted()
     for target, numbers, read in job.source.divide(split, job.targets, job.quarantine):
-        rows = fitted.apply(read.numerical, read.categorical, job.numerical_dtype)
+        try:
+            rows = fitted.apply(read.numerical, read.categorical, job.numerical_dtype)
+        except BadRowError as bad:
+            where = job.source.where(split, int(numbers[bad.row]))
+            raise ValueError(f"{where}, column {bad.column}: {bad.problem}") from None
         labels, missing = read.labels, missing_fields(read)
         columns = job.columns(target, read, rows)
         if target.shuffled:

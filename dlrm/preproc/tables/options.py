@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dlrm.data.clicks import layout
 from dlrm.data.tables.files import TextFormat
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.logs.options import BAD_LINES, ORDERINGS
@@ -22,6 +23,8 @@ class TableOptions:
         bad_lines: "fail", or "quarantine": leave out rows that cannot be read, and list them.
         max_bad_lines: the share of all rows that may be left out.
         report: whether `report.html` and `report.json` are written.
+        output_format: of the dataset.
+        feature_spec_out: name of the specification that is written.
     """
 
     schema: Schema
@@ -33,6 +36,7 @@ class TableOptions:
     max_bad_lines: float = 0.001
     report: bool = True
     output_format: str = "split_binary"
+    feature_spec_out: str = layout.FEATURE_SPEC
 
     def __post_init__(self) -> None:
         for name, allowed in (("output_ordering", ORDERINGS), ("bad_lines", BAD_LINES)):
@@ -40,6 +44,7 @@ class TableOptions:
                 raise ValueError(f"--{name} {getattr(self, name)}: expected one of {allowed}")
         if self.split_bytes is not None and self.split_bytes < 1:
             raise ValueError(f"--split_bytes {self.split_bytes}: expected 1 or more")
+        layout.check_spec_name(self.feature_spec_out)
         if not 0 <= self.max_bad_lines <= 1:
             raise ValueError(f"--max_bad_lines {self.max_bad_lines}: expected a share, 0 to 1")
 
@@ -57,7 +62,7 @@ class TableOptions:
         """Returns what decides the bytes that are written, by flag."""
         text = asdict(self.text)
         del text["chunk_size"]
-        names = ("output_ordering", "bad_lines", "report", "output_format")
+        names = ("output_ordering", "bad_lines", "report", "output_format", "feature_spec_out")
         values = text | vars(self.division) | {name: getattr(self, name) for name in names}
         return {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}
 

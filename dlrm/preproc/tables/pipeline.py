@@ -52,6 +52,12 @@ class Inputs:
     files: list[TableFile]
     splits: tuple[int, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """What a message calls them."""
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return f"{self.files[0].path}{more}"
+
 
 def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     """Writes a whole dataset; returns its cardinalities, and totals of each split.
@@ -67,18 +73,27 @@ def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     """
     if (described := run.work.result("described")) is not None:
         return described
+    try:
+        return _prepare(run, inputs)
+    except ValueError as error:
+        message = str(error)
+        known = any(str(file.path) in message for file in inputs.files)
+        raise ValueError(message if known else f"{inputs.name}: {message}") from error
+
+
+def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     options: TableOptions = run.options
     parts = _parts(run, inputs)
     num_rows = sum(part.rows for part in parts)
     if not num_rows:
-        raise ValueError("the input has no rows; expected one or more")
+        raise ValueError("expected rows, got none")
     source = TableSource(
         options.schema, Divider(options.division, options.schema, num_rows, inputs.splits)
     )
     counted = _counted(run, parts, source)
     rows = np.array([result["rows"] for result in counted])
-    _check_splits(rows.sum(axis=0), source.divider.splits, options)
     negatives = _negatives(options.schema, counted)
+    _check_splits(rows.sum(axis=0), source.divider.splits, options)
     directory = run.work.output / layout.TRANSFORM
     fitted = _fit(run, parts, counted, rows, negatives, directory)
     names = [layout.SPLITS[i] for i in sorted({0, 1, *source.divider.splits})]
@@ -98,7 +113,7 @@ def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         starts=[[int(row[layout.SPLITS.index(t.name)]) for t in targets] for row in starts],
     )
     spec = FeatureSpec.named(
-        run.work.output / layout.FEATURE_SPEC,
+        run.work.output / options.feature_spec_out,
         options.schema.label.column,
         options.schema.numerical_names,
         dict(zip(options.schema.categorical_names, fitted.cardinalities, strict=True)),
@@ -106,7 +121,8 @@ def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         metadata_of(totals, names),
     )
     with run.stage("describe"):
-        return finish_dataset(run, spec, totals, fitted.cardinalities, names)
+        labels = _label_counts(counted)
+        return finish_dataset(run, spec, totals, fitted.cardinalities, names, labels=labels)
 
 
 def _parts(run: Run, inputs: Inputs) -> list[Part]:
@@ -217,11 +233,9 @@ def _check_splits(rows: np.ndarray, splits: Sequence[int], options: TableOptions
 
 def _negatives(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
     """Returns the labels that count as 0, once they are known to be those that the schema says."""
-    label, found = schema.label, Counter[str]()
+    label, found = schema.label, _label_counts(counted)
     if label.positive is None:
         return None
-    for result in counted:
-        found.update(result["labels"])
     positive = sum(sum(result["positives"]) for result in counted)
     shown = ", ".join(map(repr, sorted(found)[:_MOST_LISTED]))
     if not positive:
@@ -242,6 +256,14 @@ def _negatives(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, 
         )
     kept = tuple(expected or others)
     return kept if 0 < len(kept) <= _MOST_NEGATIVES else None
+
+
+def _label_counts(counted: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Returns how often each label occurs, where the schema names the positive one."""
+    found = Counter[str]()
+    for result in counted:
+        found.update(result["labels"])
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _fit(

@@ -119,6 +119,10 @@ class TableSource:
                 if len(chosen):
                     yield target, numbers[chosen], read.take(chosen)
 
+    def where(self, part: Part, number: int) -> str:
+        """Says where a row is; see `dlrm.preproc.logs.source.Source`."""
+        return part.where(number - part.first_row)
+
     def _read(
         self, part: Part, rejected: list[Rejected] | None
     ) -> Iterator[tuple[pa.RecordBatch, Rows, np.ndarray, np.ndarray]]:
