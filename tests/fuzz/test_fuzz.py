@@ -18,7 +18,7 @@ from dlrm.data.sources.csv_columns import CsvFormat
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.data.text.squad import read_squad
-from dlrm.data.transform.csv_transform import CsvTransform
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.documents import read_json, read_yaml
 from dlrm.manifest import read_manifest, sealed_json
 from dlrm.preproc.logs.raw_log import Split, read_blocks
@@ -52,7 +52,7 @@ def fitted(path):
     folder = path.parent / "transform"
     folder.mkdir(exist_ok=True)
     (folder / "csv.json").write_bytes(path.read_bytes())
-    CsvTransform.load(path.parent)
+    TableTransform.load(folder)
 
 
 def image(path):

@@ -1,6 +1,5 @@
 """`dlrm.scripts.predict`: a score for every row of a log, a CSV or a dataset, in order."""
 
-import json
 import os
 import re
 import shutil
@@ -10,9 +9,11 @@ import numpy as np
 import pytest
 import trained_model
 from sklearn.metrics import log_loss, roc_auc_score
+from table_testing import save_as_before
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -85,7 +86,7 @@ def test_a_bad_line_is_named_and_nothing_is_written(trained, tmp_path, change, m
         (["--input=/nowhere/x"], "/nowhere/x: no such file or directory"),
         (["--checkpoint=/nowhere/x"], "/nowhere/x: no checkpoint here"),
         (["--split=validation"], "has no validation split"),
-        (["--columns=a,b"], "--columns: is for models of CSV data"),
+        (["--columns=a,b"], "--columns: is for models of tables"),
     ],
 )
 def test_bad_flags_are_named(trained, tmp_path, flags, message):
@@ -127,7 +128,7 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
     csv.write_text("city,clicked,age\nx,1,30\ny,0,old\n")
     done = predict(*words[1:])
     assert done.returncode == 1
-    assert f"{csv}, line 3, age: expected a number, got 'old'" in done.stderr
+    assert f"{csv}, line 3, column age: expected a number, got 'old'" in done.stderr
     csv.write_text("x,1,30\ny,0,40\n")
     done = predict(*words[1:])
     assert done.returncode == 1
@@ -284,11 +285,10 @@ def test_a_checkpoint_of_before_labels_were_kept_is_silent_about_them(csv_model,
     csv, _, flags = csv_model
     run = find_checkpoint(flags[0].removeprefix("--checkpoint="))
     older = shutil.copytree(run, tmp_path / "older")
-    path = older / "transform" / "csv.json"
-    facts = json.loads(path.read_text())
-    assert (facts.pop("label"), facts.pop("positive")) == ("clicked", "yes")
-    path.unlink()
-    path.write_text(json.dumps(facts))
+    folder = older / "transform"
+    transform = TableTransform.load(folder)
+    assert (transform.schema.label.column, transform.schema.label.positive) == ("clicked", "yes")
+    save_as_before(transform, folder, label=..., positive=...)
     write_manifest(older, "checkpoint")
     done = predict(*flags, f"--checkpoint={older}", f"--input={csv}")
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_testing import table_transform
 
 from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LONGEST_LINE
-from dlrm.data.transform.csv_transform import CsvTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.serving import rows
 from dlrm.serving.rows import Inputs, RowError, RowTransform, check_inputs
@@ -84,7 +84,7 @@ def test_the_field_that_cannot_be_read_is_named():
 
 
 def test_csv_cells_are_named_by_column():
-    transform = RowTransform(CsvTransform("standardise", {"age": (3.0, 2.0)}, {"job": ["x"]}, ()))
+    transform = RowTransform(table_transform({"age": (3.0, 2.0)}, {"job": ["x"]}))
     numerical, ids = transform(rows.text_of_lines(b"5\tx\n3\ty\n", 2))
     assert (numerical.tolist(), ids.tolist()) == ([[1.0], [0.0]], [[1], [0]])
     with pytest.raises(RowError, match="row 1, age: expected a number, got 'old'"):
@@ -273,7 +273,7 @@ def test_the_native_parser_reads_nothing_outside_the_data(starts, ends):
 
 
 def test_a_long_cell_is_shortened_in_the_message():
-    transform = RowTransform(CsvTransform("none", {"age": (0.0, 1.0)}, {}, ()))
+    transform = RowTransform(table_transform({"age": (0.0, 1.0)}, {}, "none"))
     for cell in (b"x" * 1_000_000, b"9" * 100_000):
         with pytest.raises(RowError, match=r"row 0, age: .*\.\.\.") as error:
             transform(rows.text_of_tensors([tensor_of([cell])], 1))

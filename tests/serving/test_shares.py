@@ -2,18 +2,17 @@
 
 import numpy as np
 
-from dlrm.serving.rows import text_of_fields
 from dlrm.serving.shares import Shares
 
 NAMES = (["age", "hours"], ["city", "job", "pet"])
 
 
-def line_of(rows, ids, missing_values=()):
-    shares = Shares(*NAMES, missing_values)
+def line_of(rows, ids):
+    shares = Shares(*NAMES)
     for begin in range(0, len(rows), 3):  # over blocks
         part = slice(begin, begin + 3)
-        fields = [[field.encode() for field in row] for row in rows[part]]
-        shares.add(text_of_fields(fields, 5), np.array(ids)[part])
+        missing = np.array([[not field for field in row] for row in rows[part]]).T
+        shares.add(missing, np.array(ids)[part])
     return shares.line()
 
 
@@ -34,16 +33,6 @@ def test_nothing_is_said_where_nothing_is_missing():
     rows = [["1", "2", "x", "y", "z"]]
     assert line_of(rows, [[1, 2, 3]]) is None
     assert Shares(*NAMES).line() is None
-
-
-def test_cells_that_mean_missing_are_missing():
-    rows = [["1", " ? ", "?", "y", "z"]] * 4
-    said = line_of(rows, [[0, 1, 1]] * 4, missing_values=("?",))
-    assert said == (
-        "values: hours is missing in 100.0 % of the rows, city missing in 100.0 %; the other 3 "
-        "fields have fewer"
-    )
-    assert "city is unknown in 100.0 %" in line_of(rows, [[0, 1, 1]] * 4)
 
 
 def test_of_ids_alone_neither_is_known():

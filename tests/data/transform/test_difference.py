@@ -6,9 +6,10 @@ import zlib
 
 import numpy as np
 import pytest
+from table_testing import save_as_before, table_transform
 
-from dlrm.data.transform.csv_transform import CsvTransform
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 
 HASHES = np.array([0x68FD1E64, 0x05DB9164, 0x25C83C98, 7], np.uint32)
@@ -22,15 +23,13 @@ def log_of(directory, num_numerical=2, dictionaries=(HASHES, HASHES[:2]), rule="
 
 def csv_of(directory, **changes):
     facts = {
-        "numeric_transform": "standardise",
         "scales": {"age": (30.5, 7.25), "hours": (40.0, 2.0)},
         "dictionaries": {"city": CITIES, "job": ["a", "b"]},
         "missing_values": ("?",),
         "label": "income",
         "positive": ">50K",
     }
-    directory.mkdir()
-    CsvTransform(**facts | changes).save(directory)
+    table_transform(**facts | changes).save(directory / "transform")
     return directory
 
 
@@ -94,7 +93,10 @@ def test_three_fields_are_named_and_the_others_counted(tmp_path):
             "numerical hours: mean 40.0, deviation 2.0 for the model and mean 40.0, deviation "
             "2.0000000000000004 here",
         ),
-        ({"numeric_transform": "log"}, "numeric transform: standardise for the model and log"),
+        (
+            {"numeric_transform": "log"},
+            "numerical age: transform: standardise for the model and log",
+        ),
         ({"scales": {"hours": (40.0, 2.0), "age": (30.5, 7.25)}}, "numerical 0: age for the model"),
         ({"scales": {"age": (30.5, 7.25)}}, "numerical 1: hours for the model and no column here"),
         (
@@ -114,17 +116,22 @@ def test_what_differs_of_csv_is_said(tmp_path, changes, message):
 
 def test_a_label_that_an_older_dataset_does_not_name_is_not_compared(tmp_path):
     older, here = csv_of(tmp_path / "older"), csv_of(tmp_path / "here")
-    path = older / "transform" / "csv.json"
-    facts = json.loads(path.read_text())
-    del facts["label"], facts["positive"]
-    path.write_text(json.dumps(facts))
-    assert CsvTransform.load(older).label is None
+    folder = older / "transform"
+    save_as_before(TableTransform.load(folder), folder, label=..., positive=...)
+    assert not TableTransform.load(folder).label_known
+    assert compare_transforms(older, here) is compare_transforms(here, older) is None
+
+
+def test_a_transform_of_an_earlier_version_is_the_same(tmp_path):
+    older, here = csv_of(tmp_path / "older"), csv_of(tmp_path / "here")
+    folder = older / "transform"
+    save_as_before(TableTransform.load(folder), folder)
     assert compare_transforms(older, here) is compare_transforms(here, older) is None
 
 
 def test_a_log_is_no_csv(tmp_path):
     with pytest.raises(
-        ValueError, match="kind: fields of a log for the model and columns of a CSV here"
+        ValueError, match="kind: fields of a log for the model and named columns here"
     ):
         compare_transforms(log_of(tmp_path / "log"), csv_of(tmp_path / "csv"))
 
@@ -167,7 +174,7 @@ def test_long_dictionaries_are_compared_to_their_end(tmp_path):
 
 def test_a_damaged_transform_is_named(tmp_path):
     model, here = csv_of(tmp_path / "model"), csv_of(tmp_path / "here")
-    path = here / "transform" / "csv.json"
-    path.write_text(path.read_text().replace('"income"', "7"))
-    with pytest.raises(ValueError, match=r"here/transform/csv\.json: not a fitted transform"):
+    path = here / "transform" / "table.json"
+    path.write_text(path.read_text().replace('"income"', "[7]"))
+    with pytest.raises(ValueError, match=r"here/transform/table\.json: not a fitted transform"):
         compare_transforms(model, here)
