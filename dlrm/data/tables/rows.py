@@ -102,6 +102,8 @@ class RowReader:
         inputs_only: bool = False,
     ) -> None:
         self.schema, self.labelled, self.inputs_only = schema, labelled, inputs_only
+        if schema.time and not inputs_only:
+            schema.time.check_zone()
         self._missing = missing_keys(schema)
         self._parse_labels = label_cells(schema, None if known_labels is None else [*known_labels])
 
