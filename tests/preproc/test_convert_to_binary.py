@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from nvidia_reader import read_as_nvidia
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -75,6 +76,10 @@ def test_one_file_is_cut(tmp_path, output_format):
         expected = whole.slice(first, last - first)
         if output_format == "split_binary":
             assert_rows(tmp_path / "dataset", split, expected)
+            if split != "validation":
+                labels, _, ids = read_as_nvidia(tmp_path / "dataset")[split]
+                assert labels.tolist() == expected["_c0"].to_pylist()
+                assert ids[0].tolist() == expected["_c3"].to_pylist()
         else:
             batch = open_binary(tmp_path / "dataset", split, 2, 1000).batch(0)
             assert batch.labels.tolist() == expected["_c0"].to_pylist()

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
+from nvidia_reader import read_as_nvidia
 from preproc_testing import splitmix64
 
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
@@ -546,6 +547,18 @@ def test_a_specification_keeps_ids_and_the_order_of_rows(tmp_path):
     assert ids.tolist() == [[0, 299], [1, 0], [2, 7]]
     assert labels.tolist() == [1, 0, 1]
     assert data["test"][1].tolist() == [[0, 299], [1, 0], [4, 7]]
+
+
+def test_nvidias_reader_takes_what_was_made_of_a_specification_with_validation(tmp_path):
+    sections = write_spec(tmp_path)
+    sections["source_spec"]["validation"] = sections["source_spec"]["test"]
+    (tmp_path / "feature_spec.yaml").write_text(yaml.safe_dump(sections))
+    transcode_spec(str(tmp_path), str(tmp_path / "out"))
+    labels, numbers, ids = read_as_nvidia(tmp_path / "out")["test"]
+    assert (labels.tolist(), numbers[:, 0].tolist()) == ([1, 0, 1], [20, 30, 40])
+    assert np.stack(ids, 1).tolist() == [[0, 299], [1, 0], [4, 7]]
+    validation = open_datasets(DataConfig(dataset=str(tmp_path / "out"))).validation
+    assert validation.batch(0).categorical.tolist() == [[0, 299], [1, 0], [4, 7]]
 
 
 def test_what_breaks_a_specification_is_named(tmp_path):

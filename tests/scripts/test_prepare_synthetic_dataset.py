@@ -9,6 +9,7 @@ import sys
 import termios
 
 import forked
+from nvidia_reader import read_as_nvidia
 
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -30,6 +31,7 @@ def test_a_dataset_is_written_that_the_readers_take(root, tmp_path):
     assert done.returncode == 0, done.stderr
     train, test, _ = open_datasets(DataConfig(dataset=str(tmp_path / "data")))
     assert (train.num_samples, test.num_samples) == (500, 500)
+    assert [len(labels) for labels, *_ in read_as_nvidia(tmp_path / "data").values()] == [500, 500]
     assert (train.table_sizes, train.num_numerical) == ([10, 2000], 3)
     assert (train.batch(0).categorical[:, 1] == 0).float().mean() > 0.2  # the law's commonest id
 

@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+import yaml
 from small_dataset import write_dataset
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.images import layout as image_layout
 from dlrm.data.text import layout as text_layout
 from dlrm.data.transform.transform import Transform
@@ -68,6 +70,34 @@ def test_all_problems_are_said(copy):
     expected = f"expected an id in [0, {size}), got {size} (and 1 more in this part of the file)"
     assert f"{table}: row 5: {expected}" in problems
     assert any("expected a finite one, got inf" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_validation_of_other_software_is_checked(copy, capsys, listed):
+    (copy / "manifest.json").unlink()
+    path = copy / "feature_spec.yaml"
+    sections = yaml.safe_load(path.read_text())
+    assert sections["source_spec"].keys() == {"train", "test"}
+    if listed:  # as by our versions before 0.2
+        test = json.dumps(sections["source_spec"]["test"])
+        sections["source_spec"]["validation"] = json.loads(test.replace("test/", "validation/"))
+        path.write_text(yaml.safe_dump(sections))
+    assert list(verify(copy)) == []
+    assert "validation: 1,501 rows" in capsys.readouterr().out
+    labels = copy / "validation" / "label.bin"
+    labels.write_bytes(b"\7" + labels.read_bytes()[1:])
+    (problem,) = verify(copy)
+    assert problem == f"{labels}: row 0: expected a label of 0 or 1, got 7"
+
+
+def test_a_validation_folder_that_the_manifest_has_not_is_wrong(dataset, tmp_path):
+    directory = write_dataset(tmp_path / "dataset", {"train": 9, "test": 9})
+    shutil.copytree(dataset / "validation", directory / "validation")
+    problems = list(verify(directory))
+    assert len(problems) == 6
+    assert all("not in manifest.json, though readers would take it" in one for one in problems)
+    with pytest.raises(ValueError, match="expected the rows of the manifest"):
+        open_datasets(DataConfig(dataset=str(directory)))
 
 
 def test_a_missing_file_and_a_short_one_are_named(copy):

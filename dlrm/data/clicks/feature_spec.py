@@ -3,6 +3,9 @@
 The format is NVIDIA's, with four sections: `feature_spec` (dtype and cardinality of each feature),
 `source_spec` (the files of each split), `channel_spec` (label, numerical, categorical) and a free
 `metadata`. A dataset that has only `model_size.json` is given the same object.
+
+The file lists the splits train and test, since NVIDIA's reader refuses any other. Validation is
+found by its folder, `validation/` or `val/`, whose files have the names of those in `train/`.
 """
 
 import os
@@ -22,6 +25,7 @@ from dlrm.limits import check_features
 
 CHANNELS = ("categorical", "numerical", "label")
 _REQUIRED_SPLITS, _OPTIONAL_SPLITS = {"train", "test"}, {"validation"}
+_VALIDATION_FOLDERS = ("validation", "val")  # what we and NVIDIA call it, and NVIDIA in 2020
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class FeatureSpec:
 
     @classmethod
     def load(cls, path: str | os.PathLike, allow_links: bool = False) -> "FeatureSpec":
-        """Reads a feature specification, or that of a dataset directory.
+        """Reads a feature specification, or that of a dataset directory, and finds validation.
 
         A directory without `feature_spec.yaml` but with `model_size.json` is read by the latter:
         its tables are `cat_0.bin`, `cat_1.bin`, ... and its id widths those of the files.
@@ -65,7 +69,7 @@ class FeatureSpec:
             if not (path / layout.FEATURE_SPEC).exists() and (path / layout.MODEL_SIZE).exists():
                 return _from_model_size(path, allow_links)
             path = path / layout.FEATURE_SPEC
-        return cls(**read_sections(path), path=path, allow_links=allow_links)
+        return _with_validation(cls(**read_sections(path), path=path, allow_links=allow_links))
 
     @classmethod
     def default(
@@ -136,10 +140,13 @@ class FeatureSpec:
         )
 
     def save(self) -> None:
-        """Writes the four sections to `path`."""
+        """Writes the four sections to `path`, without validation where its folder says it all."""
+        sources = dict(self.source_spec)
+        if sources.get("validation") == _moved(sources["train"], _VALIDATION_FOLDERS[0]):
+            del sources["validation"]
         sections = {
             "feature_spec": self.feature_spec,
-            "source_spec": self.source_spec,
+            "source_spec": sources,
             "channel_spec": self.channel_spec,
             "metadata": self.metadata,
         }
@@ -262,18 +269,33 @@ def _from_model_size(directory: Path, allow_links: bool) -> FeatureSpec:
     cardinalities = layout.read_model_size(directory)
     rows = _size(directory / "train" / layout.LABEL_FILE)
     num_numerical = _width(directory / "train" / layout.NUMERICAL_FILE, rows) // 2 if rows else 0
-    validation = next((n for n in ("validation", "val") if (directory / n).is_dir()), None)
-    splits = ["train", "test"] + (["validation"] if validation else [])
-    spec = FeatureSpec.default(directory, num_numerical, cardinalities, splits)
+    spec = FeatureSpec.default(directory, num_numerical, cardinalities)
     spec = replace(spec, allow_links=allow_links)
     features = dict(spec.feature_spec)
     for name in spec.categorical:
         width = _width(spec.file("train", name), rows)
         features[name] = {**features[name], "dtype": f"int{8 * width}"} if width else features[name]
-    sources = dict(spec.source_spec)
-    if validation:
-        sources["validation"] = _default_chunks(validation, spec.channel_spec)
-    return replace(spec, feature_spec=features, source_spec=sources)
+    return _with_validation(replace(spec, feature_spec=features))
+
+
+def _with_validation(spec: FeatureSpec) -> FeatureSpec:
+    """Adds the validation split that a folder has and the specification does not list."""
+    for folder in _VALIDATION_FOLDERS if "validation" not in spec.source_spec else ():
+        chunks = _moved(spec.source_spec["train"], folder)
+        if any((spec.directory / chunk["files"][0]).is_file() for chunk in chunks):
+            return replace(spec, source_spec={**spec.source_spec, "validation": chunks})
+    return spec
+
+
+def _moved(train: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+    """Returns the chunks of train/ as those of another folder; none where they are elsewhere."""
+    parts = [Path(chunk["files"][0]).parts for chunk in train]
+    if not all(len(names) > 1 and names[0] == "train" for names in parts):
+        return []
+    return [
+        {**chunk, "files": [Path(folder, *names[1:]).as_posix()]}
+        for chunk, names in zip(train, parts, strict=True)
+    ]
 
 
 def _width(file: Path, rows: int) -> int:

@@ -73,9 +73,47 @@ channel_spec: {label: [y], categorical: [a, b], numerical: []}
 
 
 def test_save_and_load_give_the_same_specification(tmp_path):
-    spec = FeatureSpec.default(tmp_path, 2, [3, 200], ["train", "test", "validation"], {"by": "me"})
+    spec = FeatureSpec.default(tmp_path, 2, [3, 200], metadata={"by": "me"})
     spec.save()
     assert FeatureSpec.load(tmp_path) == spec
+
+
+def test_validation_is_not_listed_but_found_by_its_folder(tmp_path):
+    spec = FeatureSpec.default(tmp_path, 2, [3, 200], ["train", "test", "validation"])
+    spec.save()
+    listed = yaml.safe_load(spec.path.read_text())["source_spec"]
+    assert listed.keys() == {"train", "test"}  # NVIDIA's reader refuses any other
+    assert FeatureSpec.load(tmp_path).splits == ["train", "test"]
+    (tmp_path / "validation").mkdir()  # an empty folder is no split
+    assert FeatureSpec.load(tmp_path).splits == ["train", "test"]
+    (tmp_path / "validation" / "cat_1.bin").touch()
+    assert FeatureSpec.load(tmp_path) == spec
+    with pytest.raises(FileNotFoundError, match=r"validation/label\.bin: missing"):
+        spec.num_rows("validation")
+
+
+@pytest.mark.parametrize("folder", ["validation", "val"])
+def test_validation_has_the_file_names_of_training(tmp_path, folder):
+    path = write(tmp_path, SECTIONS)
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "y").touch()
+    spec = FeatureSpec.load(path)
+    assert spec.splits == ["train", "test", "validation"]
+    assert spec.file("validation", "price") == tmp_path / folder / "x"
+
+
+def test_a_listed_validation_split_is_taken_as_it_is(tmp_path):
+    listed = [
+        {**chunk, "files": [chunk["files"][0].replace("train", "held_out")]}
+        for chunk in SECTIONS["source_spec"]["train"]
+    ]
+    path = write(tmp_path, change(["source_spec", "validation"], listed))
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "y").touch()
+    spec = FeatureSpec.load(path)
+    assert spec.file("validation", "price") == tmp_path / "held_out" / "x"
+    spec.save()  # no folder says where it is
+    assert FeatureSpec.load(path) == spec
 
 
 def test_default_names_are_those_of_nvidia(tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from column_testing import text_column
+from nvidia_reader import read_as_nvidia
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
 
 from dlrm.data.clicks import layout
@@ -71,6 +72,7 @@ def test_bytes_equal_the_reference(good, logs):
     assert short, "the simulated logs should have lines whose last fields are cut off"
     assert FeatureSpec.load(good).num_rows("test") == 234
     assert FeatureSpec.load(good).num_rows("validation") == 234
+    assert [len(labels) for labels, *_ in read_as_nvidia(good).values()] == [935, 234]
 
 
 @pytest.mark.parametrize("split_bytes", [1_000_000, 30_011])
