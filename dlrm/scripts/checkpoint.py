@@ -33,7 +33,7 @@ from dlrm.train.checkpoints.diff import (
     statistics,
     weights_of,
 )
-from dlrm.train.checkpoints.directory import all_checkpoints, best_checkpoint
+from dlrm.train.checkpoints.directory import all_checkpoints, best_checkpoint, find_checkpoint
 from dlrm.train.checkpoints.nvidia import (
     FEATURE_ORDERS,
     PADDINGS,
@@ -148,7 +148,7 @@ def open_any(
         raise FileNotFoundError(f"{path}: no such directory")
     if is_nvidia(path):
         return read_nvidia(path, feature_order, any_order)
-    return read_saved(path, check_crc)
+    return read_saved(find_checkpoint(path), check_crc)
 
 
 def _inspect(path: Path) -> int:

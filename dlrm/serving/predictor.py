@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Batch, Dataset
@@ -23,7 +22,12 @@ from dlrm.serving.rows import (
     check_inputs,
     text_of_fields,
 )
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
+from dlrm.train.checkpoints.checkpoint import (
+    Parameters,
+    load_checkpoint,
+    read_config,
+    read_shapes,
+)
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.metrics import unscored_text
 
@@ -214,15 +218,10 @@ def model_config(path: Path) -> DLRMConfig:
             if field.name in saved
         }
         values["table_sizes"] = tuple(config["dataset"]["table sizes"])
-        values["num_numerical_features"] = _num_numerical(path)
+        values["num_numerical_features"] = read_shapes(path)["bottom_mlp.0.weight"][1]
         return DLRMConfig(**values)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / 'config.json'}: not of a DLRM ({error!r})") from error
-
-
-def _num_numerical(path: Path) -> int:
-    with safe_open(path / "dense.safetensors", "pt") as dense:
-        return dense.get_slice("bottom_mlp.0.weight").get_shape()[1]
 
 
 def load_transform(

@@ -49,11 +49,13 @@ class NvidiaModel:
         return (hidden @ self.out[0].T + self.out[1]).squeeze(1)
 
     def save(self, directory, config, data):
-        """Writes the directory; `config` are the values of all flags."""
+        """Writes the directory, with parameters in it; `config` are the values of all flags."""
         directory.mkdir()
         for name, layers in (("bottom_model", self.bottom), ("top_model", self.top)):
-            lists = {"weights": [w for w, _ in layers], "biases": [b for _, b in layers]}
-            torch.save(lists, directory / f"{name}.mlp.pt")
+            weights, biases = (
+                [torch.nn.Parameter(t) for t in ts] for ts in zip(*layers, strict=True)
+            )
+            torch.save({"weights": weights, "biases": biases}, directory / f"{name}.mlp.pt")
         last = torch.nn.Linear(5, 1)
         last.load_state_dict({"weight": self.out[0], "bias": self.out[1]})
         torch.save(last.state_dict(), directory / "top_model.out.pt")

@@ -16,6 +16,9 @@ import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.sources import native
 from dlrm.serving import platforms
+from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.nvidia import write_nvidia
+from dlrm.train.checkpoints.saved_model import read_saved
 
 PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
 
@@ -56,6 +59,22 @@ def test_every_platform_agrees_with_the_checkpoint(export, trained, tmp_path, pl
     with torch.no_grad():
         expected = dlrm.load(trained.checkpoint).model(batch.numerical, batch.categorical)
     np.testing.assert_allclose(found[:, 0], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_nvidia_saved_is_exported(export, exported, trained, tmp_path):
+    theirs = tmp_path / "theirs"
+    write_nvidia(read_saved(find_checkpoint(trained.checkpoint)), theirs)
+    shutil.rmtree(theirs / "transform")  # which NVIDIA's program does not save
+    found = export(trained._replace(checkpoint=theirs), tmp_path, f"--dataset={trained.dataset}")
+    reports = [
+        json.loads((repository / "model" / "1" / "report.json").read_text())
+        for repository in (found, exported)
+    ]
+    assert reports[0]["checkpoint"] == str(theirs)
+    assert reports[0]["greatest_difference"] < 1e-5
+    assert reports[0]["auc"] == pytest.approx(reports[1]["auc"], abs=1e-6)
+    inputs = config_of(found / "model")["input"]
+    assert inputs[-1]["name"] == "raw__0"  # through the dataset's transform
 
 
 def test_the_configuration_says_what_the_flags_said(export, trained, tmp_path):

@@ -12,7 +12,8 @@
     STEP/manifest.json          size and checksum of each file, written last
 
 Tables are stored one by one whatever the layout in memory and whichever rank holds them, so any
-layout and any number of ranks read any other's.
+layout and any number of ranks read any other's. A directory that NVIDIA's program saved is read as
+a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
 """
 
 import os
@@ -21,13 +22,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, gather
 from dlrm.documents import brief, read_json
 from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
-from dlrm.train.checkpoints.state import INTEGER, Parameters, random_state_file, read_tensors
+from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
+from dlrm.train.checkpoints.saved_model import Rows, SavedModel
+from dlrm.train.checkpoints.state import (
+    INTEGER,
+    Parameters,
+    checked_config,
+    random_state_file,
+    read_tensors,
+)
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
 __all__ = [
@@ -36,6 +46,7 @@ __all__ = [
     "load_checkpoint",
     "read_config",
     "read_progress",
+    "read_shapes",
     "save_checkpoint",
 ]
 
@@ -61,6 +72,8 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
     """
+    if is_nvidia(directory):
+        return read_nvidia(directory).config
     _check_manifest(directory, "config.json")
     return checked_config(directory)
 
@@ -75,44 +88,16 @@ def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
     return read_json(Path(directory, "progress.json"))
 
 
+def read_shapes(directory: str | os.PathLike) -> dict[str, list[int]]:
+    """Returns the shapes of a checkpoint's weights, without those of tables, by name."""
+    if is_nvidia(directory):
+        return {name: list(weight.shape) for name, weight in read_nvidia(directory).dense.items()}
+    with safe_open(Path(directory, "dense.safetensors"), "pt") as dense:
+        return {name: dense.get_slice(name).get_shape() for name in dense.keys()}  # noqa: SIM118
+
+
 def _check_manifest(directory: str | os.PathLike, name: str) -> None:
     read_manifest(Path(directory), "checkpoint", True, lambda file: file == name)
-
-
-def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `config` of a checkpoint, whose sections and tables have the expected form.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged; the file and the entry are named.
-    """
-    path = Path(directory, "config.json")
-    sections: dict[str, Any] = {"flags": {}, "dataset": {}, "optimizers": [], "tables": []}
-    config = sections | read_json(path)
-    for name, kind in ((name, type(empty)) for name, empty in sections.items()):
-        if not isinstance(config[name], kind):
-            expected = "a map" if kind is dict else "a list"
-            raise ValueError(f"{path}: {name}: expected {expected}, got {brief(config[name])}")
-    for index, table in enumerate(config["tables"]):
-        if not _is_table(table):
-            raise ValueError(
-                f"{path}: tables: entry {index}: expected rows, dim and the names of its state, "
-                f"got {brief(table)}"
-            )
-    return config
-
-
-def _is_table(table: Any) -> bool:
-    if not isinstance(table, dict) or not isinstance(table.get("state"), list):
-        return False
-    counts = (table.get("rows"), table.get("dim"))
-    numbers = table.get("scalars", {})
-    return (
-        all(type(count) is int and count >= 0 for count in counts)
-        and all(isinstance(name, str) and name.isidentifier() for name in table["state"])
-        and isinstance(numbers, dict)
-        and all(type(number) in (int, float) for number in numbers.values())
-    )
 
 
 def load_checkpoint(
@@ -147,24 +132,35 @@ def load_checkpoint(
     own_shapes = {name: _shape(tensor) for name, tensor in parameters.dense().items()}
     shapes = {k: v for part in gather(own_shapes, parameters.parts) for k, v in part.items()}
     with agreed(world, ValueError, OSError):
-        read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own))
-        config = read_config(directory)
-        dense = read_tensors(directory / "dense.safetensors")
-        tables = config["tables"]
-        _check_architecture(directory, parameters, shapes, dense, tables, num_tables)
+        saved = read_nvidia(directory) if is_nvidia(directory) else _read_ours(directory, own)
+        _check_architecture(directory, parameters, shapes, saved, num_tables)
         if finite:
-            _check_finite(directory, parameters, dense)
+            _check_finite(directory, parameters, saved)
         kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
-        known = config["optimizers"]
+        known = saved.config["optimizers"]
         if resume and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
             raise ValueError(f"{directory}: of the optimizers {known}, here {kinds}")
     with torch.no_grad():
-        _load_weights(directory, parameters, dense)
-        _load_average(directory, parameters)
+        _load_weights(parameters, saved)
+        _load_average(directory, parameters, saved)
         if resume:
-            _load_optimizers(directory, parameters, tables)
+            _load_optimizers(directory, parameters, saved.config["tables"])
             _load_random_state(directory, world)
-    return read_json(directory / "progress.json")
+    return saved.progress
+
+
+def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
+    """Reads a checkpoint of ours, of whose tables the checksums of this rank's own are compared."""
+    read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own_tables))
+    config = read_config(directory)
+    folder = directory / "tables"
+    tables = [
+        Rows(folder / f"{index}.bin", table["rows"], table["dim"])
+        for index, table in enumerate(config["tables"])
+    ]
+    dense = read_tensors(directory / "dense.safetensors")
+    progress = read_json(directory / "progress.json")
+    return SavedModel(directory, "dlrm", config, progress, dense, tables)
 
 
 def _is_read(name: str, own_tables: set[int]) -> bool:
@@ -194,17 +190,16 @@ def _check_architecture(
     directory: Path,
     parameters: Parameters,
     shapes: dict[str, list[int]],
-    dense: dict[str, Tensor],
-    tables: list[dict],
+    saved: SavedModel,
     num_tables: int,
 ) -> None:
     expected: dict[str, Any] = {"tables": num_tables, **shapes}
-    found: dict[str, Any] = {"tables": len(tables)}
-    found |= {name: _shape(tensor) for name, tensor in dense.items()}
+    found: dict[str, Any] = {"tables": len(saved.tables)}
+    found |= {name: _shape(tensor) for name, tensor in saved.dense.items()}
     for table, weight, begin, end in parameters.table_rows():
         expected[f"table {table}"] = [end - begin, weight.shape[1]]
-        if table < len(tables):
-            found[f"table {table}"] = [tables[table]["rows"], tables[table]["dim"]]
+        if table < len(saved.tables):
+            found[f"table {table}"] = [saved.tables[table].rows, saved.tables[table].dim]
     _check_same(directory, "another architecture", found, expected)
 
 
@@ -224,12 +219,13 @@ def _check_same(directory: Path, what: str, found: dict, expected: dict) -> None
         raise ValueError(f"{directory}: of {what}:\n  " + "\n  ".join(different[:8]) + more)
 
 
-def _check_finite(directory: Path, parameters: Parameters, dense: dict[str, Tensor]) -> None:
+def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) -> None:
     """Raises ValueError where saved weights that are about to be loaded are NaN or infinite."""
-    for name, tensor in dense.items():
-        _refuse_not_finite(f"{directory / 'dense.safetensors'}: {name}", tensor)
+    file = directory if saved.format == "nvidia" else directory / "dense.safetensors"
+    for name, tensor in saved.dense.items():
+        _refuse_not_finite(f"{file}: {name}", tensor)
     for table, weight, begin, end in parameters.table_rows():
-        path = directory / "tables" / f"{table}.bin"
+        path = saved.tables[table].path
         rows = _saved_rows(path, (end - begin, weight.shape[1]))
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             _refuse_not_finite(f"{path}: row", rows[first : first + _ROWS_AT_ONCE], first)
@@ -276,20 +272,20 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
                 state[key] = number if isinstance(number, int) else torch.tensor(number)
 
 
-def _load_weights(directory: Path, parameters: Parameters, dense: dict[str, Tensor]) -> None:
+def _load_weights(parameters: Parameters, saved: SavedModel) -> None:
     for name, tensor in parameters.dense().items():
-        tensor.copy_(dense[name])
+        tensor.copy_(saved.dense[name])
     low = parameters.low()
     for table, weight, begin, end in parameters.table_rows():
         rest = low[id(weight)][begin:end] if id(weight) in low else None
-        _read_rows(directory / "tables" / f"{table}.bin", weight[begin:end], rest)
+        _read_rows(saved.tables[table].path, weight[begin:end], rest)
 
 
-def _load_average(directory: Path, parameters: Parameters) -> None:
+def _load_average(directory: Path, parameters: Parameters, saved: SavedModel) -> None:
     """Loads the average of the weights; it begins at the weights where none was saved."""
     if parameters.average:
-        saved = directory / AVERAGE
-        average = read_tensors(saved if saved.exists() else directory / "dense.safetensors")
+        file = directory / AVERAGE
+        average = read_tensors(file) if file.exists() else saved.dense
         for name, tensor in parameters.average.items():
             tensor.copy_(average[name])
 

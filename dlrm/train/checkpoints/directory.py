@@ -23,6 +23,7 @@ from dlrm.files import (
 )
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.train.checkpoints.checkpoint import read_progress
+from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
@@ -277,11 +278,13 @@ def checkpoint_in_use(path: str | os.PathLike) -> Iterator[Path]:
 def find_checkpoint(path: str | os.PathLike) -> Path:
     """Returns the checkpoint at `path`, or the best or else the last one of a run's directory.
 
+    A directory that NVIDIA's program saved is a checkpoint.
+
     Raises:
         FileNotFoundError: there is none.
     """
     path = Path(path)
-    if (path / MANIFEST).exists():
+    if (path / MANIFEST).exists() or is_nvidia(path):
         return path
     found = best_checkpoint(path) or last_checkpoint(path)
     if found is None:

@@ -70,7 +70,10 @@ def read_nvidia(
     rows = [table.rows for table in tables]
     order, reason = _order(path, rows, theirs, data, feature_order)
     if order is None and not any_order:
-        raise ValueError(f"{path}: {reason}; --feature_order natural or size_sorted names it")
+        raise ValueError(
+            f"{path}: {reason}; --feature_order natural or size_sorted of python -m "
+            "dlrm.scripts.checkpoint convert --to dlrm names it"
+        )
     order = order or list(range(len(tables)))
     first, bias = top[0]
     interaction = _interaction(path, theirs, len(tables), dim, first.shape[1])
@@ -230,7 +233,7 @@ def _layers(path: Path) -> list[Layer]:
     found = _load(path)
     try:
         weights, biases = found["weights"], found["biases"]
-        return [(_matrix(w), b.float()) for w, b in zip(weights, biases, strict=True)]
+        return [(_matrix(w), _plain_tensor(b)) for w, b in zip(weights, biases, strict=True)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"{path}: expected lists of weights and biases of the same length, got {error!r}"
@@ -240,7 +243,7 @@ def _layers(path: Path) -> list[Layer]:
 def _last_layer(path: Path) -> Layer:
     found = _load(path)
     try:
-        return _matrix(found["weight"]), found["bias"].float()
+        return _matrix(found["weight"]), _plain_tensor(found["bias"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: expected a weight and a bias, got {error!r}") from error
 
@@ -248,7 +251,12 @@ def _last_layer(path: Path) -> Layer:
 def _matrix(weight: Tensor) -> Tensor:
     if weight.ndim != 2:
         raise ValueError(f"a weight of shape {list(weight.shape)}")
-    return weight.float()
+    return _plain_tensor(weight)
+
+
+def _plain_tensor(tensor: Tensor) -> Tensor:
+    """Returns float32 without a gradient: NVIDIA's program saves parameters as they are."""
+    return tensor.detach().float()
 
 
 def _check_chain(path: Path, layers: list[Layer]) -> None:

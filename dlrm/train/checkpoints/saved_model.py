@@ -19,9 +19,7 @@ from torch import Tensor
 from dlrm.documents import read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
-from dlrm.train.checkpoints.checkpoint import checked_config
-from dlrm.train.checkpoints.directory import find_checkpoint
-from dlrm.train.checkpoints.state import read_tensors
+from dlrm.train.checkpoints.state import checked_config, read_tensors
 
 _BLOCK_BYTES = 1 << 24
 
@@ -89,7 +87,7 @@ class SavedModel:
 
 
 def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
-    """Opens a checkpoint of ours, or the best or last one of a run's directory.
+    """Opens a checkpoint of ours.
 
     Args:
         path: the directory.
@@ -100,7 +98,7 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
         FileNotFoundError: there is none, or a file is missing.
         ValueError: a file is damaged, or it is none of a DLRM.
     """
-    path = find_checkpoint(path)
+    path = Path(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
     config, progress = checked_config(path), read_json(path / "progress.json")
     folder = path / "tables"

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World
-from dlrm.documents import brief
+from dlrm.documents import brief, read_json
 
 LOW = "_low"  # ends the name of a buffer of lower halves
 INTEGER = ":int"  # marks state that is a Python integer, not a tensor
@@ -124,3 +125,39 @@ def random_state() -> dict[str, Tensor]:
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
+
+
+def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
+    """Returns the `config` of a checkpoint, whose sections and tables have the expected form.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged; the file and the entry are named.
+    """
+    path = Path(directory, "config.json")
+    sections: dict[str, Any] = {"flags": {}, "dataset": {}, "optimizers": [], "tables": []}
+    config = sections | read_json(path)
+    for name, kind in ((name, type(empty)) for name, empty in sections.items()):
+        if not isinstance(config[name], kind):
+            expected = "a map" if kind is dict else "a list"
+            raise ValueError(f"{path}: {name}: expected {expected}, got {brief(config[name])}")
+    for index, table in enumerate(config["tables"]):
+        if not _is_table(table):
+            raise ValueError(
+                f"{path}: tables: entry {index}: expected rows, dim and the names of its state, "
+                f"got {brief(table)}"
+            )
+    return config
+
+
+def _is_table(table: Any) -> bool:
+    if not isinstance(table, dict) or not isinstance(table.get("state"), list):
+        return False
+    counts = (table.get("rows"), table.get("dim"))
+    numbers = table.get("scalars", {})
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(name, str) and name.isidentifier() for name in table["state"])
+        and isinstance(numbers, dict)
+        and all(type(number) in (int, float) for number in numbers.values())
+    )
