@@ -10,7 +10,7 @@ import sys
 
 from dlrm.scripts import main
 
-DEFAULTS = {  # NVIDIA's, of June 2020
+DEFAULTS = {  # NVIDIA's, of June 2020; --defaults 2021 has later ones
     "batch_size": 65536,
     "test_batch_size": 131072,
     "lr": 24.0,

@@ -87,6 +87,7 @@ OURS = {
     "amp_dtype": None,
     "async_checkpoint": False,
     "checkpoint_freq": None,
+    "defaults": "2020",
     "deterministic": False,
     "verify_data": "first",
     "allow_links": False,
@@ -119,6 +120,7 @@ CHOICES = {
         *("binary", "memmap", "split", "parametric"),
         *("synthetic_gpu", "synthetic_random", "synthetic_disk"),
     },
+    "defaults": {"2020", "2021"},
     "execution": {"eager", "graph", "lazy"},
     "preset": {"gaudi_medium"},
     "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
@@ -175,6 +177,36 @@ def test_dist_main_has_nvidias_defaults_for_several_gpus():
     ).stdout
     assert re.search(r"--batch_size: .*\n\s+\(default: '65536'", shown)
     assert "--placement" in shown
+
+
+# The defaults of October 2021 that differ from those of June 2020, of one process and of several.
+OCTOBER_2021 = {
+    "batch_size": 65536,
+    "test_batch_size": 65536,
+    "lr": 24.0,
+    "warmup_steps": 8000,
+    "decay_steps": 24000,
+    "decay_start_step": 48000,
+    "embedding_type": "custom_cuda",
+    "dataset_type": "parametric",
+}
+
+
+@pytest.mark.parametrize("others", [None, dist_main.DEFAULTS])
+def test_the_defaults_of_2021_give_way_to_flags_and_presets(others):
+    def parse(*words):
+        return dlrm_flags.parse([*words], dlrm_flags.make_flags(others))
+
+    later = parse("--defaults=2021")
+    assert later == {**parse(), "defaults": "2021", **OCTOBER_2021}
+    assert later.given == {"defaults"}
+    assert parse("--defaults=2020") == parse()
+    given = parse("--defaults=2021", "--lr=28", "--warmup_steps=6400")
+    assert given == {**later, "lr": 28.0, "warmup_steps": 6400}
+    preset = parse("--preset=gaudi_medium", "--defaults=2021")
+    assert preset == {**parse("--preset=gaudi_medium"), "defaults": "2021"} | {
+        name: OCTOBER_2021[name] for name in ("decay_start_step", "embedding_type")
+    }
 
 
 def test_shuffle_is_the_short_name():

@@ -16,6 +16,8 @@ from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_setup
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.directory import find_checkpoint
 
 
 def log_entries(path="log.json"):
@@ -134,6 +136,18 @@ def test_a_refused_command_leaves_the_earlier_log_alone(command, tmp_path):
 def test_resume_without_a_checkpoint_starts_at_0_and_says_so(command, capsys):
     command("--max_steps=2", "--save_checkpoint_path=run", "--resume")
     assert "no checkpoint in" in capsys.readouterr().out
+
+
+def test_the_defaults_of_2021_are_recorded_as_the_flags_that_they_set(command, tmp_path):
+    saving = [f"--save_checkpoint_path={tmp_path / 'run'}", "--print_freq=1"]
+    command("--defaults=2021", *saving, "--warmup_steps=4", training=[])
+    expected = {"batch_size": 65536, "lr": 24.0, "warmup_steps": 4, "decay_steps": 24000}
+    saved = read_config(find_checkpoint(tmp_path / "run"))["flags"]
+    for flags in (log_entries()[0]["data"], saved):
+        assert {name: flags[name] for name in expected} == expected
+    with pytest.raises(ValueError, match=r"--lr: 24\.0 in the checkpoint, now 28\.0"):
+        command("--resume", *saving, "--epochs=2", "--warmup_steps=4", training=[])
+    command("--resume", "--defaults=2021", *saving, "--epochs=2", "--warmup_steps=4", training=[])
 
 
 def test_resume_refuses_other_arithmetic_by_name(command, tmp_path):

@@ -34,6 +34,19 @@ from dlrm.train.precision import PRECISIONS, PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig
 from dlrm.train.task import TrainConfig
 
+# What NVIDIA's program of October 2021 and later has for flags that are not given, on one GPU and
+# on several, where that of 2020 has something else. The defaults of 2020 are those of the flags,
+# and those of `dist_main`.
+NVIDIA_2021: dict[str, Any] = {
+    "batch_size": 65536,
+    "test_batch_size": 65536,
+    "lr": 24.0,
+    "warmup_steps": 8000,
+    "decay_steps": 24000,
+    "decay_start_step": 48000,
+    "embedding_type": "custom_cuda",
+    "dataset_type": "parametric",
+}
 _RUN: Definitions = {
     "mode": (
         str,
@@ -47,6 +60,15 @@ _RUN: Definitions = {
             "Other defaults, of a published run; gaudi_medium: Habana's medium DLRM for Gaudi, on "
             "random samples",
             DLRM_PRESETS,
+        ),
+    ),
+    "defaults": (
+        str,
+        "2020",
+        Help(
+            "Whose values flags have that are not given: NVIDIA's of June 2020, which differ "
+            "between main and dist_main, or of October 2021 and later",
+            ("2020", "2021"),
         ),
     ),
     "execution": (
@@ -316,7 +338,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
         *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
         *("optimized_mlp", "cuda_graphs", "deterministic", "execution"),
-        "preset",  # the flags that it sets are compared themselves
+        *("preset", "defaults"),  # the flags that they set are compared themselves
         *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint", "profile"),
     ]
 )
@@ -337,7 +359,7 @@ def make_flags(defaults: Mapping[str, Any] | None = None) -> ConfigFlags:
 
 
 def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
-    """Returns the flags of a command line, by name, with those of the preset that it names.
+    """Returns the flags of a command line, by name; a preset goes before other defaults.
 
     Args:
         arguments: what follows the command's name.
@@ -347,7 +369,8 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
         ValueError: an unknown flag, or a value that a flag cannot have; flag and value are named.
     """
     values = (flags or make_flags()).parse(arguments)
-    return _with_preset(Values(dict(sorted(values.items())), values.given))
+    values = Values(dict(sorted(values.items())), values.given)
+    return _with_preset(values.filled(NVIDIA_2021 if values["defaults"] == "2021" else {}))
 
 
 def _with_preset(values: Values) -> Values:
