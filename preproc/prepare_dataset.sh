@@ -4,12 +4,27 @@
 #
 #     INPUT_PATH=/path/with/day_files OUTPUT_PATH=/path/to/write preproc/prepare_dataset.sh
 #
+# NVIDIA's arguments are taken, too: preproc/prepare_dataset.sh 15 CPU Spark, or DGX2 15 of 2020.
+#
 # The dataset is $OUTPUT_PATH/binary_dataset. It appears there when it is whole; an earlier one stays
 # until then, and stays for good if this fails. What can be set is described in run_spark.sh; further
 # arguments go on to spark_data_utils.py; --help shows both.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$here/environment.sh"
+while [[ $# -gt 0 && $1 != -* ]]; do
+  if [[ $1 =~ ^[0-9][0-9,:]*$ ]]; then
+    export FREQUENCY_LIMIT=$1 USE_FREQUENCY_LIMIT=1
+  elif [[ $1 == NVTabular ]]; then
+    echo "error: NVTabular: expected Spark; preproc/prepare_dataset.sh 15 CPU Spark gives the same ids" >&2
+    exit 1
+  elif [[ $1 != Spark ]] && ! is_machine "$1"; then
+    echo "error: $1: expected a frequency limit, CPU or GPU, and Spark, as in prepare_dataset.sh 15 CPU Spark" >&2
+    exit 1
+  fi
+  shift
+done
 case " $* " in
   *" --help "* | *" -h "*) ;; # which need no days
   *) "$here/verify_criteo_downloaded.sh" ;;

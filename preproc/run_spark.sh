@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Turns raw day files into a dataset: dictionary, train, test, validation, in one Spark application.
 #
-#     INPUT_PATH           folder of day_0, day_1, ... (default /data/dlrm/criteo)
-#     OUTPUT_PATH          where binary_dataset/ is written (default /data/dlrm)
+#     INPUT_PATH           folder of day_0, day_1, ... (default /data/dlrm/criteo); also download_dir
+#     OUTPUT_PATH          where binary_dataset/ is written (default /data/dlrm); final_output_dir
+#                          names binary_dataset/ itself
 #     ENGINE               spark, or local: the same without Spark and Java (default spark)
 #     SPARK_LOCAL_DIRS     for files of Spark's own (default $OUTPUT_PATH/spark-tmp, removed at the end)
 #     TOTAL_CORES          cores in all (default: those of this machine)
@@ -20,7 +21,8 @@
 # On a cluster INPUT_PATH and OUTPUT_PATH must lie on storage that every node sees under that name:
 # tasks read and write files there. So must PYTHON, with its packages, and this repository.
 #
-# Arguments go on to spark_data_utils.py; its flags (--help) follow.
+# run_spark.sh [CPU] INPUT_PATH OUTPUT_PATH [FREQUENCY_LIMIT], as of NVIDIA, names these paths, too.
+# Further arguments go on to spark_data_utils.py; its flags (--help) follow.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -32,6 +34,25 @@ case " $* " in
     exec "$PYTHON" "$here/spark_data_utils.py" --help
     ;;
 esac
+
+if [[ $# -gt 0 && $1 != -* ]] && is_machine "$1"; then shift; fi
+if [[ $# -gt 0 && $1 != -* ]]; then
+  if [[ $# -lt 2 || $2 == -* ]]; then
+    echo "error: $1: expected [CPU] INPUT_PATH OUTPUT_PATH [FREQUENCY_LIMIT], got one path" >&2
+    exit 1
+  fi
+  INPUT_PATH=$1 OUTPUT_PATH=$2
+  shift 2
+  if [[ ${1:-} =~ ^[0-9][0-9,:]*$ ]]; then
+    FREQUENCY_LIMIT=$1
+    shift
+  fi
+fi
+for name in spark_output_path conversion_intermediate_dir; do
+  if [[ -n ${!name:-} ]]; then
+    echo "note: $name is not used: nothing is written there"
+  fi
+done
 
 case " $* " in
   *" --engine local "* | *" --engine=local "*) ENGINE=local ;;

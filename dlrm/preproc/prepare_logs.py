@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.command_line import Parser
-from dlrm.data.clicks.layout import one_class_note
+from dlrm.data.clicks.layout import one_class_note, write_model_size
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
+from dlrm.data.transform.transform import NUMERIC_TRANSFORMS, Transform
 from dlrm.documents import one_line
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
@@ -39,6 +39,16 @@ DATASET = "binary_dataset"
 
 
 _KAGGLE_DAYS = 7
+# NVIDIA's settings of Spark's shuffles and joins, of which there are none here.
+_TUNING = (
+    "dict_build_shuffle_parallel_per_day",
+    "apply_shuffle_parallel_per_day",
+    "skew_broadcast_pct",
+)
+_UNUSED = {
+    "low_mem": "memory is bounded in any case",
+    **dict.fromkeys(_TUNING, "nothing is shuffled or joined"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,6 +70,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_mode(flags: argparse.Namespace) -> None:
+    if flags.no_numeric_log_col:
+        raise ValueError(
+            "--no_numeric_log_col: logarithms are always taken of logs; python -m "
+            "dlrm.scripts.transcode --numeric_transform none keeps the numbers of a CSV"
+        )
+    if flags.model_size_file and flags.mode != "transform":
+        raise ValueError(
+            "--model_size_file: is for --mode transform; prepare writes model_size.json"
+        )
+    for name, why in _UNUSED.items():
+        if getattr(flags, name):
+            _say(f"note: --{name} is not used: {why}")
     if flags.mode in ("generate_models", "transform"):
         return
     for name in ("days", "input_file", "model_folder", "unlabelled"):
@@ -148,6 +170,9 @@ def _transform(flags: argparse.Namespace) -> None:
     with _run(flags, output, days, facts) as run:
         total = pipeline.transform_days(run, days, flags.half, folder, not flags.unlabelled)
         run.work.publish()
+    if flags.model_size_file:
+        cardinalities = Transform.load(folder).cardinalities
+        write_model_size(flags.model_size_file.parent, cardinalities, flags.model_size_file.name)
     _warn_of_unknown(total)
     _say(f"{output}: {total['rows']:,} rows, {total['clicks']:,} clicks; complete")
 
@@ -286,7 +311,19 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="write report.html and report.json: what is in the data (default on)")  # fmt: skip
     _add_engine_flags(parser)
     add("--debug_mode", action="store_true", help="show where an error came from")
+    _add_nvidia_flags(parser)
     return parser.parse_args(arguments)
+
+
+def _add_nvidia_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model_size_file", type=Path, help="transform: also write the greatest ids there, as "
+        "model_size.json has them")  # fmt: skip
+    add("--output_partitioning", choices=("none",), help="rows are not divided by day")
+    add("--low_mem", action="store_true", help=f"unused: {_UNUSED['low_mem']}")
+    for name in _TUNING:
+        add(f"--{name}", type=float, help=f"unused: {_UNUSED[name]}")
+    add("--no_numeric_log_col", action="store_true", help="refused")
 
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:

@@ -45,7 +45,7 @@ def transcode_spec(
     layout.check_spec_name(feature_spec_out)
     path = Path(input) / feature_spec_in
     sections = read_sections(path)
-    label, numerical, declared = _check_csv_spec(path, sections, allow_links)
+    label, numerical, declared = check_csv_spec(path, sections, allow_links)
     with staged_directory(output) as staging:
         splits = {}
         for split, chunks in sections["source_spec"].items():
@@ -116,10 +116,14 @@ def _read_chunks(
     return parsed
 
 
-def _check_csv_spec(
+def check_csv_spec(
     path: Path, sections: dict[str, Any], allow_links: bool
 ) -> tuple[str, list[str], dict[str, int | None]]:
-    """Returns label, numericals, and each categorical's cardinality, None where it is "auto"."""
+    """Returns label, numericals, and each categorical's cardinality, None where it is "auto".
+
+    Raises:
+        ValueError: the specification breaks a rule; file, rule and what was found are named.
+    """
     channels = sections["channel_spec"]
     lists = all(is_list_of_text(names) for names in channels.values())
     if set(channels) != set(CHANNELS) or not lists or len(channels["label"]) != 1:

@@ -85,10 +85,10 @@ def one_class_note(split: str, rows: int, clicks: int) -> str | None:
     return f"note: {split}: all {rows:,} labels are {int(clicks > 0)}, so no AUC can be computed"
 
 
-def write_model_size(directory: Path, cardinalities: Sequence[int]) -> None:
+def write_model_size(directory: Path, cardinalities: Sequence[int], name: str = MODEL_SIZE) -> None:
     """Writes `model_size.json`: the greatest id of each table, its cardinality less one."""
     sizes = {f"_c{_FIRST_CRITEO_COLUMN + i}": n - 1 for i, n in enumerate(cardinalities)}
-    write_atomically(directory / MODEL_SIZE, json.dumps(sizes, indent=4) + "\n")
+    write_atomically(directory / name, json.dumps(sizes, indent=4) + "\n")
 
 
 def read_model_size(directory: Path) -> list[int]:

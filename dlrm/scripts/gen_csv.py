@@ -1,0 +1,76 @@
+"""Writes random CSV files by a feature specification, to try `dlrm.scripts.transcode` with.
+
+    python -m dlrm.scripts.gen_csv --feature_spec_in feature_spec.yaml --output DIR --size 1000
+
+DIR gets the specification and the files that it names, without headers: labels 0 and 1, numbers
+from 0 to 1, and ids below their cardinality, or below 10 where that is "auto".
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from dlrm.data.clicks.feature_spec import read_sections
+from dlrm.data.clicks.layout import FEATURE_SPEC
+from dlrm.files import staged_directory
+from dlrm.limits import check_disk
+from dlrm.preproc.transcode_spec import check_csv_spec
+from dlrm.scripts.common.command import no_arguments, run_command
+
+FLAGS = flags.FLAGS
+_AUTO = 10  # ids of a table whose cardinality is to be found
+_ROWS_AT_ONCE = 1 << 16
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("feature_spec_in", FEATURE_SPEC, "specification with chunks of type csv")
+    flags.DEFINE_string("output", "/data", "directory of the files; new or empty")
+    flags.DEFINE_integer("size", 1000, "rows of each split", lower_bound=1)
+    flags.DEFINE_integer("seed", 12345, "of the random values", lower_bound=0)
+
+
+def main(argv: list[str]) -> None:
+    no_arguments(argv)
+    generate(Path(FLAGS.feature_spec_in), Path(FLAGS.output), FLAGS.size, FLAGS.seed)
+    print(f"{FLAGS.output}: {FLAGS.size:,} rows of each split; complete")
+
+
+def generate(path: Path, output: Path, size: int, seed: int) -> None:
+    """Writes the files; those of a chunk share the rows of its split.
+
+    Raises:
+        FileNotFoundError, FileExistsError: no specification, or something stands at `output`.
+        ValueError: the specification breaks a rule.
+    """
+    sections = read_sections(path)
+    label, numerical, cardinalities = check_csv_spec(path, sections, allow_links=False)
+    chunks = [chunk for split in sections["source_spec"].values() for chunk in split]
+    cells = max(sum(len(chunk["features"]) for chunk in chunks), 1)
+    check_disk(output, 2 * cells * size, f"--size {size}")
+    random = np.random.default_rng(seed)
+    limits = {name: count or _AUTO for name, count in cardinalities.items()} | {label: 2}
+
+    def column(name: str, rows: int) -> list[str]:
+        if name in limits:
+            return random.integers(0, limits[name], rows).astype(str).tolist()
+        return [f"{x:.6f}" for x in random.random(rows)] if name in numerical else ["x"] * rows
+
+    with staged_directory(output) as staging:
+        for chunk in chunks:
+            shares = np.full(len(chunk["files"]), size // len(chunk["files"]))
+            shares[: size % len(shares)] += 1
+            for name, rows in zip(chunk["files"], shares.tolist(), strict=True):
+                (staging / name).parent.mkdir(parents=True, exist_ok=True)
+                with open(staging / name, "w", encoding="utf-8") as file:
+                    for begin in range(0, rows, _ROWS_AT_ONCE):
+                        some = min(_ROWS_AT_ONCE, rows - begin)
+                        columns = (column(feature, some) for feature in chunk["features"])
+                        file.writelines(f"{','.join(row)}\n" for row in zip(*columns, strict=True))
+        shutil.copyfile(path, staging / FEATURE_SPEC)
+
+
+if __name__ == "__main__":
+    define_flags()
+    run_command(main)

@@ -1,0 +1,77 @@
+"""Turns rows in NVIDIA's binary format into a dataset of one file a feature, in the same order.
+
+    python -m dlrm.scripts.split_dataset --dataset DIR --output DATASET
+
+`main` trains on the rows as they are, too (`--dataset_type binary`); a file a feature has narrower
+ids and half the bytes.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.readers import open_binary
+from dlrm.data.clicks.writer import SplitWriter
+from dlrm.data.verification import Verifier
+from dlrm.files import staged_directory
+from dlrm.limits import check_features
+from dlrm.scripts.common.command import no_arguments, run_command
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("dataset", None, "directory with train_data.bin, ...", required=True)
+    flags.DEFINE_string("output", None, "directory of the dataset; new or empty", required=True)
+    flags.DEFINE_integer("batch_size", 32768, "rows copied at a time", lower_bound=1)
+    flags.DEFINE_integer("numerical_features", 13, "numbers in a row", lower_bound=0)
+
+
+def main(argv: list[str]) -> None:
+    no_arguments(argv)
+    check_features("--numerical_features", FLAGS.numerical_features)
+    source, output = Path(FLAGS.dataset), Path(FLAGS.output)
+    for split, rows in split_dataset(
+        source, output, FLAGS.numerical_features, FLAGS.batch_size
+    ).items():
+        print(f"{split}: {rows:,} rows")
+    print(f"{output}: complete")
+
+
+def split_dataset(
+    source: Path, output: Path, num_numerical: int, batch_size: int = 32768
+) -> dict[str, int]:
+    """Writes a dataset of a binary one; returns the rows of each split.
+
+    Raises:
+        FileNotFoundError: a file of the binary dataset is missing.
+        ValueError: one is damaged, or a value does not fit.
+        FileExistsError: something stands at `output`.
+    """
+    verifier = Verifier(source, layout.KIND, "first")
+    opened = {
+        split: open_binary(source, split, num_numerical, batch_size, verifier=verifier)
+        for split in layout.SPLITS
+    }
+    splits = {split: dataset for split, dataset in opened.items() if dataset is not None}
+    sizes = splits["train"].table_sizes
+    with staged_directory(output) as staging:
+        spec = FeatureSpec.default(staging, num_numerical, sizes, list(splits))
+        for split, dataset in splits.items():
+            dataset.check_files()
+            with SplitWriter(spec, split) as writer:
+                for index in range(len(dataset)):
+                    numerical, ids, labels, *_ = dataset.batch(index)
+                    writer.write(labels.numpy(), numerical.numpy(), list(ids.numpy().T))
+        spec.save()
+        layout.write_model_size(staging, sizes)
+        rows = {split: dataset.num_samples for split, dataset in splits.items()}
+        layout.write_dataset_manifest(staging, rows, sizes, {"split_from": source.name})
+    return rows
+
+
+if __name__ == "__main__":
+    define_flags()
+    run_command(main)

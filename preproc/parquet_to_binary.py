@@ -1,0 +1,23 @@
+#!/usr/bin/env python3
+"""Turns Parquet into rows of NVIDIA's binary format: NVIDIA's name of `convert_to_binary.py`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from dlrm.command_line import Parser, fail
+from dlrm.preproc.convert_to_binary import main
+from dlrm.preproc.prepare_logs import DATASET
+
+if __name__ == "__main__":
+    parser = Parser(__doc__)
+    parser.add_argument("--src_dir", type=Path, required=True, help="has train/ and test/")
+    parser.add_argument("--dst_dir", type=Path, required=True, help="gets train_data.bin, ...")
+    parser.add_argument("--intermediate_dir", help="unused: nothing is written on the way")
+    parser.add_argument("--parallel_jobs", type=int, help="unused: one process reads and writes")
+    flags = parser.parse_args()
+    if (flags.src_dir / DATASET).is_dir():
+        fail(f"{flags.src_dir}: run_spark.sh wrote no Parquet but {flags.src_dir / DATASET} itself")
+    paths = [f"--source={flags.src_dir}", f"--output={flags.dst_dir}"]
+    sys.exit(main([*paths, "--output_format=binary"]))

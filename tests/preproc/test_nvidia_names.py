@@ -1,0 +1,209 @@
+"""NVIDIA's preprocessing commands by their names, arguments and variables."""
+
+import json
+import os
+import subprocess
+import sys
+
+import forked
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from nvidia_reader import read_as_nvidia
+from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
+from test_scripts import PREPROC, SMALL, environment
+
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.transform.transform import Transform
+from dlrm.scripts.verify_dataset import verify
+
+OURS = ("INPUT_PATH", "OUTPUT_PATH", "FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT")
+
+
+def script(name, *words, **variables):
+    """Runs a script of NVIDIA's name without Java, with no variables of ours."""
+    env = environment("", "", ENGINE="local")
+    env = {name: value for name, value in env.items() if name not in OURS} | variables
+    command = [PREPROC / name, *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def raw(tmp_path):
+    return write_days(tmp_path / "raw logs", GOOD * 3, GOOD * 2)
+
+
+@pytest.mark.parametrize("words", [("1", "GPU", "Spark"), ("DGX2", "1")], ids=["2021", "2020"])
+def test_the_whole_path_takes_nvidias_arguments_and_variables(raw, tmp_path, words):
+    output = tmp_path / "an output" / "binary_dataset"
+    paths = {"download_dir": str(raw), "final_output_dir": str(output)}
+    done = script("prepare_dataset.sh", *words, *SMALL, **paths, spark_output_path="/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert binary_files(output) == reference_dataset(day_files(raw), 2, 3, limit=lambda column: 1)
+    machine = next(word for word in words if word in ("GPU", "DGX2"))
+    assert f"note: {machine}: preprocessing runs on processor cores here" in done.stdout
+    assert "note: spark_output_path is not used" in done.stdout
+
+
+@pytest.mark.parametrize("machine", [["CPU"], []])
+def test_spark_takes_its_paths_as_arguments(raw, tmp_path, machine):
+    words = [*machine, str(raw), str(tmp_path / "out"), "1", *SMALL]
+    done = script("run_spark.sh", *words, FREQUENCY_LIMIT="9")
+    assert done.returncode == 0, done.stderr
+    expected = reference_dataset(day_files(raw), 2, 3, limit=lambda column: 1)
+    assert binary_files(tmp_path / "out" / "binary_dataset") == expected
+    again = forked.run(
+        PREPROC / "parquet_to_binary.py",
+        *(f"--src_dir={tmp_path / 'out'}", f"--dst_dir={tmp_path / 'no'}"),
+    )
+    assert again.returncode == 1
+    assert f"run_spark.sh wrote no Parquet but {tmp_path / 'out'}" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "variables", "message"),
+    [
+        ("prepare_dataset.sh", ["15", "GPU", "NVTabular"], {}, "NVTabular: expected Spark; "),
+        ("prepare_dataset.sh", ["15", "TPU"], {}, "TPU: expected a frequency limit, CPU or GPU"),
+        ("run_spark.sh", ["CPU", "/in"], {}, "/in: expected [CPU] INPUT_PATH OUTPUT_PATH"),
+        ("prepare_dataset.sh", [], {"final_output_dir": "/x"}, "final_output_dir=/x: expected a f"),
+    ],
+)
+def test_what_is_not_served_is_one_line(name, words, variables, message):
+    done = script(name, *words, **variables)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+def spark_data_utils(*words):
+    return forked.run(PREPROC / "spark_data_utils.py", "--engine=local", "--cores=1", *words)
+
+
+def test_the_steps_take_nvidias_flags(raw, tmp_path):
+    common = (f"--input_folder={raw}", f"--model_folder={tmp_path / 'models'}", *SMALL, "--low_mem")
+    common += ("--write_mode=overwrite", "--frequency_limit=1")
+    fitted = spark_data_utils("--mode=generate_models", *common, "--skew_broadcast_pct=1.0")
+    assert fitted.returncode == 0, fitted.stderr
+    assert "note: --low_mem is not used: memory is bounded in any case" in fitted.stdout
+    assert "note: --skew_broadcast_pct is not used" in fitted.stdout
+    out = (f"--output_folder={tmp_path / 'train'}", f"--model_size_file={tmp_path / 'sizes.json'}")
+    done = spark_data_utils("--mode=transform", "--days=0-0", *common, *out)
+    assert done.returncode == 0, done.stderr
+    sizes = json.loads((tmp_path / "sizes.json").read_text())
+    fitted_sizes = Transform.load(tmp_path / "models").cardinalities
+    assert sizes == {f"_c{14 + i}": size - 1 for i, size in enumerate(fitted_sizes)}
+    assert max(fitted_sizes) > 2
+    for word, message in (
+        ("--no_numeric_log_col", "python -m dlrm.scripts.transcode --numeric_transform none"),
+        ("--model_size_file=x", "--model_size_file: is for --mode transform"),
+    ):
+        refused = spark_data_utils(f"--input_folder={raw}", word)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("error: ")
+        assert message in refused.stderr
+
+
+def test_parquet_becomes_binary_rows_and_these_a_file_a_feature(tmp_path):
+    random, rows = np.random.default_rng(0), {"train": 200, "test": 50, "validation": 51}
+    tables = {}
+    for split, count in rows.items():
+        columns = {"label": random.integers(0, 2, count)}
+        columns |= {f"n{i}": random.normal(0, 1, count).astype(np.float32) for i in range(2)}
+        columns |= {f"c{i}": random.integers(0, 300, count) for i in range(3)}
+        tables[split] = columns
+        (tmp_path / "spark" / split).mkdir(parents=True)
+        pq.write_table(pa.table(columns), tmp_path / "spark" / split / "part-0.parquet")
+    words = [f"--src_dir={tmp_path / 'spark'}", f"--dst_dir={tmp_path / 'binary'}"]
+    others = [f"--intermediate_dir={tmp_path / 'i'}", "--parallel_jobs=40"]
+    done = forked.run(PREPROC / "parquet_to_binary.py", *words, *others)
+    assert done.returncode == 0, done.stderr
+    row = np.fromfile(tmp_path / "binary" / "train_data.bin", "<i4").reshape(200, 6)[7]
+    assert row[0] == tables["train"]["label"][7]
+    assert row[1:3].view("<f4").tolist() == [tables["train"][f"n{i}"][7] for i in range(2)]
+
+    paths = [f"--dataset={tmp_path / 'binary'}", f"--output={tmp_path / 'split'}"]
+    flags = [*paths, "--batch_size=64", "--numerical_features=2"]
+    done = forked.run(PREPROC / "split_dataset.py", *flags)
+    assert done.returncode == 0, done.stderr
+    assert list(verify(tmp_path / "split")) == []
+    labels, numbers, ids = read_as_nvidia(tmp_path / "split")["test"]
+    assert labels.tolist() == tables["test"]["label"].tolist()
+    np.testing.assert_array_equal(numbers[:, 1], tables["test"]["n1"].astype(np.float16))
+    assert ids[2].tolist() == tables["test"]["c2"].tolist()
+    assert open_datasets(DataConfig(str(tmp_path / "split"))).validation.num_samples == 51
+    again = forked.run(PREPROC / "split_dataset.py", *flags)
+    assert again.returncode == 1
+    assert again.stderr.startswith(f"error: {tmp_path / 'split'}: exists and is not empty")
+
+
+def test_random_csv_files_are_transcoded(tmp_path):
+    sections = {
+        "feature_spec": {
+            "shop": {"dtype": "int32", "cardinality": 7},
+            "user": {"dtype": "int32", "cardinality": "auto"},
+            **{name: {"dtype": "float32"} for name in ("price", "clicked")},
+        },
+        "source_spec": {
+            "train": [
+                {"type": "csv", "features": ["clicked", "shop"], "files": ["a/0.csv", "a/1.csv"]},
+                {"type": "csv", "features": ["user", "price"], "files": ["a/more.csv"]},
+            ],
+            "test": [
+                {
+                    "type": "csv",
+                    "features": ["user", "price", "clicked", "shop"],
+                    "files": ["test.csv"],
+                }
+            ],
+        },
+        "channel_spec": {
+            **{"label": ["clicked"], "numerical": ["price"], "categorical": ["user", "shop"]}
+        },
+    }
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(sections))
+    words = [f"--feature_spec_in={tmp_path / 'spec.yaml'}", f"--output={tmp_path / 'csv'}"]
+    done = forked.run("dlrm.scripts.gen_csv", *words, "--size=2001")
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "csv" / "a" / "0.csv").read_text().splitlines()) == 1001
+    words = ["--input", tmp_path / "csv", "--output", tmp_path / "dataset"]
+    done = forked.run("dlrm.scripts.transcode", *words)
+    assert done.returncode == 0, done.stderr
+    for labels, numbers, (user, shop) in read_as_nvidia(tmp_path / "dataset").values():
+        assert len(labels) == 2001
+        assert 0.4 < labels.mean() < 0.6
+        assert numbers.std() > 0.2
+        assert (set(user), set(shop)) == (set(range(10)), set(range(7)))
+
+
+SAYS_CORES = "import os; print(*sorted(os.sched_getaffinity(0)))"
+
+
+def bind(root, *words, **variables):
+    command = [root / "bind.sh", *words, "--", sys.executable, "-S", "-c", SAYS_CORES]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_each_rank_is_bound_to_its_share_of_the_cores(root):
+    cores = sorted(os.sched_getaffinity(0))
+    ranks = min(2, len(cores))
+    bound = []
+    for rank in range(ranks):
+        done = bind(root, "--cpu=exclusive", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks))
+        assert done.returncode == 0, done.stderr
+        bound += [[int(core) for core in done.stdout.split()]]
+    assert {len(own) for own in bound} == {len(cores) // ranks}
+    assert sum(bound, []) == cores[: len(cores) // ranks * ranks]
+    assert bind(root, "--cpu=off").stdout.split() == [str(core) for core in cores]
+    many = str(len(cores) + 1)
+    for words, variables, message in (
+        (["--cpu=dgxa100_ccx.sh"], {}, "--cpu=dgxa100_ccx.sh: expected exclusive, node or off"),
+        (["--gpu"], {}, "expected --cpu=exclusive|node|off"),
+        ([], {"LOCAL_WORLD_SIZE": many}, f"expected at most {len(cores)} ranks"),
+    ):
+        done = bind(root, *words, **variables)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: bind.sh: {message}")
