@@ -2,9 +2,11 @@
 
     python triton/client.py --input DATASET
     python triton/client.py --input day_23 --batch-size 64 --concurrency 1,2,4,8 --plot latency.png
+    python triton/client.py --inference_data DATASET/test --dataset_config DATASET/model_size.json
 
 The input is a dataset, whose numericals and ids are sent, or a log, whose lines are sent as they
 are. Tensors are sent binary; a batch that is larger than the server takes goes in several requests.
+The third line has the flags of NVIDIA's client, whose protocol is http.
 """
 
 import argparse
@@ -58,9 +60,8 @@ class Figures:
 
 
 def main() -> None:
-    options = parse(sys.argv[1:])
     try:
-        run(options)
+        run(parse(sys.argv[1:]))
     except (ValueError, OSError, InferenceServerException) as error:
         sys.exit(f"error: {one_line(error)}")
 
@@ -70,21 +71,44 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = new_parser(__doc__)
     flag = partial(add_flag, parser)
     flag("triton-server-url", "-u", help="default: localhost:8001, with http localhost:8000")
-    flag("protocol", choices=["grpc", "http"], default="grpc")
+    flag("protocol", choices=["grpc", "http"], help="default: grpc")
     flag("triton-model-name", default="model")
     flag("triton-model-version", default="", help="default: the server's choice")
     flag("verbose", "-v", action="store_true")
     flag("http-headers", "-H", action="append", default=[], metavar="NAME:VALUE")
-    flag("input", required=True, type=Path, help="dataset, or log of a label and fields")
+    flag("input", type=Path, help="dataset, or log of a label and fields")
     flag("split", default="test", help="of the dataset")
+    flag("inference-data", type=Path, help="folder of the split in the dataset, as test/")
+    flag("dataset-config", type=Path, help="model_size.json or feature_spec.yaml beside that")
     flag("no-label", action="store_true", help="the lines of the log have no label")
     flag("batch-size", type=int, default=1024, help="rows of a batch")
     flag("concurrency", default="1", help="batches at a time; each of several is measured")
     flag("max-batches", type=int, help="batches to send, read before; default: all")
+    flag("test-batches", dest="max_batches", type=int, help="the same")
+    flag("drop-last-batch", action="store_true", help="of a dataset, where it is not full")
+    flag("fp16", action="store_true", help="unused: the server says which type it takes")
     flag("output", type=Path, help=".npy file for the scores")
     flag("report", type=Path, help=".json file for the figures")
     flag("plot", type=Path, help="picture of latency against concurrency")
-    return parser.parse_args(arguments)
+    return _with_nvidias(parser.parse_args(arguments))
+
+
+def _with_nvidias(options: argparse.Namespace) -> argparse.Namespace:
+    """Reads the input and the protocol of NVIDIA's flags.
+
+    Raises:
+        ValueError: they contradict each other, or there is no input.
+    """
+    data, described = options.inference_data, options.dataset_config
+    if (options.input is None) == (data is None):
+        raise ValueError("expected either --input or --inference_data")
+    if data is not None:
+        options.input, options.split = data.absolute().parent, data.name
+        options.split = "validation" if options.split == "val" else options.split
+    if described is not None and described.absolute().parent != options.input.absolute():
+        raise ValueError(f"--dataset_config {described}: expected a file of {options.input}")
+    options.protocol = options.protocol or ("grpc" if data is None else "http")
+    return options
 
 
 def run(options: argparse.Namespace) -> list[Figures]:
@@ -241,7 +265,10 @@ def _of_dataset(options: argparse.Namespace) -> Iterator[Batch]:
     verifier = Verifier(spec.directory, layout.KIND, "first")
     dataset = SplitDataset(spec, options.split, options.batch_size, verifier=verifier)
     dataset.check_files()
-    for index in range(len(dataset)):
+    whole = len(dataset)
+    if options.drop_last_batch:
+        whole = dataset.num_samples // options.batch_size
+    for index in range(whole):
         numerical, ids, labels, *_ = dataset.batch(index)
         arrays = dict(zip(INPUTS, (numerical.numpy(), ids.numpy()), strict=True))
         yield Batch(arrays, labels.numpy())

@@ -38,6 +38,12 @@ def main() -> None:
     options, others = parser.parse_known_args()
     if not options.model_repository.is_dir():
         fail(f"{options.model_repository}: no such directory (--model-repository)")
+    explicit = "explicit" in others or "--model-control-mode=explicit" in others
+    if explicit and restrictions(others) and not any("--load-model" in flag for flag in others):
+        fail(
+            "--model-control-mode=explicit: expected --load-model=NAME too, as clients may not "
+            "load models; --model-control-mode=poll takes new versions by itself"
+        )
     try:
         package = find_package()
     except ModuleNotFoundError as error:

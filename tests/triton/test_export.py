@@ -1,5 +1,6 @@
 """`triton/export.py`: a model repository that agrees with the checkpoint, or nothing."""
 
+import importlib
 import json
 import re
 import shutil
@@ -75,6 +76,36 @@ def test_what_nvidia_saved_is_exported(export, exported, trained, tmp_path):
     assert reports[0]["auc"] == pytest.approx(reports[1]["auc"], abs=1e-6)
     inputs = config_of(found / "model")["input"]
     assert inputs[-1]["name"] == "raw__0"  # through the dataset's transform
+
+
+def test_nvidias_deployer_writes_what_export_writes(
+    export, exported, trained, tmp_path, monkeypatch, capsys
+):
+    deployer = importlib.import_module("deployer")
+
+    def deploy(*words):
+        words = [f"--save-dir={tmp_path}", *words]
+        monkeypatch.setattr(sys, "argv", ["deployer.py", "--python", "--deploy_cpu", *words])
+        deployer.main()
+
+    model = ["--", f"--model_checkpoint={trained.checkpoint}"]
+    sizes = ["--embedding_dim", "8", "--top_mlp_sizes", "32", "1", "--interaction_op", "dot"]
+    deploy(
+        *model, *sizes, f"--dataset={trained.dataset}", "--batch_size=1", "--embedding_type=joint"
+    )
+    theirs, ours = (repository / "model" for repository in (tmp_path, exported))
+    for name in ("1/model.onnx/model.onnx", "1/model.json", "1/report.json"):
+        assert (theirs / name).read_bytes() == (ours / name).read_bytes(), name
+    for words, message in (
+        ([*model, "--embedding_dim=128"], "--embedding_dim 128: expected 8, as "),
+        ([*model, "--top_mlp_sizes", "9", "1"], "--top_mlp_sizes 9 1: expected 32,1, as "),
+        ([*model, "--dump_perf_data=x"], "--dump_perf_data: python triton/client.py --input "),
+        (["--", "--model_checkpoint=/no"], "/no: no checkpoint here"),
+        ([], "expected -- --model_checkpoint DIR behind the flags of export.py"),
+    ):
+        with pytest.raises(SystemExit):
+            deploy(*words)
+        assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_the_configuration_says_what_the_flags_said(export, trained, tmp_path):

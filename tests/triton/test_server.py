@@ -111,6 +111,48 @@ def test_the_client_reports_and_draws(server, trained, expected, tmp_path):
     assert files["plot.png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_client_takes_nvidias_flags(server, trained, expected, tmp_path):
+    folder = trained.dataset / "test"
+    flags = [f"--dataset_config={trained.dataset / 'feature_spec.yaml'}", "--fp16"]
+    flags += ["--drop_last_batch", "--test_batches=9", f"--output={tmp_path / 'scores.npy'}"]
+    words = ("--triton-server-url", server.http, "--inference_data", folder, "--batch_size=300")
+    done = run_client(*words, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "900 rows in 3 batches" in done.stdout
+    found = np.load(tmp_path / "scores.npy")
+    np.testing.assert_allclose(found, expected[:900], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "expected either --input or --inference_data"),
+        (["--input=a", "--inference_data=a/test"], "expected either --input or --inference_data"),
+        (
+            ["--inference_data=a/test", "--dataset_config=b/model_size.json"],
+            "--dataset_config b/model_size.json: expected a file of ",
+        ),
+    ],
+)
+def test_flags_of_the_client_that_contradict_each_other_are_refused(monkeypatch, flags, message):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    client = importlib.import_module("client")
+    with pytest.raises(ValueError, match=message):
+        client.parse(flags)
+
+
+def test_models_that_only_clients_could_load_are_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    script = importlib.import_module("server")
+    words = [f"--model-repository={tmp_path}", "--model-control-mode=explicit"]
+    monkeypatch.setattr(sys, "argv", ["server.py", *words])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert capsys.readouterr().err.startswith(
+        "error: --model-control-mode=explicit: expected --load-model=NAME too, as clients may not "
+    )
+
+
 def test_batches_beyond_the_largest_request_are_divided(server, trained, tmp_path):
     log = tmp_path / "log"
     log.write_text("\n".join(trained.lines * 5) + "\n")
