@@ -22,6 +22,7 @@ from dlrm.scripts.common.config_flags import (
     ConfigFlags,
     Definitions,
     Help,
+    UsageError,
     Values,
 )
 from dlrm.serving.runtimes import RUNTIMES
@@ -353,6 +354,16 @@ ADAM_SWITCHES = {
 }
 
 
+# What the errors of NVIDIA's earlier flags contain, and what does it here.
+_GONE = {
+    "--mode=prof-train": "--mode train --profile 10 records steps",
+    "'fp16'": "--amp computes in half precision",
+    "'nofp16'": "float32 is the default",
+    "'self_interaction'": "NVIDIA's later versions have none, either",
+    "'synthetic_dataset'": "--dataset_type synthetic_gpu makes random rows",
+}
+
+
 def make_flags(defaults: Mapping[str, Any] | None = None) -> ConfigFlags:
     """Returns the command line, with other defaults for some flags."""
     return ConfigFlags(_OWN, _CONFIGS, defaults)
@@ -368,7 +379,13 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
     Raises:
         ValueError: an unknown flag, or a value that a flag cannot have; flag and value are named.
     """
-    values = (flags or make_flags()).parse(arguments)
+    try:
+        values = (flags or make_flags()).parse(arguments)
+    except UsageError as error:
+        for text, instead in _GONE.items():
+            if text in str(error):
+                raise UsageError(f"{error}; {instead}") from None
+        raise
     values = Values(dict(sorted(values.items())), values.given)
     return _with_preset(values.filled(NVIDIA_2021 if values["defaults"] == "2021" else {}))
 
