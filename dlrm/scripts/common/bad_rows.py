@@ -31,14 +31,20 @@ def _bad_id(datasets: Datasets, name: str) -> str | None:
     for split in ("train", "test", "validation"):
         data = getattr(datasets, split)
         for index in range(len(data) if data else 0):
-            ids = data.batch(index).categorical.cpu()
-            wrong = ((ids < 0) | (ids >= torch.tensor(data.table_sizes))).nonzero()
+            batch = data.batch(index)
+            ids, sizes = batch.categorical.flatten().cpu(), torch.tensor(data.table_sizes)
+            # Which sample and table each id is of: one each, or as many as the lengths say.
+            place = torch.arange(batch.num_samples * len(sizes))
+            if batch.lengths is not None:
+                place = place.repeat_interleave(batch.lengths.flatten().cpu().long())
+            wrong = ((ids < 0) | (ids >= sizes[place % len(sizes)])).nonzero()
             if len(wrong):
-                row, table = wrong[0].tolist()
+                first = wrong[0].item()
+                row, table = divmod(int(place[first]), len(sizes))
                 return (
                     f"{name}: {split} row {index * data.batch_size + row}, feature "
                     f"{data.categorical_names[table]}: expected an id from 0 to "
-                    f"{data.table_sizes[table] - 1}, got {ids[row, table].item()}. "
+                    f"{data.table_sizes[table] - 1}, got {ids[first].item()}. "
                     "--hash_indices takes ids modulo the size of their table"
                 )
     return None

@@ -1,0 +1,48 @@
+"""A row of a dataset with an id outside its table is named, however many ids its rows have."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dlrm.data.clicks.batch import Batch
+from dlrm.scripts.common.bad_rows import bad_ids_named
+
+ONE_EACH = [(torch.tensor([[1, 2], [9, 4], [3, 9]]), None)]
+BAGS = [  # the second batch: row 2 has ids 9 | none, row 3 has 1, 9 | 4, 10
+    (torch.tensor([9, 9, 0, 9]), torch.tensor([[1, 1], [1, 1]])),
+    (torch.tensor([9, 1, 9, 4, 10]), torch.tensor([[1, 0], [2, 2]])),
+]
+
+
+def named(batches, batch_size, sizes):
+    class Rows:
+        table_sizes, categorical_names = sizes, ["user", "item"]
+
+        def __len__(self):
+            return len(batches)
+
+        def batch(self, index):
+            ids, lengths = batches[index]
+            count = len(ids if lengths is None else lengths)
+            return Batch(torch.zeros(count, 1), ids, torch.zeros(count), lengths)
+
+    rows = Rows()
+    rows.batch_size = batch_size
+    splits = SimpleNamespace(train=rows, test=None, validation=None)
+    with pytest.raises(ValueError, match=r"^data: train row") as caught, bad_ids_named(splits, "data"):
+        raise RuntimeError("joint_embedding: id 9 of table 1")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("batches", "batch_size", "sizes", "message"),
+    [
+        (ONE_EACH, 3, [10, 5], "row 2, feature item: expected an id from 0 to 4, got 9."),
+        (ONE_EACH, 3, [9, 10], "row 1, feature user: expected an id from 0 to 8, got 9."),
+        (BAGS, 2, [10, 10], "row 3, feature item: expected an id from 0 to 9, got 10."),
+        (BAGS, 2, [10, 9], "row 0, feature item: expected an id from 0 to 8, got 9."),
+    ],
+)
+def test_the_first_bad_id_is_named_by_row_and_feature(batches, batch_size, sizes, message):
+    assert message in named(batches, batch_size, sizes)
