@@ -67,7 +67,7 @@ def train(dataset: Path, output: Path) -> Path:
     title("3/4", "training")
     run = output / time.strftime("run-%Y%m%d-%H%M%S")
     flags = training_flags(json.loads((dataset / "manifest.json").read_text())["rows"]["train"])
-    flags |= {"save_checkpoint_path": run / "checkpoints", "log_path": run / "log.json"}
+    flags["save_checkpoint_path"] = run / "checkpoints"
     dlrm_main("train", dataset, flags)
     return run
 
@@ -139,7 +139,7 @@ def auc_of(value: float | None) -> str:
 
 
 def summarise(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
-    trained, tested = summary_of(run / "log.json"), summary_of(run / "test.json")
+    trained, tested = summary_of(run / "checkpoints/log.json"), summary_of(run / "test.json")
     rows = json.loads((dataset / "manifest.json").read_text())["rows"]
     lines = [
         ("rows", "  ".join(f"{split} {count:,}" for split, count in rows.items())),
@@ -152,14 +152,15 @@ def summarise(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
         best = json.loads((raw / "planted.json").read_text())
         reachable = "  ".join(f"{s} {best[s]['auc']:.4f}" for s in ("test", "validation"))
         lines.append(("best possible", f"{reachable}  (planted in the simulated logs)"))
-    checkpoint = run / "checkpoints"
+    checkpoints = run / "checkpoints"
+    curves = checkpoints / "curves.png"
     lines += [
         ("training", f"{trained['average_train_throughput']:,.0f} samples/s"),
         ("whole demo", f"{seconds:.0f} s"),
         ("dataset", shown(dataset)),
-        ("checkpoints", shown(checkpoint)),
-        ("log", shown(run / "log.json")),
-        ("curves", shown(run / "curves.png") if (run / "curves.png").exists() else "none"),
+        ("checkpoints", shown(checkpoints)),
+        ("log", shown(checkpoints / "log.json")),
+        ("curves", shown(curves) if curves.exists() else "none"),
     ]
     width = min(shutil.get_terminal_size().columns, 100)
     print("\n" + " dlrm demo ".center(width, "="))

@@ -14,6 +14,7 @@ import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it wh
 import argparse
 import importlib
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -89,7 +90,10 @@ def plain(dtype: str, batch_size: int, channels_last: bool) -> Callable[[int], f
 def torchvision():
     """torchvision, without the operators that torch's CPU wheel lacks."""
     with declared_operators():
-        return importlib.import_module("torchvision")
+        try:
+            return importlib.import_module("torchvision")
+        except ModuleNotFoundError as error:
+            sys.exit(f"error: {error}: it is the peer; pip install -e '.[peers]' installs it")
 
 
 @contextmanager

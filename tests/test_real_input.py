@@ -35,7 +35,9 @@ def run(arguments, cwd, env=None) -> str:
     return done.stdout
 
 
-def summary(log: Path) -> dict:
+def summary(folder: Path) -> dict:
+    """The summary of the last run below a folder; a run's log is beside its checkpoints."""
+    log = max(folder.rglob("log.json"), key=lambda path: path.stat().st_mtime_ns)
     return json.loads(log.read_text().splitlines()[-1].removeprefix("DLLL "))["data"]
 
 
@@ -80,7 +82,7 @@ def adult_auc(shared_data, directory: Path, seed: int, *flags: str) -> float:
         if "dlrm.scripts.main" in words:
             words += ["--base_device=cpu", *flags]
         run(words, directory)
-    return summary(directory / "log.json")["test_auc"]
+    return summary(directory)["test_auc"]
 
 
 @pytest.mark.slow
@@ -124,12 +126,12 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     command += [f"--dataset={tmp_path / 'out' / 'binary_dataset'}", "--test_batch_size=50"]
     training = ["--epochs=4", "--batch_size=32", "--lr=0.5", "--warmup_steps=2"]
     run([*command, *training, "--save_checkpoint_path=run"], tmp_path)
-    trained = summary(tmp_path / "log.json")
-    tested = ["--mode=test", "--load_checkpoint_path=run", "--log_path=test.json"]
+    trained = summary(tmp_path)
+    tested = ["--mode=test", "--load_checkpoint_path=run", "--log_path=tested/log.json"]
     run([*command, *tested], tmp_path)
     assert 0 < trained["test_auc"] < 1
     assert 0 < trained["validation_auc"] < 1
-    assert summary(tmp_path / "test.json")["auc"] == trained["test_auc"]
+    assert summary(tmp_path / "tested")["auc"] == trained["test_auc"]
 
 
 def bert_commands(heading: str) -> list[str]:
@@ -177,13 +179,13 @@ def test_a_small_network_learns_pairs_by_heart(shared_data, tmp_path):
     head, training, evaluation, *_ = bert_commands("Questions and pairs, learnt from scratch")
     for command in (head, training):
         run(["bash", "-c", command], tmp_path, one_thread)
-    assert summary(tmp_path / "log.json")["test_accuracy"] >= 0.99
+    assert summary(tmp_path)["test_accuracy"] >= 0.99
     shown = run(["bash", "-c", evaluation], tmp_path, one_thread)
     train, dev = (read_pairs(tmp_path / name) for name in ("train.tsv", "dev.tsv"))
     majority, overlap = majority_baseline(dev.labels), overlap_baseline(train, dev)
     assert f"accuracy {majority['accuracy']:.6f}" in shown
     assert overlap["accuracy"] == pytest.approx(0.745, abs=0.005)
-    found = {name: summary(tmp_path / "log.json")[f"best_{name}"] for name in ("accuracy", "f1")}
+    found = {name: summary(tmp_path)[f"best_{name}"] for name in ("accuracy", "f1")}
     print(f"{'of the 408 dev pairs':<28} accuracy  F1")
     for name, metrics in (
         ("this network, 500 pairs", found),
@@ -201,14 +203,14 @@ def test_a_small_network_learns_answers_by_heart(shared_data, tmp_path):
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     *_, training, evaluation = bert_commands("Questions and pairs, learnt from scratch")
     run(["bash", "-c", training], tmp_path, one_thread)
-    assert summary(tmp_path / "log.json")["test_f1"] >= 90
+    assert summary(tmp_path)["test_f1"] >= 90
     run(["bash", "-c", evaluation], tmp_path, one_thread)
     answers = json.loads((tmp_path / "predictions.json").read_text())
     questions = read_squad(tmp_path / "train-v1.1.slice.json")
     assert list(answers) == [question.id for question in questions]
     assert all(answers[question.id] in question.context for question in questions)
     found = exact_match_and_f1(questions, answers)
-    assert found["f1"] == summary(tmp_path / "log.json")["best_f1"] >= 90
+    assert found["f1"] == summary(tmp_path)["best_f1"] >= 90
 
 
 def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsys):
@@ -234,7 +236,7 @@ def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsy
         if "finetune" in arguments:
             arguments += ["--epochs=1", "--test_after=1"]
         bert.run(bert_flags.parse(arguments))
-        results = summary(tmp_path / "log.json")
+        results = summary(tmp_path)
         assert any(name.endswith("f1") and 0 <= value <= 100 for name, value in results.items())
     assert len(json.loads((tmp_path / "predictions.json").read_text())) == 32
     assert capsys.readouterr().out.count("more frequent class: accuracy 0.500000  f1 0.0") == 2
@@ -260,7 +262,7 @@ def test_networks_learn_photographs_of_signs(shared_data, tmp_path, model, least
     # Minutes on one core: tests run beside each other, and threads wait long for a busy core.
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     run([*training, "--base_device=cpu"], tmp_path, one_thread)
-    assert summary(tmp_path / "log.json")["test_top1"] >= least
+    assert summary(tmp_path)["test_top1"] >= least
 
 
 @pytest.mark.parametrize("model", ["resnet50", "efficientnet_b0"])
@@ -278,7 +280,7 @@ def test_the_commands_for_photographs_of_signs_start(tmp_path, model):
             file.addfile(member, io.BytesIO(data.getvalue()))
     run(prepare, tmp_path)
     run([*training, "--base_device=cpu", "--epochs=3", "--max_steps=2"], tmp_path)
-    results = summary(tmp_path / "log.json")
+    results = summary(tmp_path)
     assert 0 < results["training_loss"] < 5  # ln 2 is 0.69
 
 
@@ -311,9 +313,10 @@ def test_a_small_bert_learns_from_articles_of_wikipedia(shared_data, tmp_path):
     assert "6 documents" in shown[1]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as above
     run([*training, "--base_device=cpu"], tmp_path, one_thread)
-    found = summary(tmp_path / "log.json")
+    found = summary(tmp_path)
     assert found["test_masked_loss"] < 6.6  # which the tokens' frequencies alone do not reach
-    assert (tmp_path / "curves.png").stat().st_size > 1000
+    (curves,) = tmp_path.rglob("curves.png")
+    assert curves.stat().st_size > 1000
 
 
 def test_the_commands_for_articles_of_wikipedia_start(tmp_path):
@@ -332,5 +335,5 @@ def test_the_commands_for_articles_of_wikipedia_start(tmp_path):
     for command in prepare:
         assert "4 documents, 80 sentences" in run(command, tmp_path)
     run([*training, "--base_device=cpu", "--total_steps=2", "--test_freq=2"], tmp_path)
-    found = summary(tmp_path / "log.json")
+    found = summary(tmp_path)
     assert 0 < found["test_masked_loss"] < 3.5  # ln 16 is 2.8

@@ -53,7 +53,9 @@ def write_log(path: Path, seed: int = 0) -> list[str]:
     return lines
 
 
-def write_dataset(directory: Path, lines: list[str], other_ids: bool = False) -> Path:
+def write_dataset(
+    directory: Path, lines: list[str], other_ids: bool = False, rows: dict[str, int] = ROWS
+) -> Path:
     """Fits the transform on all lines and writes the dataset, as preprocessing does.
 
     With `other_ids` its tables have the same sizes, and every id means another value.
@@ -65,16 +67,16 @@ def write_dataset(directory: Path, lines: list[str], other_ids: bool = False) ->
     transform = Transform(NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT))
     numerical, ids, _ = transform(columns[1:])
     labels = np.array([line[0] == "1" for line in lines])
-    spec = FeatureSpec.default(directory, NUM_NUMERICAL, transform.cardinalities, list(ROWS))
+    spec = FeatureSpec.default(directory, NUM_NUMERICAL, transform.cardinalities, list(rows))
     begin = 0
-    for split, rows in ROWS.items():
-        part = slice(begin, begin + rows)
+    for split, count in rows.items():
+        part = slice(begin, begin + count)
         with SplitWriter(spec, split) as writer:
             writer.write(labels[part], numerical[part], [column[part] for column in ids])
-        begin += rows
+        begin += count
     transform.save(directory / layout.TRANSFORM)
     spec.save()
-    layout.write_dataset_manifest(directory, ROWS, transform.cardinalities, {})
+    layout.write_dataset_manifest(directory, rows, transform.cardinalities, {})
     return directory
 
 

@@ -26,7 +26,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.documents import one_line
 from dlrm.files import staged_directory
 from dlrm.serving import platforms
@@ -49,6 +50,7 @@ class Reference(NamedTuple):
     """Rows that an exported model is compared on, with their logits by the checkpoint."""
 
     dataset: str
+    split: str
     inputs: Inputs
     labels: np.ndarray
     logits: np.ndarray
@@ -90,7 +92,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         action="store_true",
         help="read files of the dataset that are symbolic links to files outside of its directory",
     )
-    flag("verify-rows", type=int, default=65536, help="rows of its test split to judge by, at most")
+    flag("verify-rows", type=int, default=65536, help="rows to judge by, at most")
     platform = parser.add_mutually_exclusive_group()
     for name, what in (
         ("python", "python backend over ONNX Runtime (default)"),
@@ -230,29 +232,36 @@ def _reference(
     allow_links: bool,
 ) -> Reference:
     config = predictor.model.config
-    rows = open_datasets(
+    datasets = open_datasets(
         DataConfig(
             dataset=dataset,
             dataset_type=kind,
+            batch_size=max_rows,
             test_batch_size=max_rows,
             num_numerical_features=config.num_numerical_features,
             allow_links=allow_links,
         )
-    ).test
+    )
+    split, rows = _split_with_rows(datasets)
     check_dataset(dataset, rows, config)
     rows.check_files()
-    if not rows.num_samples:
-        raise ValueError(f"{dataset}: expected rows in the test split, got none (--dataset)")
     batch = rows.batch(0)
     try:
         logits, labels = predictor.score_batch(batch)
     except RowError as error:
-        raise ValueError(f"{dataset}: test row {error.row}{error.problem}") from None
+        raise ValueError(f"{dataset}: {split} row {error.row}{error.problem}") from None
     inputs = Inputs(
         batch.numerical.numpy().astype(serving.numerical_dtype),
         batch.categorical.numpy().astype(serving.ids_dtype),
     )
-    return Reference(dataset, inputs, labels, logits)
+    return Reference(dataset, split, inputs, labels, logits)
+
+
+def _split_with_rows(datasets: Datasets) -> tuple[str, Dataset]:
+    """Returns the first split that has rows: the test split, else others; training always has."""
+    others = (("test", datasets.test), ("validation", datasets.validation))
+    found = ((name, rows) for name, rows in others if rows is not None and rows.num_samples)
+    return next(found, ("train", datasets.train))
 
 
 def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
@@ -383,6 +392,7 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
     report = {
         "checkpoint": str(export.predictor.path),
         "dataset": reference.dataset,
+        "split": reference.split,
         **found._asdict(),
         "auc_change": found.auc_change,
         "log_loss_change": found.log_loss_change,
@@ -391,9 +401,10 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
         "table_bytes_fp32": full,
     }
     lines = [
-        f"agreement: on {found.rows:,} rows of {reference.dataset}, AUC {found.auc:.6f} (change "
-        f"{found.auc_change:+.1e}), log loss {found.log_loss:.6f} ({found.log_loss_change:+.1e}), "
-        f"greatest difference of a score {found.greatest_difference:.1e}",
+        f"agreement: on {found.rows:,} rows of {reference.dataset} ({reference.split}), AUC "
+        f"{found.auc:.6f} (change {found.auc_change:+.1e}), log loss {found.log_loss:.6f} "
+        f"({found.log_loss_change:+.1e}), greatest difference of a score "
+        f"{found.greatest_difference:.1e}",
         f"tables: {precision}, {tables.num_bytes:,} bytes, {tables.num_bytes / full:.3f} of fp32",
     ]
     if precision != "fp32":

@@ -95,8 +95,20 @@ def _load(path: Path) -> str | None:
     try:
         torch.ops.load_library(path)
     except OSError as error:  # not built, for another machine, or for a later torch
-        return str(error) if path.exists() else f"{path} was not built"
+        return str(error) if path.exists() else f"{path} was not built{_remedy()}"
     return None
+
+
+def _remedy() -> str:
+    """Returns how to build the operators, where the package is imported from its source folder."""
+    source = _FOLDER.parent
+    if not (source / "setup.py").is_file():
+        return ""
+    return (
+        f"; `make venv` in {source} builds it, or `python setup.py build_ext --inplace` there. "
+        "Python imports this folder because it is the current one or the package is installed "
+        "from it"
+    )
 
 
 def _load_cuda() -> str | None:

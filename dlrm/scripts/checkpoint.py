@@ -33,7 +33,12 @@ from dlrm.train.checkpoints.diff import (
     statistics,
     weights_of,
 )
-from dlrm.train.checkpoints.directory import all_checkpoints, best_checkpoint, find_checkpoint
+from dlrm.train.checkpoints.directory import (
+    all_checkpoints,
+    best_checkpoint,
+    best_record,
+    find_checkpoint,
+)
 from dlrm.train.checkpoints.nvidia import (
     FEATURE_ORDERS,
     PADDINGS,
@@ -170,10 +175,13 @@ def describe_run(path: Path, check_crc: bool = False) -> dict[str, Any]:
         with in_use(directory) as stays:
             if stays:
                 saved = read_saved(directory, check_crc)
+                progress = _progress(saved)
+                if not progress["metrics"] and best is not None and best.name == directory.name:
+                    progress["metrics"] = _metrics(best_record(path))  # tested after it was saved
                 checkpoints.append(
                     {
                         "name": directory.name,
-                        **_progress(saved),
+                        **progress,
                         "bytes": _bytes(directory),
                         "best": best is not None and best.name == directory.name,
                     }
@@ -362,14 +370,26 @@ def _without_state(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _progress(saved: SavedModel) -> dict[str, Any]:
-    """Step, and what was measured there or at the best step before."""
-    best = dict(saved.progress.get("best") or {})
+    """Step, what was measured there, and what at the best step up to there."""
+    step, best = saved.progress.get("step"), dict(saved.progress.get("best") or {})
+    history = saved.progress.get("history") or []
+    tested = [entry for entry in history if "lr" not in entry and entry.get("step") == step]
+    if best and best.get("step") == step:
+        tested.append(best)
     return {
-        "step": saved.progress.get("step"),
-        "epoch": best.pop("epoch", None),
-        "best_step": best.pop("step", None),
-        "metrics": best,
+        "step": step,
+        "metrics": _metrics(tested[-1]) if tested else {},
+        "best_so_far": {
+            "step": best.get("step"),
+            "epoch": best.get("epoch"),
+            "metrics": _metrics(best),
+        },
     }
+
+
+def _metrics(record: dict[str, float]) -> dict[str, float]:
+    """Returns what was measured, of a record that says where, too."""
+    return {name: value for name, value in record.items() if name not in ("step", "epoch")}
 
 
 def _bytes(path: Path) -> int:
@@ -381,25 +401,28 @@ def _lines_of_run(found: dict[str, Any]) -> list[str]:
     count = len(found["checkpoints"])
     lines = [f"{found['path']}: {count} checkpoint{'s' * (count > 1)}{checked}"]
     for checkpoint in found["checkpoints"]:
-        metrics = "  ".join(f"{k} {v:.6f}" for k, v in checkpoint["metrics"].items())
         mark = "  <- best" if checkpoint["best"] else ""
         lines.append(
-            f"  {checkpoint['name']}  {_size(checkpoint['bytes'])}  best so far: "
-            f"{metrics or 'nothing tested'}{mark}"
+            f"  {checkpoint['name']}  {_size(checkpoint['bytes'])}  "
+            f"{_shown(checkpoint['metrics']) or 'not tested at this step'}{mark}"
         )
     return lines
 
 
+def _shown(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
+
+
 def _lines_of_checkpoint(found: dict[str, Any]) -> list[str]:
-    metrics = "  ".join(f"{k} {v:.6f}" for k, v in found["metrics"].items())
+    best = found["best_so_far"]
     architecture = "  ".join(f"{k} {_short(v)}" for k, v in found["architecture"].items())
     lines = [
         f"{found['path']}: a checkpoint of {found['format']}, {_size(found['bytes'])}"
         + (", the CRC-32 of every file is right" if found["crc_checked"] else ""),
-        f"step {found['step']}",
-        f"best: step {found['best_step']}, epoch {found['epoch']}  {metrics}"
-        if metrics
-        else "best: nothing tested",
+        f"step {found['step']}: {_shown(found['metrics']) or 'not tested at this step'}",
+        f"best so far: step {best['step']}, epoch {best['epoch']}  {_shown(best['metrics'])}"
+        if best["metrics"]
+        else "best so far: nothing tested",
         f"architecture: {architecture}",
         *(f"{name}: {note}" for name, note in found["notes"].items()),
         "dataset: " + "  ".join(f"{k} {_short(v)}" for k, v in found["dataset"].items()),

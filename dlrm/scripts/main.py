@@ -26,7 +26,7 @@ from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import RunLog, Watched
-from dlrm.train.metrics import one_class_note
+from dlrm.train.metrics import metrics_note, one_class_note
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
 from dlrm.train.task import TrainConfig
@@ -152,6 +152,8 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
     validation = Batches(datasets.validation, device) if datasets.validation else None
     summary = driver.train(setup, watch, trainer, begin, train, test, validation)
     check_scores(task, setup.data_name, "validation")  # the trainer checks those of other tests
+    if note := metrics_note(summary):
+        watch.log.line(note)
     return summary
 
 
@@ -172,8 +174,9 @@ def _test(setup: DLRMSetup, data: Dataset, watch: Watch) -> dict[str, float]:
     check_scores(task, setup.data_name, "test")
     shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
     log.line(f"Finished testing: {shown}")
-    if note := one_class_note(metrics, test.num_samples):
-        log.line(note)
+    for note in (metrics_note(metrics), one_class_note(metrics, test.num_samples)):
+        if note:
+            log.line(note)
     return metrics | {
         "avg_inference_latency": seconds / len(test),
         "average_test_throughput": test.num_samples / seconds,

@@ -25,7 +25,16 @@ from absl import flags
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.data.tables.files import KINDS, TextFormat, batches_of, columns_of, find_tables
+from dlrm.data.tables.files import (
+    CSV,
+    KINDS,
+    TableFile,
+    TextFormat,
+    batches_of,
+    chunks_of,
+    columns_of,
+    find_tables,
+)
 from dlrm.data.tables.rows import RowReader
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.table_transform import BadRowError, TableTransform, stack_ids
@@ -43,7 +52,7 @@ from dlrm.serving.predictor import (
 )
 from dlrm.serving.rows import Inputs, RowError, read_lines
 from dlrm.serving.shares import Shares
-from dlrm.train.metrics import click_metrics, one_class_note
+from dlrm.train.metrics import click_metrics, metrics_note, one_class_note
 
 FLAGS = flags.FLAGS
 Scored = Iterator[tuple[np.ndarray, np.ndarray | None]]  # logits of some rows; labels if known
@@ -88,9 +97,15 @@ def define_flags() -> None:
     flags.DEFINE_enum(
         "input_format", None, KINDS, "What a table is; default: as the file's name says"
     )
-    flags.DEFINE_list("columns", [], "Names of a CSV's columns; without: those of its header")
+    flags.DEFINE_list(
+        "columns",
+        [],
+        "Names of a CSV's columns; default: those of its header, else of the training data",
+    )
     flags.DEFINE_boolean(
-        "header", None, "Whether a CSV begins with the names; default: unless --columns does"
+        "header",
+        None,
+        "Whether a CSV begins with the names; default: where its first row has one of them",
     )
     flags.DEFINE_string(
         "delimiter", None, "What separates cells; default: a tab in .tsv, else a comma"
@@ -297,8 +312,8 @@ def _score_tables(
     predictor: Predictor, table: TableTransform, path: Path, shares: Shares
 ) -> Scored:
     """Scores Parquet, CSV or JSON lines, in a file or a folder."""
-    text = TextFormat(tuple(FLAGS.columns), FLAGS.header, FLAGS.delimiter)
     for file in find_tables([path], FLAGS.input_format):
+        text = _text_format(file, table)
         names = columns_of(file, text)
         if missing := [name for name in table.names if name not in names]:
             hint = "" if FLAGS.columns else "; where the file has no header, --columns names them"
@@ -317,6 +332,26 @@ def _score_tables(
                 raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
             except ValueError as error:
                 raise ValueError(f"{file.path}: {error}") from None
+
+
+def _text_format(file: TableFile, table: TableTransform) -> TextFormat:
+    """Returns how a CSV is read: a file without a header has the columns of the training data.
+
+    A first row without the name of any column that the model needs is no header.
+    """
+    columns, header = tuple(FLAGS.columns), FLAGS.header
+    if file.kind == CSV and table.columns and not columns and not header:
+        plain = TextFormat((), False, FLAGS.delimiter, chunk_size=1)
+        first = next((rows[0] for _, _, rows in chunks_of(file, plain)), [])
+        numbered = list(table.columns) == list(map(str, range(len(table.columns))))
+        if header is None and not numbered:
+            header = not {(cell or "").strip() for cell in first}.isdisjoint(table.names)
+        if not header:
+            header, columns = False, table.columns
+            label = table.schema.label.column
+            if len(first) == len(columns) - 1 and label in columns:
+                columns = tuple(name for name in columns if name != label)
+    return TextFormat(columns, header, FLAGS.delimiter)
 
 
 def _score_batch(
@@ -339,8 +374,9 @@ def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
     metrics = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}
     print("  ".join(f"{name} {value:.6f}" for name, value in known.items()))
-    if note := one_class_note(metrics, len(labels)):
-        print(note)
+    for note in (metrics_note(known), one_class_note(metrics, len(labels))):
+        if note:
+            print(note)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ class RunLog:
         self._file: TextIO | None = None
         self._start = time.time()
         self._bar: tqdm | None = None
+        self._conclusion: list[str] = []
         self.quiet = quiet
         if path is not None and not quiet:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,12 @@ class RunLog:
         now = datetime.now()
         for name, value in values.items():
             self.line(f"DLL {now} - () {name} : {value} {_unit(name)}".rstrip())
+        for text in self._conclusion:
+            self.line(text)
+
+    def conclude(self, text: str) -> None:
+        """Prints a line after those of the summary, which are for programs."""
+        self._conclusion.append(text)
 
     def line(self, text: str) -> None:
         """Prints a line above the progress bar."""

@@ -1,6 +1,7 @@
 """What a model's scores are worth: ROC AUC, log loss, normalised entropy, calibration."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -56,6 +57,16 @@ def fraction_metrics(logits: Tensor, targets: Tensor, world: World = World()) ->
     """
     rows, loss, *_ = _sums_of_all("fraction_metrics", logits, targets, world)
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}
+
+
+def metrics_note(names: Iterable[str]) -> str | None:
+    """Explains the metrics that are little known, where they are among `names`; else None."""
+    if not any(name.endswith(("normalized_entropy", "calibration")) for name in names):
+        return None
+    return (
+        "normalized_entropy: log loss relative to always predicting the click rate, lower is "
+        "better and below 1 is of use; calibration: predicted over observed clicks, 1 is right"
+    )
 
 
 def one_class_note(metrics: dict[str, float], rows: int) -> str | None:

@@ -101,7 +101,8 @@ joint_embedding_bag: id 18 of table 0 in batch row 0: expected 0 <= id < 10
     assert native.stdout.endswith(message)
     (line,) = fallback.stderr.splitlines()
     assert "plain-torch references run instead of the native ops" in line
-    assert "was not built" in line
+    assert "was not built; `make venv` in " in line
+    assert "`python setup.py build_ext --inplace`" in line
 
 
 def test_a_library_of_another_machine_is_logged_and_left_alone(tmp_path, native):

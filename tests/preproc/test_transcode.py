@@ -347,8 +347,17 @@ def test_a_directory_compressed_files_and_other_delimiters_are_read(tmp_path):
 BAD_FILES = {
     "a cell that is no number": ("0,1,a\n1,12x,b\n", {}, r"line 3, column x: .*number, got '12x'"),
     "digits grouped as in Python": ("0,1_000,a\n1,2,b\n", {}, "line 2, column x: .*got '1_000'"),
-    "an infinite number": ("0,1,a\n1,inf,b\n", {}, r"line 3, column x: .*finite number, got 'inf'"),
-    "not a number": ("0,nan,a\n1,1,b\n", {}, r"line 2, column x: .*finite number, got 'nan'"),
+    "an infinite number": (
+        "0,1,a\n1,inf,b\n",
+        {},
+        r"line 3, column x: .*finite number .*, got 'inf'",
+    ),
+    "not a number": (
+        "0,nan,a\n1,1,b\n",
+        {},
+        r"line 2, column x: expected a finite number \(--missing_values \?,nan counts it as "
+        r"missing\), got 'nan'",
+    ),
     "a label that is not 0 or 1": (
         "0,1,a\nyes,1,b\n",
         {},

@@ -65,7 +65,7 @@ def inputs(rows=9):
     return torch.randn(rows, NUM_NUMERICAL, generator=random), torch.stack(ids, dim=1)
 
 
-def save_ours(path, seed=1, interaction="cuda_dot", top=(16, 5, 1), change=None):
+def save_ours(path, seed=1, interaction="cuda_dot", top=(16, 5, 1), change=None, step=5):
     """Saves a model of ours with optimizers' state of row-wise Adagrad."""
     config = DLRMConfig(TABLE_SIZES, NUM_NUMERICAL, 4, (8, 4), top, interaction)
     model = DLRM(config, seed=seed)
@@ -82,7 +82,12 @@ def save_ours(path, seed=1, interaction="cuda_dot", top=(16, 5, 1), change=None)
         "dataset": "somewhere",
     }
     saved = {"flags": flags, "dataset": {"table sizes": list(TABLE_SIZES)}}
-    progress = {"step": 5, "best": {"auc": 0.75, "step": 4, "epoch": 1.5}, "history": []}
+    history = [
+        {"step": 4, "auc": 0.75},
+        {"step": 5, "loss": 0.3, "lr": 1.0},
+        {"step": 5, "auc": 0.7},
+    ]
+    progress = {"step": step, "best": {"auc": 0.75, "step": 4, "epoch": 1.5}, "history": history}
     save_checkpoint(path, Parameters(model, model.embeddings.table_parameters()), saved, progress)
     return model
 
@@ -303,8 +308,8 @@ def test_inspect_shows_a_checkpoint(tool, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["step"] == 5
-    assert found["best_step"] == 4
-    assert found["metrics"] == {"auc": 0.75}
+    assert found["metrics"] == {"auc": 0.7}
+    assert found["best_so_far"] == {"step": 4, "epoch": 1.5, "metrics": {"auc": 0.75}}
     assert found["architecture"]["num_numerical_features"] == NUM_NUMERICAL
     assert found["architecture"]["top_mlp_sizes"] == [16, 5, 1]
     assert [table["rows"] for table in found["tables"]] == list(TABLE_SIZES)
@@ -324,15 +329,19 @@ def test_inspect_shows_a_checkpoint(tool, tmp_path):
 
 
 def test_inspect_lists_a_run_and_its_best(tool, tmp_path):
-    for step in (4, 5):
-        save_ours(tmp_path / f"step-{step:09d}")
+    for step in (3, 4, 5):
+        save_ours(tmp_path / f"step-{step:09d}", step=step)
     found = describe_run(tmp_path)["checkpoints"]
-    assert [(c["name"], c["best"]) for c in found] == [
-        ("step-000000004", True),
-        ("step-000000005", False),
+    assert [(c["name"], c["best"], c["metrics"]) for c in found] == [
+        ("step-000000003", False, {}),
+        ("step-000000004", True, {"auc": 0.75}),
+        ("step-000000005", False, {"auc": 0.7}),
     ]
-    shown = tool("inspect", tmp_path).stdout
-    assert "step-000000004" in next(line for line in shown.splitlines() if "<- best" in line)
+    lines = tool("inspect", tmp_path).stdout.splitlines()[1:]
+    for line, metrics in zip(
+        lines, ("not tested at", "auc 0.750000  <- best", "auc 0.7"), strict=True
+    ):
+        assert metrics in line
 
 
 def test_a_flipped_bit_is_found_by_whatever_reads_the_file(tool, tmp_path):
@@ -402,7 +411,7 @@ def test_diff_sees_configuration_progress_and_state(tmp_path):
         write_manifest(tmp_path / side, "checkpoint")
     found = compare(tmp_path / "a", tmp_path / "b")
     assert found["config"] == ["flags: lr: 1.0 and 2.0"]
-    assert found["progress"] == ["step: 5 and 6"]
+    assert sorted(found["progress"]) == ["metrics: auc: 0.7 and absent", "step: 5 and 6"]
     assert not compare(tmp_path / "a", tmp_path / "b", weights_only=True)["different"]
 
 

@@ -33,8 +33,8 @@ def test_training_learns_and_reports(command, tmp_path, capsys, device):
     assert summary["best_auc"] == summary["test_auc"]
     assert summary["average_train_throughput"] > 0
     assert {"best_epoch", "best_validation_loss", "training_loss"} <= set(summary)
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    entries = log_entries()
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    entries = log_entries("run/log.json")
     assert entries[0]["step"] == "PARAMETER"
     assert entries[0]["data"]["lr"] == 0.02
     assert entries[-1]["step"] == []
@@ -59,9 +59,29 @@ def test_a_checkpoint_tests_as_it_trained_and_brings_its_architecture(command, c
     tested = command("--mode=test", "--load_checkpoint_path=run", model=[], training=[])
     assert tested["auc"] == trained["test_auc"]
     assert tested["log_loss"] == trained["test_log_loss"]
-    assert "embedding_dim 4" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "embedding_dim 4" in out
+    assert out.count("calibration: predicted over observed clicks, 1 is right\n") == 2
     assert log_entries()[-1]["data"]["auc"] == tested["auc"]
-    assert any("best_auc" in e.get("data", {}) for e in log_entries())  # the training's log is kept
+
+
+def test_log_and_curves_are_beside_the_checkpoints_and_a_resumed_run_appends(command, tmp_path):
+    command("--max_steps=2", "--save_checkpoint_path=run")
+    before = (tmp_path / "run" / "log.json").read_text()
+    command("--max_steps=4", "--save_checkpoint_path=run", "--resume")
+    assert not (tmp_path / "log.json").exists()
+    assert (tmp_path / "run" / "log.json").read_text().startswith(before)
+    assert [e.get("step") for e in log_entries("run/log.json")].count("PARAMETER") == 2
+    command("--max_steps=2", "--save_checkpoint_path=other", "--log_path=named.json")
+    assert (tmp_path / "named.json").exists()
+    assert not (tmp_path / "other" / "log.json").exists()
+
+
+def test_a_checkpoint_names_its_dataset_from_any_folder(command, tmp_path, dataset):
+    (tmp_path / "link").symlink_to(dataset)
+    command("--max_steps=2", "--save_checkpoint_path=run", data="link")
+    assert read_config(find_checkpoint("run"))["flags"]["dataset"] == str(tmp_path / "link")
+    command("--max_steps=3", "--save_checkpoint_path=run", "--resume", data="link")
 
 
 def test_the_reported_auc_is_scikit_learns(command, dataset, device):
@@ -124,13 +144,11 @@ def test_a_warm_started_run_saves_the_architecture_it_has(command):
 
 def test_a_refused_command_leaves_the_earlier_log_alone(command, tmp_path):
     command("--max_steps=2", "--save_checkpoint_path=run")
-    before = (tmp_path / "log.json").read_text()
+    before = (tmp_path / "run" / "log.json").read_text()
     for wrong in (["--save_checkpoint_path=run"], ["--dataset=/nowhere"], ["--amp_dtype=bf16"]):
         with pytest.raises((ValueError, OSError)):
             command(*wrong)
-    assert (tmp_path / "log.json").read_text() == before
-    command("--max_steps=2")
-    assert (tmp_path / "log.json").read_text().startswith(before)
+    assert (tmp_path / "run" / "log.json").read_text() == before
 
 
 def test_resume_without_a_checkpoint_starts_at_0_and_says_so(command, capsys):
@@ -303,7 +321,7 @@ def test_frozen_parameters_gather_no_gradients(command, monkeypatch):
     assert counts == [0] * 4
 
 
-def test_inference_benchmark_reports_every_batch_size(command, device):
+def test_inference_benchmark_reports_every_batch_size(command, device, capsys):
     summary = command(
         "--mode=inference_benchmark",
         "--inference_benchmark_batch_sizes=1,64",
@@ -321,6 +339,9 @@ def test_inference_benchmark_reports_every_batch_size(command, device):
         assert p50 <= p99
     for which in summary:
         assert which.startswith(("mean_", "p50_", "p95_", "p99_"))
+    lines = capsys.readouterr().out.splitlines()
+    table = [index for index, line in enumerate(lines) if re.match(r"batch +\d+ ", line)]
+    assert table == list(range(len(lines) - len(summary) // 5, len(lines)))  # after all else
 
 
 def test_a_runtime_that_is_none_is_named(command):
@@ -398,7 +419,7 @@ def test_recorded_steps_are_the_same_steps(command, recording):
     assert recording.recordings >= 2  # of steps and of test batches
     steps = [
         [e["data"] for e in log_entries(path) if e.get("step")]
-        for path in ("eager.json", "log.json")
+        for path in ("eager.json", "run/log.json")
     ]
     losses = [[data["loss"] for data in entries if "loss" in data] for entries in steps]
     assert losses[0] == losses[1]

@@ -50,8 +50,8 @@ def losses(log):
 
 def check_same(one, two, files, tolerance):
     """Compares the last losses and the last checkpoints of two folders."""
-    expected = losses(one / "log.json")
-    assert losses(two / "log.json")[-len(expected) :] == pytest.approx(expected, rel=1e-5)
+    expected = losses(one / "run" / "log.json")
+    assert losses(two / "run" / "log.json")[-len(expected) :] == pytest.approx(expected, rel=1e-5)
     for file in files:
         expected, found = (
             load_file(sorted(folder.glob("run/step-*"))[-1] / f"{file}.safetensors")

@@ -130,14 +130,14 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
     assert done.returncode == 1
     assert f"{csv}, line 3, column age: expected a number, got 'old'" in done.stderr
     csv.write_text("x,1,30\ny,0,40\n")
-    done = predict(*words[1:])
+    done = predict(*words[1:], "--columns=city,clicked,age")
+    assert done.returncode == 0, done.stderr
+    done = predict(*words[1:], "--header")
     assert done.returncode == 1
     assert (
         f"{csv}: no column 'age'; the columns are ['x', '1', '30']; where the file has no header, "
         "--columns names them" in done.stderr
     )
-    done = predict(*words[1:], "--columns=city,clicked,age")
-    assert done.returncode == 0, done.stderr
     done = predict(*words[1:], "--columns=city,clicked,years")
     assert done.stderr.endswith("the columns are ['city', 'clicked', 'years']\n")
 
@@ -237,6 +237,7 @@ def test_a_csv_with_labels_is_judged(csv_model):
     assert float(auc[1]) == pytest.approx(roc_auc_score(clicks, scores), abs=1e-5)
     assert float(auc[2]) == pytest.approx(log_loss(clicks, scores.astype(float)), abs=1e-5)
     assert re.search(r"^values: city is missing in 2\d\.\d % of the rows; ", done.stdout, re.M)
+    assert done.stdout.count("calibration: predicted over observed clicks, 1 is right\n") == 1
     assert "auc" not in predict(*flags, f"--input={csv}", "--nolabel").stdout
 
 
@@ -248,6 +249,27 @@ def test_a_csv_without_labels_is_scored(csv_model, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "2 scores" in done.stdout
     assert "log_loss" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "judged"), [("x,yes,30\ny,no,40\n", True), ("x,30\ny,40\n", False)]
+)
+def test_a_csv_without_a_header_has_the_columns_of_the_training_data(
+    csv_model, tmp_path, content, judged
+):
+    _, _, flags = csv_model
+    (tmp_path / "named.csv").write_text("city,clicked,age\nx,yes,30\ny,no,40\n")
+    (tmp_path / "bare.csv").write_text(content)
+    scores = []
+    for name in ("named", "bare"):
+        done = predict(*flags, f"--input={tmp_path / name}.csv", f"--output={tmp_path / name}.npy")
+        assert done.returncode == 0, done.stderr
+        scores.append(np.load(tmp_path / f"{name}.npy").tolist())
+    assert scores[0] == scores[1]
+    assert ("log_loss" in done.stdout) == judged
+    (tmp_path / "bare.csv").write_text("30\n")
+    done = predict(*flags, f"--input={tmp_path}/bare.csv")
+    assert "bare.csv, line 1: expected 3 columns (city, clicked, age), got 1" in done.stderr
 
 
 def test_a_label_that_cannot_be_read_is_named(csv_model, tmp_path):

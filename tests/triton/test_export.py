@@ -21,6 +21,18 @@ from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
 from dlrm.train.checkpoints.saved_model import read_saved
 
+
+def test_a_dataset_without_test_rows_is_judged_by_rows_of_another_split(export, tmp_path):
+    lines = trained_model.write_log(tmp_path / "day_0")
+    rows = {"train": 5000, "test": 0}
+    dataset = trained_model.write_dataset(tmp_path / "dataset", lines, rows=rows)
+    run = trained_model.train(dataset, tmp_path / "run", "--max_steps=2")
+    made = trained_model.Trained(dataset, run, tmp_path / "day_0", lines)
+    repository = export(made, tmp_path / "repository", "--verify-rows=300")
+    report = json.loads((repository / "model" / "1" / "report.json").read_text())
+    assert (report["split"], report["rows"]) == ("train", 300)
+
+
 PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
 
 

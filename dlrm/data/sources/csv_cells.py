@@ -19,6 +19,11 @@ class BadCellError(Exception):
         super().__init__(index, expected)
         self.index, self.expected = index, expected
 
+    @property
+    def expected_here(self) -> str:
+        """What was expected, without the flags of `transcode` that would accept the cell."""
+        return self.expected.partition(" (")[0]
+
 
 def number_parser(missing: Collection[str]) -> Parser:
     """Numbers as float64, missing ones (empty cells, and those in `missing`) as NaN.
@@ -26,7 +31,7 @@ def number_parser(missing: Collection[str]) -> Parser:
     A number is what `float` reads, in ASCII and without underscores. "nan", "inf" and what float64
     cannot hold are refused unless `missing` has them: whether they mean so is for users to say.
     """
-    missing = {"", *missing}
+    listed, missing = list(missing), {"", *missing}
 
     def parse(cells: Sequence[str]) -> np.ndarray:
         if missing.isdisjoint(cells) and _is_plain("".join(cells)):
@@ -46,7 +51,8 @@ def number_parser(missing: Collection[str]) -> Parser:
         if value is None:
             raise BadCellError(index, "a number")
         if not math.isfinite(value):
-            raise BadCellError(index, "a finite number")
+            also = f" (--missing_values {','.join([*listed, cell])} counts it as missing)"
+            raise BadCellError(index, "a finite number" + (also if listed else ""))
         return value
 
     return parse

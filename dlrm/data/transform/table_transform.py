@@ -120,7 +120,7 @@ class TableTransform:
         numerical: what was fitted to each numerical field, in their order.
         dictionaries: of each entry of `schema.dictionaries()`, in their order.
         negatives: the labels that count as 0; None where they are not known or too many.
-        rows: facts about the training rows that were kept, such as the share of negatives.
+        columns: names of all columns of the CSV that it was fitted to; none of other tables.
 
     Attributes:
         cardinalities: rows of each field's table: id 0, the dictionary's ids, and the buckets.
@@ -132,10 +132,12 @@ class TableTransform:
         numerical: Sequence[Fitted],
         dictionaries: Sequence[Dictionary],
         negatives: Sequence[str] | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
         self.schema, self.numerical = schema, list(numerical)
         self.dictionaries = list(dictionaries)
         self.negatives = None if negatives is None else tuple(negatives)
+        self.columns = tuple(columns)
         places = {
             field.column: place
             for place, fields in enumerate(schema.dictionaries().values())
@@ -345,7 +347,8 @@ class TableTransform:
             ]
             if len(numerical) != len(schema.numerical):
                 raise ValueError(f"{len(numerical)} fitted of {len(schema.numerical)} numbers")
-            transform = cls(schema, numerical, dictionaries, facts["negatives"])
+            columns = texts_in(facts["columns"])
+            transform = cls(schema, numerical, dictionaries, facts["negatives"], columns)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             message = str(error)
             if message.startswith(str(directory)):
@@ -379,8 +382,16 @@ def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
             for one in transform.dictionaries
         ],
         "negatives": None if transform.negatives is None else list(transform.negatives),
+        "columns": list(transform.columns),
     }
     write_atomically(Path(directory) / FILE, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+
+
+def texts_in(values: Any) -> tuple[str, ...]:
+    """Returns a list of texts as a tuple, or raises ValueError."""
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"expected a list of texts as columns, got {brief(values)}")
+    return tuple(values)
 
 
 def _arrays(dictionary: Dictionary) -> dict[str, np.ndarray]:
@@ -483,19 +494,20 @@ def numbers_of_texts(
         values = parse(cells)
     except BadCellError as error:
         if problems is None:
-            raise BadRowError(error.index, field.column, _problem(error, cells)) from None
+            problem = _problem(error.index, error.expected_here, cells)
+            raise BadRowError(error.index, field.column, problem) from None
         values = np.full(len(cells), np.nan)
         for row, cell in enumerate(cells):
             try:
                 values[row] = parse([cell])[0]
             except BadCellError as bad:
-                problems[row] = _problem(bad, [cell])
+                problems[row] = _problem(0, bad.expected, [cell])
     missing = np.isnan(values)
     return Parsed(np.where(missing, 0.0, values), missing)
 
 
-def _problem(error: BadCellError, cells: Sequence[str]) -> str:
-    return f"expected {error.expected}, got {_shortened(cells[error.index])!r}"
+def _problem(index: int, expected: str, cells: Sequence[str]) -> str:
+    return f"expected {expected}, got {_shortened(cells[index])!r}"
 
 
 def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
@@ -584,6 +596,7 @@ def _of_earlier(path: Path) -> TableTransform:
         )
         fitted = [Fitted(float(mean), float(scale)) for mean, scale in facts["scales"].values()]
         dictionaries = [Dictionary.of_texts(texts) for texts in values.values()]
+        columns = texts_in(facts.get("columns", []))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a fitted transform ({brief(error)})") from error
-    return TableTransform(schema, fitted, dictionaries, negatives)
+    return TableTransform(schema, fitted, dictionaries, negatives, columns)

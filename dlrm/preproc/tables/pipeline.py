@@ -21,7 +21,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.tables.files import PARQUET, TableFile, stage
+from dlrm.data.tables.files import CSV, PARQUET, TableFile, columns_of, stage
 from dlrm.data.tables.parquet import Part, parts_of
 from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.numbers import Fitted, Sums
@@ -95,7 +95,9 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     negatives = _negatives(options.schema, counted)
     _check_splits(rows.sum(axis=0), source.divider.splits, options)
     directory = run.work.output / layout.TRANSFORM
-    fitted = _fit(run, parts, counted, rows, negatives, directory)
+    first = inputs.files[0]
+    columns = columns_of(first, options.text) if first.kind == CSV else []
+    fitted = _fit(run, parts, counted, rows, directory, negatives, columns)
     names = [layout.SPLITS[i] for i in sorted({0, 1, *source.divider.splits})]
     shuffled = options.output_ordering == "total_random"
     targets = [
@@ -271,14 +273,15 @@ def _fit(
     parts: Sequence[Part],
     counted: Sequence[dict[str, Any]],
     rows: np.ndarray,
-    negatives: tuple[str, ...] | None,
     directory: Path,
+    negatives: tuple[str, ...] | None,
+    columns: Sequence[str],
 ) -> TableTransform:
     """Fits dictionaries, bins, means and deviations to the training rows, and writes them."""
     schema: Schema = run.options.schema
-    columns = counted_columns(schema)
+    num_rows, buckets = int(rows[:, TRAIN].sum()), _buckets(run, parts)
     results = fit_counted(
-        run, range(len(parts)), int(rows[:, TRAIN].sum()), _buckets(run, parts), columns, directory
+        run, range(len(parts)), num_rows, buckets, counted_columns(schema), directory
     )
     places = list(schema.dictionaries().values())
     dictionaries = [
@@ -297,6 +300,6 @@ def _fit(
         if field.fitted_bins:
             edges = [np.array([float.fromhex(v) for v in values]) for values in next(bins)]
         fitted.append(Fitted(*scale, *edges))
-    transform = TableTransform(schema, fitted, dictionaries, negatives)
+    transform = TableTransform(schema, fitted, dictionaries, negatives, columns)
     save_facts(directory, transform)
     return transform

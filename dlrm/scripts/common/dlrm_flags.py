@@ -172,7 +172,12 @@ _FILES: Definitions = {
         False,
         "Go on from the last checkpoint in --save_checkpoint_path, if there is one",
     ),
-    "log_path": (str, "./log.json", "Destination for the log file with results and statistics"),
+    "log_path": (
+        str,
+        "./log.json",
+        "Destination for the log file with results and statistics, and beside it the curves; "
+        "default where --save_checkpoint_path is given: log.json in that directory",
+    ),
     "output_dir": (str, "/tmp", "Accepted, and unused; see --save_checkpoint_path"),
 }
 _BENCHMARK: Definitions = {

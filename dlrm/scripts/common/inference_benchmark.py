@@ -50,7 +50,7 @@ def inference_benchmark(
                 for which in ("mean", "p50", "p95", "p99"):
                     summary[f"{which}_inference_latency_{end}"] = getattr(latency, which)
                 summary[f"mean_inference_throughput_{end}"] = latency.samples_per_second
-                log.line(
+                log.conclude(
                     f"batch {size:>6}  {name:<12} p50 {latency.p50 * 1e3:9.3f} ms  "
                     f"p95 {latency.p95 * 1e3:9.3f} ms  p99 {latency.p99 * 1e3:9.3f} ms  "
                     f"{latency.samples_per_second:12,.0f} samples/s"

@@ -134,7 +134,12 @@ FILES: Definitions = {
         "After the training save an average of the checkpoints, V = this * V + (1 - this) * W",
     ),
     "resume": (bool, False, "Go on from the last checkpoint in --save_checkpoint_path"),
-    "log_path": (str, "./log.json", "Destination for the log file with results and statistics"),
+    "log_path": (
+        str,
+        "./log.json",
+        "Destination for the log file with results and statistics, and beside it the curves; "
+        "default where --save_checkpoint_path is given: log.json in that directory",
+    ),
 }
 
 # Flags that a resumed run may change: how long it is, where things lie, what it reports and when.

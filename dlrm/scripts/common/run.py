@@ -1,6 +1,7 @@
 """A run of main, dist_main, cnn or bert, from its command line to its summary."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from dlrm.train.watchdog import Watchdog
 
 # torch.distributed.launch without --use_env passes it to each process; the environment has it.
 _LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
+_DATA_PATHS = ("dataset", "test_dataset", "synthetic_dataset_dir")
 
 
 @dataclass(kw_only=True)
@@ -51,8 +53,12 @@ class Setup:
     transform: Path | None = None
 
     def recorded(self) -> dict[str, Any]:
-        """Returns how the run is configured, as its checkpoints have it."""
+        """Returns how the run is configured, as its checkpoints have it.
+
+        Paths of data are absolute, so that they can be found from any folder.
+        """
         flags = dict(self.values)
+        flags |= {name: os.path.abspath(flags[name]) for name in _DATA_PATHS if flags.get(name)}
         return {"dlrm_version": __version__, "flags": flags, "dataset": self.dataset}
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +143,7 @@ def run(
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
+    values = _with_log_path(values)
     session.set_deterministic(values["deterministic"])
     world = session.join(
         values["base_device"], values["backend"], "backend" in values.given, values["rank_timeout"]
@@ -166,6 +173,14 @@ def run(
         summary = act(setup, Watch(log, dog, checkpoints, profiler))
         log.summary(summary)
     return summary
+
+
+def _with_log_path(values: Values) -> Values:
+    """Puts the log beside the checkpoints, where some are saved and no other place is named."""
+    folder = values["save_checkpoint_path"]
+    if not folder:
+        return values
+    return values.filled({"log_path": str(Path(folder, Path(values["log_path"]).name))})
 
 
 def _profiler(setup: Setup, log: RunLog, at_the_end: ExitStack) -> StepProfiler:

@@ -97,7 +97,9 @@ def test_fine_tuning_reports_and_saves(texts, capsys, task, device):
     assert f"BERT 1 x 16 for {task}" in out
     assert out.count("note: --length_window 50") == 1
     assert "initial weights" in out
-    assert json.loads((texts / "log.json").read_text().splitlines()[-1][5:])["data"] == summary
+    assert (
+        json.loads((texts / "run" / "log.json").read_text().splitlines()[-1][5:])["data"] == summary
+    )
     saved = weights(texts / "run")
     assert saved["bert.embeddings.word_embeddings.weight"].shape == (18, 16)  # of the vocabulary
 

@@ -47,7 +47,10 @@ def test_training_reports_and_saves(tmp_path, capsys, device):
     out = capsys.readouterr().out
     assert "batch: 4 x 1 x 1 = 4" in out
     assert (tmp_path / "run" / "step-000000008" / "manifest.json").exists()
-    assert json.loads((tmp_path / "log.json").read_text().splitlines()[-1][5:])["data"] == summary
+    assert (
+        json.loads((tmp_path / "run" / "log.json").read_text().splitlines()[-1][5:])["data"]
+        == summary
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "rmsprop_tf"])
@@ -72,10 +75,10 @@ def test_resuming_with_other_values_is_refused(tmp_path):
         command("--save_checkpoint_path=run", "--resume", "--lr=0.02")
     with pytest.raises(ValueError, match="the global batch .*: 4 in the checkpoint, now 8"):
         command("--save_checkpoint_path=run", "--resume", "--replicas=2")
-    log = (tmp_path / "log.json").read_text()
+    log = (tmp_path / "run" / "log.json").read_text()
     with pytest.raises(FileExistsError, match="from an earlier run"):
         command("--save_checkpoint_path=run")
-    assert (tmp_path / "log.json").read_text() == log
+    assert (tmp_path / "run" / "log.json").read_text() == log
 
 
 def test_fewer_processes_than_replicas_leave_the_batch_as_it_is(capsys):

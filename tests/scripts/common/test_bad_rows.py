@@ -30,7 +30,10 @@ def named(batches, batch_size, sizes):
     rows = Rows()
     rows.batch_size = batch_size
     splits = SimpleNamespace(train=rows, test=None, validation=None)
-    with pytest.raises(ValueError, match=r"^data: train row") as caught, bad_ids_named(splits, "data"):
+    with (
+        pytest.raises(ValueError, match=r"^data: train row") as caught,
+        bad_ids_named(splits, "data"),
+    ):
         raise RuntimeError("joint_embedding: id 9 of table 1")
     return str(caught.value)
 
