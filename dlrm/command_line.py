@@ -17,13 +17,13 @@ class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are such a line, with exit code 2; its help shows texts as they are.
 
     Args:
-        program: name of the command, if it is not that of the file.
         description: what the help begins with.
+        prog: name of the command, if it is not that of the file.
     """
 
-    def __init__(self, description: str | None, program: str | None = None) -> None:
+    def __init__(self, description: str | None = None, prog: str | None = None) -> None:
         super().__init__(
-            prog=program,
+            prog=prog,
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,

@@ -47,7 +47,7 @@ def main() -> None:
     try:
         package = find_package()
     except ModuleNotFoundError as error:
-        sys.exit(f"error: {error}")
+        fail(error)
     with tempfile.TemporaryDirectory(prefix="dlrm-triton-") as backends:
         link_python_backend(package, Path(backends))
         command = [

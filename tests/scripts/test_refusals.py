@@ -3,6 +3,7 @@
 import gzip
 import os
 import zlib
+from pathlib import Path
 
 import forked
 import numpy as np
@@ -15,6 +16,7 @@ SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
 TEXT, LOGS = "dlrm.preproc.prepare_text", "dlrm.preproc.prepare_logs"
 PARQUET, SIMULATE = "dlrm.preproc.convert_to_binary", "dlrm.preproc.simulate_logs"
 LIMIT = 60  # seconds
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def refused(module, *arguments, code=1, **options):
@@ -27,18 +29,59 @@ def refused(module, *arguments, code=1, **options):
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    ("module", "code"),
-    [
-        *((name, 1) for name in (MAIN, "dlrm.scripts.dist_main", TRANSCODE, PREDICT, VERIFY)),
-        *((name, 1) for name in (SYNTHETIC, "dlrm.scripts.cnn", "dlrm.scripts.bert")),
-        *((name, 2) for name in (TOOL, TEXT, LOGS, PARQUET, SIMULATE)),
-        ("dlrm.preproc.prepare_images", 2),
-    ],
-)
-def test_an_unknown_flag_is_one_line(module, code):
-    line = refused(module, "--no_such_flag=1", code=code)
-    assert "no_such_flag" in line or "arguments are required" in line
+# Every command: its exit code, flags that it needs, and a flag with a value that it cannot have.
+COMMANDS = {
+    MAIN: (1, (), "--batch_size=x"),
+    "dlrm.scripts.dist_main": (1, (), "--lr=x"),
+    "dlrm.scripts.cnn": (1, (), "--batch_size=x"),
+    "dlrm.scripts.bert": (1, (), "--epochs=x"),
+    TRANSCODE: (1, ("--input=x",), "--chunk_size=x"),
+    PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),
+    VERIFY: (1, ("x",), "--num_numerical_features=x"),
+    SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
+    TOOL: (2, ("inspect", "x"), "--rtol=x"),
+    "dlrm.scripts.systems": (2, ("seeds", "x"), "--n=x"),
+    "dlrm.scripts.doctor": (2, (), "--json=x"),
+    TEXT: (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
+    LOGS: (2, (), "--seed=x"),
+    PARQUET: (2, ("--source=x", "--output=x"), "--held_out=x"),
+    SIMULATE: (2, ("--output=x",), "--rows=x"),
+    "dlrm.preproc.prepare_images": (2, ("--source=x", "--output=x"), "--size=x"),
+    "preproc/spark_data_utils.py": (2, (), "--memory_gib=x"),
+    "preproc/convert_to_binary.py": (2, ("--source=x", "--output=x"), "--output_format=x"),
+    "preproc/prepare_images.py": (2, ("--source=x", "--output=x"), "--size=x"),
+    "preproc/prepare_text.py": (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
+    "preproc/simulate_logs.py": (2, ("--output=x",), "--days=x"),
+    "triton/export.py": (2, ("--checkpoint=x",), "--threads=x"),
+    "triton/client.py": (2, ("--input=x",), "--protocol=x"),
+    "triton/server.py": (2, ("--model-repository=x",), "--http-port=x"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_flag_and_a_bad_value_are_one_line(command):
+    if command.startswith("triton/") and command != "triton/server.py":
+        pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")
+        pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
+    code, needed, bad = COMMANDS[command]
+    script = ROOT / command if command.endswith(".py") else command
+    line = refused(script, *needed, bad, code=code)
+    assert bad.partition("=")[0].strip("-") in line
+    if command != "triton/server.py":  # which passes others on to tritonserver
+        assert "no_such_flag" in refused(script, *needed, "--no_such_flag=1", code=code)
+
+
+def test_every_command_is_in_the_list_above():
+    scripts = [ROOT / name for name in ("dlrm/scripts", "dlrm/preproc", "preproc", "triton")]
+    files = [file for folder in scripts for file in (*folder.glob("*.py"), *folder.glob("*/*.py"))]
+    found = {
+        file.parent if file.name == "__main__.py" else file
+        for file in files
+        if '__name__ == "__main__"' in file.read_text() or file.name == "__main__.py"
+    }
+    named = {str(file.relative_to(ROOT)) for file in found}
+    listed = {name if name.endswith(".py") else name.replace(".", "/") for name in COMMANDS}
+    assert {name.removesuffix(".py") for name in named} == {n.removesuffix(".py") for n in listed}
 
 
 @pytest.mark.parametrize("module", [MAIN, TRANSCODE, SYNTHETIC])

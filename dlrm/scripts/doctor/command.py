@@ -9,13 +9,13 @@ The exit code is 0 if training works, which is tried on a small model, and 1 if 
 import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
-import argparse
 import json
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
 
+from dlrm.command_line import Parser
 from dlrm.scripts.doctor.checks import BROKEN, NOTE, OK, SLOW, Result, first_line, report
 from dlrm.scripts.doctor.gpu import cuda
 from dlrm.scripts.doctor.machine import memory_set_up, offered_instructions, room, threads
@@ -24,9 +24,7 @@ from dlrm.scripts.doctor.packages import preprocessing, rebuild, versions
 
 def main() -> int:
     """Prints the report; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dlrm.scripts.doctor", description=__doc__.splitlines()[0]
-    )
+    parser = Parser(__doc__.splitlines()[0], "python -m dlrm.scripts.doctor")
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
     options = parser.parse_args()
     results = examine()

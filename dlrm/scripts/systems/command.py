@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dlrm.command_line import Parser
+from dlrm.documents import one_line
 from dlrm.scripts.systems import compare, results, show, tables
 from dlrm.scripts.systems.jobs import Options, check_command, plan
 from dlrm.scripts.systems.results import finished, read
@@ -48,9 +50,9 @@ def main(arguments: list[str]) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
         return 0
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
     except compare.FailedRunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; the same command runs what is missing", file=sys.stderr)
@@ -260,13 +262,9 @@ def _whole(least: int, most: int = 10**6) -> Callable[[str], int]:
     return parsed
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     summary, _, usage = __doc__.partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m dlrm.scripts.systems",
-        description=f"{summary}\n\n{usage}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"{summary}\n\n{usage}", "python -m dlrm.scripts.systems")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, act: Callable[[argparse.Namespace], int], text: str):
