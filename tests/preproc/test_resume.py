@@ -368,11 +368,19 @@ def test_a_full_disk_is_named_and_the_run_goes_on(tmp_path):
         subprocess.run(["umount", "--lazy", disk], check=True)  # this process has mapped files
 
 
-def test_another_content_of_the_same_size_and_time_is_another_input(tmp_path):
-    path = tmp_path / "day_0"
-    path.write_bytes(b"1\t2\tab\n" * 100_000)
-    before, status = pipeline.input_facts([path]), path.stat()
-    path.write_bytes(b"0\t3\tcd\n" * 100_000)
+@pytest.mark.parametrize("done", [8, 20])
+def test_another_content_of_the_same_size_and_time_is_refused(raw, tmp_path, monkeypatch, done):
+    days, options = tmp_path / "days", {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    shutil.copytree(raw, days)
+    with monkeypatch.context() as patch:
+        die_at(patch, done)
+        with pytest.raises(KilledError):
+            prepare(Inline(), days, tmp_path, **options)
+    path = days / "day_0"
+    content, status = path.read_bytes(), path.stat()
+    path.write_bytes((b"1" if content[:1] == b"0" else b"0") + content[1:])  # a label
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_mtime_ns == status.st_mtime_ns
-    assert pipeline.input_facts([path]) != before
+    with pytest.raises(ValueError, match="day_0: expected CRC-32 .*changed; --restart"):
+        prepare(Inline(), days, tmp_path, **options)
+    prepare(Inline(), days, tmp_path, restart=True, **options)

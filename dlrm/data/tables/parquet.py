@@ -1,5 +1,6 @@
 """Parquet files as parts of rows that tasks read: found, measured and read a batch at a time."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 
 BATCH_ROWS = 1 << 17
 LINE = " line"  # column of a staged text file: the line that a row stood in
+_BLOCK_BYTES = 1 << 20
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -27,6 +29,8 @@ class Part(NamedTuple):
         size: bytes of the row groups on disk.
         partition: columns that the names of folders say, as in `day=2026-11-20`.
         staged: whether the file is a copy of text, with the lines in `LINE`.
+        crc: CRC-32 of the bytes of the row groups when they were counted, which later reads must
+            have; None where it is not known.
     """
 
     path: str
@@ -40,6 +44,7 @@ class Part(NamedTuple):
     size: int
     partition: dict[str, str | None]
     staged: bool
+    crc: int | None = None
 
     def where(self, row: int) -> str:
         """Says where a row of the part is, from 0: the file, and the row group or the line."""
@@ -52,6 +57,38 @@ class Part(NamedTuple):
                 break
             row -= rows
         return f"{self.source}, row group {group}, row {row}"
+
+    def checksum(self) -> int:
+        """Returns the CRC-32 of the bytes of the row groups."""
+        begin, end = self._range()
+        crc = 0
+        with open(self.path, "rb") as file:
+            file.seek(begin)
+            while begin < end and (block := file.read(min(_BLOCK_BYTES, end - begin))):
+                crc, begin = zlib.crc32(block, crc), begin + len(block)
+        return crc
+
+    def check(self) -> None:
+        """Raises ValueError where the row groups are others than those that were counted."""
+        if self.crc is not None and (found := self.checksum()) != self.crc:
+            raise ValueError(
+                f"{self.source}: expected CRC-32 {self.crc:08x} of row groups {self.begin} to "
+                f"{self.end - 1}, as when they were counted, got {found:08x}: the file has "
+                "changed; --restart begins anew"
+            )
+
+    def _range(self) -> tuple[int, int]:
+        """The bytes of the row groups: from their first column chunk to their last."""
+        metadata, places = _open(self.path, self.source).metadata, [0]
+        for group in range(self.begin, self.end):
+            facts = metadata.row_group(group)
+            for i in range(facts.num_columns):
+                chunk = facts.column(i)
+                begin = chunk.data_page_offset
+                if chunk.has_dictionary_page:
+                    begin = min(begin, chunk.dictionary_page_offset)
+                places += [begin, begin + chunk.total_compressed_size]
+        return min(places[1:], default=0), max(places)
 
 
 def _line(part: Part, file: pq.ParquetFile, row: int) -> int:

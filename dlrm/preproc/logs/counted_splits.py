@@ -1,7 +1,7 @@
 """Splits of raw logs that know their rows: the stages unpack, cut and count."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,9 @@ def _counted(
         task = partial(count_split, job=job)
         counted = stage.tasks(name, task, list(enumerate(splits)), sizes)
         splits = number_rows(splits, [result["rows"] for result in counted])
+        # Runs that version 0.1.0 began know no checksums.
+        crcs = [result.get("crc") for result in counted]
+        splits = [replace(split, crc=crc) for split, crc in zip(splits, crcs, strict=True)]
         stage.rows, stage.size = num_rows(splits), sum(sizes)
     _quarantine(run, splits, [result["rejected"] for result in counted])
     return splits

@@ -12,7 +12,6 @@ Every task leaves a file when it is done, and every stage a marker, in a `WorkFo
 """
 
 import shutil
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,31 +49,15 @@ from dlrm.preproc.logs.tasks import Job, create_files, transform_split, write_bu
 UNLABELLED = "unlabelled"
 _BUCKET_ROWS = 1 << 19  # that one task sorts: 60 MB of Criteo's rows as they are packed
 _GROUPS = 12
-_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16  # of an input file, to notice when it changes
 
 
 def input_facts(files: Sequence[Path]) -> dict[str, str]:
-    """What is remembered of input files, to notice when they change."""
+    """What is remembered of input files, to notice when they change; see `Split` for the rest."""
     facts = {}
     for path in files:
         status = path.stat()
-        facts[str(path.resolve())] = (
-            f"of {status.st_size} bytes, changed at {status.st_mtime_ns}, with samples of CRC-32 "
-            f"{_crc_of_samples(path, status.st_size):08x}"
-        )
+        facts[str(path.resolve())] = f"of {status.st_size} bytes, changed at {status.st_mtime_ns}"
     return facts
-
-
-def _crc_of_samples(path: Path, size: int) -> int:
-    """The CRC-32 of parts spread over a file: another content may have its size and time."""
-    crc = 0
-    with open(path, "rb") as file:
-        for part in range(_SAMPLES):
-            file.seek(
-                (size - _SAMPLE_BYTES) * part // (_SAMPLES - 1) if size > _SAMPLE_BYTES else 0
-            )
-            crc = zlib.crc32(file.read(_SAMPLE_BYTES), crc)
-    return crc
 
 
 def prepare(

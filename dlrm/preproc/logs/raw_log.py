@@ -38,6 +38,8 @@ class Split:
     Attributes:
         day: index of the day.
         first_row, rows: where its rows stand among those of all days; set by `number_rows`.
+        crc: CRC-32 of its lines when they were counted, which later reads must have; None where it
+            is not known.
     """
 
     path: str
@@ -47,6 +49,7 @@ class Split:
     end: int
     first_row: int = -1
     rows: int = -1
+    crc: int | None = None
 
     @property
     def size(self) -> int:
@@ -197,7 +200,10 @@ def start_of_line(split: Split, line: int) -> int:
 
 
 def read_blocks(
-    split: Split, log_format: LogFormat, rejected: list[Rejected] | None = None
+    split: Split,
+    log_format: LogFormat,
+    rejected: list[Rejected] | None = None,
+    crcs: list[int] | None = None,
 ) -> Iterator[Block]:
     """Yields the lines of a split, a few megabytes at a time.
 
@@ -205,11 +211,13 @@ def read_blocks(
         split: what to read.
         log_format: the columns of a line.
         rejected: gets the lines that cannot be read, which are left out.
+        crcs: gets the CRC-32 of all lines, once they are read.
 
     Raises:
-        BadLineError: a line cannot be read and there is no `rejected`.
+        BadLineError: a line cannot be read and there is no `rejected`, or the lines are others
+            than those that were counted.
     """
-    rows = skipped = 0
+    rows = skipped = crc = 0
     with open(split.path, "rb") as file:
         position = _first_line(file, split)
         while position < split.end:
@@ -218,6 +226,7 @@ def read_blocks(
             if not text.endswith(b"\n"):
                 text += _rest_of_line(file, split, position + len(text))
             position += len(text)
+            crc = zlib.crc32(text, crc)
             while text:
                 lines, bad_at = parse_lines(text, log_format)
                 if len(lines.labels):
@@ -239,6 +248,14 @@ def read_blocks(
                 rejected.append(Rejected(rows + skipped, message.lstrip(",: "), shown))
                 skipped += 1
                 text = text[end:]
+    if crcs is not None:
+        crcs.append(crc)
+    if split.crc not in (None, crc):
+        raise BadLineError(
+            f"{split.source}: expected CRC-32 {split.crc:08x} of the lines in bytes {split.begin} "
+            f"to {split.end}, as when they were counted, got {crc:08x}: the file has changed; "
+            "--restart begins anew"
+        )
 
 
 def _read(file: BinaryIO, size: int, split: Split) -> bytes:

@@ -122,14 +122,14 @@ class LogSource:
         """
         counted = self.days[0] <= part.day <= self.days[1]
         parts: list[list[Counts]] = [[] for _ in range(self.log_format.num_categorical)]
-        rows = 0
-        for block in read_blocks(part, self.log_format, rejected):
+        rows, crcs = 0, list[int]()
+        for block in read_blocks(part, self.log_format, rejected, crcs):
             rows += len(block.lines.labels)
             if counted:
                 for counts, numbers in zip(parts, block.lines.categorical, strict=True):
                     counts.append(count_values(numbers))
         columns = [merge_counts(counts) for counts in parts] if counted else None
-        return {"rows": rows}, columns
+        return {"rows": rows, "crc": crcs[0]}, columns
 
     def divide(
         self, part: Split, targets: Sequence[Target], quarantine: bool

@@ -91,6 +91,7 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         options.schema, Divider(options.division, options.schema, num_rows, inputs.splits)
     )
     counted = _counted(run, parts, source)
+    parts = [part._replace(crc=one["crc"]) for part, one in zip(parts, counted, strict=True)]
     rows = np.array([result["rows"] for result in counted])
     negatives = _negatives(options.schema, counted)
     _check_splits(rows.sum(axis=0), source.divider.splits, options)

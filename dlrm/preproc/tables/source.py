@@ -57,7 +57,7 @@ class TableSource:
         fitted is counted in training rows alone.
 
         Returns:
-            Facts: `rows` and `positives` of each split, `labels` by how often they occur, `sums`
+            Facts: `crc` of the part, `rows` and `positives` of each split, `labels` by how often they occur, `sums`
             of each standardised column; and the counts of `counted_columns`.
         """
         schema = self.schema
@@ -83,10 +83,9 @@ class TableSource:
                         sums[i] += Sums.of(values[present])
         if len(labels) > _MOST_LABELS:
             labels = Counter(dict(labels.most_common(_MOST_LABELS)))
-        facts = {"rows": rows, "positives": positives, "labels": labels}
-        return facts | {"sums": [one.facts() for one in sums]}, [
-            merge_counts(parts) for parts in counts
-        ]
+        facts: dict[str, Any] = {"rows": rows, "positives": positives, "labels": labels}
+        facts |= {"crc": part.checksum(), "sums": [one.facts() for one in sums]}
+        return facts, [merge_counts(parts) for parts in counts]
 
     def _add_counts(self, counts: list[list[Counts]], read: Rows, training: np.ndarray) -> None:
         schema, place_of = self.schema, dict[str, int]()
@@ -112,6 +111,7 @@ class TableSource:
         self, part: Part, targets: Sequence[Target], quarantine: bool
     ) -> Iterator[tuple[Target, np.ndarray, Rows]]:
         """Yields the rows of a part by split; see `dlrm.preproc.logs.source.Source`."""
+        part.check()
         by_split = {_PLACES[target.name]: target for target in targets}
         for _, read, splits, numbers in self._read(part, [] if quarantine else None):
             for split, target in by_split.items():
