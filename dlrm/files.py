@@ -154,10 +154,10 @@ def tidy_after_killed(final: Path) -> None:
     One that was killed between the two renames of `_swap` left no `final`: the old one comes back.
     """
     for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):
-        if not _is_running(old):
+        if not is_running(old):
             shutil.rmtree(old) if final.exists() else old.rename(final)
     for partial in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
-        if not _is_running(partial) or partial == _partial(final):
+        if not is_running(partial) or partial == _partial(final):
             shutil.rmtree(partial)
 
 
@@ -179,8 +179,8 @@ def tidy_leftovers(directory: Path) -> None:
                 path.unlink()
 
 
-def _is_running(leftover: Path) -> bool:
-    """Whether the process still runs whose number the name ends in."""
+def is_running(leftover: Path) -> bool:
+    """Returns whether the process still runs whose number the name of a leftover ends in."""
     try:
         os.kill(int(leftover.name.rpartition("-")[2]), 0)
     except ProcessLookupError:
@@ -251,7 +251,7 @@ def staged_file(path: str | os.PathLike) -> Iterator[Path]:
     final = Path(path)
     partial = _partial(final)
     for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
-        if left.is_file() and not _is_running(left):
+        if left.is_file() and not is_running(left):
             left.unlink(missing_ok=True)
     try:
         yield partial

@@ -1,13 +1,14 @@
 """Compares what a command would need with what there is, before anything is allocated or begun.
 
-A need is a lower bound and what is free an upper bound, so no job that fits is refused. Only the
-standard library is imported.
+A need is a lower bound and what is free an upper bound, so no job that fits is refused. What a file
+claims is compared with its size by what knows the file's format. Only the standard library is
+imported.
 """
 
 import os
-import re
-import shutil
 from pathlib import Path
+
+from dlrm.host_memory import host_memory
 
 MAX_FEATURES = 1 << 16  # numerical or categorical ones of a row
 MAX_TASKS = 100_000  # that preprocessing is divided into
@@ -45,7 +46,8 @@ def check_disk(directory: str | os.PathLike, needed: int, what: str) -> None:
     """
     path = Path(directory).absolute()
     existing = next(one for one in (path, *path.parents) if one.exists())
-    free = shutil.disk_usage(existing).free
+    status = os.statvfs(existing)
+    free = status.f_bfree * status.f_frsize  # with what is kept for root, who may run this
     if needed > free:
         raise ValueError(
             f"{what}: needs {_gb(needed)} on the disk, {existing} has {_gb(free)} free"
@@ -53,18 +55,16 @@ def check_disk(directory: str | os.PathLike, needed: int, what: str) -> None:
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Compares the bytes that will be allocated with the machine's memory and swap.
+    """Compares the bytes that will be allocated with the memory and swap that are free.
 
     Raises:
-        ValueError: it has fewer; both are named.
+        ValueError: fewer are free, also because of the limit of a control group; both are named.
     """
-    try:
-        said = Path("/proc/meminfo").read_text()
-    except OSError:
-        return
-    memory = 1024 * sum(map(int, re.findall(r"(?:MemTotal|SwapTotal):\s+(\d+) kB", said)))
-    if memory and needed > memory:
-        raise ValueError(f"{what}: needs {_gb(needed)} of memory, of which there are {_gb(memory)}")
+    memory = host_memory()
+    if memory is not None and needed > memory[0]:
+        raise ValueError(
+            f"{what}: needs {_gb(needed)} of memory, of which {_gb(memory[0])} are free"
+        )
 
 
 def _gb(count: int) -> str:

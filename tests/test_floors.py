@@ -8,7 +8,7 @@ import sys
 
 # Low to high; files of one line do not import each other's packages.
 FLOORS = [
-    ["dlrm.documents"],
+    ["dlrm.documents", "dlrm.host_memory"],
     ["dlrm.command_line", "dlrm.files", "dlrm.limits"],
     ["dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed"],
@@ -25,6 +25,7 @@ TORCH_FREE = [
     "dlrm.command_line",
     "dlrm.documents",
     "dlrm.files",
+    "dlrm.host_memory",
     "dlrm.limits",
     "dlrm.manifest",
     "dlrm.data.clicks.feature_spec",

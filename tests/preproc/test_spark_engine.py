@@ -1,12 +1,36 @@
 """What Spark is told, and what its processes do so that a small task costs little."""
 
 import os
+import signal
+from pathlib import Path
 
 import pytest
 
-from dlrm.preproc.execution.spark_engine import configuration
+from dlrm.preproc.execution.spark_engine import configuration, own_local_folders
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
+
+
+def test_what_killed_spark_left_goes_with_the_next(tmp_path, monkeypatch):
+    folder = tmp_path / "spark-tmp"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(folder))
+    child = os.fork()
+    if not child:
+        with own_local_folders():
+            blocks = Path(os.environ["SPARK_LOCAL_DIRS"], "blockmgr-x")
+            blocks.mkdir(parents=True)
+            (blocks / "data").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert list(folder.rglob("data"))
+    (folder / "of another").mkdir()
+    with own_local_folders():
+        (own,) = os.environ["SPARK_LOCAL_DIRS"].split(",")
+        assert Path(own).parent == folder
+        assert not list(folder.rglob("data"))
+        Path(own).mkdir()
+    assert [path.name for path in folder.iterdir()] == ["of another"]
+    assert os.environ["SPARK_LOCAL_DIRS"] == str(folder)
 
 
 def test_what_is_loaded_is_no_garbage_to_look_for_after_every_task(spark, tmp_path):

@@ -5,9 +5,11 @@ every node sees under the same name, so that Spark has nothing to convert, to so
 """
 
 import gc
+import glob
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlrm.files import is_running
 from dlrm.preproc.execution.engines import EngineError, TaskError
 
 if TYPE_CHECKING:
@@ -142,7 +145,7 @@ def spark_engine(
         conf.setMaster(master)
     conf.setAll(list(configuration(master, memory_gib, path, settings or {}).items()))
     try:
-        with _new_local_folders_removed():
+        with own_local_folders():
             with _standard_error_to(log), _failures():
                 spark = SparkContext(conf=conf)
             try:
@@ -193,16 +196,34 @@ def _stop(spark: "SparkContext") -> None:
 
 
 @contextmanager
-def _new_local_folders_removed() -> Iterator[None]:
-    """Removes, when they are empty, the folders of SPARK_LOCAL_DIRS that Spark created."""
-    folders = filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))
-    new = [folder for folder in folders if not os.path.lexists(folder)]
+def own_local_folders() -> Iterator[None]:
+    """Gives Spark a folder of this process in each of SPARK_LOCAL_DIRS, and removes it at the end.
+
+    Those of processes of this machine that were killed go first. A folder of SPARK_LOCAL_DIRS that
+    this or a killed process made goes, too, if it is empty then.
+    """
+    given = os.environ.get("SPARK_LOCAL_DIRS")
+    if not given:
+        yield
+        return
+    name, own, made = f".dlrm-spark-{os.uname().nodename}-", [], []
+    for folder in map(Path, filter(None, given.split(","))):
+        left = [path for path in folder.glob(f"{glob.escape(name)}*") if not is_running(path)]
+        if left or not os.path.lexists(folder):
+            made.append(folder)
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+        own.append(folder / f"{name}{os.getpid()}")
+    os.environ["SPARK_LOCAL_DIRS"] = ",".join(map(str, own))
     try:
         yield
     finally:
-        for folder in new:
+        os.environ["SPARK_LOCAL_DIRS"] = given
+        for path in own:
+            shutil.rmtree(path, ignore_errors=True)
+        for folder in made:
             with suppress(OSError):
-                os.rmdir(folder)
+                folder.rmdir()
 
 
 def _log4j() -> Path:

@@ -19,12 +19,12 @@ from dlrm.data.clicks.datasets import (
 )
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed
+from dlrm.host_memory import host_memory, machine
 from dlrm.model.dlrm import ARCHITECTURE, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.scripts.common import run, session
 from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
-from dlrm.scripts.common.host_memory import host_memory, machine
 from dlrm.scripts.common.run import Setup
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.recommendation import Recommendation

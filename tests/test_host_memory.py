@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlrm.scripts.common import host_memory
+from dlrm import host_memory
 
 GIB = 2**30
 MEMINFO = {
