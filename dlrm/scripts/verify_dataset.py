@@ -183,7 +183,7 @@ def _of_texts(directory: Path, allow_links: bool) -> Iterator[str]:
         manifest = text_layout.read_text_manifest(directory, allow_links)
         if manifest.get("output_format") != "hdf5":  # whose files have no size to compare
             text_layout.open_shards(
-                directory, Verifier(directory, text_layout.KIND, "never", allow_links)
+                directory, Verifier(directory, text_layout.KIND, "never", allow_links), allow_links
             )
         rows = sum(manifest["rows"])
     except (OSError, ValueError) as error:

@@ -91,6 +91,7 @@ class ImageDataset:
         directory: the dataset.
         split: "train", "test" or "validation".
         verify_data: when files are compared with their checksums; see `Verifier`.
+        allow_links: whether files may be symbolic links out of the directory.
 
     Attributes:
         classes: names of the classes; a label is an index of it.
@@ -101,10 +102,16 @@ class ImageDataset:
             label is out of range.
     """
 
-    def __init__(self, directory: str | Path, split: str, verify_data: str = "first") -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        split: str,
+        verify_data: str = "first",
+        allow_links: bool = False,
+    ) -> None:
         directory = Path(directory)
-        contents = image_layout.read_contents(directory, allow_links=True)
-        self._verifier = Verifier(directory, image_layout.KIND, verify_data, allow_links=True)
+        contents = image_layout.read_contents(directory, allow_links)
+        self._verifier = Verifier(directory, image_layout.KIND, verify_data, allow_links)
         if split not in contents.splits:
             raise FileNotFoundError(
                 f"{directory}: expected a split {split}, has {', '.join(contents.splits)}"

@@ -104,7 +104,7 @@ def write_text_manifest(
     )
 
 
-def read_text_manifest(directory: Path, allow_links: bool = True) -> dict[str, Any]:
+def read_text_manifest(directory: Path, allow_links: bool = False) -> dict[str, Any]:
     """Returns the manifest of a dataset; its files may be links out of it only if `allow_links`.
 
     Raises:
@@ -153,19 +153,22 @@ class Shard(NamedTuple):
         return self.tokens[rows]
 
 
-def open_shards(directory: Path, verifier: Verifier) -> tuple[dict[str, Any], list[Shard]]:
+def open_shards(
+    directory: Path, verifier: Verifier, allow_links: bool = False
+) -> tuple[dict[str, Any], list[Shard]]:
     """Returns the manifest of a dataset, and its shards.
 
     Args:
         directory: the dataset.
         verifier: compares its files with their checksums.
+        allow_links: whether they may be symbolic links out of the directory.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file is missing.
         ValueError: an entry of the manifest is missing or wrong, its shards are not those it has
             files of, or a file has another size than the manifest says or is damaged.
     """
-    manifest = read_text_manifest(directory)
+    manifest = read_text_manifest(directory, allow_links)
     own = {
         path.name
         for shard in range(len(manifest["rows"]))

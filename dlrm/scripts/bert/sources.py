@@ -93,7 +93,7 @@ def _opener(
     """How rows of the task are opened, and the values with the size of the vocabulary."""
     if values["task"] == "pretrain":
         if not vocab_is_fixed and Path(path, MANIFEST).is_file():
-            size = text_layout.read_text_manifest(Path(path))["vocab_size"]
+            size = text_layout.read_text_manifest(Path(path), values["allow_links"])["vocab_size"]
             values = values.filled({"vocab_size": size})
         return lambda path: _pretraining(values, path), values
     if not values["vocab_file"]:
@@ -136,6 +136,7 @@ def _pretraining(values: Values, path: str) -> TextSource:
         vocab_size=values["vocab_size"],
         unknown_id=values["unknown_id"],
         verify_data=values["verify_data"],
+        allow_links=values["allow_links"],
         **sizes,
     )
 

@@ -75,7 +75,9 @@ def _set_up(values: Values, pipelines: Pipelines) -> NetworkSetup:
     known = driver.known_checkpoint(values, checkpoint)
     values = driver.with_saved_flags(values, known, taken)
     if values["data"] == "dataset":
-        classes = ImageDataset(values["dataset"], "test", values["verify_data"]).num_classes
+        classes = ImageDataset(
+            values["dataset"], "test", values["verify_data"], values["allow_links"]
+        ).num_classes
         if "num_classes" in values.given and values["num_classes"] != classes:
             raise ValueError(
                 f"--num_classes {values['num_classes']}: {values['dataset']} has {classes}"
@@ -128,7 +130,7 @@ def _check_validated(values: Values, checkpoint: Path) -> None:
             raise ValueError(f"--{flag} {values[flag]}: {checkpoint} has {known}")
     classes = saved["dataset"].get("classes")
     if values["data"] == "dataset" and classes:
-        test = ImageDataset(values["dataset"], "test", values["verify_data"])
+        test = ImageDataset(values["dataset"], "test", values["verify_data"], values["allow_links"])
         if test.classes != classes:
             raise ValueError(
                 f"{values['dataset']}: expected the {len(classes)} classes that {checkpoint} was "
@@ -181,7 +183,9 @@ def _loader(setup: NetworkSetup, split: str, batch_size: int) -> Loader:
     if values["data"] == "generated":
         source = GeneratedImages(count, size, classes, seed)
     else:
-        source = ImageDataset(values["dataset"], split, values["verify_data"])
+        source = ImageDataset(
+            values["dataset"], split, values["verify_data"], values["allow_links"]
+        )
     if values["io"] == "float32":
         source = _Float32(source)
     width = 4 if values["io"] == "float32" else 1
@@ -228,7 +232,7 @@ def _train_config(setup: NetworkSetup, steps_per_epoch: int) -> TrainConfig:
 def _fingerprint(values: Values) -> dict[str, Any]:
     if values["data"] != "dataset":
         return {"data": values["data"], "images": values["synthetic_dataset_num_entries"]}
-    train = ImageDataset(values["dataset"], "train", values["verify_data"])
+    train = ImageDataset(values["dataset"], "train", values["verify_data"], values["allow_links"])
     return {"images": train.num_samples, "classes": train.classes, "size": train.size}
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
 from dlrm.scripts.common.config_flags import (
+    ALLOW_LINKS_HELP,
     PROFILE_HELP,
     VERIFY_DATA_HELP,
     Definitions,
@@ -96,6 +97,7 @@ RUN: Definitions = {
     "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
     "profile": (int | None, None, PROFILE_HELP),
     "verify_data": (str, "first", one_of(VERIFY_DATA, VERIFY_DATA_HELP)),
+    "allow_links": (bool, False, ALLOW_LINKS_HELP),
 }
 TRAINING: Definitions = {
     "replicas": (
@@ -146,7 +148,7 @@ FILES: Definitions = {
 RESUME_MAY_CHANGE = frozenset(
     [
         *("mode", "epochs", "max_steps", "resume", "backend", "rank_timeout", "verify_data"),
-        "dataset",
+        *("dataset", "allow_links"),
         *("log_path", "load_checkpoint_path", "init_checkpoint", "save_checkpoint_path"),
         *("checkpoint_freq", "ckpts_per_epoch", "keep_checkpoints", "no_validation"),
         *("print_freq", "test_freq", "test_after", "test_batch_size", "benchmark_warmup_steps"),

@@ -120,6 +120,15 @@ def test_a_wrong_entry_of_the_manifest_is_named(dataset, field, value, expected)
             ImageDataset(dataset, "train")
 
 
+def test_a_link_out_of_the_directory_needs_a_flag(dataset, tmp_path_factory):
+    labels = next((dataset / "train").glob("labels*"))
+    elsewhere = labels.rename(tmp_path_factory.mktemp("other") / "elsewhere")
+    labels.symlink_to(elsewhere)
+    with pytest.raises(ValueError, match=f"{labels.name}.*symbolic link to .*; --allow_links"):
+        ImageDataset(dataset, "train")
+    assert ImageDataset(dataset, "train", allow_links=True).num_samples == 8
+
+
 def test_each_epoch_has_every_image_once_in_an_order_of_its_own():
     loader = ImageLoader(Numbered(23), 5, shuffle=True, seed=3)
     epochs = [torch.cat([b.labels for b in loader.batches(epoch)]).tolist() for epoch in (0, 1)]

@@ -12,6 +12,7 @@ from dlrm.data.text.layout import KIND, LABEL, LENGTH, NUM_MASKED, SECOND, Shard
 from dlrm.data.text.loader import NO_TOKEN, TextBatch
 from dlrm.data.text.pretraining.formats import PopartShard, is_hdf5, open_hdf5, open_popart
 from dlrm.data.verification import Verifier
+from dlrm.files import within
 
 DATA_FORMATS = ("auto", "shards", "hdf5", "popart")
 _HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -44,6 +45,7 @@ def open_pretraining(
     vocab_size: int | None = None,
     unknown_id: int | None = None,
     verify_data: str = "first",
+    allow_links: bool = False,
 ) -> "PretrainingDataset":
     """Opens pre-training rows.
 
@@ -60,6 +62,7 @@ def open_pretraining(
         unknown_id: replaces tokens outside of the vocabulary, which then are never to be predicted,
             as Graphcore's models with a smaller vocabulary want it; None: they are errors.
         verify_data: when our files are compared with their checksums; see `Verifier`.
+        allow_links: whether files of a folder may be symbolic links out of it.
 
     Raises:
         FileNotFoundError: a file or a manifest is missing.
@@ -77,7 +80,7 @@ def open_pretraining(
     vocab_sizes = []
     for path in map(Path, given):
         kind = _format_of(path) if data_format == "auto" else data_format
-        found, known = _open(path, kind, max_seq_length, max_predictions, verify_data)
+        found, known = _open(path, kind, max_seq_length, max_predictions, verify_data, allow_links)
         parts += found
         vocab_sizes += known
     if vocab_size is None and vocab_sizes and len(vocab_sizes) == len(given):
@@ -93,16 +96,23 @@ def open_pretraining(
 
 
 def _open(
-    path: Path, kind: str, max_seq_length: int | None, max_predictions: int | None, verify_data: str
+    path: Path,
+    kind: str,
+    max_seq_length: int | None,
+    max_predictions: int | None,
+    verify_data: str,
+    allow_links: bool,
 ) -> tuple[list[_Part], list[int]]:
     """The parts of a path, and its vocabulary's size if that is known."""
     if kind == "shards":
-        manifest, shards = open_shards(path, Verifier(path, KIND, verify_data, allow_links=True))
+        manifest, shards = open_shards(
+            path, Verifier(path, KIND, verify_data, allow_links), allow_links
+        )
         sizes = manifest["max_seq_length"], manifest["max_predictions"]
         return [_Part(shard, *sizes) for shard in shards], [manifest["vocab_size"]]
     if kind == "hdf5":
-        files = _files(path, _HDF5_SUFFIXES)
-        Verifier(files[0].parent, KIND, verify_data, allow_links=True).check(files)
+        files = _files(path, allow_links, _HDF5_SUFFIXES)
+        Verifier(files[0].parent, KIND, verify_data, allow_links).check(files)
         return [_Part(*open_hdf5(file)) for file in files], []
     if max_seq_length is None or max_predictions is None:
         raise ValueError(
@@ -110,7 +120,7 @@ def _open(
             f"and --max_predictions_per_seq, got {max_seq_length} and {max_predictions}"
         )
     sizes = max_seq_length, max_predictions
-    return [_Part(open_popart(file, *sizes), *sizes) for file in _files(path)], []
+    return [_Part(open_popart(file, *sizes), *sizes) for file in _files(path, allow_links)], []
 
 
 def _format_of(path: Path) -> str:
@@ -126,7 +136,7 @@ def _format_of(path: Path) -> str:
     )
 
 
-def _files(path: Path, suffixes: tuple[str, ...] | None = None) -> list[Path]:
+def _files(path: Path, allow_links: bool, suffixes: tuple[str, ...] | None = None) -> list[Path]:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or directory")
     if not path.is_dir():
@@ -134,7 +144,7 @@ def _files(path: Path, suffixes: tuple[str, ...] | None = None) -> list[Path]:
     if not (found := _in_folder(path, suffixes)):
         wanted = "files" if suffixes is None else " or ".join(f"*{end}" for end in suffixes)
         raise FileNotFoundError(f"{path}: expected {wanted}, found none")
-    return found
+    return [within(path, file.name, path, allow_links) for file in found]
 
 
 def _in_folder(path: Path, suffixes: tuple[str, ...] | None) -> list[Path]:

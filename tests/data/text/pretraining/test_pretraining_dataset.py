@@ -75,6 +75,18 @@ def shards(tmp_path, rows):
     return write(tmp_path / "shards", *parts)
 
 
+def test_a_link_out_of_the_directory_needs_a_flag(shards, tmp_path):
+    tokens = next(shards.glob("tokens_*"))
+    tokens.rename(tmp_path / "elsewhere")
+    tokens.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "part.hdf5").symlink_to(tmp_path / "elsewhere")
+    for path in (shards, tmp_path / "folder"):
+        with pytest.raises(ValueError, match="symbolic link to .*elsewhere; --allow_links"):
+            open_pretraining(path)
+    assert open_pretraining(shards, allow_links=True).num_samples == 11
+
+
 def test_rows_are_read_in_any_order_from_any_shard(shards, rows):
     dataset = open_pretraining(shards)
     assert (dataset.num_samples, dataset.length, dataset.max_predictions) == (11, 16, 4)
