@@ -81,6 +81,10 @@ class Ranks(Job):
         assert not hung, f"ranks {hung} have not ended:\n{self.output()}"
         return max((process.exitcode for process in self._processes), key=abs)
 
+    def exit_codes(self):
+        """Of the ranks, in their order, once all have ended."""
+        return [process.exitcode for process in self._processes]
+
     def kill(self):
         for process in self._processes:
             process.kill()
@@ -243,6 +247,7 @@ def test_sigterm_saves_and_the_run_goes_on_as_if_it_had_not_come(start, tmp_path
     for rank in job.ranks()[:1]:  # one is told, all leave
         os.kill(rank, signal.SIGTERM)
     assert job.wait() == 75
+    assert job.exit_codes() == [75, 75]
     assert re.search(r"stopped after step (\d+); --resume goes on", job.output()), job.output()
     job = start(*LONG, "--resume")
     assert job.wait() == 0, job.output()
@@ -256,6 +261,62 @@ def test_sigterm_has_an_exit_code_of_its_own(start, tmp_path):
     os.kill(job.ranks()[0], signal.SIGTERM)
     job.wait()
     assert "exitcode  : 75" in job.output()
+
+
+RECORD = """
+import os, runpy, sys
+from pathlib import Path
+
+try:
+    runpy.run_module("dlrm.scripts.main", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    code = end.code if isinstance(end.code, int) else 1  # a message
+    Path(f"ended-{os.environ['RANK']}").write_text(str(code))
+    raise
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sent", "to", "code"),
+    [
+        (signal.SIGTERM, "launcher", 75),
+        (signal.SIGTERM, "rank", 75),
+        (signal.SIGTERM, "ranks", 75),
+        (signal.SIGKILL, "launcher", 75),
+        (signal.SIGINT, "launcher", 130),
+        (signal.SIGKILL, "rank", 1),
+    ],
+)
+def test_a_signal_ends_every_rank_as_the_table_says(start, tmp_path, sent, to, code):
+    (tmp_path / "record.py").write_text(RECORD)
+    endless = ("--epochs=2000", "--test_freq=100000", "--save_checkpoint_path=run")
+    launcher = ["torch.distributed.run", "--nproc_per_node=4", "--monitor_interval=0.1"]
+    job = start(*endless, "--checkpoint_freq=5", launcher=launcher, module="record")
+    job.wait_for(lambda: list(tmp_path.glob("run/step-*/manifest.json")), "checkpoint")
+    ranks = job.ranks()
+    assert len(ranks) == 4
+    for pid in {"launcher": [job.process.pid], "rank": ranks[2:3], "ranks": ranks}[to]:
+        os.kill(pid, sent)
+    end = time.monotonic() + 20  # a step and a save take less than one; torch ends in seconds
+    while any(map(is_running, ranks)) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [rank for rank, pid in enumerate(ranks) if is_running(pid)]
+    for rank in left:
+        os.kill(ranks[rank], signal.SIGKILL)
+    assert not left, job.output()
+    job.wait()
+    killed = {2} if (sent, to) == (signal.SIGKILL, "rank") else set()
+    codes = {int(file.name[6:]): int(file.read_text()) for file in tmp_path.glob("ended-*")}
+    assert codes == dict.fromkeys(set(range(4)) - killed, code), job.output()
+    assert ("stopped after step" in job.output()) == (code == 75)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_more_or_fewer_processes_go_on_from_the_same_checkpoint(start, tmp_path, command):

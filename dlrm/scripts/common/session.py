@@ -147,8 +147,8 @@ def device(asked: str | None) -> str:
 def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
     """Within the block SIGTERM ends the training after a step, with a checkpoint.
 
-    Once the training has ended so, SIGTERM has no effect any more: each rank ends with its own exit
-    code, and none by the signal.
+    Once the training has ended so, or one of several ranks has failed, SIGTERM has no effect any
+    more: each rank ends with its own exit code, and none by the signal.
     """
 
     def stop(*_: object) -> None:
@@ -157,8 +157,9 @@ def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except StoppedError:
-        before = signal.SIG_IGN  # torchrun sends it to all once the first has ended
+    except BaseException as error:
+        if isinstance(error, StoppedError) or dist.is_initialized():
+            before = signal.SIG_IGN  # torchrun sends it to all once the first has ended
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
