@@ -26,7 +26,7 @@ from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     load_checkpoint,
     read_config,
-    read_shapes,
+    read_shape,
 )
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.metrics import unscored_text
@@ -218,10 +218,17 @@ def model_config(path: Path) -> DLRMConfig:
             if field.name in saved
         }
         values["table_sizes"] = tuple(config["dataset"]["table sizes"])
-        values["num_numerical_features"] = read_shapes(path)["bottom_mlp.0.weight"][1]
+        values["num_numerical_features"] = _num_numerical(path)
         return DLRMConfig(**values)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / 'config.json'}: not of a DLRM ({error!r})") from error
+
+
+def _num_numerical(path: Path) -> int:
+    shape = read_shape(path, "bottom_mlp.0.weight")
+    if len(shape) != 2:
+        raise ValueError(f"{path}: bottom_mlp.0.weight: expected a matrix, got {shape}")
+    return shape[1]
 
 
 def load_transform(

@@ -7,6 +7,7 @@ case depends on its seed alone, which the failure names.
 import os
 import random
 import resource
+import shutil
 import signal
 import traceback
 from pathlib import Path
@@ -53,15 +54,28 @@ def mutated(content: bytes, seed: int) -> bytes:
     return bytes(found)
 
 
+def write(content, path: Path, seed: int) -> None:
+    """Writes a mutated file, or a directory of which one file is mutated."""
+    if isinstance(content, bytes):
+        path.write_bytes(mutated(content, seed))
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    chosen = random.Random(~seed).choice(sorted(content))
+    for name, whole in content.items():
+        file = path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(mutated(whole, seed) if name == chosen else whole)
+
+
 def failures(
-    read, content: bytes, path: Path, first: int = 0, cases: int = CASES, seconds: int = SECONDS
+    read, content, path: Path, first: int = 0, cases: int = CASES, seconds: int = SECONDS
 ) -> list[str]:
     """Runs cases; returns what each raised that it must not, or how it ended.
 
     Args:
-        read: called with the path of a mutated file.
-        content: of the file before.
-        path: where it is written; a folder of its own.
+        read: called with the path of a mutated file or directory.
+        content: of the file before; of a directory, those of its files by name.
+        path: where it is written; in a folder of its own.
         first: seed of the first case.
         cases: how many.
         seconds: that each may take.
@@ -73,7 +87,11 @@ def failures(
         child = os.fork()
         if not child:
             os.close(reader)
-            _run(read, content, path, range(seed, last), writer, seconds)
+            try:
+                _run(read, content, path, range(seed, last), writer, seconds)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)  # the tests must not go on in a fork
         os.close(writer)
         with os.fdopen(reader) as stream:
             said = stream.read()
@@ -89,14 +107,14 @@ def failures(
     return found
 
 
-def _run(read, content: bytes, path: Path, seeds: range, writer: int, seconds: int) -> None:
+def _run(read, content, path: Path, seeds: range, writer: int, seconds: int) -> None:
     """Runs cases in the child: writes the seed of each, and what must not be raised."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for seed in seeds:
         os.write(writer, f"\f{seed}".encode())
-        path.write_bytes(mutated(content, seed))
+        write(content, path, seed)
         signal.alarm(seconds)
         try:
             read(path)
@@ -107,4 +125,4 @@ def _run(read, content: bytes, path: Path, seeds: range, writer: int, seconds: i
         except BaseException:
             os.write(writer, f"\nseed {seed}: {traceback.format_exc()[-1500:]}".encode())
         signal.alarm(0)
-    os._exit(0)
+    os._exit(0)  # without what else the tests do at their end

@@ -4,14 +4,17 @@ import io
 import json
 import os
 import signal
+import tempfile
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from fuzzing import CASES, failures, mutated
 
+import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import read_model_size
 from dlrm.data.sources.csv_columns import CsvFormat
@@ -19,11 +22,15 @@ from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.data.text.squad import read_squad
 from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml
-from dlrm.manifest import read_manifest, sealed_json
+from dlrm.manifest import read_manifest, sealed_json, write_manifest
+from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.preproc.logs.raw_log import Split, read_blocks
-from dlrm.train.checkpoints.checkpoint import checked_config
-from dlrm.train.checkpoints.state import read_tensors
+from dlrm.scripts.checkpoint import describe
+from dlrm.serving.rows import RowTransform, text_of_fields
+from dlrm.train.checkpoints.checkpoint import checked_config, save_checkpoint
+from dlrm.train.checkpoints.state import Parameters, read_tensors
 
 
 def log_lines(path):
@@ -127,6 +134,78 @@ def tensors():
     return save({"weight": np.ones((3, 4), np.float32), "bias": np.zeros(3, np.float32)})
 
 
+def parquet(path):
+    convert = pytest.importorskip("dlrm.preproc.convert_to_binary").convert
+    convert(path, path.with_name("out"), "split_binary", 0.5)
+
+
+def parquet_file():
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    columns = [[0, 1] * 50, np.linspace(-1, 1, 100), np.arange(100) % 7]
+    parquet.write_table(arrow.table(columns, names=["label", "x", "u"]), file)
+    return file.getvalue()
+
+
+def score(folder):
+    dlrm.load(folder).predict(ROWS)
+
+
+def checkpoint(path):
+    """Reads it as it is, and with a manifest that fits it, as a writer with a mistake has it."""
+    problems = []
+    for seals in (False, True):
+        if seals:
+            (path / "manifest.json").unlink(missing_ok=True)
+            write_manifest(path, "checkpoint")
+        for read in (describe, score):
+            try:
+                read(path)
+            except (ValueError, OSError) as error:
+                problems.append(error)
+    if problems:
+        raise problems[-1]
+
+
+def checkpoint_folder():
+    config = DLRMConfig((4, 3), 2, 4, (4,), (8, 1), "dot")
+    model = DLRM(config)
+    flags = {
+        name: getattr(config, name) for name in ("embedding_dim", "interaction_op", "hash_indices")
+    }
+    flags |= {"bottom_mlp_sizes": [4], "top_mlp_sizes": [8, 1], "max_table_size": None}
+    run = {"flags": flags, "dataset": {"table sizes": [4, 3]}}
+    progress = {"step": 5, "best": {"auc": 0.5, "step": 5}, "history": [{"step": 5, "auc": 0.5}]}
+    with tempfile.TemporaryDirectory() as folder:
+        parts = Parameters(model, model.embeddings.table_parameters())
+        fitted = Path(folder, "transform")
+        fit().save(fitted)
+        save_checkpoint(Path(folder, "c"), parts, run, progress, fitted)
+        return contents(Path(folder, "c"))
+
+
+def fit():
+    return Transform(2, [np.array([7, 9, 1], np.uint32), np.array([2, 5], np.uint64)])
+
+
+def dictionaries(path):
+    RowTransform.load(path)(text_of_fields([row.encode().split(b"\t") for row in ROWS], 4))
+
+
+def dictionaries_folder():
+    with tempfile.TemporaryDirectory() as folder:
+        fit().save(Path(folder, "transform"))
+        return contents(Path(folder))
+
+
+def contents(folder):
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+ROWS = ["1\t2\t7\t5", "\t-3\tffff\t"]
 FILE = {"bytes": 0, "crc32": f"{zlib.crc32(b''):08x}"}
 ANSWER = {"text": "b", "answer_start": 2}
 QUESTION = {"id": "1", "question": "which?", "answers": [ANSWER]}
@@ -157,6 +236,9 @@ FORMATS = {
         json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}),
         squad,
     ),
+    "parquet": (parquet_file, parquet),
+    "checkpoint": (checkpoint_folder, checkpoint),
+    "dictionaries": (dictionaries_folder, dictionaries),
     "vocabulary": ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n##s\n", vocabulary),
 }
 NAMES = {"model_size": "model_size.json", "config": "config.json", "manifest": "manifest.json"}
@@ -166,6 +248,12 @@ def read(kind, path):
     """Reads the file as it is: what a case begins from is no error."""
     content, reader = FORMATS[kind]
     content = content() if callable(content) else content
+    if isinstance(content, dict):
+        for name, whole in content.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(whole)
+        reader(path)
+        return content, reader
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     reader(path)
     return path.read_bytes(), reader

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 import trained_model
+from safetensors.torch import save
 
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.manifest import write_manifest
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.serving.predictor import Predictor, load_model
 from dlrm.tasks.recommendation import Recommendation
@@ -108,6 +110,14 @@ def test_what_is_no_checkpoint_is_refused(trained, tmp_path):
         file.write(b"\xff")
     with pytest.raises(ValueError, match=r"0\.bin: expected CRC-32"):
         dlrm.load(damaged)
+    for tensors, problem in (
+        (b"no tensors", "damaged, or no safetensors"),
+        (save({"bottom_mlp.0.weight": torch.zeros(3)}), r"expected a matrix, got \[3\]"),
+    ):
+        (damaged / "dense.safetensors").write_bytes(tensors)
+        write_manifest(damaged, "checkpoint")
+        with pytest.raises(ValueError, match=rf"dense\.safetensors: .*{problem}"):
+            dlrm.load(damaged)
 
 
 def test_without_a_transform_raw_rows_are_refused(trained, tmp_path):

@@ -313,10 +313,13 @@ def test_what_cannot_be_exported_is_named(export, trained, other_trained, tmp_pa
     with pytest.raises(FileNotFoundError, match="no checkpoint here"):
         export(NoCheckpoint, tmp_path / "repository")
     refused("its transform is not that of", f"--dataset={other_trained.dataset}")
+    missing = tmp_path / "none"
     refused(
-        "expected (the directory of a dataset|a dataset's directory)",
-        f"--dataset={tmp_path / 'none'}",
+        f"--dataset {missing}: expected a dataset's directory, got none", f"--dataset={missing}"
     )
+    for delay in ("-1", "nan", "inf"):
+        flag = "--triton-dyn-batching-delay"
+        refused(f"{flag} {float(delay)}: expected milliseconds, 0 to 60000", f"{flag}={delay}")
     refused("--triton-max-batch-size 0: expected 1", "--triton-max-batch-size=0")
     file = tmp_path / "file"
     file.touch()

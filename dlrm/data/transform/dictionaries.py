@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,7 +172,7 @@ def load_dictionary(path: Path, size: int) -> np.ndarray:
         dictionary = np.load(path, mmap_mode="r" if size else None, allow_pickle=False)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: missing") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, TokenError, SyntaxError) as error:  # the last two of its header
         raise ValueError(f"{path}: not a dictionary ({error})") from error
     if dictionary.shape != (size,) or dictionary.dtype not in (np.uint32, np.uint64):
         raise ValueError(

@@ -57,8 +57,8 @@ class TableSource:
         fitted is counted in training rows alone.
 
         Returns:
-            Facts: `crc` of the part, `rows` and `positives` of each split, `labels` by how often they occur, `sums`
-            of each standardised column; and the counts of `counted_columns`.
+            Facts: `rows` and `positives` of each split, `labels` by how often they occur, `crc` of
+            the part, `sums` of each standardised column; and the counts of `counted_columns`.
         """
         schema = self.schema
         counts: list[list[Counts]] = [[] for _ in counted_columns(schema)]

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, gather
@@ -37,6 +36,7 @@ from dlrm.train.checkpoints.state import (
     checked_config,
     random_state_file,
     read_tensors,
+    tensor_shape,
 )
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
@@ -46,7 +46,7 @@ __all__ = [
     "load_checkpoint",
     "read_config",
     "read_progress",
-    "read_shapes",
+    "read_shape",
     "save_checkpoint",
 ]
 
@@ -88,12 +88,19 @@ def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
     return read_json(Path(directory, "progress.json"))
 
 
-def read_shapes(directory: str | os.PathLike) -> dict[str, list[int]]:
-    """Returns the shapes of a checkpoint's weights, without those of tables, by name."""
+def read_shape(directory: str | os.PathLike, name: str) -> list[int]:
+    """Returns the shape of one of a checkpoint's weights that is no table.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, or there is no such weight; it is named.
+    """
     if is_nvidia(directory):
-        return {name: list(weight.shape) for name, weight in read_nvidia(directory).dense.items()}
-    with safe_open(Path(directory, "dense.safetensors"), "pt") as dense:
-        return {name: dense.get_slice(name).get_shape() for name in dense.keys()}  # noqa: SIM118
+        found = read_nvidia(directory).dense
+        if name not in found:
+            raise ValueError(f"{directory}: expected a weight {name}, got {', '.join(found)}")
+        return list(found[name].shape)
+    return tensor_shape(Path(directory, "dense.safetensors"), name)
 
 
 def _check_manifest(directory: str | os.PathLike, name: str) -> None:

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -106,10 +107,27 @@ def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, or no such file; it is named.
     """
+    with _named(path):
+        return load_file(path)
+
+
+def tensor_shape(path: str | os.PathLike, name: str) -> list[int]:
+    """Returns the shape of a tensor, of whose file only the header is read.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or has no such tensor; it is named.
+    """
+    with _named(path), safe_open(path, "pt") as tensors:
+        return tensors.get_slice(name).get_shape()
+
+
+@contextmanager
+def _named(path: str | os.PathLike) -> Iterator[None]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: missing")
     try:
-        return load_file(path)
+        yield
     except (SafetensorError, RuntimeError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"{path}: damaged, or no safetensors ({brief(error)})") from None
 

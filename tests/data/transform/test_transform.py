@@ -203,9 +203,11 @@ def test_damaged_artefact_is_named(transform, tmp_path):
     np.save(tmp_path / "dictionary_0.npy", np.zeros(2, np.uint32))
     with pytest.raises(ValueError, match=r"dictionary_0.npy: expected 3 numbers"):
         Transform.load(tmp_path)
-    (tmp_path / "dictionary_0.npy").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"dictionary_0.npy: not a dictionary"):
-        Transform.load(tmp_path)
+    header = (tmp_path / "dictionary_0.npy").read_bytes()[:128]
+    for content in (b"nothing", header.replace(b"}", b" "), header.replace(b"{", b"=")):
+        (tmp_path / "dictionary_0.npy").write_bytes(content + b"1" * 8)
+        with pytest.raises(ValueError, match=r"dictionary_0.npy: not a dictionary"):
+            Transform.load(tmp_path)
     (tmp_path / "dictionary_0.npy").unlink()
     with pytest.raises(FileNotFoundError, match=r"dictionary_0.npy"):
         Transform.load(tmp_path)

@@ -225,6 +225,14 @@ def test_very_large_weights_are_numbers(tmp_path):
     load_checkpoint(tmp_path / "c", parameters(trained=False))
 
 
+@pytest.mark.parametrize("step", ["1e999", "NaN", "-1", '"4"', "null"])
+def test_a_pointer_to_a_step_that_is_none_is_named(tmp_path, step):
+    save(tmp_path, 4, 4)
+    (tmp_path / "best.json").write_text(f'{{"auc": 0.7, "step": {step}}}')
+    with pytest.raises(ValueError, match=r"best\.json: expected the best step, got .*: damaged"):
+        find_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "progress.json", "dense.safetensors"])
 def test_whatever_reads_a_damaged_file_names_it(tmp_path, name):
     save(tmp_path, 4, 4)
