@@ -132,6 +132,7 @@ class LossScaler:
         self.scale, self.max_grad_norm, self._parts = scale, max_grad_norm, parts
         self._counted_elsewhere = {id(weight) for weight in counted_elsewhere}
         self._skipped = torch.zeros(()) if scale is None else torch.zeros_like(scale)
+        self._one = torch.ones_like(self._skipped)
 
     def num_skipped(self) -> int:
         """Returns how many steps were skipped so far; waits for the device."""
@@ -148,7 +149,7 @@ class LossScaler:
 
     def backward(self, loss: Tensor) -> None:
         """Computes the gradients of the scaled loss."""
-        self.scaled(loss).backward()
+        loss.backward(None if self.scale is None else self.scale.expand_as(loss))
 
     def of_tables(self, optimizers: Iterable[Optimizer], device: str) -> Tensor | None:
         """Returns what ranks add up before `step`, of the sparse gradients that each has alone.
@@ -164,19 +165,24 @@ class LossScaler:
         if self.scale is None and self.max_grad_norm is None:
             return None
         rows = [grad for grad in _gradients(optimizers) if grad.is_sparse]
-        overflow, squares = torch.zeros(2, device=device).unbind()
+        numbers = torch.zeros(2, device=device)
+        overflow, squares = numbers.unbind()
         if self.scale is not None:
-            overflow = _overflow(rows, overflow)
+            values = [value for grad in rows if (value := grad._values()).numel()]
+            # Their greatest is checked: they are many, and the check writes what it reads.
+            self._mark(torch._foreach_norm(values, math.inf) if values else [], overflow)
         if self.max_grad_norm is not None and rows:
-            squares = torch.nn.utils.get_total_norm([_summed_rows(grad) for grad in rows]).square()
-        return torch.stack([overflow, squares])
+            norm = torch.nn.utils.get_total_norm([_summed_rows(grad) for grad in rows])
+            squares.copy_(norm.square())
+        return numbers
 
     def step(self, optimizers: Iterable[Optimizer], tables: Tensor | None = None) -> None:
         """Lets the optimizers update, unless a gradient is infinite or NaN on any rank.
 
         Args:
             optimizers: what updates; their dense gradients are the same on all ranks.
-            tables: the sum of `of_tables` over the ranks; None is that of this one.
+            tables: the sum of `of_tables` over the ranks, which is written to; None is that of
+                this one.
         """
         optimizers = list(optimizers)
         if self.scale is None and self.max_grad_norm is None:
@@ -192,10 +198,11 @@ class LossScaler:
     def _scaled_step(self, optimizers: list[Optimizer], tables: Tensor) -> None:
         overflow, squares = tables.unbind()
         scale = torch.ones_like(squares) if self.scale is None else self.scale
-        found_inf = torch.zeros_like(overflow)
+        found_inf = overflow
         if self.scale is not None:
             dense = [grad for grad in _gradients(optimizers) if not grad.is_sparse]
-            found_inf = all_sum(_overflow(dense, found_inf) + overflow, self._parts).clamp_(max=1)
+            self._mark(dense, found_inf)
+            all_sum(found_inf, self._parts).clamp_(max=1)
             self._skipped += found_inf
         if self.max_grad_norm is not None:
             norm = self._norm(optimizers, squares)
@@ -208,6 +215,10 @@ class LossScaler:
                 for grad in _gradients([optimizer]):
                     _values(grad).div_(scale)
                 optimizer.step()
+
+    def _mark(self, values: tuple[Tensor, ...] | list[Tensor], overflow: Tensor) -> None:
+        """Sets `overflow` to 1 where a value is infinite or NaN, in one launch on a GPU."""
+        torch._amp_foreach_non_finite_check_and_unscale_(values, overflow, self._one)
 
     def _norm(self, optimizers: list[Optimizer], squares: Tensor) -> Tensor:
         """The 2-norm of all gradients: dense ones, of each part once, and `squares` of tables."""
@@ -226,15 +237,6 @@ def _summed_rows(grad: Tensor) -> Tensor:
     place[1:] = (rows[1:] != rows[:-1]).cumsum(0)
     of_row, values = torch.empty_like(place).index_copy_(0, order, place), grad._values().float()
     return torch.zeros_like(values).index_add_(0, of_row, values)
-
-
-def _overflow(grads: Iterable[Tensor], nothing: Tensor) -> Tensor:
-    """1 where a gradient is infinite or NaN, else 0; a scalar as `nothing`, which is 0."""
-    values = [value for grad in grads if (value := _values(grad)).numel()]
-    if not values:
-        return nothing
-    greatest = torch.nn.utils.get_total_norm(values, norm_type=math.inf)
-    return (~greatest.isfinite()).to(nothing)
 
 
 def _values(grad: Tensor) -> Tensor:
