@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlrm.ops.library import follow_torch_settings, has_native, native_available
+from dlrm.ops.library import (
+    below_autograd,
+    follow_torch_settings,
+    has_native,
+    native_available,
+    register_gradient,
+)
 
 
 def interaction_width(tables: int, dim: int) -> int:
@@ -72,14 +78,31 @@ def _check(dense: Tensor, embeddings: Tensor) -> None:
         )
 
 
-def _backward(ctx, grad):
-    return torch.ops.dlrm.dot_interaction_backward(grad, *ctx.saved_tensors)
+class _DotInteraction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, dense, embeddings):  # type: ignore[override]
+        ctx.save_for_backward(dense, embeddings)
+        return below_autograd(torch.ops.dlrm.dot_interaction.default, dense, embeddings)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        op = torch.ops.dlrm.dot_interaction_backward.default
+        if torch.is_grad_enabled():  # which second derivatives need, and it refuses them
+            return op(grad, *ctx.saved_tensors)
+        return below_autograd(op, grad, *ctx.saved_tensors)
 
 
-def _second_derivative(ctx, *grads):
-    raise RuntimeError(
-        "dot_interaction has no second derivatives; dot_interaction_reference has them"
-    )
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, grad, dense, embeddings):  # type: ignore[override]
+        op = torch.ops.dlrm.dot_interaction_backward.default
+        return below_autograd(op, grad, dense, embeddings)
+
+    @staticmethod
+    def backward(ctx, *grads):  # type: ignore[override]
+        raise RuntimeError(
+            "dot_interaction has no second derivatives; dot_interaction_reference has them"
+        )
 
 
 if native_available():
@@ -94,9 +117,5 @@ if native_available():
     def _(grad, dense, embeddings):
         return dense.new_empty(dense.shape), embeddings.new_empty(embeddings.shape)
 
-    torch.library.register_autograd(
-        "dlrm::dot_interaction",
-        _backward,
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    )
-    torch.library.register_autograd("dlrm::dot_interaction_backward", _second_derivative)
+    register_gradient("dot_interaction", _DotInteraction.apply)
+    register_gradient("dot_interaction_backward", _Backward.apply)

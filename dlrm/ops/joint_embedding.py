@@ -7,7 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlrm.ops.library import has_native, native_available
+from dlrm.ops.library import (
+    below_autograd,
+    has_native,
+    native_available,
+    register_gradient,
+)
 
 
 def joint_embedding(
@@ -92,20 +97,23 @@ def _check_ids(ids: Tensor, table_offsets: Tensor) -> None:
         )
 
 
-def _setup_context(ctx, inputs, keyword_only_inputs, output):
-    weight, ids, table_offsets = inputs
-    ctx.save_for_backward(ids, table_offsets)
-    ctx.weight_shape = weight.shape
+class _JointEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, ids, table_offsets, dtype):  # type: ignore[override]
+        ctx.save_for_backward(ids, table_offsets)
+        ctx.weight_shape = weight.shape
+        op = torch.ops.dlrm.joint_embedding.default
+        return below_autograd(op, weight, ids, table_offsets, dtype=dtype)
 
-
-def _backward(ctx, grad):
-    ids, table_offsets = ctx.saved_tensors
-    rows = (ids + table_offsets[:-1]).reshape(1, -1)
-    values = grad.reshape(-1, ctx.weight_shape[1])
-    sparse = torch.sparse_coo_tensor(
-        rows, values, ctx.weight_shape, check_invariants=False, is_coalesced=False
-    )
-    return sparse, None, None
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        ids, table_offsets = ctx.saved_tensors
+        rows = (ids + table_offsets[:-1]).reshape(1, -1)
+        values = grad.reshape(-1, ctx.weight_shape[1])
+        sparse = torch.sparse_coo_tensor(
+            rows, values, ctx.weight_shape, check_invariants=False, is_coalesced=False
+        )
+        return sparse, None, None, None
 
 
 if native_available():
@@ -115,6 +123,7 @@ if native_available():
         _check(weight, ids, table_offsets, dtype)
         return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype or weight.dtype)
 
-    torch.library.register_autograd(
-        "dlrm::joint_embedding", _backward, setup_context=_setup_context
-    )
+    def _differentiable(weight, ids, table_offsets, *, dtype=None):
+        return _JointEmbedding.apply(weight, ids, table_offsets, dtype)
+
+    register_gradient("joint_embedding", _differentiable)
