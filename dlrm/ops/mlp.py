@@ -99,16 +99,33 @@ class _MLP(torch.autograd.Function):
         values, weights = saved[: num_layers + 1], saved[num_layers + 1 :]
         grads: list[Tensor | None] = [None] * (2 * num_layers)
         needs_inputs, _, *needs = ctx.needs_input_grad
+        native = has_native("relu_bias_backward", grad=grad)
+        masked = relu_bias_backward_reference
+        if native:
+            masked = torch.ops.dlrm.relu_bias_backward.default
         for layer in reversed(range(num_layers)):
-            grad, grads[num_layers + layer] = relu_bias_backward(grad, values[layer + 1])
+            grad, grads[num_layers + layer] = masked(grad, values[layer + 1])
             if needs[layer]:
                 grads[layer] = _weight_gradient(grad, values[layer])
             if layer or needs_inputs:
                 grad = matrix_product(grad, weights[layer].T)
-        for i, (product, dtype) in enumerate(zip(grads, dtypes, strict=True)):
-            if product is not None and product.dtype != dtype:
-                grads[i] = product.to(dtype)
-        return grad if needs_inputs else None, None, *grads
+        return grad if needs_inputs else None, None, *_cast(grads, dtypes)
+
+
+def _cast(grads: list[Tensor | None], dtypes: list[torch.dtype]) -> list[Tensor | None]:
+    """Gives gradients the dtypes of their parameters, all in one launch on a GPU."""
+    result: list[Tensor | None] = []
+    narrow: list[Tensor] = []
+    wide: list[Tensor] = []
+    for grad, dtype in zip(grads, dtypes, strict=True):
+        if grad is not None and grad.dtype != dtype:
+            narrow.append(grad)
+            wide.append(torch.empty_like(grad, dtype=dtype))
+            grad = wide[-1]
+        result.append(grad)
+    if narrow:
+        torch._foreach_copy_(wide, narrow)
+    return result
 
 
 def _weight_gradient(grad: Tensor, inputs: Tensor) -> Tensor:
@@ -140,9 +157,10 @@ def _check(
                 f"weight {list(weight.shape)} and bias {list(bias.shape)}"
             )
         width = weight.shape[0]
+    dtype, device = inputs.dtype, inputs.device
     for tensor, source in zip(rounded, (*weights, *biases), strict=True):
-        same = tensor.dtype == inputs.dtype and tensor.device == inputs.device
-        if not same or tensor.shape != source.shape:
+        same = tensor.dtype == dtype and tensor.device == device
+        if not same or (tensor is not source and tensor.shape != source.shape):
             raise RuntimeError(
                 f"mlp: expected what is computed with to be {list(source.shape)} and as the inputs "
                 f"{inputs.dtype} on {inputs.device}, got {list(tensor.shape)} {tensor.dtype} on "

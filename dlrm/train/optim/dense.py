@@ -16,6 +16,35 @@ def dense_optimizer(kind: str, parameters: Iterable[Tensor]) -> Optimizer:
     return DENSE_OPTIMIZERS[kind](parameters, lr=torch.zeros((), device=parameters[0].device))
 
 
+class SGD(LossScaled, torch.optim.SGD):
+    """torch's fused SGD without momentum, launched in half the host's time.
+
+    In checkpoints it is torch's, whose name it has.
+    """
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:  # type: ignore[override]
+        assert closure is None, "no closure"
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            torch._fused_sgd_(
+                weights,
+                [weight.grad for weight in weights],
+                [],
+                weight_decay=0.0,
+                momentum=0.0,
+                lr=group["lr"],
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+                grad_scale=self.grad_scale,
+                found_inf=self.found_inf,
+            )
+
+
 class Adagrad(LossScaled, torch.optim.Adagrad):
     """torch's fused Adagrad of dense gradients, without a wait for the device.
 
@@ -50,7 +79,7 @@ class Adagrad(LossScaled, torch.optim.Adagrad):
 
 
 DENSE_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": partial(torch.optim.SGD, fused=True),
+    "sgd": partial(SGD, fused=True),
     "adagrad": partial(Adagrad, fused=True),
     "adam": partial(torch.optim.Adam, fused=True),
 }

@@ -4,10 +4,12 @@ import importlib
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlrm import ops
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.mlp import mlp
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
@@ -133,8 +135,12 @@ def test_a_bfloat16_weight_without_its_lower_halves_is_refused():
         optimizer.step()
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adagrad"])
 @pytest.mark.parametrize("scale", [None, 8.0])
-def test_fused_adagrad_is_torchs_where_torch_refuses_it(scale, monkeypatch):
+def test_fused_dense_optimizers_are_torchs(kind, scale, monkeypatch):
+    torchs = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[kind]
+    steps_taken = []
+
     def trained(make):
         weights = [torch.linspace(-1, 1, 12).reshape(3, 4), torch.ones(4), torch.ones(2)]
         weights = [weight.requires_grad_() for weight in weights]  # the last has no gradient
@@ -147,15 +153,52 @@ def test_fused_adagrad_is_torchs_where_torch_refuses_it(scale, monkeypatch):
                 optimizer.grad_scale = torch.tensor(scale)
                 optimizer.found_inf = torch.tensor(float(step == 1))
             optimizer.step()
-        return [*weights, *(optimizer.state[weight]["step"] for weight in weights)]
+        assert type(optimizer).__name__ == torchs.__name__  # which checkpoints have
+        states = [optimizer.state[weight] for weight in weights]
+        steps_taken.append([int(state["step"]) for state in states if "step" in state])
+        return [*weights, *(state["sum"] for state in states if "sum" in state)]
 
-    expected = trained(lambda weights: torch.optim.Adagrad(weights, torch.zeros(()), fused=True))
-    with monkeypatch.context() as patch:  # as torch 2.11 does on CUDA
+    expected = trained(lambda weights: torchs(weights, torch.zeros(()), fused=True))
+    with monkeypatch.context() as patch:  # torch 2.11 refuses Adagrad so, on CUDA
         module = importlib.import_module("torch.optim.adagrad")
         patch.delattr(module, "_device_dtype_check_for_fused")
-        actual = trained(lambda weights: dense_optimizer("adagrad", weights))
+        actual = trained(lambda weights: dense_optimizer(kind, weights))
     assert all(map(torch.equal, actual, expected))
-    assert [int(steps) for steps in actual[3:]] == [2 if scale else 3] * 2 + [0]
+    counted = [2 if scale else 3] * 2 + [0]
+    assert steps_taken == [counted if kind == "adagrad" else []] * 2
+
+
+def launches(function):
+    """The names of the operators that a function calls, those of autograd included."""
+    called = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            called.append(op._opname)
+            return op(*args, **(kwargs or {}))
+
+    with Count():
+        function()
+    return called
+
+
+def test_checks_and_casts_of_many_tensors_are_one_launch_each():
+    """On a GPU each costs the host and the device some microseconds."""
+    table, layers = embedding(), mlp(3, (8, 8, 4), 0, "layers", torch.float16)
+    optimizers = [
+        table_optimizer("sgd", [table.weight], native=True),
+        dense_optimizer("sgd", layers.parameters()),
+    ]
+    scaler = loss_scaler("cpu", 8.0)
+    loss = table(torch.tensor([[1, 2]]), torch.float16).float().sum()
+    loss = loss + layers(torch.ones(1, 3)).float().sum()
+    in_backward = launches(lambda: scaler.backward(loss))
+    assert in_backward.count("_foreach_copy_") == 1
+    # Of the two sums only: the gradients of the layers' weights are cast together.
+    assert in_backward.count("_to_copy") == 2
+    in_step = launches(lambda: scaler.step(optimizers))
+    assert in_step.count("_amp_foreach_non_finite_check_and_unscale_") == 2
+    assert {"isfinite", "linalg_vector_norm", "stack"}.isdisjoint(in_step)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
