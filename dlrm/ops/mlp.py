@@ -83,12 +83,16 @@ class _MLP(torch.autograd.Function):
     def forward(ctx, inputs: Tensor, rounded: Sequence[Tensor], *parameters: Tensor) -> Tensor:  # type: ignore[override]
         num_layers = len(parameters) // 2
         used = rounded or parameters
+        weights, biases = list(used[:num_layers]), used[num_layers:]
+        ctx.width = inputs.shape[1]
+        if weights and (padding := _padding(inputs)):
+            inputs, weights[0] = F.pad(inputs, padding), F.pad(weights[0], padding)
         values = [inputs]
-        for weight, bias in zip(used[:num_layers], used[num_layers:], strict=True):
+        for weight, bias in zip(weights, biases, strict=True):
             # Not oneDNN's ReLU, which makes 0 of a NaN and would hide that training diverged.
             values.append(matrix_product(values[-1], weight, bias).relu_())
         ctx.dtypes = [parameter.dtype for parameter in parameters]
-        ctx.save_for_backward(*values, *used[:num_layers])
+        ctx.save_for_backward(*values, *weights)
         return values[-1]
 
     @staticmethod
@@ -109,7 +113,20 @@ class _MLP(torch.autograd.Function):
                 grads[layer] = _weight_gradient(grad, values[layer])
             if layer or needs_inputs:
                 grad = matrix_product(grad, weights[layer].T)
-        return grad if needs_inputs else None, None, *_cast(grads, dtypes)
+        if grads and grads[0] is not None and grads[0].shape[1] != ctx.width:
+            # Cast by itself: columns of a wider matrix are not cast together with others.
+            grads[0] = grads[0][:, : ctx.width].to(dtypes[0]).contiguous()
+        of_inputs = grad[:, : ctx.width] if needs_inputs else None
+        return of_inputs, None, *_cast(grads, dtypes)
+
+
+def _padding(inputs: Tensor) -> tuple[int, int] | None:
+    """Columns of zeros that give a matrix rows of whole 16 bytes, where a GPU's products need them.
+
+    Else cuBLAS reads half-precision operands, such as those of 13 numerical fields, in pieces.
+    """
+    missing = -inputs.shape[1] % 8 if inputs.is_cuda and inputs.dtype != torch.float32 else 0
+    return (0, missing) if missing else None
 
 
 def _cast(grads: list[Tensor | None], dtypes: list[torch.dtype]) -> list[Tensor | None]:

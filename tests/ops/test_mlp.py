@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 from ops_testing import assert_as_close_as_reference
 
 from dlrm import ops
+from dlrm.ops.linear import matrix_product
 
 SHAPES = [  # batch, inputs, sizes of the layers
     (1, 1, (1,)),
@@ -105,6 +108,27 @@ def test_half_precision_gradients_are_as_exact_as_the_reference(dtype):
     for one, other, exact in zip(actual, half, run(ops.mlp_reference, torch.float64), strict=True):
         assert_as_close_as_reference(one, other, exact)
     assert {grad.dtype for grad in actual[1:]} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gpu_multiplies_rows_of_whole_16_bytes(dtype, monkeypatch):
+    """13 numerical fields in half precision; values and gradients stay those of 13."""
+    inputs, weights, biases = network((5, 13, (8, 4)))
+    expected = output_and_gradients(in_dtype(dtype), inputs, weights, biases)
+    widths = []
+
+    def product(inputs, weight, bias=None):
+        widths.append((inputs.shape[1], weight.shape[1]))
+        return matrix_product(inputs, weight, bias)
+
+    monkeypatch.setattr(sys.modules["dlrm.ops.mlp"], "matrix_product", product)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)  # in its place: nothing else looks at it
+    actual = output_and_gradients(in_dtype(dtype), inputs, weights, biases)
+    padded = 13 if dtype == torch.float32 else 16
+    assert widths == [(padded, padded), (8, 8), (4, 4), (8, 8)]
+    assert [t.shape for t in actual] == [t.shape for t in expected]
+    assert all(t.is_contiguous() for t in actual[2:])
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
