@@ -119,20 +119,34 @@ def reason_to_skip_cuda() -> str | None:
 
 def cuda_architectures() -> list[str]:
     """Those of `DLRM_CUDA_ARCHS`, or all that this nvcc and our kernels know."""
+    compiler = nvcc()
+    assert compiler is not None
     chosen = os.environ.get("DLRM_CUDA_ARCHS", "").replace(",", ";")
     if chosen:
         architectures = [text.strip().replace(".", "") for text in chosen.split(";")]
         if not all(re.fullmatch(r"\d{2,3}[af]?", text) for text in architectures):
             raise SystemExit(f"DLRM_CUDA_ARCHS={chosen}: expected architectures as in 80;90")
+        known = known_architectures(compiler)
+        if known and (unknown := [a for a in architectures if a.rstrip("af") not in known]):
+            raise SystemExit(
+                f"DLRM_CUDA_ARCHS={chosen}: {compiler} compiles for {', '.join(known)}, and not "
+                f"for {unknown[0]}; leave it out, or set CUDA_HOME to a CUDA toolkit that does"
+            )
         return architectures
-    compiler = nvcc()
-    assert compiler is not None
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
     found = re.search(r"release (\d+)\.(\d+)", said.stdout)
     version = (int(found[1]), int(found[2])) if found else (13, 0)
     first = ["70"] if version < (13, 0) else []
     last = ["100", "120"] if version >= (12, 8) else []
     return [*first, "75", "80", "86", "89", "90", *last]
+
+
+def known_architectures(compiler: str) -> list[str]:
+    """Those that this nvcc compiles for, such as "90"; none where it does not say."""
+    said = subprocess.run(
+        [compiler, "--list-gpu-arch"], capture_output=True, text=True, check=False
+    )
+    return sorted(set(re.findall(r"compute_(\d+)", said.stdout)), key=int)
 
 
 def host_commands() -> tuple[list[str], list[str]]:

@@ -63,8 +63,11 @@ class Step:
 
 def main() -> int | str:
     args = arguments()
-    if args.device == "cuda" and not (args.architecture or find_architecture(args)):
-        return "gpu_first.py: torch finds no GPU here; --device cpu --tiny tries the steps"
+    if args.device == "cuda":
+        if problem := find_architecture(args):
+            return f"gpu_first.py: {problem}; --device cpu --tiny tries the steps"
+        if problem := why_not_built():
+            return f"gpu_first.py: {problem}"
     return run(steps(args), args)
 
 
@@ -89,12 +92,28 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def find_architecture(args: argparse.Namespace) -> str:
-    """Sets the architecture of torch's first GPU; empty where there is none."""
+def find_architecture(args: argparse.Namespace) -> str | None:
+    """Sets the architecture of torch's first GPU; returns why there is none."""
+    if args.architecture:
+        return None
     code = "import torch; print('%d%d' % torch.cuda.get_device_capability())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     args.architecture = said.stdout.strip()
-    return args.architecture
+    if args.architecture:
+        return None
+    reason = [line for line in said.stderr.splitlines() if line and not line.startswith(" ")][-1:]
+    return f"torch finds no GPU here ({''.join(reason)})"
+
+
+def why_not_built() -> str | None:
+    """Returns why there are no kernels and can be none; None where there are or can be."""
+    home = os.environ.get("CUDA_HOME")
+    if LIBRARY.exists() or shutil.which(str(Path(home, "bin", "nvcc")) if home else "nvcc"):
+        return None
+    return (
+        f"there is no nvcc {f'in CUDA_HOME, {home},' if home else 'on the path'} to build "
+        "dlrm/_ops_cuda.so; install NVIDIA's CUDA toolkit, or set CUDA_HOME to its folder"
+    )
 
 
 def steps(args: argparse.Namespace) -> list[Step]:

@@ -107,6 +107,37 @@ def test_a_header_rebuilds_the_cuda_sources_that_include_it_and_no_more(project)
     assert build(project, **cuda) == ({"csrc/cuda/gather.cu"}, {"_ops_cuda.so"})
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"CUDA_HOME": "{none}"},
+            "DLRM_CUDA=1, but there is no nvcc: install CUDA's compiler, or set CUDA_HOME",
+        ),
+        (
+            {"CUDA_HOME": "{cuda}", "DLRM_CUDA_ARCHS": "90;70"},
+            "DLRM_CUDA_ARCHS=90;70: {cuda}/bin/nvcc compiles for 75, 90, 100, and not for 70; "
+            "leave it out, or set CUDA_HOME to a CUDA toolkit that does",
+        ),
+        (
+            {"CUDA_HOME": "{cuda}", "DLRM_CUDA_ARCHS": "H100"},
+            "DLRM_CUDA_ARCHS=H100: expected architectures as in 80;90",
+        ),
+    ],
+)
+def test_what_nvcc_cannot_do_is_said_before_anything_is_compiled(project, variables, message):
+    paths = {"cuda": project / "cuda", "none": project / "none"}
+    nvcc = paths["cuda"] / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho compute_75; echo compute_100; echo compute_90\n")
+    nvcc.chmod(0o755)
+    given = {name: value.format(**paths) for name, value in variables.items()}
+    done = setup(project, "build_ext", "--inplace", **{"DLRM_CUDA": "1", **given})
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == message.format(**paths)
+    assert " -c " not in done.stdout
+
+
 def test_a_library_is_replaced_whole_and_an_error_leaves_the_old_one(project):
     build(project)
     library = project / "dlrm" / "_ops_cpu.so"

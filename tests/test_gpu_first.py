@@ -153,12 +153,34 @@ run(todo, Namespace(output=Path({str(tmp_path)!r}), minutes=None, only=None, ret
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so(tmp_path):
+def test_without_a_gpu_one_line_says_why(tmp_path):
     done = forked.run(SCRIPT, f"--output={tmp_path / 'none'}")
     assert done.returncode == 1
-    line = "gpu_first.py: torch finds no GPU here; --device cpu --tiny tries the steps\n"
-    assert done.stderr == line
+    (line,) = done.stderr.splitlines()
+    start = "gpu_first.py: torch finds no GPU here ("
+    assert line.startswith(start)
+    assert re.match(r"AssertionError: Torch not|RuntimeError: .*NVIDIA", line[len(start) :])
+    assert line.endswith("); --device cpu --tiny tries the steps")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("home", [None, "cuda"])
+def test_without_nvcc_one_line_says_so_before_the_hour_begins(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_first, "LIBRARY", tmp_path / "_ops_cuda.so")
+    words = ["gpu_first.py", f"--output={tmp_path / 'none'}", "--architecture=90"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    if home:
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path / home))
+    where = f"in CUDA_HOME, {tmp_path / home}," if home else "on the path"
+    assert gpu_first.main() == (
+        f"gpu_first.py: there is no nvcc {where} to build dlrm/_ops_cuda.so; "
+        "install NVIDIA's CUDA toolkit, or set CUDA_HOME to its folder"
+    )
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "_ops_cuda.so").touch()
+    assert gpu_first.why_not_built() is None
 
 
 def test_the_limits_are_those_of_the_hour(tmp_path):

@@ -32,6 +32,10 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL: stopped by a signal, and saved; the same command with --resume goes on
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
+_LESS_MEMORY = (
+    "A smaller --batch_size needs less, and --gradient_accumulation_steps computes it in parts; "
+    "python -m dlrm.scripts.doctor says what is free"
+)
 _LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
 
 
@@ -55,13 +59,18 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
         if _rank() == 0:
             print(stopped, file=sys.stderr, flush=True)
     except USER_ERRORS as error:
-        named = _rank() == 0 or str(error).startswith("rank")
-        code = f"error: {'' if named else f'rank {_rank()}: '}{one_line(error)}"
+        code = _named(one_line(error))
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0].partition(" Of the allocated")[0]
+        code = _named(f"{reason} {_LESS_MEMORY}")
     except RuntimeError as error:
-        if not dist.is_initialized() or not _LOST.search(str(error)):
+        if "dlrm/_ops_cuda.so" in str(error):  # which says what to do
+            code = _named(str(error).splitlines()[0])
+        elif dist.is_initialized() and _LOST.search(str(error)):
+            reason = str(error).splitlines()[0].partition(". This")[0]
+            code = f"rank {_rank()} ends, since another rank has gone: {reason}"
+        else:
             raise
-        reason = str(error).splitlines()[0].partition(". This")[0]
-        code = f"rank {_rank()} ends, since another rank has gone: {reason}"
     except KeyboardInterrupt:
         code = 130
         last = last_checkpoint(checkpoints) if checkpoints else None
@@ -72,6 +81,12 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     if dist.is_initialized():
         shutdown(World(dist.get_rank(), dist.get_world_size()))
     sys.exit(code)
+
+
+def _named(reason: str) -> str:
+    """The line of an error, with the rank that met it where that is not the first."""
+    named = _rank() == 0 or reason.startswith("rank")
+    return f"error: {'' if named else f'rank {_rank()}: '}{reason}"
 
 
 def _rank() -> int:
@@ -134,7 +149,10 @@ def device(asked: str | None) -> str:
     if torch.version.cuda is None:
         raise ValueError(f"--base_device {asked}: torch {torch.__version__} is built without CUDA")
     if not torch.cuda.is_available():
-        raise ValueError(f"--base_device {asked}: torch finds no CUDA device here; use cpu")
+        raise ValueError(
+            f"--base_device {asked}: torch finds no CUDA device here; use cpu. "
+            "python -m dlrm.scripts.doctor says why"
+        )
     index, count = int(asked.partition(":")[2] or 0), torch.cuda.device_count()
     if index >= count:
         raise ValueError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dlrm.scripts.common import session
 from dlrm.train.trainer import StoppedError
@@ -28,6 +29,49 @@ def train_until_stopped(trainer):
     with session.stopped_by_sigterm(trainer):
         os.kill(os.getpid(), signal.SIGTERM)
         raise StoppedError("stopped after step 1")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+                "79.11 GiB of which 1.20 GiB is free. Of the allocated memory 70 GiB is allocated "
+                "by PyTorch.\nSee the documentation"
+            ),
+            "error: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "79.11 GiB of which 1.20 GiB is free. A smaller --batch_size needs less, and "
+            "--gradient_accumulation_steps computes it in parts; python -m dlrm.scripts.doctor "
+            "says what is free",
+        ),
+        (
+            RuntimeError(
+                "joint_embedding: dlrm/_ops_cuda.so is compiled for the architectures 80, and this "
+                "GPU's is 75: rebuild dlrm with DLRM_CUDA_ARCHS=75 in the environment (no kernel "
+                "image)\nException raised from check_cuda"
+            ),
+            "error: joint_embedding: dlrm/_ops_cuda.so is compiled for the architectures 80, and "
+            "this GPU's is 75: rebuild dlrm with DLRM_CUDA_ARCHS=75 in the environment (no kernel "
+            "image)",
+        ),
+    ],
+)
+def test_what_a_gpu_lacks_is_one_line_that_says_what_to_do(error, line):
+    def run():
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        session.exit_with(run, None)
+    assert ended.value.code == line
+
+
+def test_an_error_of_ours_keeps_its_traceback():
+    def run():
+        raise RuntimeError("not expected")
+
+    with pytest.raises(RuntimeError, match="not expected"):
+        session.exit_with(run, None)
 
 
 def is_running(pid):
