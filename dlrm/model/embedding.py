@@ -6,7 +6,7 @@ Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbeddi
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from dlrm import ops
 from dlrm.model.initialize import generator
 
 _VALUES_AT_ONCE = 1 << 20  # drawn on the host, 4 MB of them, whatever the size of a table
+_ROWS_OF_A_STREAM = 1 << 20  # a larger table has several generators, which are drawn from at once
 
 
 class _Tables(nn.Module):
@@ -186,20 +187,26 @@ def _initialize(
     scale: float,
 ) -> None:
     """Fills tables from generators of the host's, each in a thread, wherever they lie."""
+    parts = []
+    for table, low, number in zip(tables, lows, numbers, strict=True):
+        bound = scale / max(len(table), 1) ** 0.5
+        for begin in range(0, len(table), _ROWS_OF_A_STREAM):
+            part = slice(begin, begin + _ROWS_OF_A_STREAM)
+            name = f"table.{number}.{begin}" if begin else f"table.{number}"
+            low_part = None if low is None else low[part]
+            parts.append((table[part], low_part, generator(seed, name), bound))
     # Halves are split by several threads already.
     threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
-    arguments = (tables, lows, numbers, repeat(seed), repeat(scale))
     if threads == 1:
-        list(map(_fill, *arguments))
+        for arguments in parts:
+            _fill(*arguments)
         return
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(_fill, *arguments))
+        list(pool.map(lambda arguments: _fill(*arguments), parts))
 
 
-def _fill(rows: Tensor, low: Tensor | None, table: int, seed: int, scale: float) -> None:
-    """Fills a table, some rows at a time."""
-    bound = scale / max(len(rows), 1) ** 0.5
-    random = generator(seed, f"table.{table}")
+def _fill(rows: Tensor, low: Tensor | None, random: torch.Generator, bound: float) -> None:
+    """Draws rows from a generator, some at a time."""
     at_once = max(1, _VALUES_AT_ONCE // rows.shape[1])
     for begin in range(0, len(rows), at_once):
         part = rows[begin : begin + at_once]

@@ -31,11 +31,37 @@ def test_a_table_has_the_values_of_one_draw(layout):
     tables = model.embeddings.tables()
     assert [len(table) for table in tables] == [130_001, 5, 0]
     for number, table in enumerate(tables):
-        digest = hashlib.blake2b(f"3/table.{number}".encode(), digest_size=8).digest()
-        random = torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
         bound = max(len(table), 1) ** -0.5
-        expected = torch.empty(len(table), 33).uniform_(-bound, bound, generator=random)
+        values = torch.empty(len(table), 33)
+        expected = values.uniform_(-bound, bound, generator=drawn(str(number)))
         assert torch.equal(table, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkeypatch):
+    """So that all threads fill it; the first stream is that of a smaller table."""
+    monkeypatch.setattr("dlrm.model.embedding._ROWS_OF_A_STREAM", 1000)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        config = dataclasses.replace(LARGE, table_sizes=(2001, 1000), **layout)
+        tables = DLRM(config, seed=3).embeddings.tables()
+    finally:
+        torch.set_num_threads(before)
+    bound = 2001**-0.5
+    streams = {"0": (0, 1000), "0.1000": (1000, 2000), "0.2000": (2000, 2001)}
+    for name, (begin, end) in streams.items():
+        expected = torch.empty(end - begin, 33).uniform_(-bound, bound, generator=drawn(name))
+        assert torch.equal(tables[0][begin:end], expected)
+    bound = 1000**-0.5
+    expected = torch.empty(1000, 33).uniform_(-bound, bound, generator=drawn("1"))
+    assert torch.equal(tables[1], expected)
+
+
+def drawn(name):
+    digest = hashlib.blake2b(f"3/table.{name}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
 
 
 class _HostTensors(TorchDispatchMode):
