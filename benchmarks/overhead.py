@@ -13,6 +13,9 @@ calls alone take 0.2 ms of a step on the CPU. Replayed, it fills the recording's
 result; the launch of the graph itself is left out. On a GPU a launch costs more than the call of a
 CPU operator: this is a lower bound.
 
+It also counts the operators of an eager step that are no views and allocate more than memory: those
+that a GPU launches one kernel or more for.
+
 All take turns, in one thread. Times are of the processor, so that other programs count less.
 """
 
@@ -27,6 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRMConfig
@@ -112,6 +116,18 @@ class Nothing:
         return lambda: None, function()
 
 
+class Launches(TorchDispatchMode):
+    """Counts the operators that compute something."""
+
+    count = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A sparse tensor is made of its parts, and taken apart, without a launch.
+        made = ("empty", "new_empty", "_sparse_coo", "_values", "_indices", "detach")
+        self.count += not (op.is_view or op._opname.startswith(made))
+        return op(*args, **(kwargs or {}))
+
+
 def dlrm(half: bool, recorder: Nothing | None = None) -> Callable[[int], float]:
     """Returns what trains the narrow DLRM for some steps; `half` as --amp does on a GPU."""
     task = Recommendation(NARROW, dtype=torch.float16 if half else torch.float32)
@@ -158,6 +174,15 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, value in medians.items():
         print(f"{name:<17}  {value:6.1f} us a step")
+    for half in (False, True):
+        run = dlrm(half)
+        run(1)
+        with Launches() as twice:
+            run(2)
+        with Launches() as once:
+            run(1)
+        launches = twice.count - once.count
+        print(f"operators of an eager step{', fp16' * half}: {launches}")
     own = medians["trainer"] - medians["bare loop"]
     print(f"the trainer's own: {own:.1f} us a step")
 
