@@ -47,7 +47,7 @@ _TUNING = (
 )
 _UNUSED = {
     "low_mem": "memory is bounded in any case",
-    **dict.fromkeys(_TUNING, "nothing is shuffled or joined"),
+    **dict.fromkeys(_TUNING, "Spark neither shuffles nor joins here"),
 }
 
 
