@@ -35,6 +35,7 @@ _RECORD = "nvidia"  # entry of our config.json: what the directory was that it w
 _OURS = "dlrm"  # entry of their metadata.pt: what was in the checkpoint that it was made of
 _DOTS, _CAT = ("cuda_dot", "dot"), "cat"
 _INTERACTIONS = (*_DOTS, _CAT)  # that NVIDIA's code has
+_CONVERTER = "python -m dlrm.scripts.checkpoint convert --to dlrm"
 
 
 def is_nvidia(path: str | os.PathLike) -> bool:
@@ -71,8 +72,7 @@ def read_nvidia(
     order, reason = _order(path, rows, theirs, data, feature_order)
     if order is None and not any_order:
         raise ValueError(
-            f"{path}: {reason}; --feature_order natural or size_sorted of python -m "
-            "dlrm.scripts.checkpoint convert --to dlrm names it"
+            f"{path}: {reason}; --feature_order natural or size_sorted of {_CONVERTER} names it"
         )
     order = order or list(range(len(tables)))
     first, bias = top[0]
@@ -197,7 +197,8 @@ def _metadata(path: Path, feature_order: str | None, any_order: bool) -> dict[st
         if any_order or feature_order in (NATURAL, SIZE_SORTED):
             return {}  # nothing else of it is needed
         raise type(error)(
-            f"{error}. --feature_order natural or size_sorted reads the rest without it"
+            f"{error}. --feature_order natural or size_sorted of {_CONVERTER} reads the rest "
+            "without it"
         ) from error
 
 

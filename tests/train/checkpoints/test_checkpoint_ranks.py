@@ -14,6 +14,8 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.checkpoints.nvidia import write_nvidia
+from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 
@@ -117,6 +119,23 @@ def test_any_number_of_ranks_reads_what_any_other_has_saved(ranks, tmp_path, kin
             again = tmp_path / f"from {writers} to {readers}"
             by(ranks, readers, reloaded, kind, folder, again, placement)
             assert everything(again) == expected
+
+
+def loaded_from_nvidia(world, kind, theirs, again):
+    into = parameters(world, kind, trained=False)
+    load_checkpoint(theirs, into, world=world)
+    CheckpointDirectory(again, world=world).save(7, into, {"flags": {}}, {"step": 7})
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_any_number_of_ranks_reads_what_nvidia_has_saved(ranks, tmp_path, readers):
+    by(ranks, 1, saved, KINDS[0], tmp_path / "ours")
+    expected = everything(tmp_path / "ours")
+    write_nvidia(read_saved(tmp_path / "ours" / "step-000000007"), tmp_path / "theirs")
+    by(ranks, readers, loaded_from_nvidia, KINDS[0], tmp_path / "theirs", tmp_path / "again")
+    found = everything(tmp_path / "again")
+    for name in ("dense.safetensors", *(f"tables/{table}.bin" for table in range(len(SIZES)))):
+        assert found[name] == expected[name], name
 
 
 def test_each_rank_gets_its_own_random_state_back(ranks, tmp_path):
