@@ -4,10 +4,10 @@ Values are converted once each: a column is read as places in its distinct value
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,9 @@ from dlrm.data.transform.table_transform import (
 )
 
 _LONGEST_SHOWN = 64  # characters of a value in a message
+_YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999, in microseconds
+_EXPECTED_YEAR = "expected a time in the years 1 to 9999"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 
 
 class Bad(NamedTuple):
@@ -293,7 +296,8 @@ def _as_text(array: pa.Array) -> pa.Array:
 
 
 def _plain(value: Any) -> str:
-    return format(value.normalize(), "f")
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _texts(array: pa.Array) -> list[str]:
@@ -357,6 +361,8 @@ def _numbers(field: NumericalField, array: pa.Array, schema: Schema, found: _Fou
         array = array.cast(pa.uint8())
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise ValueError(f"column {name!r}: expected numbers, got the type {kind}")
+    if pa.types.is_decimal(kind):
+        array = array.cast(pa.string())  # read as text is, to the nearest float64
     missing = array.is_null().to_numpy(zero_copy_only=False)
     values = array.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
     finite = np.isfinite(values)
@@ -393,31 +399,55 @@ def times(field: TimeField, array: pa.Array, found: _Found) -> np.ndarray:
         array, kind = array.dictionary_decode(), kind.value_type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         zone = getattr(kind, "tz", None)
-        array = array.cast(pa.timestamp("us", zone))
-        if zone is None:
-            if field.zone is None:
-                raise ValueError(
-                    f"column {name!r}: expected timestamps with a time zone, got the type {kind}; "
-                    "time: {zone: UTC} in the schema says which it is"
-                )
-            array = pc.assume_timezone(
-                array, field.zone, ambiguous="earliest", nonexistent="earliest"
+        if zone is None and field.zone is None:
+            raise ValueError(
+                f"column {name!r}: expected timestamps with a time zone, got the type {kind}; "
+                "time: {zone: UTC} in the schema says which it is"
             )
-        array = array.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    elif pa.types.is_integer(kind):
+        if pa.types.is_date(kind):
+            array = array.cast(pa.timestamp("s" if pa.types.is_date32(kind) else "ms"))
+        local = field.zone if zone is None else None
+        return _of_counts(name, array.cast(pa.int64()), _unit(array.type), local, found)
+    if pa.types.is_integer(kind):
         if field.unit is None:
             raise ValueError(
                 f"column {name!r}: expected timestamps, got the type {kind}; time: {{unit: s}} in "
                 "the schema says that they are seconds since 1970"
             )
-        array = pc.multiply_checked(array.cast(pa.int64()), TIME_UNITS[field.unit])
-    elif _is_text(kind):
+        return _of_counts(name, array, TIME_UNITS[field.unit], None, found)
+    if _is_text(kind):
         return _times_of_text(field, array, found)
-    else:
-        raise ValueError(f"column {name!r}: expected timestamps, got the type {kind}")
+    raise ValueError(f"column {name!r}: expected timestamps, got the type {kind}")
+
+
+def _unit(kind: pa.TimestampType) -> int:
+    """Returns the microseconds of a unit; 0 of nanoseconds."""
+    return TIME_UNITS.get(kind.unit, 0)
+
+
+def _of_counts(
+    name: str, array: pa.Array, unit: int, local: str | None, found: "_Found"
+) -> np.ndarray:
+    """Returns microseconds of integers that count units of time, in UTC or in a local zone."""
     missing = array.is_null().to_numpy(zero_copy_only=False)
     found.add(name, missing, lambda row: "expected a time, got no value")
-    return array.fill_null(0).to_numpy(zero_copy_only=False)
+    counts = array.fill_null(0).to_numpy(zero_copy_only=False)
+    if counts.dtype == np.uint64:
+        counts = np.minimum(counts, np.uint64(1 << 62))
+    counts = counts.astype(np.int64)
+    first, last = (limit // (unit or 1) for limit in _YEARS)  # beyond which are no nanoseconds
+    beyond = ((counts < first) | (counts > last)) & bool(unit)
+    found.add(name, beyond, lambda row: f"{_EXPECTED_YEAR}, got {array[row]}")
+    times = np.where(beyond, 0, counts) * unit if unit else counts // 1000
+    return _in_utc(times, local) if local else times
+
+
+def _in_utc(times: np.ndarray, zone: str) -> np.ndarray:
+    """Returns local times in UTC: the first where there are two, the last before where none."""
+    array = pc.assume_timezone(
+        pa.array(times).cast(pa.timestamp("us")), zone, ambiguous="earliest", nonexistent="earliest"
+    )
+    return array.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
 def _times_of_text(field: TimeField, array: pa.Array, found: _Found) -> np.ndarray:
@@ -439,8 +469,11 @@ def microseconds(text: str, field: TimeField) -> int:
     Raises:
         ValueError: it is none, or has no zone where the field has none.
     """
-    if field.unit is not None and text.lstrip("-").isdecimal():
-        return int(text) * TIME_UNITS[field.unit]
+    if field.unit is not None and _INTEGER.fullmatch(text):
+        count = int(text) * TIME_UNITS[field.unit]
+        if not _YEARS[0] <= count <= _YEARS[1]:
+            raise ValueError(f"{_EXPECTED_YEAR}, got {_shown(text)}")
+        return count
     try:
         time = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
@@ -453,9 +486,9 @@ def microseconds(text: str, field: TimeField) -> int:
                 f"expected a time with a zone, got {_shown(text)}; time: {{zone: UTC}} in the "
                 "schema says which it is"
             )
-        time = time.replace(tzinfo=ZoneInfo(field.zone))
-    since = time - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+        since = time - datetime(1970, 1, 1)
+        return int(_in_utc(np.array([since // timedelta(microseconds=1)]), field.zone)[0])
+    return (time - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
 def _shown(text: str) -> str:

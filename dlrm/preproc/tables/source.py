@@ -61,7 +61,7 @@ class TableSource:
             the part, `sums` of each standardised column; and the counts of `counted_columns`.
         """
         schema = self.schema
-        counts: list[list[Counts]] = [[] for _ in counted_columns(schema)]
+        counts = [[_none_of(column)] for column in counted_columns(schema)]
         sums = [Sums() for _ in schema.numerical]
         rows, positives = [0, 0, 0], [0, 0, 0]
         labels: Counter[str] = Counter()
@@ -158,6 +158,12 @@ class TableSource:
 
 
 _PLACES = {"train": 0, "test": 1, "validation": 2}
+
+
+def _none_of(column: CountedColumn) -> Counts:
+    """Returns the counts of a column in no rows: a part may have no training rows."""
+    texts = pa.array([], pa.large_binary()) if column.kind == "texts" else None
+    return Counts(np.empty(0, np.uint64), np.empty(0, np.int64), texts)
 
 
 def _append(parts: list[Counts], found: Counts) -> None:

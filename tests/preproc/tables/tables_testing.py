@@ -1,0 +1,66 @@
+"""Prepares tables within the process of a test, without waiting for the disk."""
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+from dlrm.data.tables.files import TextFormat, find_tables
+from dlrm.data.transform.schema import Schema
+from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.tables.division import Division
+from dlrm.preproc.tables.options import TableOptions
+
+
+class Inline:
+    """An engine without processes."""
+
+    cores, address = 2, None
+
+    def run(self, stage, task, items):
+        for item in items:
+            task(item)
+
+
+def prepare(
+    schema, inputs, output, engine=None, others=(), replace=False, restart=False, **options
+):
+    """Prepares files, given the facts of a schema and options; returns the lines that it says.
+
+    Args:
+        schema: maps and lists, as in a file.
+        inputs: files or folders; of `others`, split -> files, the training files.
+        others: split -> files.
+        options: fields of the division, of CSV and of the rest, by name.
+    """
+    tables = {"train": find_tables(inputs)}
+    tables |= {split: find_tables(files) for split, files in dict(others).items()}
+    division = {k: options.pop(k) for k in list(options) if k in Division.__dataclass_fields__}
+    text = {k: options.pop(k) for k in list(options) if k in TextFormat.__dataclass_fields__}
+    made = TableOptions(
+        Schema.of_facts(schema),
+        Division(**division),
+        TextFormat(**text),
+        **({"report": False} | options),
+    )
+    said: list[str] = []
+    with patch.object(os, "fsync"):
+        prepare_tables(
+            made,
+            tables,
+            Path(output),
+            lambda: nullcontext(engine or Inline()),
+            replace,
+            restart,
+            said.append,
+        )
+    return said
+
+
+def contents(folder, suffix=""):
+    """Returns the bytes of the files below a folder whose names end so, by relative name."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(Path(folder).rglob(f"*{suffix}"))
+        if path.is_file()
+    }

@@ -1,0 +1,344 @@
+"""A dataset of a drawn table is, byte for byte, what a second implementation makes of it."""
+
+import csv
+import json
+import tempfile
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table_oracle import SPLITS, Oracle, text_of
+from tables_testing import contents, prepare
+
+from dlrm.data.transform.table_transform import TableTransform
+from dlrm.preproc.execution.engines import TaskError
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+WORDS = [
+    "a",
+    "b",
+    "B",
+    "ä",
+    "日本",
+    "x y",
+    " pad ",
+    "\u00a0nb\u2003",
+    "NA",
+    "a,b",
+    'q"',
+    "2\nlines",
+]
+WORDS += [
+    "tab\tin",
+    "\r",
+    "😀" * 9,
+    "longer than a word of eight bytes",
+    "12345678",
+    "é",
+    "e\u0301",
+]
+INTEGERS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
+UNSIGNED = {pa.uint8(): 8, pa.uint16(): 16, pa.uint32(): 32, pa.uint64(): 63}
+
+
+def cells(pool, nulls=True):
+    """A strategy of values of a row, of few distinct ones."""
+    return st.one_of(st.none(), pool) if nulls else pool
+
+
+@st.composite
+def texts(draw):
+    kind = draw(
+        st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+    )
+    some = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=9)
+    return kind, st.sampled_from([*WORDS, "", "  ", *draw(st.lists(some, max_size=3))])
+
+
+@st.composite
+def integers(draw):
+    kind, bits = draw(st.sampled_from([*INTEGERS.items(), *UNSIGNED.items()]))
+    low = -(1 << bits) if kind in INTEGERS else 0
+    ends = [low, low + 1, (1 << bits) - 1, 0, 1, 2, 10, *([-1] if low else [])]
+    return kind, st.sampled_from([*ends, *draw(st.lists(st.integers(low, (1 << bits) - 1)))])
+
+
+@st.composite
+def decimals(draw):
+    places = draw(st.sampled_from([0, 2, 9]))
+    number = st.integers(-(10**15) + 1, 10**15 - 1)
+    few = [Decimal(n).scaleb(-places) for n in [0, 1, 100, -1050, *draw(st.lists(number))]]
+    return pa.decimal128(15 + draw(st.sampled_from([0, 20])), places), st.sampled_from(few)
+
+
+@st.composite
+def floats(draw, limit=None):
+    kind, width = draw(st.sampled_from([(pa.float32(), 32), (pa.float64(), 64)]))
+    limits = {} if limit is None else {"min_value": -limit, "max_value": limit}
+    number = st.floats(allow_nan=False, allow_infinity=False, width=width, **limits)
+    some = draw(st.lists(number, max_size=6))
+    return kind, st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 1024.0, *some])
+
+
+def booleans():
+    return st.just((pa.bool_(), st.booleans()))
+
+
+@st.composite
+def times(draw):
+    """A column of times, and the entries of its field."""
+    moments = st.integers(-(10**9), 4 * 10**9) | st.sampled_from([1774746000, 1792890000])
+    unit = draw(st.sampled_from(["s", "ms", "us", "ns"]))
+    fraction = {"s": 10**6, "ms": 10**3}.get(unit, 1)
+    zone = draw(st.sampled_from([None, "UTC", "Europe/Zurich", "America/New_York"]))
+    counts = draw(st.lists(moments, min_size=1, max_size=9))
+    found = [
+        EPOCH + timedelta(seconds=n, microseconds=n % 10**6 // fraction * fraction) for n in counts
+    ]
+    if zone is not None:
+        found = [time.astimezone(ZoneInfo(zone)) for time in found]
+    how = draw(st.sampled_from(["zoned", "local", "number", "text"]))
+    if how == "number":
+        few = [int((t - EPOCH) / timedelta(seconds=1)) for t in found]
+        return pa.int64(), st.sampled_from(few), {"unit": draw(st.sampled_from(["s", "ms", "us"]))}
+    if how == "text":
+        return pa.string(), st.sampled_from([f" {t.isoformat()} " for t in found]), {}
+    if how == "local":
+        few = [t.replace(tzinfo=None, fold=0) for t in found]
+        few.append(datetime(2026, 3, 29, 2, 30))  # which clocks in Europe passed over
+        return pa.timestamp(unit), st.sampled_from(few), {"zone": zone or "UTC"}
+    return pa.timestamp(unit, zone or "UTC"), st.sampled_from(found), {}
+
+
+@st.composite
+def categorical_fields(draw, name):
+    entry = {"column": name}
+    if draw(st.booleans()):
+        entry["type"] = "integer"
+        kind, values = draw(
+            st.one_of(
+                integers(),
+                st.just((pa.string(), st.sampled_from(["1", " 2", "-3 ", "+4", "", "007"]))),
+                st.just((pa.float64(), st.sampled_from([1.0, 2.0, -3.0, 2.0**52]))),
+                st.just((pa.decimal128(9, 2), st.sampled_from([Decimal(1), Decimal(-20)]))),
+            )
+        )
+    else:
+        kind, values = draw(st.one_of(texts(), integers(), floats(), decimals(), booleans()))
+    for option, choices in (
+        ("frequency_limit", st.integers(2, 3)),
+        ("max_ids", st.integers(1, 4)),
+        ("hash_buckets", st.integers(1, 200)),
+    ):
+        if draw(st.booleans()):
+            entry[option] = draw(choices)
+    return entry, kind, cells(values)
+
+
+@st.composite
+def numerical_fields(draw, name):
+    rule = draw(st.sampled_from(["log", "standardise", "quantile", "none"]))
+    entry = {"column": name, "transform": rule}
+    if draw(st.booleans()):
+        entry["bins"] = draw(st.sampled_from([2, 3, 5, 256]))
+    limit = 60000.0 if rule == "none" else 1e9
+    numbers = [floats(limit)]
+    if rule != "none":
+        numbers += [integers(), decimals()]
+    as_text = st.sampled_from(["1", " -2.5 ", "1e3", "NA", "", "+.5", "007"])
+    kind, values = draw(st.one_of(*numbers, booleans(), st.just((pa.string(), as_text))))
+    return entry, kind, cells(values)
+
+
+@st.composite
+def divisions(draw, columns):
+    seed = {"seed": draw(st.sampled_from([0, 1, 2**63, -5]))}
+    if draw(st.booleans()):
+        seed["keep_negatives"] = draw(st.sampled_from([0.5, 0.9]))
+    ways = ["chance", "key", "column", "files", "none", *(["time"] if "time" in columns else [])]
+    way = draw(st.sampled_from(ways))
+    if way in ("chance", "key"):
+        test, validation = draw(st.sampled_from([(0.2, 0.0), (0.3, 0.3), (0.0, 0.5), (0.9, 0.05)]))
+        key = (
+            {"split_key": draw(st.sampled_from(sorted({*columns} - {"time"})))}
+            if way == "key"
+            else {}
+        )
+        return seed | {"test_fraction": test, "validation_fraction": validation} | key
+    if way == "column":
+        return seed | {"split_column": "part"}
+    if way == "time":
+        later = {"validation_from": "2040-01-01"} if draw(st.booleans()) else {}
+        return seed | {"test_from": "2005-06-01T00:00:00+02:00"} | later
+    return seed | ({"files": True} if way == "files" else {})
+
+
+@st.composite
+def tables(draw):
+    """A schema, columns (name -> type and values), and how the rows are divided."""
+    rows = draw(st.sampled_from([1, 2, 7, 30]))
+    columns, schema = {}, {}
+
+    def add(name, kind, values):
+        columns[name] = (kind, [draw(values) for _ in range(rows)])
+
+    label, kind, values = draw(
+        st.sampled_from(
+            [
+                ({"column": "y"}, pa.int8(), [0, 1]),
+                ({"column": "y"}, pa.bool_(), [False, True]),
+                ({"column": "y"}, pa.float32(), [0.0, 1.0]),
+                ({"column": "y"}, pa.string(), ["0", " 1", "true", "false "]),
+                ({"column": "y", "positive": "ja"}, pa.string(), ["ja", " ja", "nein"]),
+                ({"column": "y", "positive": "4", "any_negative": True}, pa.int16(), [4, 1, 2, 3]),
+                ({"column": "y", "positive": "2", "negative": ["1", "5"]}, pa.int16(), [2, 1]),
+            ]
+        )
+    )
+    schema["label"] = label
+    add("y", kind, st.sampled_from(values))
+    columns["y"][1][0] = values[0] if "positive" in label else columns["y"][1][0]
+    schema["missing_values"] = draw(st.sampled_from([[], ["NA"], ["NA", "-1", "1.0", "007"]]))
+    fields = []
+    for i in range(draw(st.integers(0, 2))):
+        entry, kind, values = draw(numerical_fields(f"n{i}"))
+        if not schema["missing_values"]:
+            values = values.map(lambda value: "2" if value == "NA" else value)
+        schema.setdefault("numerical", []).append(entry)
+        add(f"n{i}", kind, values)
+    for i in range(draw(st.integers(0 if "numerical" in schema else 1, 3))):
+        entry, kind, values = draw(categorical_fields(f"c {i}"))
+        if fields and draw(st.booleans()):
+            first = fields[0]
+            if first.get("type") == entry.get("type"):
+                entry = {**first, "column": f"c {i}", "dictionary": "shared"}
+                first["dictionary"] = "shared"
+        fields.append(entry)
+        add(f"c {i}", kind, values)
+    if fields:
+        schema["categorical"] = fields
+    if draw(st.booleans()):
+        schema["weight"] = "w"
+        add("w", pa.float64(), st.sampled_from([0.0, 1.0, 0.1, 3e38]))
+    if draw(st.booleans()):
+        kind, values = draw(
+            st.sampled_from([(pa.string(), ["u1", " u2 ", "ü"]), (pa.int64(), [7, -9])])
+        )
+        schema["groups"] = ["user"]
+        add("user", kind, st.sampled_from(values))
+    if draw(st.booleans()):
+        kind, values, entries = draw(times())
+        schema["time"] = {"column": "time", **entries}
+        add("time", kind, values)
+    division = draw(divisions(columns))
+    if "split_column" in division:
+        add("part", pa.string(), st.sampled_from(["train", "Test", " VALIDATION "]))
+    return schema, columns, division
+
+
+def write_parquet(path, columns, begin, end, rows, **options):
+    table = pa.table({n: pa.array(v[begin:end], k) for n, (k, v) in columns.items()})
+    pq.write_table(table, path, row_group_size=rows, **options)
+
+
+def plain(name, value):
+    """A value as other formats have it: times as ISO 8601, whole numbers without a point."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bool) and name[0] == "n":
+        return int(value)
+    return value
+
+
+def write_csv(path, columns, begin, end, **options):
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, **options)
+        writer.writerow(columns)
+        for i in range(begin, end):
+            row = [plain(n, values[i]) for n, (_, values) in columns.items()]
+            writer.writerow([v if isinstance(v, str) else text_of(v) for v in row])
+
+
+def write_json(path, columns, begin, end):
+    def token(value):
+        number = isinstance(value, float | Decimal)
+        return text_of(value) if number else json.dumps(value, ensure_ascii=False)
+
+    with open(path, "w", encoding="utf-8") as file:
+        for i in range(begin, end):
+            row = {n: plain(n, v[i]) for n, (_, v) in columns.items()}
+            there = {n: v for n, v in row.items() if v is not None or i == begin}
+            items = (f"{json.dumps(n)}: {token(v)}" for n, v in there.items())
+            file.write("{" + ", ".join(items) + "}\n")
+
+
+WRITERS = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_json}
+
+
+def check_fitted(oracle, directory):
+    """Compares what was fitted with what the oracle fitted."""
+    fitted = TableTransform.load(directory)
+    assert fitted.cardinalities == oracle.sizes
+    for field, one in zip(fitted.schema.numerical, fitted.numerical, strict=True):
+        mean, deviation, edges, shares = oracle.facts[field.column]
+        assert (one.mean, one.deviation) == (mean, pytest.approx(deviation, rel=1e-15))
+        assert one.edges.tolist() == edges
+        assert one.shares.tolist() == shares
+    names = [name for name in oracle.facts if isinstance(name, tuple)]
+    for name, dictionary in zip(names, fitted.dictionaries, strict=True):
+        assert dictionary.values() == oracle.facts[name]
+
+
+@settings(max_examples=120)
+@given(drawn=tables(), data=st.data())
+def test_a_dataset_is_what_the_oracle_makes_of_the_table(drawn, data):
+    schema, columns, division = drawn
+    rows = len(columns["y"][1])
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, rows), max_size=2), "cuts")), rows]
+    by_files = division.pop("files", False)
+    numbers = [range(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    split_of = [SPLITS[i % 3] for i in range(len(numbers))] if by_files else []
+    table = [{n: values[i] for n, (_, values) in columns.items()} for i in range(rows)]
+    order = sorted(range(len(numbers)), key=lambda i: i % 3) if by_files else range(len(numbers))
+    stand = [i for file in order for i in numbers[file]]
+    file_of = [file for file in order for _ in numbers[file]]
+    problem = ""
+    try:
+        oracle = Oracle(schema, [table[i] for i in stand], division, file_of, split_of)
+        if oracle.empty:
+            problem = "no row is|no row has the label"
+    except OverflowError:
+        problem = "is beyond float16|is beyond float64"
+    options = {"split_bytes": data.draw(st.sampled_from([None, 1, 300]), "split_bytes")}
+    size = data.draw(st.sampled_from([1, 3, 100]), "row group")
+    kinds = data.draw(st.sampled_from([["parquet"], ["parquet", "csv", "jsonl"]]), "kinds")
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            paths = [folder / f"{i}.{kind}" for i in range(len(numbers))]
+            for path, part in zip(paths, numbers, strict=True):
+                more = {"rows": size} if kind == "parquet" else {}
+                WRITERS[kind](path, columns, part.start, part.stop, **more)
+            others = {}
+            if by_files:
+                for path, split in zip(paths, split_of, strict=True):
+                    others.setdefault(split, []).append(path)
+            given_files = others.pop("train", paths) if by_files else paths
+            made = (schema, given_files, folder / "dataset", None, others)
+            if problem:
+                with pytest.raises((ValueError, TaskError), match=problem):
+                    prepare(*made, **division, **options)
+                assert not (folder / "dataset").exists()
+                continue
+            prepare(*made, **division, **options)
+            found = contents(folder / "dataset", ".bin")
+            assert set(found) == set(oracle.files)
+            for file, content in oracle.files.items():
+                assert found[file] == content, (kind, file)
+            check_fitted(oracle, folder / "dataset" / "transform")

@@ -1,0 +1,107 @@
+"""What values of tables mean, whatever file and whatever part of the rows they stand in."""
+
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tables_testing import contents, prepare
+
+from dlrm.data.transform.table_transform import TableTransform
+from dlrm.preproc.execution.engines import TaskError
+
+SCHEMA = {"label": "y", "numerical": [{"column": "x", "transform": "none"}]}
+
+
+def write(path, rows=1 << 20, **columns):
+    pq.write_table(pa.table(columns), path, row_group_size=rows)
+    return Path(path)
+
+
+def column(dataset, name, dtype, split="train"):
+    return np.fromfile(dataset / split / f"{name}.bin", dtype).tolist()
+
+
+def test_a_part_may_have_no_training_rows(tmp_path):
+    schema = {"label": "y", "categorical": ["c"]}
+    train = write(tmp_path / "a.parquet", y=[0, 1], c=["p", "q"])
+    test = write(tmp_path / "b.parquet", y=[0, 1], c=["q", "r"])
+    prepare(schema, [train], tmp_path / "d", others={"test": [test]}, output_ordering="input")
+    assert column(tmp_path / "d", "cat_0", "i1") == [1, 2]
+    assert column(tmp_path / "d", "cat_0", "i1", "test") == [2, 0]
+
+
+def test_decimals_are_the_nearest_numbers(tmp_path):
+    """As the same text is in CSV: Arrow's own conversion has 0.1 one step lower."""
+    schema = {"label": "y", "numerical": [{"column": "x", "bins": 4}]}
+    values = [Decimal("0.100000"), Decimal("12345678901234.567891"), Decimal("-7.300000")]
+    write(tmp_path / "a.parquet", y=[0, 1, 1], x=pa.array(values, pa.decimal128(38, 6)))
+    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d")
+    (fitted,) = TableTransform.load(tmp_path / "d" / "transform").numerical
+    assert fitted.edges.tolist() == [-7.3, 0.1, 12345678901234.567891]
+
+
+def test_decimals_of_many_digits_are_different_values(tmp_path):
+    schema = {"label": "y", "categorical": ["c"]}
+    values = [Decimal("1234567890123456789012345678901234.5"), Decimal("1000000000000000000000.0")]
+    values.append(Decimal("1234567890123456789012345678901235.5"))
+    write(tmp_path / "a.parquet", y=[0, 1, 1], c=pa.array(values, pa.decimal128(38, 1)))
+    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d")
+    (dictionary,) = TableTransform.load(tmp_path / "d" / "transform").dictionaries
+    assert set(dictionary.values()) == {
+        "1234567890123456789012345678901234.5",
+        "1234567890123456789012345678901235.5",
+        "1000000000000000000000",
+    }
+
+
+TIMED = {"label": "y", "categorical": ["y2"], "time": {"column": "t", "zone": "Europe/Zurich"}}
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "text"])
+def test_local_times_that_clocks_pass_over_mean_one_moment_in_any_file(tmp_path, kind):
+    texts = ["2026-03-29 01:59:59", "2026-03-29 02:30:00", "2026-03-29 03:00:00"]
+    array = pa.array(texts)
+    if kind == "timestamp":
+        array = array.cast(pa.timestamp("s"))
+    write(tmp_path / "a.parquet", y=[0, 1, 1], y2=[0, 1, 1], t=array)
+    prepare(TIMED, [tmp_path / "a.parquet"], tmp_path / "d", output_ordering="input")
+    gap = 1774746000 * 10**6
+    assert column(tmp_path / "d", "time", "<i8") == [gap - 10**6, gap - 1, gap]
+
+
+def test_nanoseconds_are_cut_to_microseconds(tmp_path):
+    array = pa.array([1999, -1, -1000], pa.timestamp("ns", "UTC"))
+    write(tmp_path / "a.parquet", y=[0, 1, 1], y2=[0, 1, 1], t=array)
+    prepare(TIMED, [tmp_path / "a.parquet"], tmp_path / "d", output_ordering="input")
+    assert column(tmp_path / "d", "time", "<i8") == [1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (pa.array([1, 10**15]), "1000000000000000"),
+        (pa.array([1, (1 << 64) - 1], pa.uint64()), "18446744073709551615"),
+        (pa.array([1, 1 << 62], pa.timestamp("ms", "UTC")), "4611686018427387904"),
+        (pa.array(["1", "99999999999999999999"]), "'99999999999999999999'"),
+    ],
+    ids=["milliseconds taken for seconds", "uint64", "timestamp", "text"],
+)
+def test_a_time_beyond_the_years_that_have_one_is_named(tmp_path, values, shown):
+    schema = TIMED | {"time": {"column": "t", "unit": "s"}}
+    path = write(tmp_path / "a.parquet", y=[0, 1], y2=[0, 1], t=values)
+    expected = f"{path}, row group 0, row 1, column t: expected a time in the years 1 to 9999, got "
+    with pytest.raises((TaskError, ValueError)) as failed:
+        prepare(schema, [path], tmp_path / "d")
+    assert str(failed.value).startswith(expected + shown)
+
+
+@pytest.mark.parametrize("text", ["--5", "12-", "²"])
+def test_text_that_is_no_number_of_seconds_is_named_like_any_other(tmp_path, text):
+    schema = TIMED | {"time": {"column": "t", "unit": "s"}}
+    path = write(tmp_path / "a.parquet", y=[0, 1], y2=[0, 1], t=["1", text])
+    with pytest.raises((TaskError, ValueError), match=r"row 1, column t: expected a time such as"):
+        prepare(schema, [path], tmp_path / "d")
+    assert contents(tmp_path, ".bin") == {}
