@@ -58,6 +58,21 @@ def transform_numbers(
         return scaled.astype(np.float32).astype(np.float16), 0
 
 
+def raw_numbers(rule: NumericalField, fitted: Fitted, numbers: np.ndarray) -> np.ndarray:
+    """Returns the values of a column that `transform_numbers` turns into some numbers.
+
+    Values that it does not tell apart come back as one of them: -1 of those whose logarithm would
+    be below 0, the least or the greatest edge of those beyond the edges.
+    """
+    if rule.transform == "log":
+        return np.exp(numbers) - 2.0
+    if rule.transform == "quantile":
+        if not len(fitted.edges):
+            return np.zeros(len(numbers))
+        return np.interp(numbers, fitted.shares, fitted.edges)
+    return numbers * fitted.deviation + fitted.mean
+
+
 @dataclass
 class Sums:
     """Exact sums of numbers and of their squares; adding is associative.

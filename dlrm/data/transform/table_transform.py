@@ -177,6 +177,11 @@ class TableTransform:
         """The columns of a row: numerical ones first, no label."""
         return self.schema.numerical_names + self.schema.categorical_names
 
+    @property
+    def own_ids(self) -> list[int]:
+        """The greatest id of each table that stands for one value; hash buckets come after it."""
+        return [len(self.dictionaries[place]) for place in self.dictionary_of]
+
     def apply(
         self,
         numerical: Sequence[Parsed],

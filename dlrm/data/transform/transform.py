@@ -112,6 +112,11 @@ class Transform:
         """Rows of each table: the ids of the dictionary, and id 0."""
         return [len(dictionary) + 1 for dictionary in self.dictionaries]
 
+    @property
+    def own_ids(self) -> list[int]:
+        """The greatest id of each table that stands for one value."""
+        return [len(dictionary) for dictionary in self.dictionaries]
+
     def __call__(self, columns: Sequence[TextColumn]) -> Transformed:
         """Transforms rows, given as the text of each column: numerical ones first, no label.
 

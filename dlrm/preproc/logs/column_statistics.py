@@ -1,9 +1,10 @@
 """What the report counts while rows are transformed, in memory that does not grow with the rows."""
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,45 @@ from dlrm.files import staged_file
 _SHIFT = 4  # bits of a float16 that a bin leaves out: bins are 0.8 % wide
 _SIGN = np.uint16(1 << 15)
 NUMBER_BINS = 1 << (16 - _SHIFT)
-ID_BINS = 33  # 0 for no id, then by the number of binary digits
+ID_BINS = 33  # 0 for no id, then by the number of binary digits, and the last for hash buckets
+HASH_BUCKETS = ID_BINS - 1
+
+
+_DAY = 86_400_000_000  # microseconds
+
+
+class Periods(NamedTuple):
+    """Spans of equally many days, in UTC, that are counted separately.
+
+    Attributes:
+        first: the day that the first one begins with, counted from 1970-01-01.
+        days: how long each is.
+    """
+
+    first: int
+    days: int
+
+    @classmethod
+    def of(cls, begin: int, end: int, most: int) -> "Periods":
+        """Divides the time from `begin` to `end`, in microseconds, into `most` periods or fewer.
+
+        They are days, or whole weeks where there are more days.
+        """
+        first, last = begin // _DAY, end // _DAY
+        days = -(-(last - first + 1) // most)
+        return cls(first, days if days == 1 else -(-days // 7) * 7)
+
+    def name(self, number: int) -> str:
+        """Returns the first day of a period in ISO 8601."""
+        return str(np.datetime64(self.first + number * self.days, "D"))
+
+    def divide(self, times: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the name of each period, and the places of the times in it."""
+        numbers = (times // _DAY - self.first) // self.days
+        order = np.argsort(numbers, kind="stable")
+        found, begins = np.unique(numbers[order], return_index=True)
+        for number, rows in zip(found.tolist(), np.split(order, begins[1:]), strict=True):
+            yield self.name(number), rows
 
 
 @dataclass
@@ -50,8 +89,21 @@ class Statistics:
         shape = transform.num_numerical, transform.num_categorical
         return defaultdict(lambda: cls.empty(*shape))
 
-    def add(self, labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> None:
-        """Counts more rows; `missing` is `[columns, rows]`."""
+    def add(
+        self,
+        labels: np.ndarray,
+        rows: Transformed,
+        missing: np.ndarray,
+        own_ids: Sequence[int],
+    ) -> None:
+        """Counts more rows.
+
+        Args:
+            labels: bool `[rows]`.
+            rows: their inputs of the model.
+            missing: which fields have no value, bool `[columns, rows]`.
+            own_ids: for each table, the greatest id that is not that of a hash bucket.
+        """
         self.totals += [len(labels), int(np.count_nonzero(labels)), rows.clamped]
         self.missing += np.count_nonzero(missing, axis=1)
         num_numerical = rows.numerical.shape[1]
@@ -62,8 +114,9 @@ class Statistics:
             if absent:  # all of them have the same value
                 counts[bins[missing[i].argmax(), i]] -= absent
             self.numbers[i] += counts
-        for i, ids in enumerate(rows.ids):
+        for i, (ids, own) in enumerate(zip(rows.ids, own_ids, strict=True)):
             digits = np.frexp(ids.astype(np.float32 if ids.itemsize < 4 else np.float64))[1]
+            digits[ids > own] = HASH_BUCKETS
             counts = np.bincount(digits, minlength=ID_BINS)
             counts[0] -= int(np.count_nonzero(missing[num_numerical + i]))
             self.ids[i] += counts
@@ -83,7 +136,7 @@ class Statistics:
             for i, array in enumerate(counts._arrays())
         }
         with staged_file(path) as partial, open(partial, "wb") as file:
-            np.savez(file, **arrays)
+            np.savez_compressed(file, **arrays)  # most bins are empty
 
     @classmethod
     def load(cls, path: Path) -> dict[str, "Statistics"]:
@@ -101,8 +154,24 @@ def _bins(numbers: np.ndarray) -> np.ndarray:
 
 def number_of_bin(index: np.ndarray) -> np.ndarray:
     """Returns the middle of bins of numbers."""
+    least, greatest = _numbers_of_bin(index)
+    return (least + greatest) / 2
+
+
+def ends_of_bin(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ends between which numbers are rounded to float16s of a bin."""
+    least, greatest = _numbers_of_bin(index)
+    below, above = _numbers_of_bin(index - 1)[1], _numbers_of_bin(index + 1)[0]
+    ends = (below + least) / 2, (greatest + above) / 2
+    finite = [np.isfinite(end) for end in ends]
+    return np.where(finite[0], ends[0], least), np.where(finite[1], ends[1], greatest)
+
+
+def _numbers_of_bin(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the least and the greatest float16 of bins."""
     first = (np.asarray(index) << _SHIFT).astype(np.uint16)
     ends = []
     for bits in (first, first + np.uint16((1 << _SHIFT) - 1)):
-        ends.append(np.where(bits & _SIGN, bits ^ _SIGN, ~bits).view(np.float16))
-    return (ends[0].astype(np.float64) + ends[1].astype(np.float64)) / 2
+        number = np.where(bits & _SIGN, bits ^ _SIGN, ~bits).view(np.float16)
+        ends.append(number.astype(np.float64))
+    return ends[0], ends[1]

@@ -27,6 +27,7 @@ from dlrm.data.transform.transform import Transform, save_facts
 from dlrm.manifest import checksum, write_manifest
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.logs import report
+from dlrm.preproc.logs.column_statistics import Periods
 from dlrm.preproc.logs.counted_splits import (
     count_buckets,
     counted_splits,
@@ -171,6 +172,7 @@ def transform(
     directory: Path | None = None,
     extra: dict[str, np.dtype] | None = None,
     starts: list[list[int]] | None = None,
+    periods: Periods | None = None,
 ) -> dict[str, dict[str, int]]:
     """Transforms the rows of targets into the files of the output.
 
@@ -183,6 +185,7 @@ def transform(
         directory: the fitted transform; that of the output if it is not given.
         extra: columns beside the model's inputs.
         starts: for each split, its first row in each target; None where rows are ranges.
+        periods: that the report compares; None of rows without a time.
 
     Returns:
         For each target: rows, clicks, and so on, as `transform_split` counts them.
@@ -203,6 +206,7 @@ def transform(
         str(work.folder(f"{name}.statistics")) if options.report else None,
         extra or {},
         starts,
+        periods,
     )
     with run.stage(name) as stage:
         create_files(job)
@@ -290,7 +294,7 @@ def _describe(
         )
     with run.stage("describe"):
         if options.report:
-            report.write(run, splits, fitted, totals)
+            report.write(output, report.log_facts(run, splits, fitted, totals))
         return finish_dataset(run, spec, totals, fitted.cardinalities, layout.SPLITS)
 
 

@@ -16,7 +16,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
 from dlrm.data.transform.table_transform import BadRowError
 from dlrm.data.transform.transform import Transformed
-from dlrm.preproc.logs.column_statistics import Statistics
+from dlrm.preproc.logs.column_statistics import Periods, Statistics
 from dlrm.preproc.logs.dictionary_merge import bucket_of
 from dlrm.preproc.logs.hashing import splitmix64
 from dlrm.preproc.logs.shuffle_files import read_bucket, write_buckets
@@ -42,6 +42,7 @@ class Job(NamedTuple):
     statistics: str | None  # directory for them
     extra: dict[str, np.dtype] = {}  # columns beside the model's inputs: name -> type
     starts: list[list[int]] | None = None  # first row of each part in each target
+    periods: Periods | None = None  # counted separately in the statistics, of rows with a time
 
     def fitted(self) -> Fitted:
         """The transform, loaded once a process as long as its files stay the same."""
@@ -130,7 +131,7 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
         before = summary.setdefault(target.name, dict.fromkeys(counts, 0))
         summary[target.name] = {name: before[name] + counts[name] for name in counts}
         if statistics is not None:
-            statistics[target.name].add(labels, rows, missing)
+            _count(statistics, target, read, rows, missing, job)
     for target in job.targets:
         if blocks := parts.get(target.name):
             if target.shuffled:
@@ -142,6 +143,24 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     if statistics is not None:
         Statistics.save(Path(job.statistics or "", str(number)), statistics)
     return summary
+
+
+def _count(
+    statistics: dict[str, Statistics],
+    target: Target,
+    read: Columns,
+    rows: Transformed,
+    missing: np.ndarray,
+    job: Job,
+) -> None:
+    """Counts rows under the name of their target and of their period."""
+    own_ids = job.fitted().own_ids
+    statistics[target.name].add(read.labels, rows, missing, own_ids)
+    if job.periods is not None:
+        for name, chosen in job.periods.divide(read.extra["time"]):
+            ids = [column[chosen] for column in rows.ids]
+            part = Transformed(rows.numerical[chosen], ids, 0)
+            statistics[name].add(read.labels[chosen], part, missing[:, chosen], own_ids)
 
 
 def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict[str, int]:

@@ -32,8 +32,10 @@ from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.logs.counted_splits import QUARANTINE
 from dlrm.preproc.logs.dictionary_merge import CountJob, count_split
 from dlrm.preproc.logs.pipeline import finish_dataset, fit_counted, metadata_of, transform
+from dlrm.preproc.logs.report import write
 from dlrm.preproc.logs.source import Target
 from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.tables import report
 from dlrm.preproc.tables.division import TRAIN, Divider
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource, counted_columns
@@ -107,6 +109,7 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         if name in names
     ]
     starts = np.cumsum(rows, axis=0) - rows
+    periods = report.periods_of(counted, fitted.num_numerical) if options.report else None
     totals = transform(
         run,
         parts,
@@ -114,6 +117,7 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         source,
         extra=extra_dtypes(options.schema),
         starts=[[int(row[layout.SPLITS.index(t.name)]) for t in targets] for row in starts],
+        periods=periods,
     )
     spec = FeatureSpec.named(
         run.work.output / options.feature_spec_out,
@@ -124,6 +128,9 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         metadata_of(totals, names),
     )
     with run.stage("describe"):
+        if options.report:
+            facts = report.table_facts(run, inputs.files, parts, counted, periods, fitted, totals)
+            write(run.work.output, facts)
         labels = _label_counts(counted)
         return finish_dataset(run, spec, totals, fitted.cardinalities, names, labels=labels)
 

@@ -58,15 +58,20 @@ class TableSource:
 
         Returns:
             Facts: `rows` and `positives` of each split, `labels` by how often they occur, `crc` of
-            the part, `sums` of each standardised column; and the counts of `counted_columns`.
+            the part, `sums` of each standardised column, first and last of the `times`, if there
+            are any; and the counts of `counted_columns`.
         """
         schema = self.schema
         counts = [[_none_of(column)] for column in counted_columns(schema)]
         sums = [Sums() for _ in schema.numerical]
         rows, positives = [0, 0, 0], [0, 0, 0]
         labels: Counter[str] = Counter()
+        times: list[int] = []
         for batch, read, splits, _ in self._read(part, rejected):
             assert read.labels is not None
+            if schema.time and len(splits):
+                kept = read.extra["time"][splits != DROPPED]
+                times = [min([*times, int(kept.min())]), max([*times, int(kept.max())])]
             for split in range(3):
                 chosen = splits == split
                 rows[split] += int(np.count_nonzero(chosen))
@@ -84,7 +89,7 @@ class TableSource:
         if len(labels) > _MOST_LABELS:
             labels = Counter(dict(labels.most_common(_MOST_LABELS)))
         facts: dict[str, Any] = {"rows": rows, "positives": positives, "labels": labels}
-        facts |= {"crc": part.checksum(), "sums": [one.facts() for one in sums]}
+        facts |= {"times": times, "crc": part.checksum(), "sums": [one.facts() for one in sums]}
         return facts, [merge_counts(parts) for parts in counts]
 
     def _add_counts(self, counts: list[list[Counts]], read: Rows, training: np.ndarray) -> None:

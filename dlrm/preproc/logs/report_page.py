@@ -1,0 +1,338 @@
+"""The page of a report: tables with bars, without scripts or anything from elsewhere.
+
+It is one column on a phone and two on a wide screen. Tables that are wider scroll within their
+frame. What a colour or a bar says is also written.
+"""
+
+import html
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_WORST = 10
+_DRIFT_LEVELS = ((0.25, "large"), (0.1, "some"))  # customary for the population stability index
+_STYLE = """
+:root { color-scheme: light }
+* { box-sizing: border-box }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 100rem;
+       color: #222; background: #fff; overflow-wrap: anywhere }
+h1 { margin: 0 } h2 { margin: 0 0 .3rem; font-size: 1.25rem } p { margin: .3rem 0 .6rem }
+main { display: grid; gap: 1.8rem 3rem; margin-top: 1.5rem;
+       grid-template-columns: repeat(2, minmax(0, 1fr)) }
+section, details { min-width: 0 } .whole { grid-column: 1 / -1 }
+.pair { display: grid; gap: 0 2rem; grid-template-columns: repeat(2, minmax(0, 1fr)) }
+.note { color: #555; max-width: 60rem }
+.wide { overflow-x: auto; max-width: 100%; margin: .4rem 0 }
+table { border-collapse: collapse } .full { width: 100% }
+caption { text-align: left; font-weight: 600; padding: .2rem 0 }
+td, th { padding: .2rem .6rem; border-bottom: 1px solid #ddd; white-space: nowrap }
+th { font-weight: 600; text-align: right }
+thead th { border-bottom-color: #999 } th.group { text-align: center; border-bottom-color: #ddd }
+td { text-align: right; font-variant-numeric: tabular-nums }
+tbody th, thead th:first-child, .full th { text-align: left }
+tbody th { font-weight: 400; position: sticky; left: 0; background: #fff }
+.name { display: inline-block; width: max-content; max-width: 20rem; white-space: normal;
+        overflow-wrap: break-word }
+thead th:first-child { position: sticky; left: 0; background: #fff }
+td.bar { background: linear-gradient(#b9d3ec, #b9d3ec) left / var(--w) 100% no-repeat }
+.full td.bar { width: 100%; text-align: left }
+.full td:nth-of-type(1) { text-align: left }
+.large { background: #f4b6a6 } .some { background: #fbe7b2 }
+td.bar.large { background: linear-gradient(#f4b6a6, #f4b6a6) left / var(--w) 100% no-repeat }
+td.bar.some { background: linear-gradient(#fbe7b2, #fbe7b2) left / var(--w) 100% no-repeat }
+summary { cursor: pointer; padding: .4rem 0; font-weight: 600 }
+:focus-visible { outline: 2px solid #1c5fa8 }
+@media (max-width: 75rem) { main { grid-template-columns: minmax(0, 1fr) } }
+@media (max-width: 40rem) {
+  body { padding: .7rem } td, th { padding: .3rem .4rem } .pair { display: block }
+  .name { max-width: 34vw }
+}
+"""
+
+
+class Bar(NamedTuple):
+    """A cell whose text is written on a bar.
+
+    Attributes:
+        text: what is written.
+        share: length of the bar, 0 to 1.
+        level: class of its colour, which the text of another cell says.
+    """
+
+    text: str
+    share: float
+    level: str = ""
+
+
+Cell = Bar | str | int | float | None
+_Head = Sequence[tuple[str, Sequence[str]]]  # of columns: a title over them, and theirs
+
+
+def page(facts: dict[str, Any]) -> str:
+    """Returns the page of a report of logs or of tables."""
+    facts = _of_logs(facts) if "days" in facts else _of_tables(facts)
+    largest, every = _drifts(facts)
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>Dataset report</title><style>{_STYLE}</style></head><body>",
+        f"<header><h1>Dataset report</h1><p>{html.escape(facts['summary'])}</p></header><main>",
+        _section("Largest drifts", largest),
+        _section("Splits", _splits(facts)),
+        every,
+    ]
+    if facts["slices"]:
+        title = {"day": "Days", "file": "Files"}.get(facts["sliced_by"], "Parts of the rows")
+        parts.append(_section(title, _slices(facts), whole=True))
+    if facts["numerical"]:
+        parts.append(_section("Numerical features", _numerical(facts), whole=True))
+    if facts["categorical"]:
+        parts.append(_section("Categorical features", _categorical(facts), whole=True))
+    if facts["left_out"]:
+        table = _table("Rows that could not be read", [("", ["file", "rows"])], facts["left_out"])
+        parts.append(_section("Rows left out", table))
+    return "\n".join(parts) + "</main></body></html>\n"
+
+
+def _of_logs(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the report of logs in the words of one of tables."""
+
+    def renamed(one: dict[str, Any]) -> dict[str, Any]:
+        return one | {"positives": one["clicks"], "positive_rate": one["click_through_rate"]}
+
+    def feature(one: dict[str, Any]) -> dict[str, Any]:
+        name = one["name"].removesuffix(".bin")
+        return one | {"name": name, "drift": {"splits": {}, "slices": one["drift"]}}
+
+    days = facts["days"]
+    rows, clicks = (sum(day[name] for day in days) for name in ("rows", "clicks"))
+    return {
+        "summary": f"{rows:,} rows of {len(days)} days, {_percent(clicks / rows)} of them clicked; "
+        + _num_features(facts),
+        "split_note": "The last day is held out: its first half is test, the rest validation. ",
+        "words": ("clicks", "click-through rate"),
+        "splits": {name: renamed(one) for name, one in facts["splits"].items()},
+        "sliced_by": "day",
+        "slices": [renamed(day) | {"slice": f"day {day['day']}"} for day in days],
+        "numerical": [feature(one) for one in facts["numerical"]],
+        "categorical": [feature(one) for one in facts["categorical"]],
+        "counted": "of the dictionary's days",
+        "left_out": list(facts["lines_rejected"].items()),
+    }
+
+
+def _of_tables(facts: dict[str, Any]) -> dict[str, Any]:
+    splits, label = facts["splits"].values(), facts["label"]
+    rows, positives = (sum(split[name] for split in splits) for name in ("rows", "positives"))
+    meaning = label["column"] + (" is " + label["positive"] if label["positive"] else "")
+    note, negatives = "", facts["negatives"]
+    if negatives["kept"] < 1:
+        note = (
+            f"Of the training rows with label 0 a share of {negatives['kept']:g} is kept; "
+            f"{negatives['rows_left_out']:,} are left out. "
+        )
+    return facts | {
+        "summary": f"{rows:,} rows, {_percent(positives / rows)} of them positive ({meaning}); "
+        + _num_features(facts),
+        "split_note": note,
+        "words": ("positive", "share positive"),
+        "counted": "of the training rows",
+        "left_out": [(one["file"], one["rows"]) for one in facts["rows_quarantined"]],
+    }
+
+
+def _num_features(facts: dict[str, Any]) -> str:
+    counts = len(facts["numerical"]), len(facts["categorical"])
+    return f"{counts[0]} numerical and {counts[1]} categorical features."
+
+
+def _section(title: str, content: str, whole: bool = False) -> str:
+    kind = " class='whole'" if whole else ""
+    return f"<section{kind}><h2>{html.escape(title)}</h2>{content}</section>"
+
+
+def _drifts(facts: dict[str, Any]) -> tuple[str, str]:
+    """Returns the features that drift most, and what shows all of them to whoever opens it."""
+    features = [*facts["numerical"], *facts["categorical"]]
+    parts = {name: facts["splits"][name]["rows"] for name in features[0]["drift"]["splits"]}
+    rows = [*parts.values(), *(one["rows"] for one in facts["slices"])]
+    names = [*parts, *(one["slice"] for one in facts["slices"])]
+    table = [[*f["drift"]["splits"].values(), *f["drift"]["slices"]] for f in features]
+    if not names:
+        return "<p class='note'>There are no rows to compare with the training rows.</p>", ""
+    worst = sorted(
+        ((max(values), values, f["name"]) for f, values in zip(features, table, strict=True)),
+        key=lambda one: -one[0],
+    )[:_WORST]
+    lines = []
+    for value, values, name in worst:
+        place, share = values.index(value), value / max(worst[0][0], 1e-12)
+        bar = Bar(f"{value:.3f}", share, _level(value))
+        lines.append([name, names[place], bar, _level(value), rows[place]])
+    everything = [
+        [feature["name"], *(Bar(f"{value:.3f}", min(value, 1), _level(value)) for value in values)]
+        for feature, values in zip(features, table, strict=True)
+    ]
+    note = (
+        "<p class='note'>Population stability index against all training rows: 0.1 is customarily "
+        "called <span class='some'>some</span> drift, 0.25 a <span class='large'>large</span> one. "
+        "Of few rows it is high by chance, about 10 over their number.</p>"
+    )
+    head = [("", ["feature", "in", "drift", "level", "rows"])]
+    title = f"The {len(lines)} features that drift most, and where most"
+    every = _table("Drift of every feature", [("", ["feature", *names])], everything)
+    return (
+        note + _table(title, head, lines, full=True),
+        f"<details class='whole'><summary>All drifts</summary>{every}</details>",
+    )
+
+
+def _level(drift: float) -> str:
+    return next((name for limit, name in _DRIFT_LEVELS if drift >= limit), "")
+
+
+def _splits(facts: dict[str, Any]) -> str:
+    splits = facts["splits"].items()
+    most = max(split["rows"] for _, split in splits)
+    return (
+        f"<p class='note'>{facts['split_note']}A number is raised to 1 where its logarithm would "
+        "be negative.</p>"
+    ) + _table(
+        "Rows of each split",
+        [("", ["split", "rows", *facts["words"], "values raised to 1"])],
+        [
+            [name, Bar(_whole(s["rows"]), s["rows"] / max(most, 1)), s["positives"]]
+            + [_percent(s["positive_rate"]), s["values_raised_to_1"]]
+            for name, s in splits
+        ],
+    )
+
+
+def _slices(facts: dict[str, Any]) -> str:
+    slices, kind = facts["slices"], facts["sliced_by"]
+    note = ""
+    if kind not in ("day", "file"):
+        note = f"<p class='note'>Each part has the rows of {html.escape(kind)}.</p>"
+    tables = []
+    for key, title, shown in (
+        ("rows", "rows", _whole),
+        ("positive_rate", facts["words"][1], _percent),
+    ):
+        values = [one[key] or 0 for one in slices]
+        highest = max([*values, 1e-12])
+        lines = [
+            [one["slice"], Bar(shown(value) or "", value / highest)]
+            for one, value in zip(slices, values, strict=True)
+        ]
+        heading = f"{title[0].upper()}{title[1:]}, up to {shown(highest)}"
+        tables.append(_table(heading, [("", ["part", title])], lines, full=True))
+    return f"{note}<div class='pair'>{''.join(tables)}</div>"
+
+
+def _numerical(facts: dict[str, Any]) -> str:
+    features, quantiles = facts["numerical"], facts["numerical"][0]["quantiles"]
+    splits, rules = list(features[0]["missing"]), "transform" in features[0]
+    return (
+        "<p class='note'>Quantiles are of the training rows, before the transform, to the width "
+        "of a bin: about 1 % of the transformed number.</p>"
+    ) + _table(
+        "Numerical features",
+        [
+            ("", ["feature"] + ["transform"] * rules),
+            ("missing in", splits),
+            ("quantiles", [f"{100 * float(q):.0f} %" for q in quantiles]),
+        ],
+        [
+            [f["name"], *([f["transform"]] if rules else [])]
+            + [_bar_of(value) for value in f["missing"].values()]
+            + [_number(q) for q in f["quantiles"].values()]
+            for f in features
+        ],
+    )
+
+
+def _categorical(facts: dict[str, Any]) -> str:
+    features = facts["categorical"]
+    splits = list(features[0]["missing"])
+    shares = {"missing in": "missing", "without id in": "values_without_id"}
+    note = "Without id are values that are rarer or were not seen, missing ones not counted."
+    capped = any(f.get("max_ids") is not None for f in features)
+    hashed = any(f.get("hash_buckets") for f in features)
+    if hashed:
+        shares["in hash buckets in"] = "values_in_buckets"
+        note += " Such values share the ids of hash buckets where a field has some."
+    counts = {"distinct values": "distinct_values", "limit": "frequency_limit"}
+    counts |= {"ids at most": "max_ids"} if capped else {}
+    counts |= {"hash buckets": "hash_buckets"} if hashed else {}
+    counts |= {"table rows": "cardinality"}
+    return (
+        f"<p class='note'>Distinct values are those {facts['counted']}. Those that occur as often "
+        f"as the limit says get an id; the table's rows are these ids, and id 0. {note}</p>"
+    ) + _table(
+        "Categorical features",
+        [("", ["feature", *counts]), *((title, splits) for title in shares)],
+        [
+            [f["name"], *(f[key] for key in counts.values())]
+            + [_bar_of(f[key][name]) for key in shares.values() for name in splits]
+            for f in features
+        ],
+    )
+
+
+def _percent(share: float | None) -> str | None:
+    if share is None:
+        return None
+    return f"{100 * share:.2f} %" if share else "0"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _number(value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{int(value):,}" if value == int(value) else f"{value:,}"
+
+
+def _bar_of(share: float | None) -> Cell:
+    return None if share is None else Bar(_percent(share) or "", share)
+
+
+def _table(caption: str, head: _Head, rows: Sequence[Sequence[Cell]], full: bool = False) -> str:
+    """Returns a table within a frame that scrolls; the first cell of a row names it."""
+    lines = []
+    if len(head) > 1:
+        groups = [
+            f"<th class='group' scope='colgroup' colspan='{len(columns)}'>{html.escape(title)}</th>"
+            if title
+            else f"<td colspan='{len(columns)}'></td>"
+            for title, columns in head
+        ]
+        lines.append("".join(groups))
+    names = [name for _, columns in head for name in columns]
+    lines.append("".join(f"<th scope='col'>{html.escape(name)}</th>" for name in names))
+    head_text = "".join(f"<tr>{line}</tr>" for line in lines)
+    body = "".join(
+        f"<tr><th scope='row'><span class='name'>{html.escape(str(first))}</span></th>"
+        f"{''.join(map(_cell, cells))}</tr>"
+        for first, *cells in rows
+    )
+    label, kind = html.escape(caption), " class='full'" if full else ""
+    return (
+        f"<div class='wide' role='region' aria-label='{label}' tabindex='0'>"
+        f"<table{kind}><caption>{label}</caption>"
+        f"<thead>{head_text}</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _text(value: str | int | float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else html.escape(str(value))
+
+
+def _cell(cell: Cell) -> str:
+    if not isinstance(cell, Bar):
+        return f"<td>{_text(cell)}</td>"
+    kind = f"bar {cell.level}".strip()
+    return f"<td class='{kind}' style='--w:{100 * cell.share:.1f}%'>{_text(cell.text)}</td>"

@@ -1,0 +1,232 @@
+"""The report on tables: `dlrm.preproc.logs.report` with the fields of a schema."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.data.tables.files import TableFile
+from dlrm.data.tables.parquet import Part
+from dlrm.data.transform.numbers import Fitted, raw_numbers
+from dlrm.data.transform.schema import NumericalField
+from dlrm.data.transform.table_transform import TableTransform
+from dlrm.preproc.logs.column_statistics import HASH_BUCKETS, Periods, Statistics, ends_of_bin
+from dlrm.preproc.logs.report import QUANTILES, Counted, Histogram, share
+from dlrm.preproc.logs.stage import Run
+
+_MOST_SLICES = 31  # that are compared with the training rows
+_TINY = 1e-300
+_OF_DEVIATION = 1 / 512  # that a quantile may be off, though float16 is finer
+_STATISTICS = 2048  # histograms of numbers that a process holds at once: 64 MiB
+
+
+def most_slices(num_numerical: int) -> int:
+    """Returns into how many slices rows are divided at most, as their counts are in memory."""
+    return min(_MOST_SLICES, max(_STATISTICS // max(num_numerical, 1), 1))
+
+
+def periods_of(counted: Sequence[dict[str, Any]], num_numerical: int) -> Periods | None:
+    """Returns the periods that are compared; None where rows have no time.
+
+    Args:
+        counted: what the parts have, as `TableSource.count` returns it.
+        num_numerical: numerical fields of a row.
+    """
+    times = [time for result in counted for time in result["times"]]
+    return Periods.of(min(times), max(times), most_slices(num_numerical)) if times else None
+
+
+def table_facts(
+    run: Run,
+    files: Sequence[TableFile],
+    parts: Sequence[Part],
+    counted: Sequence[dict[str, Any]],
+    periods: Periods | None,
+    fitted: TableTransform,
+    totals: dict[str, dict[str, int]],
+) -> dict[str, Any]:
+    """Returns the report on tables, all rows of which are transformed.
+
+    Args:
+        run: the engine, the folder and the options.
+        files: of the tables.
+        parts: of the files.
+        counted: what the parts have, as `TableSource.count` returns it.
+        periods: that were counted separately.
+        fitted: the transform.
+        totals: of each split that the dataset has.
+    """
+    schema, division = fitted.schema, run.options.division
+    names = [_name(file) for file in files]
+    sliced_by, slice_of = _slices(names, periods, fitted.num_numerical)
+    counts = _load(run, parts, fitted, list(totals), slice_of)
+    rejected = [len(result["rejected"]) for result in counted]
+    rows, kept = sum(part.rows for part in parts), sum(sum(one["rows"]) for one in counted)
+    quarantined = dict.fromkeys(range(len(files)), 0)
+    for part, number in zip(parts, rejected, strict=True):
+        quarantined[part.file] += number
+    return {
+        "label": {"column": schema.label.column, "positive": schema.label.positive},
+        "splits": {
+            name: {
+                **_row_facts(total.get("rows", 0), total.get("clicks", 0)),
+                "values_raised_to_1": total.get("clamped", 0),
+            }
+            for name, total in totals.items()
+        },
+        "negatives": {
+            "kept": division.keep_negatives,
+            "rows_left_out": rows - kept - sum(rejected),
+        },
+        "sliced_by": sliced_by,
+        "slices": [
+            {"slice": name, **_row_facts(*part.totals[:2].tolist())}
+            for name, part in counts.slices.items()
+        ],
+        "numerical": _numerical(counts, fitted),
+        "categorical": _categorical(counts, fitted, run.work.result("merged")),
+        "rows_quarantined": [
+            {"file": names[file], "rows": number} for file, number in quarantined.items() if number
+        ],
+    }
+
+
+def _name(file: TableFile) -> str:
+    path = file.path.relative_to(file.root) if file.root else Path(file.path.name)
+    return path.as_posix()
+
+
+def _row_facts(rows: int, positives: int) -> dict[str, Any]:
+    return {"rows": rows, "positives": positives, "positive_rate": share(positives, rows)}
+
+
+def _slices(
+    names: Sequence[str], periods: Periods | None, num_numerical: int
+) -> tuple[str | None, list[str]]:
+    """Returns what a slice is, and for each file the name of its slice; "" where times say it."""
+    if periods is not None:
+        return "day" if periods.days == 1 else f"{periods.days} days", [""] * len(names)
+    if len(names) == 1:
+        return None, [""]
+    together = -(-len(names) // most_slices(num_numerical))  # files that follow each other
+    slices = []
+    for number in range(len(names)):
+        begin = number // together * together
+        last = min(begin + together, len(names)) - 1
+        first = f"{begin}: {names[begin]}" if names.count(names[begin]) > 1 else names[begin]
+        slices.append(first if last == begin else f"{first} to {names[last]}")
+    return "file" if together == 1 else f"{together} files", slices
+
+
+def _load(
+    run: Run,
+    parts: Sequence[Part],
+    fitted: TableTransform,
+    splits: Sequence[str],
+    slice_of: Sequence[str],
+) -> Counted:
+    """Adds up what tasks counted, under the names of splits, and of periods if there are any."""
+    folder = run.work.folder("transform.statistics")
+    counts = Counted(fitted.num_numerical, fitted.num_categorical)
+    for number, part in enumerate(parts):
+        for name, found in Statistics.load(folder / str(number)).items():
+            if name not in splits:
+                counts.add(counts.slices, name, found)
+                continue
+            counts.add(counts.splits, name, found)
+            if of_file := slice_of[part.file]:
+                counts.add(counts.slices, of_file, found)
+    if not any(slice_of):
+        counts.slices = {name: counts.slices[name] for name in sorted(counts.slices, key=str)}
+    return counts
+
+
+def _drift(counts: Counted, histogram: Histogram) -> dict[str, Any]:
+    others = [name for name in layout.SPLITS[1:] if name in counts.splits]
+    return {
+        "splits": {name: counts.drift(counts.split(name), histogram) for name in others},
+        "slices": [counts.drift(part, histogram) for part in counts.slices.values()],
+    }
+
+
+def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
+    features = []
+    splits = [name for name in layout.SPLITS if name in counts.splits]
+    for i, (field, found) in enumerate(zip(fitted.schema.numerical, fitted.numerical, strict=True)):
+        quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
+        if (bins := counts.quantile_bins(i)) is not None:
+            quantiles = dict(zip(quantiles, _raw(field, found, bins), strict=True))
+        features.append(
+            {
+                "name": field.column,
+                "transform": field.transform,
+                "bins": max(len(found.edges) - 1, 0),
+                "missing": counts.missing(i, splits),
+                "quantiles": quantiles,
+                "drift": _drift(counts, counts.tenths(i)),
+            }
+        )
+    return features
+
+
+def _raw(field: NumericalField, fitted: Fitted, bins: np.ndarray) -> list[float]:
+    """Returns values of a column before its transform, which are in bins of the numbers after it.
+
+    Numbers in a bin cannot be told apart, so that the shortest one stands for all. Bins next to
+    the mean, which are tiny, are widened.
+    """
+    least, greatest = ends_of_bin(bins)
+    if field.transform == "standardise":
+        middle = (least + greatest) / 2
+        least = np.minimum(least, middle - _OF_DEVIATION)
+        greatest = np.maximum(greatest, middle + _OF_DEVIATION)
+    ends = [raw_numbers(field, fitted, end).tolist() for end in (least, greatest)]
+    return [shortest(*pair) for pair in zip(*ends, strict=True)]
+
+
+def shortest(least: float, greatest: float) -> float:
+    """Returns the number of the fewest decimal digits between two, of several the middle one."""
+    if least <= 0 <= greatest:
+        return 0
+    if not greatest - least > _TINY:
+        return least
+    place = math.ceil(math.log10(max(abs(least), abs(greatest))))
+    while True:
+        unit = 10.0**place
+        first, last = math.ceil(least / unit), math.floor(greatest / unit)
+        if first <= last:
+            middle = min(max(round((least + greatest) / 2 / unit), first), last)
+            return middle * 10**place if place >= 0 else middle / 10**-place
+        place -= 1
+
+
+def _categorical(
+    counts: Counted, fitted: TableTransform, merged: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    features = []
+    splits = [name for name in layout.SPLITS if name in counts.splits]
+    for i, field in enumerate(fitted.schema.categorical):
+        place = fitted.dictionary_of[i]
+        in_buckets = {name: counts.split(name).ids[i] for name in splits}
+        features.append(
+            {
+                "name": field.column,
+                "type": field.type,
+                "dictionary": field.dictionary,
+                "missing": counts.missing(fitted.num_numerical + i, splits),
+                "distinct_values": sum(bucket["distinct"][place] for bucket in merged),
+                "frequency_limit": field.frequency_limit,
+                "max_ids": field.max_ids,
+                "hash_buckets": field.hash_buckets,
+                "cardinality": fitted.cardinalities[i],
+                "values_without_id": counts.without_id(i, splits),
+                "values_in_buckets": {
+                    name: share(ids[HASH_BUCKETS], ids.sum()) for name, ids in in_buckets.items()
+                },
+                "drift": _drift(counts, counts.id_groups(i)),
+            }
+        )
+    return features

@@ -1,0 +1,319 @@
+"""The report on tables: raw units, drift of splits, days and files, and a page for every screen."""
+
+import json
+from contextlib import nullcontext
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dlrm.data.sources.columns import Parsed
+from dlrm.data.tables.files import find_tables
+from dlrm.data.transform.numbers import Fitted, raw_numbers, transform_numbers
+from dlrm.data.transform.schema import NumericalField, Schema
+from dlrm.preproc.logs.column_statistics import Periods
+from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.tables.division import Division
+from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.tables.report import shortest
+
+DAY = 86_400_000_000
+NASTY = "<b>&amp; a name that is much longer than a phone is wide, of forty words or so"
+SCHEMA = {
+    "label": "bought",
+    "numerical": [
+        {"column": "age", "transform": "standardise"},
+        {"column": "price", "transform": "log"},
+        {"column": "delay", "transform": "quantile"},
+        {"column": "ratio", "transform": "none"},
+    ],
+    "categorical": [
+        {"column": "colour", "max_ids": 2, "hash_buckets": 3},
+        {"column": NASTY, "type": "integer", "frequency_limit": 3},
+    ],
+}
+
+
+class Page(HTMLParser):
+    """What is on a page: its tags, and the text of the cells of each table."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.tables, self.scopes = [], [], [], 0
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        assert not set(attrs) & {"src", "href"}, "nothing from elsewhere"
+        self.tags.append(tag)
+        if tag == "meta":
+            return
+        self.open.append(tag)
+        if tag == "th":
+            assert attrs["scope"] in ("col", "row", "colgroup")
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("th", "td"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"th", "td"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+
+def table(rows=4000):
+    random = np.random.default_rng(3)
+    split = np.where(np.arange(rows) % 4 == 0, "test", "train").astype(object)
+    split[::16] = "validation"
+    day = np.arange(rows) * 3 // rows  # 0, 1, 2
+    colour = np.where(np.arange(rows) % 2 == 0, "red", "blue").astype(object)
+    colour[split == "test"] = "red"
+    colour[5::21] = "rare"
+    colour[1::40] = None
+    age = random.integers(18, 81, rows).astype(float)
+    age[random.random(rows) < 0.25] = np.nan
+    return pa.table(
+        {
+            "bought": random.random(rows) < 0.25,
+            "age": pa.array(age, from_pandas=True),
+            "price": np.where(random.random(rows) < 0.4, 0.0, random.lognormal(3, 1, rows)),
+            "delay": random.integers(-500, 500, rows),
+            "ratio": random.normal(0, 4, rows),
+            "colour": pa.array(colour),
+            NASTY: random.integers(-1, 1200, rows),
+            "split": split,
+            "when": pa.array(day * DAY + 20_000 * DAY + 5, pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def prepared(local, folder, output, schema=None, division=None, **options):
+    options = TableOptions(
+        Schema.of_facts(schema or SCHEMA), division or Division(split_column="split"), **options
+    )
+    tables = {"train": find_tables([folder])}
+    prepare_tables(options, tables, output, lambda: nullcontext(local), say=lambda line: None)
+    return json.loads((output / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return table()
+
+
+@pytest.fixture(scope="module")
+def folder(whole, tmp_path_factory):
+    """Three files of whole days; the rows of one in many row groups."""
+    folder = tmp_path_factory.mktemp("tables")
+    days = whole["when"].cast(pa.int64()).to_numpy() // DAY
+    for day in np.unique(days):
+        part = whole.filter(pa.array(days == day))
+        pq.write_table(part, folder / f"part-{day}.parquet", row_group_size=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def timed(local, folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("timed") / "dataset"
+    return prepared(local, folder, output, SCHEMA | {"time": "when"}), output
+
+
+def test_quantiles_are_in_the_units_of_the_column(timed, whole):
+    report, _ = timed
+    train = whole.filter(pa.array(whole["split"].to_numpy(zero_copy_only=False) == "train"))
+    for feature in report["numerical"]:
+        values = train[feature["name"]].drop_null().to_numpy()
+        for quantile, found in feature["quantiles"].items():
+            around = [
+                np.quantile(values, np.clip(float(quantile) + e, 0, 1)) for e in (-0.01, 0.01)
+            ]
+            scale = np.abs(values - values.mean()).max() if feature["name"] == "age" else 1
+            slack = 0.01 * max(abs(found), scale)
+            assert around[0] - slack <= found <= around[1] + slack, (feature["name"], quantile)
+    age, price, delay, ratio = report["numerical"]
+    assert age["missing"]["train"] == round(train["age"].null_count / len(train), 6)
+    assert all(isinstance(value, int) for value in age["quantiles"].values())
+    assert price["quantiles"]["0.25"] == 0
+    assert min(delay["quantiles"].values()) < -450
+    assert min(ratio["quantiles"].values()) < -8
+    assert [f["transform"] for f in report["numerical"]] == [
+        "standardise",
+        "log",
+        "quantile",
+        "none",
+    ]
+
+
+def test_categorical_fields_say_ids_buckets_and_what_has_none(timed, whole):
+    report, _ = timed
+    colour, number = report["categorical"]
+    parts = {
+        name: whole.filter(pa.array(whole["split"].to_numpy(zero_copy_only=False) == name))
+        for name in ("train", "test", "validation")
+    }
+    train, test = parts["train"], parts["test"]
+    assert (colour["distinct_values"], colour["max_ids"], colour["hash_buckets"]) == (3, 2, 3)
+    assert colour["cardinality"] == 1 + 2 + 3
+    assert set(colour["values_without_id"].values()) == {0}
+    rare = {name: part["colour"].to_pylist() for name, part in parts.items()}
+    third = min({"red", "blue", "rare"}, key=rare["train"].count)
+    assert colour["values_in_buckets"] == {
+        name: round(values.count(third) / (len(values) - values.count(None)), 6)
+        for name, values in rare.items()
+    }
+    assert colour["missing"]["train"] == round(train["colour"].null_count / len(train), 6)
+    values, counts = np.unique(train[NASTY].to_numpy(), return_counts=True)
+    own = values[counts >= 3]
+    assert (number["distinct_values"], number["cardinality"]) == (len(values), 1 + len(own))
+    outside = ~np.isin(test[NASTY].to_numpy(), own)
+    assert number["values_without_id"]["test"] == round(float(outside.mean()), 6)
+
+
+def test_drift_is_the_population_stability_index_against_training_rows(local, tmp_path):
+    """Shares of one half and the other, against 0.9 and 0.1: 0.4 ln 1.8 - 0.4 ln 0.2."""
+    days = np.repeat([0, 1, 2, 3], 100)
+    column = np.array(["a"] * 50 + ["b"] * 50 + ["a"] * 50 + ["b"] * 50 + ["a"] * 90 + ["b"] * 10
+                      + ["a"] * 50 + ["b"] * 50)  # fmt: skip
+    rows = pa.table(
+        {
+            "bought": days % 2,
+            "kind": column,
+            "when": pa.array(days * DAY - 2 * DAY, pa.timestamp("us", "UTC")),
+        }
+    )
+    (tmp_path / "in").mkdir()
+    pq.write_table(rows, tmp_path / "in" / "all.parquet")
+    schema = {"label": "bought", "categorical": ["kind"], "time": "when"}
+    division = Division(test_from="1970-01-01", validation_from="1970-01-02")
+    report = prepared(local, tmp_path / "in", tmp_path / "out", schema, division)
+    expected = round(0.4 * np.log(1.8) - 0.4 * np.log(0.2), 4)
+    (kind,) = report["categorical"]
+    assert kind["drift"] == {
+        "splits": {"test": expected, "validation": 0},
+        "slices": [0, 0, expected, 0],
+    }
+    assert report["sliced_by"] == "day"
+    assert report["slices"][1] == {
+        "slice": "1969-12-31", "rows": 100, "positives": 100, "positive_rate": 1.0
+    }  # fmt: skip
+
+
+def test_days_are_told_apart_where_there_are_times_and_files_elsewhere(
+    timed, local, folder, whole, tmp_path
+):
+    by_time, by_file = timed[0], prepared(local, folder, tmp_path / "files")
+    assert (by_time["sliced_by"], by_file["sliced_by"]) == ("day", "file")
+    assert [one["slice"] for one in by_time["slices"]] == ["2024-10-04", "2024-10-05", "2024-10-06"]
+    assert [one["slice"] for one in by_file["slices"]] == [
+        f"part-{20_000 + day}.parquet" for day in range(3)
+    ]
+    for mine, theirs in zip(by_time["slices"], by_file["slices"], strict=True):
+        assert {**mine, "slice": ""} == {**theirs, "slice": ""}
+    for kind in ("numerical", "categorical"):
+        assert by_time[kind] == by_file[kind]
+    labels = whole["bought"].to_numpy(zero_copy_only=False)
+    assert sum(one["positives"] for one in by_file["slices"]) == labels.sum()
+
+
+def test_report_does_not_depend_on_parts_or_processes(timed, folder, tmp_path):
+    from dlrm.preproc.execution.engines import local_engine
+
+    with local_engine(1) as engine:
+        prepared(engine, folder, tmp_path / "o", SCHEMA | {"time": "when"}, split_bytes=2000)
+    for name in ("report.json", "report.html"):
+        assert (tmp_path / "o" / name).read_bytes() == (timed[1] / name).read_bytes()
+
+
+def test_rows_left_out_are_counted(local, tmp_path):
+    splits = ["train"] * 82 + ["test"] * 10 + ["validation"] * 7
+    text = ["bought,age,split", *(f"{i % 2},{i},{split}" for i, split in enumerate(splits))]
+    text[7] = "1,old,train"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.csv").write_text("\n".join(text) + "\n")
+    division = Division(split_column="split", keep_negatives=0.25)
+    report = prepared(
+        local, tmp_path / "in", tmp_path / "out", {"label": "bought", "numerical": ["age"]},
+        division, bad_lines="quarantine", max_bad_lines=0.1,
+    )  # fmt: skip
+    assert report["rows_quarantined"] == [{"file": "rows.csv", "rows": 1}]
+    kept = report["splits"]["train"]["rows"] - report["splits"]["train"]["positives"]
+    assert report["negatives"] == {"kept": 0.25, "rows_left_out": 40 - kept}
+    assert 0 < kept < 40
+    assert report["sliced_by"] is None
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "a share of 0.25 is kept" in text
+    assert "rows.csv" in text
+
+
+def test_page_shows_ten_features_first_and_all_of_them_on_demand(local, tmp_path):
+    random, names = np.random.default_rng(0), [f"f{i}" for i in range(14)]
+    rows = {
+        "bought": random.random(600) < 0.5,
+        "split": ["train"] * 300 + ["test"] * 299 + ["validation"],
+    }
+    rows |= {name: random.random(600) + np.repeat([0, i / 9], 300) for i, name in enumerate(names)}
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table(rows), tmp_path / "in" / "all.parquet")
+    schema = {"label": "bought", "numerical": names}
+    report = prepared(local, tmp_path / "in", tmp_path / "out", schema)
+    drift = {f["name"]: max(f["drift"]["splits"].values()) for f in report["numerical"]}
+    worst = sorted(drift, key=drift.get, reverse=True)[:10]
+    text = (tmp_path / "out" / "report.html").read_text()
+    page = Page(text)
+    assert [row[0] for row in page.tables[0][1:]] == worst
+    assert [row[2:4] for row in page.tables[0][1:4]] == [
+        [f"{drift[name]:.3f}", "large"] for name in worst[:3]
+    ]
+    everything = page.tables[2]
+    assert [row[0] for row in everything[1:]] == names
+    assert page.tags.index("details") < page.tags.index("summary")
+    assert text.index("<details") < text.index("Drift of every feature") < text.index("</details>")
+
+
+def test_page_fits_a_phone_and_escapes_names(timed):
+    text = (timed[1] / "report.html").read_text()
+    page = Page(text)
+    assert "<meta name='viewport' content='width=device-width, initial-scale=1'>" in text
+    assert "&lt;b&gt;&amp;amp; a name" in text
+    assert "<b>" not in text
+    assert {"caption", "details", "summary", "main", "h1"} <= set(page.tags)
+    assert page.tags.count("caption") == page.tags.count("table") == text.count("role='region'")
+    rows = next(one for one in page.tables if one[0] == ["part", "rows"])
+    assert [row[1] for row in rows[1:]] == ["1,334", "1,333", "1,333"]  # written on the bars
+
+
+def test_periods_are_days_or_weeks():
+    assert Periods.of(0, 31 * DAY - 1, 31) == (0, 1)
+    assert Periods.of(0, 31 * DAY, 31) == (0, 7)
+    assert Periods.of(-1, 0, 31) == (-1, 1)
+    assert Periods.of(0, 1000 * DAY, 31) == (0, 35)
+    times = np.array([8 * DAY, -1, 0, 7 * DAY - 1, -DAY])
+    found = {name: rows.tolist() for name, rows in Periods(-1, 7).divide(times)}
+    assert found == {"1969-12-31": [1, 2, 4], "1970-01-07": [0, 3]}
+
+
+@pytest.mark.parametrize("transform", ["log", "standardise", "quantile", "none"])
+def test_raw_numbers_undo_the_transform(transform):
+    values = np.array([0.0, 1.0, 2.5, 40.0, 999.0])
+    rule = NumericalField("x", transform)
+    fitted = Fitted(12.5, 30.0, np.array([0.0, 10.0, 999.0]), np.array([0.1, 0.5, 0.9]))
+    numbers, _ = transform_numbers(rule, fitted, Parsed(values, np.zeros(5, bool)))
+    found = raw_numbers(rule, fitted, numbers.astype(np.float64))
+    np.testing.assert_allclose(found, values, rtol=5e-3, atol=0.03)
+
+
+def test_shortest_number_between_two():
+    for ends, number in {
+        (37.96, 38.04): 38, (-0.1, 0.2): 0, (117_000.2, 117_900.0): 117_500, (2.41, 2.49): 2.45,
+        (-1012.0, -988.0): -1000, (0.0001238, 0.000126): 0.000125, (5.0, 5.0): 5.0,
+    }.items():  # fmt: skip
+        assert shortest(*ends) == pytest.approx(number, rel=1e-12), ends
+    assert shortest(99.5, 101.0) == 100
