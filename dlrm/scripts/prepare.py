@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import flags
 
-from dlrm.data.tables.files import TextFormat, find_tables
+from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import ENGINES, open_engine
@@ -24,10 +24,16 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common.command import no_arguments, run_command
+from dlrm.scripts.common.table_flags import define_text_flags, text_format
 
 FLAGS = flags.FLAGS
 CRITEO = "criteo"
 DEFAULT_TEST_FRACTION = 0.2
+_TABLE_FLAGS = (  # that logs have no use for
+    *("test_input", "validation_input", "test_fraction", "validation_fraction", "split_key"),
+    *("test_from", "validation_from", "split_column", "keep_negatives"),
+    *("columns", "header", "delimiter"),
+)
 _LOG_FLAGS = ("cores", "engine", "seed", "bad_lines", "max_bad_lines", "split_bytes", "master")
 
 
@@ -55,13 +61,7 @@ def define_flags() -> None:
     flags.DEFINE_float("keep_negatives", 1.0, "share of training rows with label 0 that are kept")
     flags.DEFINE_integer("seed", 0, "of what is chosen by chance and of the order of training rows")
     flags.DEFINE_enum("output_ordering", "total_random", ORDERINGS, "order of the training rows")
-    flags.DEFINE_list("columns", [], "names of a CSV's columns; without: those of its header")
-    flags.DEFINE_boolean(
-        "header", None, "whether a CSV begins with the names; default: unless --columns does"
-    )
-    flags.DEFINE_string(
-        "delimiter", None, "what separates cells; default: a tab in .tsv, else a comma"
-    )
+    define_text_flags()
     flags.DEFINE_enum(
         "bad_lines",
         "fail",
@@ -115,7 +115,7 @@ def _options(by_files: bool) -> TableOptions:
     return TableOptions(
         schema=Schema.load(FLAGS.schema),
         division=division,
-        text=TextFormat(tuple(FLAGS.columns), FLAGS.header, FLAGS.delimiter),
+        text=text_format(),
         output_ordering=FLAGS.output_ordering,
         split_bytes=FLAGS.split_bytes,
         bad_lines=FLAGS.bad_lines,
@@ -136,12 +136,9 @@ def _engine(output: Path):
 
 def _prepare_logs() -> int:
     """Prepares logs in Criteo's format, as `preproc/prepare_dataset.sh` does."""
-    allowed = {"schema", "input", "output", "conf", "memory_gib", "restart", *_LOG_FLAGS}
-    allowed |= {"report", "output_ordering", "overwrite"}
-    own = FLAGS.flags_by_module_dict().get(__name__, []) or []
-    for flag in own:
-        if flag.present and flag.name not in allowed:
-            raise ValueError(f"--{flag.name}: is for schemas of tables; --schema criteo has none")
+    for name in _TABLE_FLAGS:
+        if FLAGS[name].present:
+            raise ValueError(f"--{name}: is for schemas of tables; --schema criteo has none")
     if len(FLAGS.input) != 1:
         raise ValueError(f"--input: expected one folder of days, got {len(FLAGS.input)}")
     arguments = [f"--input_folder={FLAGS.input[0]}", f"--output_folder={FLAGS.output}"]

@@ -19,7 +19,7 @@ training rows. Criteo's logs need none: `--schema criteo` is built in.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -253,9 +253,15 @@ class Schema:
         """Writes the schema as YAML; the file appears whole."""
         write_atomically(Path(path), self.text())
 
-    def text(self) -> str:
-        """Returns the schema as YAML, a line a field."""
+    def text(self, comments: Mapping[str, str] | None = None) -> str:
+        """Returns the schema as YAML, a line a field.
+
+        Args:
+            comments: a line of text, without control characters, for the columns that have one.
+        """
         import yaml
+
+        comments = comments or {}
 
         def flow(value: Any) -> str:
             text = yaml.safe_dump(
@@ -263,13 +269,18 @@ class Schema:
             )
             return text.removesuffix("\n").removesuffix("\n...")
 
+        def noted(line: str, value: Any) -> str:
+            column = value.get("column") if isinstance(value, dict) else value
+            comment = comments.get(column) if isinstance(column, str) else None
+            return f"{line}  # {comment}" if comment else line
+
         lines = []
         for name, value in self.facts().items():
             if name in ("numerical", "categorical"):
                 lines.append(f"{name}:")
-                lines += [f"  - {flow(field)}" for field in value]
+                lines += [noted(f"  - {flow(field)}", field) for field in value]
             else:
-                lines.append(f"{name}: {flow(value)}")
+                lines.append(noted(f"{name}: {flow(value)}", value))
         return "\n".join(lines) + "\n"
 
     @classmethod

@@ -1,0 +1,499 @@
+"""Drafts a schema from the data: what an engineer would write first, with its reasons."""
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dlrm.data.sources.csv_columns import check_names
+from dlrm.data.tables.files import CSV, PARQUET, TableFile, TextFormat, chunks_of
+from dlrm.data.tables.parquet import parts_of, read_part, schema_of
+from dlrm.data.tables.rows import column_of, texts_of
+from dlrm.data.tables.summaries import BOOLEANS, OTHER, TEXT, TIMES, Summary
+from dlrm.data.transform.schema import (
+    TIME_UNITS,
+    CategoricalField,
+    Label,
+    NumericalField,
+    Schema,
+    TimeField,
+)
+from dlrm.documents import one_line
+from dlrm.files import write_atomically
+
+SAMPLE_ROWS = 1_000_000
+FEW_VALUES = 12  # of integers, which are categories then: months are
+MANY_VALUES = 1000  # of which rare ones need no row of a table each
+RARE = 5  # times in the sample
+HUGE = 100_000  # distinct values
+_HUGE_LIMIT, _MAX_IDS, _MOST_BUCKETS = 15, 1_000_000, 1 << 20
+_FAR = 10.0  # standard deviations from the mean to the largest value
+_NEAR = 20.0  # from the mean to a largest value for which no logarithm is needed
+_UNIQUE_ROWS = 100  # from which on a value of its own in every row is no chance
+_MOST_SHOWN, _LONGEST_SHOWN, _MOST_LABELS = 10, 24, 1000
+_LARGEST_INTEGER = float(1 << 63)
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_IDS = {"id", "ids", "uid", "uuid", "guid", "key", "code", "zip", "zipcode", "postcode", "hash"}
+_IDS |= {"sku", "isbn", "ip"}
+_CALENDAR = {"hour": 24, "day": 31, "weekday": 7, "dow": 7, "week": 53, "month": 12}  # at most
+_TIMES = {"time", "timestamp", "ts", "date", "datetime", "at", "epoch"}
+_NUMBERED_IDS, _NUMBERED_NUMBERS = {"c", "cat", "categorical"}, {"i", "int", "n", "num"}
+# What columns of other kinds call missing, and no category is called.
+_SURE_MARKERS = {"?", "n/a", "nan", "null", "\\n"}
+_YES, _NO = {"1", "yes", "y", "true", "t", "positive"}, {"0", "-1", "no", "n", "false", "f"}
+_NO |= {"negative"}
+_ZERO_OR_ONE = {"0", "1", "0.0", "1.0", "true", "false"}
+_EPOCHS = (946_684_800, 2_524_608_000)  # the years 2000 and 2050, in seconds
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A schema, and what it was drafted from.
+
+    Attributes:
+        schema: the draft.
+        comments: what was seen of each of its columns.
+        left_out: column -> why no field has it.
+        label: says what counts as 1, and why.
+        rows: of the sample.
+        whole: whether these are all rows.
+    """
+
+    schema: Schema
+    comments: dict[str, str]
+    left_out: dict[str, str]
+    label: str
+    rows: int
+    whole: bool
+
+    @property
+    def sample(self) -> str:
+        """Says which rows were read."""
+        return f"{'all' if self.whole else 'the first'} {self.rows:,} rows"
+
+    def text(self, source: str = "a table") -> str:
+        """Returns the schema as YAML with a comment a column."""
+        lines = [f"# Drafted from {self.sample} of {one_line(source)}. Check it before use."]
+        lines += [self.schema.text(self.comments).removesuffix("\n")]
+        if self.left_out:
+            lines += ["# Left out:"]
+            lines += [f"#   {_shown_name(name)}: {why}" for name, why in self.left_out.items()]
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: Path, source: str) -> None:
+        """Writes the YAML, which appears whole."""
+        write_atomically(path, self.text(source))
+
+
+def draft_schema(
+    batches: Iterable[pa.RecordBatch],
+    label: str,
+    *,
+    positive: str | None = None,
+    weight: str | None = None,
+    groups: Sequence[str] = (),
+    time: str | None = None,
+    max_rows: int = SAMPLE_ROWS,
+) -> Schema:
+    """Returns a schema for a table; see `draft`."""
+    return draft(
+        batches,
+        label,
+        positive=positive,
+        weight=weight,
+        groups=groups,
+        time=time,
+        max_rows=max_rows,
+    ).schema
+
+
+def draft(
+    batches: Iterable[pa.RecordBatch],
+    label: str,
+    *,
+    positive: str | None = None,
+    weight: str | None = None,
+    groups: Sequence[str] = (),
+    time: str | None = None,
+    max_rows: int = SAMPLE_ROWS,
+) -> Draft:
+    """Drafts a schema from the first rows of a table.
+
+    Text that is all numbers is read as numbers, but for texts such as "?" and "NA", which become
+    `missing_values`. Then the first rule that fits decides:
+
+    * Left out are columns without a second value, of lists and maps, and of text or ids with a
+      value of their own in every row.
+    * Timestamps, text in ISO 8601, and integers of seconds, milliseconds or microseconds since 1970
+      whose name says so are times. The first such column is `time`; others are left out.
+    * Booleans and text are categorical, and numbers with a leading zero.
+    * Numbers with a fraction are numerical. Whole ones, of floats as well, are categorical where
+      they have up to 12 values, where the name says that they are ids (`user_id`, `zip`, `c7`) or a
+      part of a date (`hour`, `day`), where they are beyond 2^53, or where they number more than
+      1000 things without gaps; else, and where the name says so (`i7`, `num_3`), numerical.
+    * A numerical column whose largest value is more than 10 deviations, and more than 20, above the
+      mean gets the transform "log", or "quantile" where it has values below 0; the others
+      "standardise".
+    * A categorical column of more than 1000 values, most of which occur less than 5 times, gets
+      `frequency_limit: 5`; one of 100,000 gets 15, at most 1,000,000 ids, and, where a fifth of the
+      rows hold rare values, hash buckets for them.
+
+    The label needs no `positive` where it is 0 and 1, or false and true. Of two other values, such
+    as yes and no, the affirmative one is positive, else the rarer, else the later by alphabet.
+
+    Args:
+        batches: the table; all batches have its columns, or lack some that are missing then.
+        label: the column of labels.
+        positive: the value that counts as 1, with every other value as 0.
+        weight, groups, time: columns with these roles; groups can be inputs too.
+        max_rows: how many rows are read at most.
+
+    Raises:
+        ValueError: a column is missing or there twice, labels are missing or not two values, or no
+            column is left as an input.
+    """
+    columns, labels, rows, whole = _summaries(batches, label, max_rows)
+    if not rows:
+        raise ValueError("the input has no rows; expected one or more")
+    for role, name in (("weight", weight), ("time", time), *(("groups", name) for name in groups)):
+        if name is not None and name not in columns:
+            shown = ", ".join(list(columns)[:20])
+            raise ValueError(f"--{role}: no column {name!r}; the columns are {shown}")
+    said, label_comment = _label(columns[label], labels, positive, whole)
+    drafter = _Drafter(columns, time)
+    for name, summary in columns.items():
+        if name not in (label, weight, time):
+            drafter.add(summary)
+    if not drafter.numerical and not drafter.categorical:
+        why = "; ".join(f"{name}: {why}" for name, why in drafter.left_out.items())
+        raise ValueError(f"no column is left as an input ({why or f'{label} is the only one'})")
+    if missing := sorted(set(labels) & set(drafter.missing_values)):
+        raise ValueError(
+            f"column {label}: expected labels that are not missing, got {missing[0]!r}, which "
+            "means so in other columns"
+        )
+    schema = Schema(
+        said,
+        tuple(drafter.numerical),
+        tuple(drafter.categorical),
+        tuple(drafter.missing_values),
+        weight,
+        tuple(groups),
+        drafter.time,
+    )
+    comments = drafter.comments | {label: label_comment}
+    if weight is not None:
+        comments[weight] = _described(columns[weight])
+    return Draft(schema, comments, drafter.left_out, label_comment, rows, whole)
+
+
+def batches_of(
+    files: Sequence[TableFile], text: TextFormat, needed: Collection[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of files with all their columns.
+
+    Args:
+        files: of one kind.
+        text: how CSV is read.
+        needed: columns that every file of CSV must have.
+
+    Raises:
+        ValueError: a file is damaged, or lacks a column; it is named.
+    """
+    for file in files:
+        if file.kind == PARQUET:
+            for part in parts_of([(file.path, file.path, file.root)], 1 << 62):
+                names = schema_of(file.path).names
+                yield from read_part(part, list(dict.fromkeys([*names, *part.partition])))
+            continue
+        for names, _, records in chunks_of(file, text):
+            if file.kind == CSV:
+                check_names(file.path, names, text.of(file.path), needed)
+                if len(set(names)) < len(names):
+                    check_names(file.path, names, text.of(file.path), names)
+            cells = zip(*records, strict=True) if records else ([] for _ in names)
+            yield pa.record_batch(
+                [pa.array(list(column), pa.string()) for column in cells], names=names
+            )
+
+
+def _summaries(
+    batches: Iterable[pa.RecordBatch], label: str, max_rows: int
+) -> tuple[dict[str, Summary], dict[str, int], int, bool]:
+    """Returns what the columns hold, how often each label occurs, the rows, and if they are all."""
+    columns: dict[str, Summary] = {}
+    labels: dict[str, int] = {}
+    rows = 0
+    for batch in batches:
+        if rows == max_rows:
+            return columns, labels, rows, batch.num_rows == 0
+        whole = batch.num_rows <= max_rows - rows
+        batch = batch.slice(0, max_rows - rows)
+        if len(labels) <= _MOST_LABELS:
+            texts, codes = texts_of(label, column_of(batch, label))
+            counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+            for text, count in zip(texts, counts.tolist(), strict=True):
+                if count and text:
+                    labels[text] = labels.get(text, 0) + count
+        for name in batch.schema.names:
+            summary = columns.setdefault(name, Summary(name))
+            summary.add_missing(rows - summary.rows)  # of batches without the column
+            summary.add(column_of(batch, name))
+        rows += batch.num_rows
+        for summary in columns.values():
+            summary.add_missing(rows - summary.rows)
+        if not whole:
+            return columns, labels, rows, False
+    return columns, labels, rows, True
+
+
+def _label(
+    summary: Summary, labels: dict[str, int], positive: str | None, whole: bool
+) -> tuple[Label, str]:
+    """Returns which label counts as 1, and says why."""
+    name, rows = summary.name, "the rows" if whole else f"the first {summary.rows:,} rows"
+    if summary.missing:
+        raise ValueError(
+            f"column {name}, row {summary.first_missing}: expected a label that is not missing, "
+            f"got none, as in {summary.missing} of {summary.rows} rows"
+        )
+    shown = ", ".join(map(_shown, sorted(labels)[:_MOST_SHOWN]))
+    shown += ", ..." if len(labels) > _MOST_SHOWN else ""
+    if positive is not None:
+        if positive not in labels:
+            raise ValueError(
+                f"--positive {positive}: expected a label that occurs in {rows}, got none of "
+                f"column {name}, which has {shown}"
+            )
+        label, why = Label(name, positive, any_negative=len(labels) > 2), "as --positive says"
+    elif {text.lower() for text in labels} <= _ZERO_OR_ONE:
+        true = sum(n for text, n in labels.items() if text.lower() in ("1", "1.0", "true"))
+        return Label(name), f"0 and 1; {true / summary.rows:.2%} of the rows are positive"
+    elif len(labels) != 2:
+        raise ValueError(
+            f"column {name}: expected two labels in {rows}, got {len(labels)}: {shown}; --positive "
+            "names the one that counts as 1, with all others as 0"
+        )
+    else:
+        value, why = _positive(labels)
+        label = Label(name, value)
+    share = labels[label.positive or ""] / summary.rows
+    return label, f"{_shown(label.positive or '')} counts as 1, {why}: {share:.2%} of the rows"
+
+
+def _positive(labels: dict[str, int]) -> tuple[str, str]:
+    """Returns which of two labels counts as 1, and why."""
+    for yes, no in itertools.permutations(labels):
+        if yes.lower() in _YES and no.lower() in _NO:
+            return yes, "the affirmative one"
+    first, second = sorted(labels)
+    if labels[first] == labels[second]:
+        return second, "the later by alphabet, as both are as frequent"
+    return min(labels, key=lambda text: labels[text]), "the rarer one"
+
+
+class _Drafter:
+    """Sorts columns into fields, and says why."""
+
+    def __init__(self, columns: dict[str, Summary], time: str | None) -> None:
+        self.numerical: list[NumericalField] = []
+        self.categorical: list[CategoricalField] = []
+        self.comments: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        self.missing_values: dict[str, None] = {}
+        self.time: TimeField | None = None
+        if time is not None:
+            self.time = _time_field(columns[time])
+            self.comments[time] = _described(columns[time]) + _zone_note(self.time, columns[time])
+
+    def add(self, summary: Summary) -> None:
+        """Makes a field of a column, or leaves it out."""
+        name = summary.name
+        if (why := _useless(summary)) is not None:
+            self.left_out[name] = why
+        elif summary.is_time or _is_epoch(summary):
+            self._add_time(summary)
+        elif summary.is_number:
+            why = _category(summary)
+            if why is None:
+                self._add_numerical(summary)
+            else:
+                self._add_categorical(summary, why)
+        else:
+            self._add_categorical(summary, _text_note(summary))
+
+    def _add_time(self, summary: Summary) -> None:
+        described = _described(summary)
+        if self.time is not None:
+            self.left_out[summary.name] = f"a further time beside {self.time.column}; {described}"
+        elif summary.missing:
+            self.left_out[summary.name] = f"a time that some rows do not have; {described}"
+        else:
+            self.time = _time_field(summary)
+            self.comments[summary.name] = described + _zone_note(self.time, summary)
+
+    def _add_numerical(self, summary: Summary) -> None:
+        numbers, transform = summary.numbers, "standardise"
+        far = numbers.most - numbers.mean > max(_FAR * numbers.deviation, _NEAR)
+        if far:
+            transform = "log" if numbers.least >= 0 else "quantile"
+        self._note_markers(summary)
+        if summary.not_a_number:
+            self.missing_values["nan"] = None
+        self.numerical.append(NumericalField(summary.name, transform))
+        note = "; infinite values, which prepare refuses" if summary.infinite else ""
+        self.comments[summary.name] = _described(summary) + note
+
+    def _add_categorical(self, summary: Summary, why: str) -> None:
+        kind, distinct = "string", len(summary.distinct)
+        numbers = summary.numbers
+        if summary.is_number and numbers.whole and numbers.most < _LARGEST_INTEGER:
+            kind = "integer"
+        self._note_markers(summary)
+        if summary.not_a_number:
+            self.missing_values["nan"] = None
+        limit, max_ids, buckets = 1, None, 0
+        rare, _ = summary.distinct.below(RARE)
+        if distinct >= HUGE:
+            limit, max_ids = _HUGE_LIMIT, _MAX_IDS
+            _, rows = summary.distinct.below(_HUGE_LIMIT)
+            if rows > summary.present / 5:
+                buckets = min(1 << (distinct // 10).bit_length(), _MOST_BUCKETS)
+        elif distinct > MANY_VALUES and rare > distinct / 2:
+            limit = RARE
+        self.categorical.append(CategoricalField(summary.name, kind, limit, max_ids, buckets))
+        self.comments[summary.name] = _described(summary) + (f"; {why}" if why else "")
+
+    def _note_markers(self, summary: Summary) -> None:
+        for text in summary.markers:
+            if summary.is_number or text.lower() in _SURE_MARKERS:
+                self.missing_values[text] = None
+
+
+def _useless(summary: Summary) -> str | None:
+    """Says why a column is no input, or returns None."""
+    if summary.kind is None:
+        return "no value"
+    if summary.kind == OTHER:
+        return f"the type {' and '.join(summary.types)}"
+    distinct = len(summary.distinct)
+    if distinct < 2 and not summary.missing:
+        value = summary.examples[0] if summary.examples else f"{summary.numbers.least:.9g}"
+        return f"one value, {_shown(value)}, in every row"
+    unique = summary.distinct.most == 1 and summary.present >= _UNIQUE_ROWS
+    is_id = not summary.is_number or _named(summary.name, _IDS) or _gapless(summary)
+    if unique and is_id and not summary.is_time and (not summary.is_number or _whole(summary)):
+        return f"a value of its own in every row; {_described(summary)}"
+    return None
+
+
+def _category(summary: Summary) -> str | None:
+    """Says why numbers are a category, or returns None."""
+    if not _whole(summary):
+        return None
+    distinct, numbers = len(summary.distinct), summary.numbers
+    stem = re.fullmatch(r"(.*?)[_-]?\d+", summary.name)
+    stem_name = stem[1].lower() if stem else ""
+    if stem_name in _NUMBERED_NUMBERS:
+        return None
+    if stem_name in _NUMBERED_IDS or _named(summary.name, _IDS):
+        return "an id by its name"
+    if distinct <= FEW_VALUES:
+        return "few values"
+    if _is_calendar(summary):
+        return "part of a date by its name"
+    if max(abs(numbers.least), abs(numbers.most)) > 1 << 53:
+        return "too large for an exact number"
+    if _gapless(summary):
+        return "numbers without gaps"
+    return None
+
+
+def _whole(summary: Summary) -> bool:
+    return summary.numbers.whole and not summary.infinite
+
+
+def _gapless(summary: Summary) -> bool:
+    numbers, distinct = summary.numbers, len(summary.distinct)
+    return distinct > MANY_VALUES and numbers.most - numbers.least < 1.25 * distinct
+
+
+def _is_calendar(summary: Summary) -> bool:
+    most = _CALENDAR.get(_last_word(summary.name), -1)
+    return summary.numbers.least >= 0 and summary.numbers.most <= most
+
+
+def _named(name: str, words: Collection[str]) -> bool:
+    return _last_word(name) in words
+
+
+def _last_word(name: str) -> str:
+    return (_WORDS.findall(name) or [""])[-1].lower()
+
+
+def _text_note(summary: Summary) -> str:
+    if summary.kind != TEXT:
+        return ""
+    strays, numbers = summary.strays, summary.numbers.count
+    if strays and numbers > 0.9 * summary.present:
+        shown = ", ".join(_shown(text) for text in list(strays)[:3])
+        return f"numbers but for {shown}: numerical once missing_values has them"
+    return "numbers that begin with 0" if summary.padded and not strays and numbers else ""
+
+
+def _unit(summary: Summary) -> str | None:
+    """Returns the unit in which integers count from 1970, if they may."""
+    numbers = summary.numbers
+    for unit, micros in TIME_UNITS.items():
+        first, last = (edge * 1_000_000 // micros for edge in _EPOCHS)
+        if numbers.count and first <= numbers.least and numbers.most <= last:
+            return unit
+    return None
+
+
+def _is_epoch(summary: Summary) -> bool:
+    there = summary.is_number and summary.numbers.whole and _named(summary.name, _TIMES)
+    return there and _unit(summary) is not None
+
+
+def _time_field(summary: Summary) -> TimeField:
+    if summary.is_number:
+        return TimeField(summary.name, unit=_unit(summary) or "s")
+    return TimeField(summary.name, zone=None if summary.zoned else "UTC")
+
+
+def _zone_note(field: TimeField, summary: Summary) -> str:
+    if field.unit is not None:
+        return f"; unit {field.unit} by its size"
+    return "" if summary.zoned else "; has no zone, UTC is assumed"
+
+
+def _described(summary: Summary) -> str:
+    """Says what was seen of a column, on a line."""
+    distinct = len(summary.distinct)
+    parts = [f"{'' if summary.distinct.exact else 'about '}{distinct:,} distinct"]
+    if summary.kind == TIMES:
+        ends = (summary.numbers.least, summary.numbers.most)
+        parts += [" .. ".join(str(np.datetime64(int(e), "us"))[:19] for e in ends)]
+    elif summary.is_number and summary.numbers.count:
+        parts += [f"{summary.numbers.least:.9g} .. {summary.numbers.most:.9g}"]
+    elif summary.kind in (TEXT, BOOLEANS):
+        parts += [", ".join(map(_shown, summary.examples))]
+    missing = summary.missing + summary.not_a_number
+    if missing:
+        parts += [f"{missing / summary.rows:.2%} missing"]
+    if markers := summary.markers:
+        parts += [f"{text!r} in {n:,} rows" for text, n in markers.items()]
+    return ", ".join(parts)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "...")
+
+
+def _shown_name(name: str) -> str:
+    return name if re.fullmatch(r"[\w.-]+", name) else _shown(name)

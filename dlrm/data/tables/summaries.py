@@ -1,0 +1,281 @@
+"""What a column of a table holds, seen a batch at a time: what a draft of a schema rests on."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dlrm.data.sources.columns import TextColumn, hash_texts
+from dlrm.data.sources.csv_cells import BadCellError, number_parser
+from dlrm.data.tables.rows import microseconds, texts_of
+from dlrm.data.transform.lookup import spread
+from dlrm.data.transform.schema import TimeField
+
+MARKERS = ("?", "-", ".", "na", "n/a", "nan", "nil", "none", "null", "\\n")  # in lower case
+NUMBERS, TEXT, BOOLEANS, TIMES, OTHER = "numbers", "text", "booleans", "times", "other"
+_MOST_KEPT = 1 << 16  # distinct values of a column
+_MOST_STRAYS = 8  # texts among numbers
+_EXAMPLES = 3
+
+
+class Distinct:
+    """How often distinct values occur: exactly, or of a share of them that their hashes choose.
+
+    Attributes:
+        most: how often a value occurs, of those that were seen together; 1 where none repeats.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._keys: np.ndarray = np.empty(0, np.uint64)
+        self._counts: np.ndarray = np.empty(0, np.int64)
+        self._halvings = 0
+
+    def add(self, keys: np.ndarray, counts: np.ndarray) -> None:
+        """Adds occurrences of keys, uint64, of which each may be there several times."""
+        keys, places = np.unique(np.concatenate([self._keys, keys]), return_inverse=True)
+        every = np.concatenate([self._counts, counts])
+        self._keys = keys
+        self._counts = np.bincount(places, every, len(keys)).astype(np.int64)
+        self.most = max(self.most, int(self._counts.max(initial=0)))
+        self._keep()
+        while len(self._keys) > _MOST_KEPT:
+            self._halvings += 1
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._halvings:
+            kept = spread(self._keys) >> np.uint64(64 - self._halvings) == 0
+            self._keys, self._counts = self._keys[kept], self._counts[kept]
+
+    def __len__(self) -> int:
+        return len(self._keys) << self._halvings
+
+    @property
+    def exact(self) -> bool:
+        """Whether every value was counted."""
+        return not self._halvings
+
+    def below(self, limit: int) -> tuple[int, int]:
+        """Returns how many values occur less often, and in how many rows."""
+        rare = self._counts[self._counts < limit]
+        return len(rare) << self._halvings, int(rare.sum()) << self._halvings
+
+
+class Moments:
+    """Number, mean, deviation and range of values."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self._squares = 0, 0.0, 0.0
+        self.least, self.most = np.inf, -np.inf
+        self.whole = True
+
+    def add(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Adds values, float64 and finite, by how often they occur."""
+        if not len(values):
+            return
+        count = int(counts.sum())
+        mean = float(np.average(values, weights=counts))
+        squares = float(((values - mean) ** 2 * counts).sum())
+        total, apart = self.count + count, mean - self.mean
+        self._squares += squares + apart * apart * self.count * count / total
+        self.mean += apart * count / total
+        self.count = total
+        self.least = min(self.least, float(values.min()))
+        self.most = max(self.most, float(values.max()))
+        self.whole = self.whole and bool((values == np.floor(values)).all())
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation."""
+        return float(np.sqrt(self._squares / self.count)) if self.count else 0.0
+
+
+class Summary:
+    """What a column holds.
+
+    Attributes:
+        name: of the column.
+        types: the Arrow types that it was seen with.
+        kind: NUMBERS, TEXT, BOOLEANS, TIMES, or OTHER, which no field can have; None before the
+            first value. Text that is all numbers or all times is still TEXT.
+        rows, missing: how many rows there are, and how many have no value.
+        first_missing: the first of these, from 0; None where there is none.
+        distinct: its values.
+        examples: some of its values, frequent ones first.
+        numbers: its values as far as they are numbers.
+        markers: texts that mean "missing" elsewhere, such as "?", and how often they occur.
+        strays: other texts that are no numbers, while they are few.
+        padded: whether text has numbers that begin with 0, as codes do.
+        not_a_number, infinite: how many values of numbers are so.
+        times: whether text is times only, so far.
+        zoned: whether all times have a zone.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.kind = name, None
+        self.types: dict[str, None] = {}
+        self.rows = self.missing = 0
+        self.first_missing: int | None = None
+        self.distinct, self.numbers = Distinct(), Moments()
+        self.examples: list[str] = []
+        self.markers: Counter[str] = Counter()
+        self.strays: dict[str, None] = {}
+        self.padded, self.zoned, self.times = False, True, True
+        self.not_a_number = self.infinite = 0
+        self._parses_numbers = True
+
+    kind: str | None
+
+    @property
+    def present(self) -> int:
+        """Rows with a value."""
+        return self.rows - self.missing
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all values are numbers, but for markers."""
+        if self.kind == TEXT:
+            there = self._parses_numbers and self.numbers.count > 0
+            return there and not self.padded and not self.strays
+        return self.kind == NUMBERS
+
+    @property
+    def is_time(self) -> bool:
+        """Whether all values are times, or texts in ISO 8601."""
+        return self.kind == TIMES or (self.kind == TEXT and self.times and self.present > 0)
+
+    def add_missing(self, rows: int) -> None:
+        """Adds rows without a value."""
+        if rows and self.first_missing is None:
+            self.first_missing = self.rows
+        self.rows += rows
+        self.missing += rows
+
+    def add(self, array: pa.Array) -> None:
+        """Adds the rows of an array."""
+        if pa.types.is_dictionary(array.type) and not _is_text(array.type.value_type):
+            array = array.dictionary_decode()
+        if pa.types.is_null(array.type):
+            self.add_missing(len(array))
+            return
+        kind = _kind(array.type)
+        self.types[str(array.type)] = None
+        self.kind = kind if self.kind in (None, kind) else OTHER
+        if self.kind == OTHER:
+            self.rows += len(array)
+        elif kind in (TEXT, BOOLEANS):
+            self._add_texts(array)
+        else:
+            self._add_numbers(array)
+
+    def _add_texts(self, array: pa.Array) -> None:
+        texts, codes = texts_of(self.name, array)
+        filled = np.array([bool(text) for text in [*texts, ""]])
+        self._note_missing(~filled[codes])
+        counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+        places = np.flatnonzero((counts > 0) & filled[:-1])
+        texts, counts = [texts[i] for i in places.tolist()], counts[places]
+        hashes = hash_texts(TextColumn.from_bytes([t.encode(errors="replace") for t in texts]))
+        self.distinct.add(hashes, counts)
+        if len(self.examples) < _EXAMPLES:
+            order = np.argsort(-counts, kind="stable")[: 2 * _EXAMPLES].tolist()
+            best = [texts[i] for i in order if texts[i].lower() not in MARKERS]
+            self.examples = list(dict.fromkeys(self.examples + best))[:_EXAMPLES]
+        if self.kind == BOOLEANS:
+            return
+        other = []
+        for place, text in enumerate(texts):
+            if text.lower() in MARKERS:
+                self.markers[text] += int(counts[place])
+            else:
+                other.append(place)
+        texts, counts = [texts[i] for i in other], counts[other]
+        if self._parses_numbers:
+            self._parse_numbers(texts, counts)
+        if self.times:
+            self._parse_times(texts)
+
+    def _parse_numbers(self, texts: list[str], counts: np.ndarray) -> None:
+        parse = number_parser(())
+        values = np.full(len(texts), np.nan)
+        try:
+            values = parse(texts)
+        except BadCellError:
+            for place, text in enumerate(texts):
+                try:
+                    values[place] = parse([text])[0]
+                except BadCellError:
+                    self.strays[text] = None
+                    if len(self.strays) > _MOST_STRAYS:
+                        self._parses_numbers = False
+                        return
+        numbers = ~np.isnan(values)
+        self.padded = self.padded or any(
+            len(text) > 1 and text[0] == "0" and text.isdecimal() for text in texts
+        )
+        self.numbers.add(values[numbers], counts[numbers])
+        self.numbers.whole = self.numbers.whole and all(
+            text.lstrip("-").isdecimal() for text, one in zip(texts, numbers, strict=True) if one
+        )
+
+    def _parse_times(self, texts: list[str]) -> None:
+        field = TimeField(self.name, "UTC")
+        for text in texts:
+            try:
+                if text.lstrip("-").isdecimal():
+                    raise ValueError
+                microseconds(text, field)
+            except (ValueError, OverflowError):
+                self.times = False
+                return
+            self.zoned = self.zoned and _has_zone(self.name, text)
+
+    def _add_numbers(self, array: pa.Array) -> None:
+        self._note_missing(array.is_null().to_numpy(zero_copy_only=False))
+        array = array.drop_null()
+        if self.kind == TIMES:
+            zone = getattr(array.type, "tz", None)
+            self.zoned = self.zoned and zone is not None
+            array = array.cast(pa.timestamp("us", zone)).cast(pa.int64())
+        if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
+            values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            self.not_a_number += int(np.isnan(values).sum())
+            self.infinite += int(np.isinf(values).sum())
+            values = values[np.isfinite(values)] + 0.0  # so that -0 is 0
+        else:
+            values = array.to_numpy(zero_copy_only=False)
+            values = values if pa.types.is_uint64(array.type) else values.astype(np.int64)
+        values, counts = np.unique(values, return_counts=True)
+        self.distinct.add(values.view(np.uint64), counts)
+        self.numbers.add(values.astype(np.float64), counts)
+
+    def _note_missing(self, missing: np.ndarray) -> None:
+        if self.first_missing is None and missing.any():
+            self.first_missing = self.rows + int(missing.argmax())
+        self.missing += int(np.count_nonzero(missing))
+        self.rows += len(missing)
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind) or _is_text(kind):
+        return TEXT
+    if pa.types.is_boolean(kind):
+        return BOOLEANS
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return NUMBERS
+    return TIMES if pa.types.is_timestamp(kind) or pa.types.is_date(kind) else OTHER
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    tests: list[Any] = [pa.types.is_string, pa.types.is_large_string]
+    return any(test(kind) for test in [*tests, pa.types.is_binary, pa.types.is_large_binary])
+
+
+def _has_zone(name: str, text: str) -> bool:
+    try:
+        microseconds(text, TimeField(name))
+    except ValueError:
+        return False
+    return True

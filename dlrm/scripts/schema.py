@@ -1,0 +1,81 @@
+"""Drafts a schema from tables: python -m dlrm.scripts.schema --input FILES --label COLUMN
+
+    python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
+    python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
+
+Input is Parquet, CSV or JSON lines, in files or folders of them, of which the first rows are read.
+The schema has a comment for every column, with what was seen of it; edit it where you know better.
+`dlrm.data.tables.draft.draft` documents the rules.
+"""
+
+import shlex
+from pathlib import Path
+
+from absl import flags
+
+from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, batches_of, draft
+from dlrm.data.tables.files import find_tables
+from dlrm.scripts.common.command import no_arguments, run_command
+from dlrm.scripts.common.table_flags import define_text_flags, text_format
+
+FLAGS = flags.FLAGS
+_SAME = ("columns", "header", "delimiter")  # flags that the next command takes as they are
+
+
+def define_flags() -> None:
+    flags.DEFINE_list("input", None, "files, or folders of them", required=True)
+    flags.DEFINE_string("label", None, "column of labels", required=True)
+    flags.DEFINE_string("output", "schema.yaml", "file that is written")
+    flags.DEFINE_string(
+        "positive", None, "label that counts as 1; default: of two, the affirmative or rarer one"
+    )
+    flags.DEFINE_string("weight", None, "column of sample weights")
+    flags.DEFINE_list("groups", [], "columns that metrics are grouped by, such as the user")
+    flags.DEFINE_string("time", None, "column of times; default: the first one that is found")
+    flags.DEFINE_integer("rows", SAMPLE_ROWS, "how many rows are read at most", lower_bound=1)
+    flags.DEFINE_boolean("overwrite", False, "replace an earlier file")
+    define_text_flags()
+
+
+def main(argv: list[str]) -> int | None:
+    no_arguments(argv)
+    output = Path(FLAGS.output)
+    if output.exists() and not FLAGS.overwrite:
+        raise FileExistsError(f"{output}: exists; --overwrite replaces it")
+    files, text = find_tables(FLAGS.input), text_format()
+    roles = [FLAGS.label, FLAGS.weight, FLAGS.time, *FLAGS.groups]
+    drafted = draft(
+        batches_of(files, text, [name for name in roles if name is not None]),
+        FLAGS.label,
+        positive=FLAGS.positive,
+        weight=FLAGS.weight,
+        groups=FLAGS.groups,
+        time=FLAGS.time,
+        max_rows=FLAGS.rows,
+    )
+    drafted.save(output, ", ".join(FLAGS.input))
+    _report(drafted, output)
+    return None
+
+
+def _report(drafted: Draft, output: Path) -> None:
+    schema = drafted.schema
+    print(f"label:       {schema.label.column}, {drafted.label}")
+    print(f"numerical:   {len(schema.numerical)}")
+    print(f"categorical: {len(schema.categorical)}")
+    if schema.time is not None:
+        print(f"time:        {schema.time.column}")
+    if schema.missing_values:
+        print(f"missing:     {', '.join(map(repr, schema.missing_values))}")
+    for name, why in drafted.left_out.items():
+        print(f"left out:    {name}, {why}")
+    print(f"{output}: drafted from {drafted.sample}; check it, then run")
+    command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={output}"]
+    command += [f"--input={','.join(FLAGS.input)}"]
+    command += [FLAGS[name].serialize() for name in _SAME if FLAGS[name].present]
+    print(f"  {shlex.join([*command, '--output=dataset'])}")
+
+
+if __name__ == "__main__":
+    define_flags()
+    run_command(main)

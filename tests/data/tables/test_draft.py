@@ -1,0 +1,263 @@
+"""Drafted schemas: what an engineer would write for a table, with the reasons."""
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from dlrm.data.tables.draft import batches_of, draft, draft_schema
+from dlrm.data.tables.files import TextFormat, find_tables
+from dlrm.data.tables.summaries import Distinct, Moments
+from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
+
+ROWS = 3000
+
+
+def table(**columns):
+    columns = {"y": [0, 1, 0] * (ROWS // 3), "x": np.arange(ROWS) % 97, **columns}
+    return pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+
+
+def drafted(**columns):
+    """A draft of a table with a label y, a number x and some columns."""
+    return draft([table(**columns)], "y")
+
+
+def field(result, name):
+    schema = result.schema
+    fields = {one.column: one for one in (*schema.numerical, *schema.categorical)}
+    return fields.get(name)
+
+
+RANDOM = np.random.default_rng(0)
+FIELDS = {
+    "floats": (RANDOM.random(ROWS), NumericalField("c_")),
+    "heavy floats": (np.r_[RANDOM.random(ROWS - 1), 1e6], NumericalField("c_", "log")),
+    "heavy, some below 0": (np.r_[-RANDOM.random(ROWS - 1), 1e6], NumericalField("c_", "quantile")),
+    "decimals": (
+        pa.array((RANDOM.random(ROWS) * 100).round(2)).cast(pa.decimal128(9, 2), safe=False),
+        NumericalField("c_"),
+    ),
+    "integers": (RANDOM.integers(0, 80, ROWS), NumericalField("c_")),
+    "whole floats of few values": (
+        pa.array([1.0, 2.0, None] * 1000),
+        CategoricalField("c_", "integer"),
+    ),
+    "few integers": (RANDOM.integers(1, 13, ROWS), CategoricalField("c_", "integer")),
+    "booleans": ([True, False] * 1500, CategoricalField("c_")),
+    "texts": (["red", "green", "blue"] * 1000, CategoricalField("c_")),
+    "text of numbers": (
+        [["4", "5.5", "?", ""][i % 4] for i in range(ROWS)],
+        NumericalField("c_"),
+    ),
+    "text of integers": ([str(i % 60) for i in range(ROWS)], NumericalField("c_")),
+    "leading zeros": ([f"{i % 60:04}" for i in range(ROWS)], CategoricalField("c_")),
+    "pandas categories": (
+        pa.array(["a", "b"] * 1500).dictionary_encode(),
+        CategoricalField("c_"),
+    ),
+    "rare texts": (
+        [f"v{i}" if i > 1000 else "often" for i in range(ROWS)],
+        CategoricalField("c_", frequency_limit=5),
+    ),
+    "beyond 64 bits": (
+        pa.array([(1 << 63) + i % 50 for i in range(ROWS)], pa.uint64()),
+        CategoricalField("c_"),
+    ),
+    "large integers": (
+        [(1 << 60) + i % 50 for i in range(ROWS)],
+        CategoricalField("c_", "integer"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_columns_become_the_fields_that_their_values_suggest(name):
+    values, expected = FIELDS[name]
+    result = drafted(c_=values)
+    assert field(result, "c_") == expected
+    assert result.comments["c_"]
+    assert Schema.of_facts(yaml.safe_load(result.text())) == result.schema
+
+
+def test_names_say_what_numbers_cannot():
+    ids, days = RANDOM.integers(0, 500, ROWS), np.arange(ROWS) % 31 + 1
+    result = drafted(
+        userId=ids, item_id=ids, zip=ids, c7=ids, I10=days % 3, day=days, hours_per_week=days * 2
+    )
+    for name in ("userId", "item_id", "zip", "c7", "day"):
+        assert field(result, name) == CategoricalField(name, "integer")
+    for name in ("I10", "hours_per_week", "x"):
+        assert field(result, name) == NumericalField(name)
+    assert result.comments["zip"].endswith("an id by its name")
+
+
+def test_what_tells_a_model_nothing_is_left_out_with_the_reason():
+    result = drafted(
+        row=np.arange(ROWS),
+        order_id=RANDOM.permutation(10 * ROWS)[:ROWS],
+        text=[f"free text {i}" for i in range(ROWS)],
+        nothing=pa.nulls(ROWS),
+        same=["a"] * ROWS,
+        some=pa.array(["a", None, "a"] * 1000),
+        tags=[[1, 2]] * ROWS,
+        score=RANDOM.random(ROWS),
+        **{"odd\nname": [7.5] * ROWS},
+    )
+    assert set(result.left_out) == {
+        *("row", "order_id", "text", "nothing", "same", "tags", "odd\nname")
+    }
+    text = result.text("t.parquet")
+    assert "#   same: one value, 'a', in every row\n" in text
+    assert "#   'odd\\nname': one value, '7.5', in every row\n" in text
+    assert "#   tags: the type list<item: int64>\n" in text
+    assert "#   row: a value of its own in every row; 3,000 distinct, 0 .. 2999\n" in text
+    assert field(result, "some")
+    assert field(result, "score")
+    assert Schema.of_facts(yaml.safe_load(text)) == result.schema
+
+
+def test_the_first_times_are_the_time_of_a_row():
+    moments = pa.array([datetime.datetime(2026, 1, 1 + i % 28) for i in range(ROWS)])
+    seconds = [1_700_000_000 + i % 2000 for i in range(ROWS)]
+    result = drafted(
+        born=pa.array([None, *moments.to_pylist()[1:]]),
+        logged_at=[f"2026-11-{1 + i % 28:02}T08:00:00" for i in range(ROWS)],
+        created=moments,
+    )
+    assert result.schema.time == TimeField("logged_at", "UTC")
+    assert set(result.left_out) == {"born", "created"}
+    assert "UTC is assumed" in result.comments["logged_at"]
+    assert "2026-01-01T00:00:00 .. 2026-01-28T00:00:00" in result.left_out["created"]
+    assert drafted(ts=seconds).schema.time == TimeField("ts", unit="s")
+    assert drafted(ts=[s * 1000 for s in seconds]).schema.time == TimeField("ts", unit="ms")
+    zoned = moments.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
+    assert drafted(when=zoned).schema.time == TimeField("when")
+    chosen = draft([table(ts=seconds, when=zoned)], "y", time="ts").schema
+    assert chosen.time == TimeField("ts", unit="s")
+
+
+def test_markers_are_missing_values():
+    numbers = [["1.5", "2.5", "NA", "3.5"][i % 4] for i in range(ROWS)]
+    floats = RANDOM.random(ROWS)
+    floats[5] = np.nan
+    result = drafted(a=numbers, b=["?", "red", "NA"] * 1000, c=floats, d=["None", "-", "u"] * 1000)
+    assert set(result.schema.missing_values) == {"NA", "?", "nan"}
+    assert "'NA' in 750 rows" in result.comments["a"]
+    assert field(result, "a") == NumericalField("a")
+    stray = drafted(a=["N.K.", *(f"{i % 50}.5" for i in range(1, ROWS))])
+    assert field(stray, "a") == CategoricalField("a")
+    assert "numbers but for 'N.K.'" in stray.comments["a"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([0, 1, 1], Label("y")),
+        (["0", "1", "1"], Label("y")),
+        ([True, False, True], Label("y")),
+        ([0.0, 1.0, 1.0], Label("y")),
+        ([0, 0, 0], Label("y")),
+        (["yes", "no", "yes"], Label("y", "yes")),
+        ([-1, 1, 1], Label("y", "1")),
+        ([1, 2, 2], Label("y", "1")),
+        (["<=50K", ">50K", "<=50K"], Label("y", ">50K")),
+    ],
+)
+def test_labels_say_which_of_them_is_positive(labels, expected):
+    batch = table(y=labels * (ROWS // 3))
+    assert draft_schema([batch], "y").label == expected
+
+
+def test_labels_that_cannot_be_used_are_refused():
+    three = table(y=["a", "b", "c"] * 1000)
+    with pytest.raises(ValueError, match="two labels in the rows, got 3: 'a', 'b', 'c'; --posit"):
+        draft([three], "y")
+    assert draft([three], "y", positive="b").schema.label == Label("y", "b", any_negative=True)
+    with pytest.raises(ValueError, match=r"--positive d: .* which has 'a', 'b', 'c'"):
+        draft([three], "y", positive="d")
+    with pytest.raises(ValueError, match=r"expected two labels in the rows, got 1: 'a'"):
+        draft([table(y=["a"] * ROWS)], "y")
+    with pytest.raises(ValueError, match=r"column y, row 2: .* in 1000 of 3000 rows"):
+        draft([table(y=pa.array([1, 0, None] * 1000))], "y")
+    with pytest.raises(ValueError, match=r"expected labels that are not missing, got '\?'"):
+        draft([table(y=["yes", "?"] * 1500, a=["?", "1.5", "2"] * 1000)], "y")
+    with pytest.raises(ValueError, match="no column 'z'; the columns are y, x"):
+        draft([table()], "z")
+    with pytest.raises(ValueError, match="--weight: no column 'w'; the columns are y, x"):
+        draft([table()], "y", weight="w")
+    with pytest.raises(ValueError, match=r"no column is left as an input \(x: one value, '5'"):
+        draft([table(x=[5] * ROWS)], "y")
+    with pytest.raises(ValueError, match="no rows"):
+        draft([], "y")
+
+
+def test_roles_and_the_bound_on_rows():
+    batches = [table(w=RANDOM.random(ROWS), user_id=np.arange(ROWS) % 7)] * 3
+    result = draft(batches, "y", weight="w", groups=["user_id"], max_rows=5000)
+    assert result.schema.weight == "w"
+    assert result.schema.groups == ("user_id",)
+    assert field(result, "user_id")
+    assert not field(result, "w")
+    assert (result.rows, result.whole) == (5000, False)
+    assert result.text().startswith("# Drafted from the first 5,000 rows of a table.")
+    assert draft(batches, "y", max_rows=3 * ROWS).whole
+
+
+def test_huge_columns_get_a_limit_and_buckets():
+    rows = 400_000
+    values = np.where(np.arange(rows) % 2 == 0, np.arange(rows), 1)
+    batch = pa.record_batch({"y": pa.array(np.arange(rows) % 2), "user_id": pa.array(values)})
+    result = draft([batch.slice(i, 100_000) for i in range(0, rows, 100_000)], "y")
+    (one,) = result.schema.categorical
+    assert (one.frequency_limit, one.max_ids, one.hash_buckets) == (15, 1_000_000, 1 << 15)
+    assert result.comments["user_id"].startswith("about ")
+
+
+def test_summaries_are_those_of_all_values():
+    values = RANDOM.zipf(1.3, 300_000)
+    numbers, counts = np.unique(values, return_counts=True)
+    distinct, moments = Distinct(), Moments()
+    for part in np.array_split(values, 7):
+        keys, occurrences = np.unique(part, return_counts=True)
+        distinct.add(keys.astype(np.uint64), occurrences)
+        moments.add(keys[keys < 1000].astype(float), occurrences[keys < 1000])
+    assert len(distinct) == len(numbers)
+    assert distinct.exact
+    assert distinct.most == counts.max()
+    assert distinct.below(5) == ((counts < 5).sum(), counts[counts < 5].sum())
+    small = values[values < 1000]
+    assert moments.mean == pytest.approx(small.mean())
+    assert moments.deviation == pytest.approx(small.std())
+    many = Distinct()
+    many.add(np.arange(1_000_000, dtype=np.uint64) * 977, np.ones(1_000_000, np.int64))
+    assert not many.exact
+    assert abs(len(many) - 1_000_000) < 20_000
+
+
+def test_files_are_read_with_all_their_columns(tmp_path):
+    for day in (1, 2):
+        folder = tmp_path / f"day={day}"
+        folder.mkdir()
+        pq.write_table(pa.table([*table().columns], names=["y", "x"]), folder / "a.parquet")
+    result = draft(batches_of(find_tables([tmp_path]), TextFormat()), "y")
+    assert field(result, "day") == CategoricalField("day", "integer")
+    assert (result.rows, result.whole) == (2 * ROWS, True)
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"y": 0, "x": 1.5}\n{"y": 1, "x": 2.5, "late": "a"}\n')
+    result = draft(batches_of(find_tables([lines]), TextFormat()), "y")
+    assert field(result, "late") == CategoricalField("late")
+    assert "50.00% missing" in result.comments["late"]
+    headerless = tmp_path / "a.csv"
+    headerless.write_text("0,1.5,a\n1,2.5,b\n1,3.5,b\n")
+    with pytest.raises(ValueError, match="no column 'y'; the columns are 0, 1.5, a .its header"):
+        list(batches_of(find_tables([headerless]), TextFormat(), ["y"]))
+    result = draft(batches_of(find_tables([headerless]), TextFormat(header=False)), "0")
+    assert result.schema.label == Label("0")
+    assert Schema.of_facts(yaml.safe_load(result.text())) == result.schema
+    headerless.write_text("y,a,a\n0,1,2\n")
+    with pytest.raises(ValueError, match="two columns are called 'a'"):
+        list(batches_of(find_tables([headerless]), TextFormat()))

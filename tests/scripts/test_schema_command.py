@@ -1,0 +1,54 @@
+"""`dlrm.scripts.schema` drafts what `dlrm.scripts.prepare` reads, and says how to go on."""
+
+import shlex
+
+import forked
+import pytest
+
+from dlrm.data.transform.schema import Schema
+
+ROWS = "".join(f"{i % 40},{'?' if i % 9 == 0 else 'ab'[i % 2]},{'yes' * (i % 4 == 0) or 'no'}\n"
+               for i in range(400))  # fmt: skip
+
+
+def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
+    (tmp_path / "rows.csv").write_text(ROWS)
+    arguments = ["--input=rows.csv", "--label=bought", "--columns=age,kind,bought"]
+    done = forked.run("dlrm.scripts.schema", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "label:       bought, 'yes' counts as 1, the affirmative one: 25.00%" in done.stdout
+    assert "drafted from all 400 rows" in done.stdout
+    schema = Schema.load(tmp_path / "schema.yaml")
+    assert (schema.numerical_names, schema.categorical_names) == (["age"], ["kind"])
+    assert (schema.label.positive, schema.missing_values) == ("yes", ("?",))
+    _, _, module, *flags = shlex.split(done.stdout.splitlines()[-1])
+    assert module == "dlrm.scripts.prepare"
+    prepared = forked.run(module, *flags, "--engine=local", "--cores=1", cwd=tmp_path)
+    assert prepared.returncode == 0, prepared.stderr
+    assert (tmp_path / "dataset" / "manifest.json").exists()
+
+
+def test_mistakes_end_in_one_line(tmp_path):
+    (tmp_path / "rows.csv").write_text(ROWS)
+    (tmp_path / "schema.yaml").write_text("mine")
+    cases = {
+        ("--input=rows.csv", "--label=2", "--noheader"): "schema.yaml: exists; --overwrite repl",
+        ("--input=no.csv", "--label=2", "--output=a"): "no.csv: no such file",
+        ("--input=rows.csv", "--label=y", "--output=a"): "no column 'y'; the columns are 0, ?, yes "
+        "(its header; --columns or --noheader say otherwise)",
+    }
+    for arguments, expected in cases.items():
+        done = forked.run("dlrm.scripts.schema", *arguments, cwd=tmp_path)
+        assert done.returncode != 0
+        assert done.stderr.startswith("error: ")
+        assert expected in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert (tmp_path / "schema.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("flag", ["--test_fraction=0.1", "--columns=a,b", "--split_key=user"])
+def test_flags_of_tables_are_refused_for_logs(tmp_path, flag):
+    arguments = ["--schema=criteo", f"--input={tmp_path}", "--output=out", flag]
+    done = forked.run("dlrm.scripts.prepare", *arguments, cwd=tmp_path)
+    assert done.returncode != 0
+    assert f"{flag.partition('=')[0]}: is for schemas of tables" in done.stderr
