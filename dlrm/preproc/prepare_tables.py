@@ -10,6 +10,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.layout import one_class_note
 from dlrm.data.tables.files import TableFile
 from dlrm.preproc.execution.engines import Engine, EngineError
+from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs.pipeline import input_facts
 from dlrm.preproc.logs.stage import Run
@@ -25,6 +26,7 @@ def prepare_tables(
     replace: bool = False,
     restart: bool = False,
     say: Callable[[str], None] = print,
+    query: SparkQuery | None = None,
 ) -> dict[str, Any]:
     """Writes a dataset, which appears when it is whole; goes on with an unfinished run.
 
@@ -37,6 +39,7 @@ def prepare_tables(
         replace: whether an earlier dataset there may be replaced.
         restart: whether an unfinished run is given up.
         say: is called with lines about the stages and the result.
+        query: what Spark, the engine then, reads in place of `tables`.
 
     Returns:
         `totals` of each split, and `cardinalities`.
@@ -47,9 +50,10 @@ def prepare_tables(
         EngineError: tasks could not be run.
     """
     began = time.perf_counter()
-    inputs = _inputs(options, tables)
+    inputs = _inputs(options, tables) if query is None else Inputs([], query=query)
     facts = options.facts() | input_facts([file.path for file in inputs.files])
     facts |= {f"--{split}_input": len(files) for split, files in tables.items()}
+    facts |= {} if query is None else query.facts()
     with open_work_folder(output, facts, replace, restart) as work:
         if work.resumed:
             say(f"resuming the run in {work.path.parent}")

@@ -4,8 +4,9 @@
     python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
     python -m dlrm.scripts.main --mode train --dataset dataset
 
-Input is Parquet, CSV or JSON lines, in files or folders of them. The schema says what the columns
-mean; `--schema criteo` is built in, and reads folders of `day_0`, `day_1`, ... as
+Input is Parquet, CSV or JSON lines, in files or folders of them, or with `--engine spark` a table
+or query of Spark (`--spark_table`, `--spark_sql`). The schema says what the columns mean;
+`--schema criteo` is built in, and reads folders of `day_0`, `day_1`, ... as
 `preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
 """
 
@@ -19,6 +20,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
+from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.logs.options import BAD_LINES, ORDERINGS
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.division import Division
@@ -30,10 +32,15 @@ FLAGS = flags.FLAGS
 CRITEO = "criteo"
 DEFAULT_TEST_FRACTION = 0.2
 _TABLE_FLAGS = (  # that logs have no use for
+    *("spark_table", "spark_sql"),
     *("test_input", "validation_input", "test_fraction", "validation_fraction", "split_key"),
     *("test_from", "validation_from", "split_column", "keep_negatives"),
     *("columns", "header", "delimiter"),
 )
+# A query has work for the JVM, and so for its best compiler, which tasks alone do without.
+_COMPILED = {
+    f"spark.{who}.defaultJavaOptions": "-XX:+UseSerialGC" for who in ("driver", "executor")
+}
 _LOG_FLAGS = ("cores", "engine", "seed", "bad_lines", "max_bad_lines", "split_bytes", "master")
 
 
@@ -41,7 +48,9 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "schema", None, "schema.yaml, or criteo for logs in Criteo's format", required=True
     )
-    flags.DEFINE_list("input", None, "files, or folders of them", required=True)
+    flags.DEFINE_list("input", [], "files, or folders of them")
+    flags.DEFINE_string("spark_table", None, "table or view of Spark, in place of --input")
+    flags.DEFINE_string("spark_sql", None, "query of Spark, in place of --input")
     flags.DEFINE_string("output", None, "directory of the dataset", required=True)
     flags.DEFINE_list("test_input", [], "files whose rows are all test rows")
     flags.DEFINE_list("validation_input", [], "files whose rows are all validation rows")
@@ -84,17 +93,32 @@ def main(argv: list[str]) -> int | None:
     no_arguments(argv)
     if FLAGS.schema == CRITEO:
         return _prepare_logs()
-    tables = {"train": find_tables(FLAGS.input)}
-    for split in ("test", "validation"):
-        if given := FLAGS[f"{split}_input"].value:
-            tables[split] = find_tables(given)
-    output = Path(FLAGS.output)
+    query, tables, output = _query(), {}, Path(FLAGS.output)
+    if query is None:
+        tables = {"train": find_tables(FLAGS.input)}
+        for split in ("test", "validation"):
+            if given := FLAGS[f"{split}_input"].value:
+                tables[split] = find_tables(given)
     options = _options(len(tables) > 1)
+    how = {"replace": FLAGS.overwrite, "restart": FLAGS.restart, "query": query}
     try:
-        prepare_tables(options, tables, output, _engine(output), FLAGS.overwrite, FLAGS.restart)
+        prepare_tables(options, tables, output, _engine(output, query), **how)
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
     return None
+
+
+def _query() -> SparkQuery | None:
+    """Returns what Spark reads, or None where files are read."""
+    if FLAGS.spark_table is None and FLAGS.spark_sql is None:
+        return None
+    query = SparkQuery(FLAGS.spark_table, FLAGS.spark_sql)
+    for name in ("input", "test_input", "validation_input"):
+        if FLAGS[name].value:
+            raise ValueError(f"--{name}: expected no {query.flag} beside it, got both")
+    if FLAGS.engine != "spark":
+        raise ValueError(f"{query.flag}: expected --engine spark, got {FLAGS.engine}")
+    return query
 
 
 def _options(by_files: bool) -> TableOptions:
@@ -124,10 +148,11 @@ def _options(by_files: bool) -> TableOptions:
     )
 
 
-def _engine(output: Path):
+def _engine(output: Path, query: SparkQuery | None):
     if wrong := [item for item in FLAGS.conf if "=" not in item]:
         raise ValueError(f"--conf: expected NAME=VALUE, got {wrong[0]!r}")
-    settings = dict(item.split("=", 1) for item in FLAGS.conf)
+    settings = dict(_COMPILED) if query is not None else {}
+    settings |= dict(item.split("=", 1) for item in FLAGS.conf)
     log = output.resolve().parent / "spark.log"
     return lambda: open_engine(
         FLAGS.engine, FLAGS.cores, log, FLAGS.master, FLAGS.memory_gib, settings

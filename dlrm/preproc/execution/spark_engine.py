@@ -7,6 +7,7 @@ every node sees under the same name, so that Spark has nothing to convert, to so
 import gc
 import glob
 import importlib
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from dlrm.preproc.execution.engines import EngineError, TaskError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 _MARK = "dlrm-task-error:"
 _JVM = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -55,6 +57,16 @@ class SparkEngine:
     def address(self) -> str | None:
         """Of Spark's own pages on what it does, where they are enabled."""
         return self._spark.uiWebUrl
+
+    def session(self) -> "SparkSession":
+        """Returns what reads tables; times that it writes as Parquet are moments in UTC."""
+        from pyspark.sql import SparkSession
+
+        # Errors are raised as well, and need no page of JSON on the terminal.
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        session = SparkSession(self._spark)
+        session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        return session
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""

@@ -312,6 +312,7 @@ def finish_dataset(
     totals: dict[str, dict[str, int]],
     cardinalities: Sequence[int],
     names: Sequence[str],
+    origin: dict[str, Any] | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """Writes the specification and, last, the manifest; returns cardinalities, totals and facts.
@@ -322,6 +323,7 @@ def finish_dataset(
         totals: of each split.
         cardinalities: rows of each table.
         names: of the splits that the dataset has.
+        origin: where the rows came from, for the manifest, where files do not say it.
         facts: which are returned as well, also by a run that finds the dataset complete.
     """
     output = run.work.output
@@ -330,9 +332,8 @@ def finish_dataset(
     layout.write_model_size(output, cardinalities)
     remove_unfinished(output)
     rows = {name: totals[name].get("rows", 0) for name in names}
-    layout.write_dataset_manifest(
-        output, rows, cardinalities, run.options.manifest_facts(), _checksums(run)
-    )
+    made_of = run.options.manifest_facts() | (origin or {})
+    layout.write_dataset_manifest(output, rows, cardinalities, made_of, _checksums(run))
     result = {"totals": totals, "cardinalities": list(cardinalities)} | facts
     run.work.finish_output(result)
     return result

@@ -1,5 +1,6 @@
 """The stages that turn tables into a dataset, whoever runs their tasks.
 
+    spark       a table or query of Spark to Parquet, if there is one
     stage       text to Parquet, if there is any
     count       read every row once: its split, values of fields, what is fitted, bad rows
     dictionary  merge the counts, give ids to values and find the edges of bins
@@ -12,7 +13,7 @@ They are those of raw logs (`dlrm.preproc.logs.pipeline`), with another source o
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import Dictionary, TableTransform, save_facts
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.logs.counted_splits import QUARANTINE
 from dlrm.preproc.logs.dictionary_merge import CountJob, count_split
 from dlrm.preproc.logs.pipeline import finish_dataset, fit_counted, metadata_of, transform
@@ -49,14 +51,20 @@ _MOST_LISTED = 10
 
 @dataclass(frozen=True)
 class Inputs:
-    """The files of tables, and the split of each file's rows; no splits where rows say them."""
+    """The files of tables, and the split of each file's rows; no splits where rows say them.
+
+    Of a query, files are made by Spark first.
+    """
 
     files: list[TableFile]
     splits: tuple[int, ...] = ()
+    query: SparkQuery | None = None
 
     @property
     def name(self) -> str:
         """What a message calls them."""
+        if self.query is not None:
+            return self.query.flag
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
         return f"{self.files[0].path}{more}"
 
@@ -79,12 +87,13 @@ def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         return _prepare(run, inputs)
     except ValueError as error:
         message = str(error)
-        known = any(str(file.path) in message for file in inputs.files)
+        known = inputs.name in message or any(str(file.path) in message for file in inputs.files)
         raise ValueError(message if known else f"{inputs.name}: {message}") from error
 
 
 def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     options: TableOptions = run.options
+    inputs, origin = _from_spark(run, inputs)
     parts = _parts(run, inputs)
     num_rows = sum(part.rows for part in parts)
     if not num_rows:
@@ -132,7 +141,27 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
             facts = report.table_facts(run, inputs.files, parts, counted, periods, fitted, totals)
             write(run.work.output, facts)
         labels = _label_counts(counted)
-        return finish_dataset(run, spec, totals, fitted.cardinalities, names, labels=labels)
+        return finish_dataset(run, spec, totals, fitted.cardinalities, names, origin, labels=labels)
+
+
+def _from_spark(run: Run, inputs: Inputs) -> tuple[Inputs, dict[str, Any]]:
+    """Returns the files of a query, which Spark writes once a run, and facts for the manifest."""
+    if inputs.query is None:
+        return inputs, {}
+    stored = run.work.result("spark")
+    if stored is None:
+        columns, folder = _columns(run.options), run.work.folder("spark")
+        with run.stage("spark"):
+            stored = read_query(run.engine, inputs.query, columns, folder)
+        run.work.finish("spark", stored)
+    files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
+    return replace(inputs, files=files), {"spark": stored["manifest"]}
+
+
+def _columns(options: TableOptions) -> list[str]:
+    """Returns the columns that are read, each once."""
+    named = (options.division.split_key, options.division.split_column)
+    return list(dict.fromkeys([*options.schema.columns, *filter(None, named)]))
 
 
 def _parts(run: Run, inputs: Inputs) -> list[Part]:
@@ -160,8 +189,7 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
         return [(file.path.resolve(), file.path, file.root) for file in files]
     options: TableOptions = run.options
     folder = run.work.folder("staged")
-    named = (options.division.split_key, options.division.split_column)
-    columns = list(dict.fromkeys([*options.schema.columns, *filter(None, named)]))
+    columns = _columns(options)
     items = [
         (str(file.path), file.kind, str(folder / f"{i}.parquet")) for i, file in enumerate(files)
     ]
