@@ -1,0 +1,171 @@
+"""How far a metric may be off: DeLong's variance of AUC, and a bootstrap over rows or groups."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.metrics.ranked import RankedRows
+
+LEVEL = 0.95
+_QUANTILE = 1.959963984540054  # of the normal distribution, at (1 + LEVEL) / 2
+
+
+class Interval(NamedTuple):
+    """A value with the bounds of its interval; NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Difference(NamedTuple):
+    """How two models differ in a metric on the same rows.
+
+    Attributes:
+        value: the first minus the second.
+        low, high: bounds of its interval.
+        p: two-sided, of no difference.
+    """
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+def delong(models: Sequence[RankedRows]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the AUC of each model, and their covariance `[models, models]`.
+
+    E. R. DeLong, D. M. DeLong and D. L. Clarke-Pearson, "Comparing the areas under two or more
+    correlated receiver operating characteristic curves", Biometrics 44 (1988), with components from
+    ranks as of Sun and Xu (2014).
+
+    Args:
+        models: of the same rows, unweighted.
+
+    Returns:
+        NaN where rows are of one class; the covariance also where a class has one row.
+
+    Raises:
+        ValueError: the models' rows are not the same.
+    """
+    check_same_rows(models)
+    aucs, parts = zip(*(model.auc_components() for model in models), strict=True)
+    labels = _labels(models[0])
+    covariance = np.zeros((len(models), len(models)))
+    for label in (0, 1):
+        of_class = np.stack(parts)[:, labels == label]
+        rows = of_class.shape[1]
+        if rows < 2:
+            return np.array(aucs), np.full_like(covariance, math.nan)
+        covariance += np.atleast_2d(np.cov(of_class)) / rows
+    return np.array(aucs), covariance
+
+
+def delong_interval(model: RankedRows) -> Interval:
+    """Returns the AUC with an interval by `delong`."""
+    (value,), covariance = delong([model])
+    return _normal_interval(value, math.sqrt(covariance[0, 0]), 0, 1)
+
+
+def delong_difference(one: RankedRows, other: RankedRows) -> Difference:
+    """Returns by how much one AUC is greater than another of the same rows, by `delong`."""
+    aucs, covariance = delong([one, other])
+    contrast = np.array([1, -1])
+    variance = float(contrast @ covariance @ contrast)
+    return normal_difference(float(aucs[0] - aucs[1]), math.sqrt(max(variance, 0)))
+
+
+def normal_difference(value: float, deviation: float) -> Difference:
+    """Returns a difference whose deviation is known; one that cannot vary has p 1 or 0."""
+    if deviation:
+        p = math.erfc(abs(value / deviation) / math.sqrt(2))
+    else:
+        p = float(value == 0)
+    return Difference(*_normal_interval(value, deviation), p)
+
+
+def _normal_interval(
+    value: float, deviation: float, least: float = -math.inf, most: float = math.inf
+) -> Interval:
+    reach = _QUANTILE * deviation
+    if math.isnan(reach) or math.isnan(value):
+        return Interval(value, math.nan, math.nan)
+    return Interval(value, max(value - reach, least), min(value + reach, most))
+
+
+def check_same_rows(models: Sequence[RankedRows]) -> None:
+    """Raises ValueError where models were not scored on the same rows."""
+    first, *others = models
+    for other in others:
+        if len(first) != len(other):
+            raise ValueError(
+                f"expected two models' scores of the same rows, got {len(first):,} and "
+                f"{len(other):,} rows"
+            )
+        if (wrong := _labels(first) != _labels(other)).any():
+            raise ValueError(
+                f"row {int(wrong.argmax())}: expected two models' scores of the same rows, got two "
+                "labels"
+            )
+
+
+def _labels(model: RankedRows) -> np.ndarray:
+    labels = np.empty(len(model))
+    labels[model.order] = model.labels
+    return labels
+
+
+def bootstrap(
+    measures: Sequence[Callable[[np.ndarray, np.ndarray], dict[str, float]]],
+    clusters: np.ndarray | None,
+    rows: int,
+    replicates: int,
+    seed: int = 0,
+) -> list[dict[str, np.ndarray]]:
+    """Returns metrics of replicates, in each of which rows or clusters are drawn with replacement.
+
+    Args:
+        measures: of each model (how often each row occurs `[rows]`, how often each cluster) ->
+            metrics. All models have the same replicates.
+        clusters: of each row, numbered from 0; None draws single rows, each a cluster.
+        rows: how many there are.
+        replicates: how many are drawn.
+        seed: of what is drawn.
+
+    Returns:
+        Of each model, the metrics' values `[replicates]` by name.
+    """
+    random = np.random.default_rng(seed)
+    number = rows if clusters is None else int(clusters.max(initial=-1)) + 1
+    found: list[list[dict[str, float]]] = [[] for _ in measures]
+    for _ in range(replicates if rows else 0):
+        drawn = np.bincount(random.integers(0, number, number), minlength=number)
+        counts = drawn if clusters is None else drawn[clusters]
+        for values, measure in zip(found, measures, strict=True):
+            values.append(measure(counts, drawn))
+    return [
+        {name: np.array([one[name] for one in values]) for name in values[0]} if values else {}
+        for values in found
+    ]
+
+
+def percentiles(value: float, replicates: np.ndarray | None) -> Interval:
+    """Returns a value with the bounds between which the share `LEVEL` of the replicates lies."""
+    known = np.empty(0) if replicates is None else replicates[np.isfinite(replicates)]
+    if math.isnan(value) or len(known) < 2:
+        return Interval(value, math.nan, math.nan)
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value, float(low), float(high))
+
+
+def bootstrap_difference(value: float, one: np.ndarray, other: np.ndarray) -> Difference:
+    """Returns a difference with bounds from replicates, and p from their deviation."""
+    both = one - other
+    known = both[np.isfinite(both)]
+    if len(known) < 2 or math.isnan(value):
+        return Difference(value, math.nan, math.nan, math.nan)
+    interval = percentiles(value, known)
+    return Difference(*interval, normal_difference(value, float(known.std(ddof=1))).p)

@@ -1,0 +1,249 @@
+"""Metrics of scored rows: each is a sum over the rows in the order of their scores.
+
+The rows are sorted once; a metric under other weights, such as those of a bootstrap replicate,
+takes a few passes over them. Training computes its own metrics on the device and over ranks, in
+`dlrm.train.metrics`; both agree where they overlap.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+BINS = 15  # of the reliability curve
+TOPS = (0.01, 0.05, 0.1, 0.2)  # shares of the rows, highest scores first
+
+
+class Reliability(NamedTuple):
+    """Bins of about equal weight in the order of the scores, `[bins]` each.
+
+    Attributes:
+        weight: rows, or the sum of their weights.
+        predicted: mean probability.
+        observed: click rate.
+    """
+
+    weight: np.ndarray
+    predicted: np.ndarray
+    observed: np.ndarray
+
+
+class RankedRows:
+    """Scored rows in ascending order of their score.
+
+    Args:
+        logits: `[rows]`.
+        labels: `[rows]`, 0 or 1.
+        weights: `[rows]`, 0 or more; None counts every row once.
+
+    Attributes:
+        order: place in the order -> row.
+
+    Raises:
+        ValueError: shapes differ, a score is NaN or infinite, a label is neither 0 nor 1, or the
+            weights cannot be summed; the first such row is named.
+    """
+
+    def __init__(
+        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+    ) -> None:
+        check_rows(logits, labels, weights)
+        self.order = np.argsort(logits, kind="stable")
+        self.logits = logits[self.order].astype(np.float64)
+        self.labels = labels[self.order].astype(np.float64)
+        self.weights = None if weights is None else weights[self.order].astype(np.float64)
+        self.probabilities = 1 / (1 + np.exp(-self.logits))
+        self._losses = np.logaddexp(0, self.logits) - self.labels * self.logits
+        self._errors = np.square(self.probabilities - self.labels)
+        changes = np.flatnonzero(self.logits[1:] != self.logits[:-1])
+        self._ends = np.append(changes, len(logits) - 1) if len(logits) else changes
+        self._has_ties = len(self._ends) < len(logits)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def metrics(self, counts: np.ndarray | None = None) -> dict[str, float]:
+        """Returns all metrics by name; NaN where one is undefined.
+
+        Args:
+            counts: how often each row occurs, in the order of the rows as they were given; a
+                bootstrap replicate. None is once.
+
+        Returns:
+            `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
+            predicting the click rate (He et al., 2014); `calibration`, predicted over observed
+            clicks; `ece`, the expected calibration error over bins of equal weight (Nixon et al.,
+            2019); `pr_auc`, the average precision; `rmse` of the probabilities; and for each of
+            `TOPS` `gain@k%`, the share of the clicks among the k % of the rows with the highest
+            scores, and `lift@k%`, that share over k %. Of rows that tie at the boundary a part
+            counts, as on average over orders of the ties.
+        """
+        weight = self._weights(counts)
+        curve = self._curve(weight)
+        rows, clicks = curve.rows, curve.clicks
+        if not rows:
+            return dict.fromkeys(NAMES, math.nan)
+        rate, loss = clicks / rows, float(weight @ self._losses) / rows
+        entropy = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
+        found = {
+            "auc": curve.auc(),
+            "log_loss": loss,
+            "normalized_entropy": loss / entropy if entropy else math.nan,
+            "calibration": float(weight @ self.probabilities) / clicks if clicks else math.nan,
+            "ece": curve.calibration_error(self.probabilities[self._ends]),
+            "pr_auc": curve.average_precision(),
+            "rmse": math.sqrt(float(weight @ self._errors) / rows),
+        }
+        for top in TOPS:
+            gain = curve.gain(top)
+            found[f"gain@{_percent(top)}"], found[f"lift@{_percent(top)}"] = gain, gain / top
+        return found
+
+    def reliability(self) -> Reliability:
+        """Returns predicted and observed click rates over the range of scores."""
+        curve = self._curve(self._weights(None))
+        weight, predicted, clicks = curve.bins(self.probabilities[self._ends])
+        held = weight > 0
+        weight, predicted, clicks = weight[held], predicted[held], clicks[held]
+        return Reliability(weight, predicted / weight, clicks / weight)
+
+    def gains(self, points: int = 100) -> tuple[np.ndarray, np.ndarray]:
+        """Returns shares of the rows, highest scores first, and of the clicks among them."""
+        shares = np.linspace(0, 1, points + 1)
+        curve = self._curve(self._weights(None))
+        return shares, np.array([curve.gain(share) for share in shares])
+
+    def precision_recall(self, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+        """Returns recall and precision at thresholds, recall ascending."""
+        curve = self._curve(self._weights(None))
+        if not curve.clicks:
+            return np.empty(0), np.empty(0)
+        recall, precision = curve.precision_recall()
+        held = np.unique(np.linspace(0, len(recall) - 1, points).astype(int))
+        return recall[held], precision[held]
+
+    def auc_components(self) -> tuple[float, np.ndarray]:
+        """Returns the AUC and each row's component of it, in the order of the rows as given.
+
+        That of a positive is the share of negatives below it, that of a negative the share of
+        positives above it, and ties count half (DeLong et al., 1988). Weights must be None.
+        """
+        assert self.weights is None
+        curve = self._curve(np.ones(len(self)))
+        of_positives, of_negatives = curve.components()
+        lengths = np.diff(self._ends, prepend=-1)
+        chosen = np.where(
+            self.labels > 0, np.repeat(of_positives, lengths), np.repeat(of_negatives, lengths)
+        )
+        components = np.empty(len(self))
+        components[self.order] = chosen
+        return curve.auc(), components
+
+    def _weights(self, counts: np.ndarray | None) -> np.ndarray:
+        if counts is None:
+            return np.ones(len(self)) if self.weights is None else self.weights
+        chosen = counts[self.order].astype(np.float64)
+        return chosen if self.weights is None else chosen * self.weights
+
+    def _curve(self, weight: np.ndarray) -> "_Curve":
+        total, clicks = np.cumsum(weight), np.cumsum(weight * self.labels)
+        if self._has_ties:
+            total, clicks = total[self._ends], clicks[self._ends]
+        return _Curve(total, clicks)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g}%"
+
+
+NAMES = (
+    *("auc", "log_loss", "normalized_entropy", "calibration", "ece", "pr_auc", "rmse"),
+    *(f"{kind}@{_percent(top)}" for top in TOPS for kind in ("gain", "lift")),
+)
+
+
+class _Curve:
+    """Rows and clicks up to each distinct score, ascending.
+
+    Args:
+        total: weight of the rows up to a score, that included, `[scores]`.
+        clicked: weight of the clicks among them.
+    """
+
+    def __init__(self, total: np.ndarray, clicked: np.ndarray) -> None:
+        self._total, self._clicked = total, clicked
+        self.rows = float(total[-1]) if len(total) else 0.0
+        self.clicks = float(clicked[-1]) if len(clicked) else 0.0
+        self._own = np.diff(total, prepend=0)  # of each distinct score
+        self._own_clicks = np.diff(clicked, prepend=0)
+
+    def components(self) -> tuple[np.ndarray, np.ndarray]:
+        """The share of negatives below each score, and of positives above; ties count half."""
+        negatives, positives = self.rows - self.clicks, self.clicks
+        own_negatives = self._own - self._own_clicks
+        below = (self._total - self._own) - (self._clicked - self._own_clicks)
+        above = positives - self._clicked
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return (below + own_negatives / 2) / negatives, (
+                above + self._own_clicks / 2
+            ) / positives
+
+    def auc(self) -> float:
+        if not 0 < self.clicks < self.rows:
+            return math.nan
+        return float(self._own_clicks @ self.components()[0]) / self.clicks
+
+    def precision_recall(self) -> tuple[np.ndarray, np.ndarray]:
+        """Recall and precision from the highest score down."""
+        above = self.rows - (self._total - self._own)
+        clicks = self.clicks - (self._clicked - self._own_clicks)
+        precision = np.divide(clicks, above, out=np.ones_like(clicks), where=above > 0)
+        return clicks[::-1] / self.clicks, precision[::-1]
+
+    def average_precision(self) -> float:
+        if not self.clicks:
+            return math.nan
+        _, precision = self.precision_recall()
+        return float(self._own_clicks @ precision[::-1]) / self.clicks
+
+    def gain(self, top: float) -> float:
+        if not self.clicks:
+            return math.nan
+        rows = np.concatenate([[0.0], self._total])
+        clicks = np.concatenate([[0.0], self._clicked])
+        below = np.interp((1 - top) * self.rows, rows, clicks)
+        return float((self.clicks - below) / self.clicks)
+
+    def bins(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Weight, predicted clicks and clicks of each bin; rows that tie are in one bin."""
+        middle = (self._total - self._own / 2) / self.rows
+        places = np.minimum((middle * BINS).astype(np.int64), BINS - 1)
+        sums = (self._own, self._own * probabilities, self._own_clicks)
+        weight, predicted, clicks = (np.bincount(places, of, BINS) for of in sums)
+        return weight, predicted, clicks
+
+    def calibration_error(self, probabilities: np.ndarray) -> float:
+        _, predicted, clicks = self.bins(probabilities)
+        return float(np.abs(predicted - clicks).sum()) / self.rows
+
+
+def check_rows(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> None:
+    """Raises ValueError where rows cannot be judged; see `RankedRows`."""
+    arrays = {"scores": logits, "labels": labels}
+    if weights is not None:
+        arrays["weights"] = weights
+    if any(array.shape != (len(labels),) for array in arrays.values()):
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise ValueError(f"expected one score, label and weight a row, got {shapes}")
+    _check("score", logits, np.isfinite(logits), "a finite number")
+    _check("label", labels, (labels == 0) | (labels == 1), "0 or 1")
+    if weights is not None:
+        _check("weight", weights, np.isfinite(weights) & (weights >= 0), "a finite number >= 0")
+        if len(weights) and not weights.any():
+            raise ValueError(f"weights: expected one above 0, got {len(weights):,} zeros")
+
+
+def _check(what: str, values: np.ndarray, good: np.ndarray, expected: str) -> None:
+    if not good.all():
+        row = int(good.argmin())
+        raise ValueError(f"row {row}: expected {expected} as its {what}, got {values[row]}")

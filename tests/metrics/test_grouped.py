@@ -1,0 +1,68 @@
+"""Grouped AUC, with scikit-learn group by group as the oracle."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from dlrm.metrics import grouped
+from dlrm.metrics.grouped import all_groups, grouped_auc
+
+
+def of_each_group(scores, labels, groups):
+    """(number, AUC, rows, clicks) of each group of both classes."""
+    for number in sorted(set(groups.tolist())):
+        here = groups == number
+        if 0 < labels[here].sum() < here.sum():
+            auc = roc_auc_score(labels[here], scores[here])
+            yield number, auc, int(here.sum()), int(labels[here].sum())
+
+
+def check(scores, labels, groups):
+    expected = list(of_each_group(scores, labels, groups))
+    found = grouped_auc(scores, labels, groups)
+    assert (found.groups, found.rows) == (len(expected), sum(rows for _, _, rows, _ in expected))
+    of_groups = all_groups(scores, labels, groups)
+    assert of_groups.group.tolist() == [number for number, *_ in expected]
+    if not expected:
+        assert math.isnan(found.by_impressions)
+        assert math.isnan(found.by_clicks)
+        return
+    numbers, aucs, rows, clicks = zip(*expected, strict=True)
+    np.testing.assert_allclose(of_groups.auc, aucs, rtol=1e-12)
+    assert found.by_impressions == pytest.approx(np.average(aucs, weights=rows), rel=1e-12)
+    assert found.by_clicks == pytest.approx(np.average(aucs, weights=clicks), rel=1e-12)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.integers(-2, 4)), max_size=50),
+    st.sampled_from([1, 3, 1 << 17]),
+    st.sampled_from([1, 1 << 40]),
+)
+def test_ties_cuts_and_groups_of_any_numbers(rows, at_once, spread):
+    """Groups and ties may go on over any number of the blocks that are counted at once."""
+    scores, labels, groups = (np.array([row[i] for row in rows]) for i in range(3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped, "_ROWS_AT_ONCE", at_once)
+        check(scores.astype(np.float32), labels.astype(float), groups.astype(np.int64) * spread)
+
+
+def test_many_rows_of_unequal_groups():
+    random = np.random.default_rng(0)
+    groups = (random.pareto(1.0, 30_000) * 20).astype(np.int64) % 2000 - 700
+    labels = (random.random(30_000) < 0.2).astype(np.float32)
+    scores = (random.normal(0, 1, 30_000) + labels).astype(np.float32)
+    scores[::7] = -0.0
+    scores[::11] = 0.0
+    check(scores, labels, groups)
+
+
+def test_what_are_no_groups_is_named():
+    with pytest.raises(ValueError, match=r"groups: expected \[2\] integers, got \[3\] of int64"):
+        grouped_auc(np.zeros(2), np.array([0, 1]), np.array([1, 2, 3]))
+    with pytest.raises(ValueError, match="row 1: expected a finite number as its score"):
+        grouped_auc(np.array([0, math.nan]), np.array([0, 1]), np.array([1, 1]))
