@@ -325,7 +325,10 @@ def _write_version(directory: Path, export: Export) -> list[str]:
     _write_facts(directory, export)
     serving, inputs = export.serving, export.reference.inputs
     module = ExportableDLRM(
-        export.predictor.model, export.tables, serving.output_kind == "probability"
+        export.predictor.model,
+        export.tables,
+        serving.output_kind == "probability",
+        export.predictor.recalibration,
     )
     example = tuple(torch.from_numpy(array[:2]) for array in _at_least_two(inputs))
     if serving.platform.startswith("ts"):

@@ -23,7 +23,7 @@ class Groups(NamedTuple):
     Attributes:
         group: its number.
         ordered: twice the pairs with the positive above the negative, and once those that tie.
-        negatives, positives: rows.
+        negatives, positives: rows, or the sums of their weights, of which `ordered` has products.
     """
 
     group: np.ndarray
@@ -44,33 +44,36 @@ class GroupedAUC(NamedTuple):
         by_impressions: each group weighted with its rows (Zhu et al., 2017).
         by_clicks: each group weighted with its clicks.
         groups: those counted.
-        rows: in them.
+        rows: in them, or the sum of their weights.
     """
 
     by_impressions: float
     by_clicks: float
     groups: int
-    rows: int
+    rows: float
 
 
-def grouped_auc(scores: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> GroupedAUC:
+def grouped_auc(
+    scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
+) -> GroupedAUC:
     """Returns the exact grouped AUC; groups of one class, as those of one row, are left out.
 
     Args:
         scores: `[rows]`, float32; other types are rounded to it.
         labels: `[rows]`, 0 or 1.
         groups: `[rows]`, integers.
+        weights: `[rows]`, 0 or more; None counts every row once, and takes half the memory.
 
     Raises:
         ValueError: see `RankedRows`; or groups are not `[rows]` integers.
     """
-    parts = [_sums(part) for part in count_groups(scores, labels, groups)]
+    parts = [_sums(part) for part in count_groups(scores, labels, groups, weights)]
     impressions, clicks, rows, positives, counted = (math.fsum(s) for s in zip(*parts, strict=True))
     return GroupedAUC(
         impressions / rows if rows else math.nan,
         clicks / positives if positives else math.nan,
         int(counted),
-        int(rows),
+        rows,
     )
 
 
@@ -80,15 +83,19 @@ def _sums(part: Groups) -> tuple[float, float, float, float, float]:
     return *weighted, float(rows.sum()), float(part.positives.sum()), float(len(auc))
 
 
-def all_groups(scores: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> Groups:
+def all_groups(
+    scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
+) -> Groups:
     """Returns the groups of both classes at once; arguments and errors as of `grouped_auc`."""
-    parts = list(count_groups(scores, labels, groups))
+    parts = list(count_groups(scores, labels, groups, weights))
     return Groups(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def count_groups(scores: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> Iterator[Groups]:
+def count_groups(
+    scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
+) -> Iterator[Groups]:
     """Yields the groups of both classes, ascending, once or more."""
-    check_rows(scores, labels, None)
+    check_rows(scores, labels, weights)
     if groups.shape != labels.shape or groups.dtype.kind not in "iu":
         raise ValueError(
             f"groups: expected [{len(labels)}] integers, got {list(groups.shape)} of {groups.dtype}"
@@ -97,10 +104,15 @@ def count_groups(scores: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> 
     keys = _keys(
         scores, labels, groups, int(first[0]) if codes is None and len(first) else 0, codes
     )
-    keys.sort()
-    for part in _counted(keys):
+    if weights is None:
+        keys.sort()
+    else:
+        order = np.argsort(keys)
+        keys, weights = keys[order], weights[order].astype(np.float64)
+    for part in _counted(keys, weights):
         held = (part.negatives > 0) & (part.positives > 0)
         number, *counts = (array[held] for array in part)
+        number = number.astype(np.int64)
         yield Groups(first[number] if codes is not None else number + first[:1], *counts)
 
 
@@ -141,33 +153,41 @@ def _ordered_bits(scores: np.ndarray) -> np.ndarray:
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(np.uint32) ^ np.uint32(1 << 31)
 
 
-def _counted(keys: np.ndarray) -> Iterator[Groups]:
-    """Yields the groups of sorted keys; of a group that goes on, what is counted so far waits."""
-    open_group: np.ndarray = np.zeros((4, 0), np.int64)  # the last group so far, as the fields of `Groups`
-    before_run = before_group = negatives_so_far = 0  # negatives before the last run, and group
+def _counted(keys: np.ndarray, weights: np.ndarray | None) -> Iterator[Groups]:
+    """Yields the groups of sorted keys; of a group that goes on, what is counted so far waits.
+
+    Args:
+        keys: as `_keys` makes them, sorted.
+        weights: of the rows in the same order; None counts every row once.
+    """
+    number_type = np.int64 if weights is None else np.float64
+    open_group: np.ndarray = np.zeros((4, 0), number_type)  # the last so far, as a `Groups`
+    before_run = before_group = so_far = number_type(0)  # negatives before the last run, group, row
     last = None
     for begin in range(0, len(keys), _ROWS_AT_ONCE):
         part = keys[begin : begin + _ROWS_AT_ONCE]
         run, group = part >> np.uint64(1), (part >> np.uint64(_SCORE_BITS)).astype(np.int64)
         previous = (run[0] ^ np.uint64(1), group[0] - 1) if last is None else last
         last = run[-1], group[-1]
-        positive = (part & np.uint64(1)).astype(bool)
-        up_to = np.cumsum(~positive) + negatives_so_far
-        before = up_to - ~positive
+        positive = (part & np.uint64(1)).astype(number_type)
+        negative = 1 - positive
+        if weights is not None:
+            own = weights[begin : begin + _ROWS_AT_ONCE]
+            positive, negative = positive * own, negative * own
+        up_to = np.cumsum(negative) + so_far
+        before = np.concatenate([[so_far], up_to[:-1]])
         # What was counted before a run or a group begins never falls, so the maximum carries it on.
         new_group = np.concatenate([[group[0] != previous[1]], group[1:] != group[:-1]])
         new_run = np.concatenate([[run[0] != previous[0]], run[1:] != run[:-1]])
         of_run = np.maximum.accumulate(np.where(new_run, before, before_run))
         of_group = np.maximum.accumulate(np.where(new_group, before, before_group))
-        ordered = np.where(
-            positive, of_run + up_to - 2 * of_group, 0
-        )  # negatives of a run come first
-        before_run, before_group, negatives_so_far = (int(a[-1]) for a in (of_run, of_group, up_to))
+        # The negatives of a run come before its positives, so that `up_to` has all of them.
+        ordered = positive * (of_run + up_to - 2 * of_group)
+        before_run, before_group, so_far = of_run[-1], of_group[-1], up_to[-1]
         starts = np.flatnonzero(new_group)
         cuts = starts if new_group[0] else np.concatenate([[0], starts])
-        rows = np.diff(np.append(cuts, len(part)))
-        positives = np.add.reduceat(positive.astype(np.int64), cuts)
-        found = np.stack([group[cuts], np.add.reduceat(ordered, cuts), rows - positives, positives])
+        sums = (np.add.reduceat(values, cuts) for values in (ordered, negative, positive))
+        found = np.stack([group[cuts], *sums])
         if not new_group[0]:
             found[1:, 0] += open_group[1:, 0]
         elif open_group.size:

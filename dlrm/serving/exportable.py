@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.quantize import QuantizedTables
+from dlrm.serving.recalibration import Recalibration
 
 
 class ExportableDLRM(nn.Module):
@@ -22,10 +23,18 @@ class ExportableDLRM(nn.Module):
             top MLP.
         tables: its tables, in the precision in which they are served.
         probability: return probabilities, not logits.
+        recalibration: of the logits; None leaves them as they are.
     """
 
-    def __init__(self, model: DLRM, tables: QuantizedTables, probability: bool = False) -> None:
+    def __init__(
+        self,
+        model: DLRM,
+        tables: QuantizedTables,
+        probability: bool = False,
+        recalibration: Recalibration | None = None,
+    ) -> None:
         super().__init__()
+        self.recalibrate = nn.Identity() if recalibration is None else recalibration
         config = model.config
         sizes = torch.tensor(config.embedding_rows)
         self.hashed, self.probability = config.hash_indices, probability
@@ -54,7 +63,7 @@ class ExportableDLRM(nn.Module):
             ids = ids * ((ids >= 0) & (ids < self.sizes))  # another is id 0
         embeddings = self.tables(ids + self.first_rows)
         dense = self.bottom_mlp(numerical)
-        logits = self.top_mlp(self.interact(dense, embeddings))
+        logits = self.recalibrate(self.top_mlp(self.interact(dense, embeddings)))
         return logits.sigmoid() if self.probability else logits
 
 

@@ -14,6 +14,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.serving.recalibration import Recalibration, load_recalibration
 from dlrm.serving.rows import (
     Inputs,
     RowError,
@@ -63,7 +64,8 @@ def load(
                 say(note)
         model = load_model(path)
         transform = load_transform(path, model.config, dataset)
-    return Predictor(model, transform, path)
+        recalibration = load_recalibration(path)
+    return Predictor(model, transform, path, recalibration=recalibration)
 
 
 class ScoreError(RowError):
@@ -78,6 +80,7 @@ class Predictor:
         transform: of raw rows; None where the training data had none.
         path: the checkpoint.
         batch_size: rows scored at a time.
+        recalibration: of the model's logits; None leaves them as they are.
     """
 
     def __init__(
@@ -86,16 +89,17 @@ class Predictor:
         transform: RowTransform | None,
         path: Path,
         batch_size: int = BATCH_SIZE,
+        recalibration: Recalibration | None = None,
     ) -> None:
         self.model, self.transform, self.path = model.eval(), transform, path
-        self.batch_size = batch_size
+        self.batch_size, self.recalibration = batch_size, recalibration
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""
         return probability(self.logits(rows))
 
     def logits(self, rows: Any) -> np.ndarray:
-        """Returns the model's logit for each row, float32 `[rows]`.
+        """Returns the model's logit for each row, recalibrated where it is, float32 `[rows]`.
 
         Args:
             rows: raw rows without label, each a line of text with tabs between its fields, a
@@ -151,6 +155,8 @@ class Predictor:
             ).cpu()
             for begin in range(0, len(inputs.ids), self.batch_size)
         ]
+        if self.recalibration is not None:
+            parts = [self.recalibration(part) for part in parts]
         logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
         if not np.isfinite(logits).all():
             row = int(np.isfinite(logits).argmin())

@@ -12,20 +12,22 @@ from dlrm.metrics import grouped
 from dlrm.metrics.grouped import all_groups, grouped_auc
 
 
-def of_each_group(scores, labels, groups):
+def of_each_group(scores, labels, groups, weights):
     """(number, AUC, rows, clicks) of each group of both classes."""
     for number in sorted(set(groups.tolist())):
         here = groups == number
-        if 0 < labels[here].sum() < here.sum():
-            auc = roc_auc_score(labels[here], scores[here])
-            yield number, auc, int(here.sum()), int(labels[here].sum())
+        weight, label = weights[here], labels[here]
+        if 0 < (weight * label).sum() < weight.sum():
+            auc = roc_auc_score(label, scores[here], sample_weight=weight)
+            yield number, auc, weight.sum(), (weight * label).sum()
 
 
-def check(scores, labels, groups):
-    expected = list(of_each_group(scores, labels, groups))
-    found = grouped_auc(scores, labels, groups)
+def check(scores, labels, groups, weights=None):
+    ones = np.ones(len(scores)) if weights is None else weights
+    expected = list(of_each_group(scores, labels, groups, ones))
+    found = grouped_auc(scores, labels, groups, weights)
     assert (found.groups, found.rows) == (len(expected), sum(rows for _, _, rows, _ in expected))
-    of_groups = all_groups(scores, labels, groups)
+    of_groups = all_groups(scores, labels, groups, weights)
     assert of_groups.group.tolist() == [number for number, *_ in expected]
     if not expected:
         assert math.isnan(found.by_impressions)
@@ -48,7 +50,10 @@ def test_ties_cuts_and_groups_of_any_numbers(rows, at_once, spread):
     scores, labels, groups = (np.array([row[i] for row in rows]) for i in range(3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped, "_ROWS_AT_ONCE", at_once)
-        check(scores.astype(np.float32), labels.astype(float), groups.astype(np.int64) * spread)
+        arrays = scores.astype(np.float32), labels.astype(float), groups.astype(np.int64) * spread
+        check(*arrays)
+        if len(rows):  # whole groups may weigh nothing
+            check(*arrays, np.array([1, *(index % 3 / 2 for index in range(1, len(rows)))]))
 
 
 def test_many_rows_of_unequal_groups():
@@ -59,6 +64,7 @@ def test_many_rows_of_unequal_groups():
     scores[::7] = -0.0
     scores[::11] = 0.0
     check(scores, labels, groups)
+    check(scores, labels, groups, random.integers(0, 3, 30_000) / 4)
 
 
 def test_what_are_no_groups_is_named():

@@ -148,7 +148,7 @@ class CheckpointWriter:
         _write_json(self._staging / "progress.json", self._progress)
         if self._attached:
             target = self._staging / self._attached.name
-            shutil.copytree(self._attached, target, copy_function=_link_or_copy)
+            shutil.copytree(self._attached, target, copy_function=link_or_copy)
         checksums = {name: crc for own, _, _ in ours for name, crc in own.items()}
         write_manifest(self._staging, "checkpoint", checksums)
         publish_directory(self._staging, self._final)
@@ -187,7 +187,8 @@ def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str:
     return checksum(path)
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def link_or_copy(source: str, target: str) -> None:
+    """Links a file under another name, or copies it where there can be no link."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links

@@ -1,0 +1,240 @@
+"""Recalibration of a trained model's scores: fitted after the fact, stored in a checkpoint, served.
+
+Every kind is a strictly increasing map of logits made of straight lines, so that it changes no
+ranking and every runtime computes it with plain operators. `Predictor` and the exported network
+apply it to the network's logit.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dlrm.documents import brief, read_json
+from dlrm.files import staged_directory
+from dlrm.manifest import read_manifest, write_manifest
+from dlrm.train.checkpoints.writer import link_or_copy
+
+FOLDER = "recalibration"  # in a checkpoint
+_FILE = "recalibration.json"
+KINDS = ("platt", "isotonic")
+_BINS = 512  # of isotonic regression
+_MOST_STEPS, _MOST_CONDITION = 100, 1e12  # of Newton's method
+
+
+class Recalibration(nn.Module):
+    """A map of logits: straight lines between knots, that go on with given slopes beyond them.
+
+    Args:
+        kind: how it was fitted, such as "platt".
+        knots: logits, ascending.
+        values: what they are mapped to, ascending.
+        below, above: slopes before the first knot and after the last.
+        facts: what else is stored with it, such as the rows that it was fitted to.
+
+    Raises:
+        ValueError: it would not be strictly increasing.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        knots: np.ndarray,
+        values: np.ndarray,
+        below: float = 1.0,
+        above: float = 1.0,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        ends = np.array([*knots, *values, below, above], np.float64)
+        rises = (np.diff(knots) > 0).all() and (np.diff(values) > 0).all() and min(below, above) > 0
+        if not len(knots) or len(knots) != len(values) or not rises or not np.isfinite(ends).all():
+            raise ValueError(
+                f"recalibration ({kind}): expected knots, values and slopes of an increasing map, "
+                f"got {brief(list(knots))}, {brief(list(values))}, {below} and {above}"
+            )
+        self.kind, self.below, self.above = kind, float(below), float(above)
+        self.facts = dict(facts or {})
+        x, y = (torch.tensor(np.asarray(array, np.float64)) for array in (knots, values))
+        self.knots: Tensor
+        self.widths: Tensor
+        self.slopes: Tensor
+        self.first: Tensor
+        self.register_buffer("knots", x.float())
+        self.register_buffer("widths", x.diff().float())
+        self.register_buffer("slopes", (y.diff() / x.diff()).float())
+        self.register_buffer("first", y[0].float())
+        self._stored = {"knots": x.tolist(), "values": y.tolist()}
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Returns recalibrated logits, of any shape."""
+        apart = logits.unsqueeze(-1) - self.knots
+        mapped = self.first + self.below * apart[..., 0].clamp(max=0)
+        mapped = mapped + self.above * apart[..., -1].clamp(min=0)
+        if len(self.widths):
+            risen = torch.minimum(apart[..., :-1].clamp(min=0), self.widths)
+            mapped = mapped + (risen * self.slopes).sum(-1)
+        return mapped
+
+    def of(self, logits: np.ndarray) -> np.ndarray:
+        """Returns recalibrated logits, float32, some at a time."""
+        parts = torch.from_numpy(np.asarray(logits, np.float32)).split(1 << 16)
+        return np.concatenate([self(part).numpy() for part in parts] or [np.empty(0, np.float32)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `from_json` takes."""
+        slopes = {"slope_below": self.below, "slope_above": self.above}
+        return {"kind": self.kind, **self._stored, **slopes, "facts": self.facts}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Recalibration":
+        """Makes it from what `to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is damaged.
+        """
+        knots, values = (np.array(stored[name], np.float64) for name in ("knots", "values"))
+        below, above = (float(stored[name]) for name in ("slope_below", "slope_above"))
+        facts = dict(stored.get("facts", {}))
+        return cls(str(stored["kind"]), knots, values, below, above, facts)
+
+
+def of_sampling_rate(rate: float) -> Recalibration:
+    """Returns the correction of a model that was trained on a sample of the negatives.
+
+    The true odds are those of the model times the rate (He et al., 2014, section 6.3).
+
+    Args:
+        rate: share of the negatives that training kept.
+
+    Raises:
+        ValueError: it is no share.
+    """
+    if not 0 < rate <= 1:
+        raise ValueError(f"--sampling_rate {rate}: expected a share in (0, 1]")
+    return Recalibration("sampling", np.zeros(1), np.array([math.log(rate)]), facts={"rate": rate})
+
+
+def fit(
+    kind: str, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> Recalibration:
+    """Fits a recalibration to scored rows.
+
+    Args:
+        kind: one of `KINDS`. "platt" is a logistic regression on the logit; "isotonic" an
+            increasing step function, of bins, whose steps' middles straight lines join.
+        logits: `[rows]`.
+        labels: `[rows]`, 0 or 1.
+        weights: `[rows]`; None counts every row once.
+
+    Raises:
+        ValueError: the rows have one class only, or no increasing map fits them.
+    """
+    weights = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+    clicks, rows = float(weights @ labels), float(weights.sum())
+    if not 0 < clicks < rows:
+        raise ValueError(
+            f"--recalibrate {kind}: expected rows of both classes, got {clicks:g} "
+            f"clicks in {rows:g} rows"
+        )
+    x, y = logits.astype(np.float64), labels.astype(np.float64)
+    made = _platt(x, y, weights) if kind == "platt" else _isotonic(x, y, weights)
+    made.facts |= {"rows": len(logits), "clicks": clicks}
+    return made
+
+
+def _platt(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
+    """Newton's method, from the map that changes nothing."""
+    middle = float(np.average(x, weights=weights))
+    features = np.stack([np.ones(len(x)), x - middle])
+    found, converged = np.array([middle, 1.0]), False
+    for _ in range(_MOST_STEPS):
+        chance = 1 / (1 + np.exp(-(found @ features)))
+        gradient = features @ (weights * (y - chance))
+        curvature = (features * (weights * chance * (1 - chance))) @ features.T
+        if np.linalg.cond(curvature) > _MOST_CONDITION:
+            break
+        step = np.clip(np.linalg.solve(curvature, gradient), -5, 5)
+        found = found + step
+        if converged := bool(np.abs(step).max() < 1e-9):
+            break
+    if not converged or found[1] <= 0:
+        raise ValueError(
+            f"--recalibrate platt: expected scores that rise with the clicks, got the slope "
+            f"{found[1]:g}: they separate the classes, are constant, or order them wrongly"
+        )
+    return Recalibration("platt", np.array([middle]), found[:1], found[1], found[1])
+
+
+def _isotonic(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
+    """Pools adjacent bins until their click rates rise."""
+    order = np.argsort(x, kind="stable")
+    total = np.cumsum(weights[order])
+    places = np.minimum((total / total[-1] * _BINS).astype(np.int64), _BINS - 1)
+    sums = [np.bincount(places, w[order], _BINS) for w in (weights, weights * y, weights * x)]
+    blocks: list[np.ndarray] = []  # rows, clicks, sum of logits
+    for block in np.stack(sums, axis=1):
+        if not block[0]:
+            continue
+        blocks.append(block)
+        while len(blocks) > 1 and _rate(blocks[-2]) >= _rate(blocks[-1]):
+            last = blocks.pop()
+            blocks[-1] = blocks[-1] + last
+    knots: list[float] = []
+    values: list[float] = []
+    for rows, clicks, logits in blocks:
+        chance = (clicks + 0.5) / (rows + 1)  # a block of one class has a finite logit, too
+        knot, value = logits / rows, math.log(chance / (1 - chance))
+        if not knots or (knot > knots[-1] and value > values[-1]):
+            knots.append(knot)
+            values.append(value)
+    return Recalibration("isotonic", np.array(knots), np.array(values))
+
+
+def _rate(block: np.ndarray) -> float:
+    return block[1] / block[0]
+
+
+def load_recalibration(checkpoint: Path) -> Recalibration | None:
+    """Returns the recalibration that a checkpoint has, or None.
+
+    Raises:
+        ValueError: it is damaged; the file is named.
+    """
+    path = checkpoint / FOLDER / _FILE
+    if not path.is_file():
+        return None
+    try:
+        return Recalibration.from_json(read_json(path))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a recalibration ({brief(error)})") from error
+
+
+def write_recalibrated(
+    checkpoint: Path, recalibration: Recalibration, directory: str | os.PathLike
+) -> None:
+    """Writes a copy of a checkpoint that has a recalibration; files are hard links where possible.
+
+    Raises:
+        FileExistsError: something stands there.
+        OSError, ValueError: it cannot be written, or the checkpoint is damaged.
+    """
+    manifest = read_manifest(checkpoint, "checkpoint")
+    known = {name: facts["crc32"] for name, facts in manifest["files"].items()}
+    with staged_directory(directory) as staging:
+        for name in known:
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(str(checkpoint / name), str(staging / name))
+        shutil.rmtree(staging / FOLDER, ignore_errors=True)
+        (staging / FOLDER).mkdir()
+        text = json.dumps(recalibration.to_json(), indent=1) + "\n"
+        (staging / FOLDER / _FILE).write_text(text, encoding="utf-8")
+        known.pop(f"{FOLDER}/{_FILE}", None)
+        write_manifest(staging, "checkpoint", known)

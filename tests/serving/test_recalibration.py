@@ -1,0 +1,118 @@
+"""Recalibration: fits, with scikit-learn as the oracle, and every place that scores applies it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+import dlrm
+from dlrm.serving import platforms
+from dlrm.serving.exportable import ExportableDLRM
+from dlrm.serving.quantize import quantize_tables
+from dlrm.serving.recalibration import (
+    Recalibration,
+    fit,
+    load_recalibration,
+    of_sampling_rate,
+    write_recalibrated,
+)
+from dlrm.serving.rows import text_of_lines
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+
+def rows(count=20_000, seed=0):
+    """Logits that are too bold and too low, their labels, and the true logits."""
+    random = np.random.default_rng(seed)
+    true = random.normal(-1.5, 1.2, count)
+    labels = (random.random(count) < 1 / (1 + np.exp(-true))).astype(np.float32)
+    return (1.7 * true + 0.8).astype(np.float32), labels, true
+
+
+def test_platt_is_a_logistic_regression():
+    logits, labels, true = rows()
+    weights = np.random.default_rng(1).integers(0, 3, len(labels)) / 2
+    for weight in (None, weights):
+        oracle = LogisticRegression(C=np.inf, tol=1e-10).fit(
+            logits[:, None], labels, sample_weight=weight
+        )
+        expected = oracle.decision_function(logits[:, None])
+        np.testing.assert_allclose(
+            fit("platt", logits, labels, weight).of(logits), expected, atol=1e-4
+        )
+    assert np.abs(fit("platt", logits, labels).of(logits) - true).max() < 0.3
+
+
+def test_isotonic_is_near_scikit_learns_and_changes_no_ranking():
+    logits, labels, true = rows()
+    found = fit("isotonic", logits, labels)
+    mapped = found.of(logits)
+    oracle = IsotonicRegression(out_of_bounds="clip").fit_transform(logits, labels)
+    chances = 1 / (1 + np.exp(-mapped.astype(float)))
+    # Its steps are joined by lines here, and rows are pooled in bins first.
+    assert np.abs(chances - oracle).mean() < 0.01
+    assert np.abs(chances - 1 / (1 + np.exp(-true))).mean() < 0.02
+    ascending = np.linspace(-20, 20, 4001, dtype=np.float32)
+    assert (np.diff(found.of(ascending)) > 0).all()
+    again = Recalibration.from_json(found.to_json())
+    np.testing.assert_array_equal(again.of(logits), mapped)
+    knots = found.to_json()
+    inside = (ascending > knots["knots"][0]) & (ascending < knots["knots"][-1])
+    expected = np.interp(ascending[inside], knots["knots"], knots["values"])
+    np.testing.assert_allclose(found.of(ascending[inside]), expected, atol=1e-4)
+
+
+def test_the_sampling_rate_corrects_the_odds():
+    chances = np.array([0.1, 0.5, 0.9])
+    logits = np.log(chances / (1 - chances))
+    found = 1 / (1 + np.exp(-of_sampling_rate(0.2).of(logits)))
+    expected = chances / (chances + (1 - chances) / 0.2)  # He et al., 2014
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"--sampling_rate 1.5: expected a share in \(0, 1\]"):
+        of_sampling_rate(1.5)
+
+
+def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp_path):
+    lines = [line.split("\t", 1)[1] for line in trained.lines]
+    plain = dlrm.load(trained.checkpoint)
+    before = plain.logits(lines)
+    labels = np.array([line[0] == "1" for line in trained.lines])
+    for found in (fit("isotonic", before, labels), of_sampling_rate(0.1)):
+        target = tmp_path / found.kind
+        write_recalibrated(find_checkpoint(trained.checkpoint), found, target)
+        loaded = dlrm.load(target)
+        np.testing.assert_allclose(loaded.logits(lines), found.of(before), rtol=1e-5, atol=1e-5)
+        exported = ExportableDLRM(
+            loaded.model, quantize_tables(loaded.model, "fp32"), recalibration=loaded.recalibration
+        )
+        text = text_of_lines("\n".join(lines[:50]).encode(), len(loaded.row_transform.names))
+        part = loaded.row_transform(text)
+        tensors = torch.from_numpy(part.numerical).float(), torch.from_numpy(part.ids).long()
+        platforms.write_onnx(exported.eval(), tensors, tmp_path / f"{found.kind}-onnx")
+        platforms.write_torchscript(exported, tensors, tmp_path / f"{found.kind}.pt", "script")
+        for score in (
+            platforms.open_onnx(tmp_path / f"{found.kind}-onnx"),
+            platforms.open_torchscript(tmp_path / f"{found.kind}.pt"),
+        ):
+            served = score(*(tensor.numpy() for tensor in tensors))
+            np.testing.assert_allclose(served[:, 0], loaded.logits(lines[:50]), atol=1e-5)
+    assert load_recalibration(find_checkpoint(trained.checkpoint)) is None
+    np.testing.assert_array_equal(dlrm.load(trained.checkpoint).logits(lines), before)
+
+
+def test_what_cannot_be_fitted_is_named(tmp_path):
+    logits, labels, _ = rows(100)
+    with pytest.raises(ValueError, match="--recalibrate isotonic: expected rows of both classes"):
+        fit("isotonic", logits, np.zeros(100))
+    for wrong in (-logits, np.zeros(100), 10 * labels):
+        with pytest.raises(ValueError, match="--recalibrate platt: expected scores that rise"):
+            fit("platt", wrong, labels)
+    (tmp_path / "recalibration").mkdir()
+    file = tmp_path / "recalibration" / "recalibration.json"
+    file.write_text('{"kind": "platt", "knots": [1, 0], "values": [0, 1]}')
+    with pytest.raises(ValueError, match="recalibration.json: not a recalibration"):
+        load_recalibration(tmp_path)
+    with pytest.raises(ValueError, match="expected knots, values and slopes of an increasing map"):
+        Recalibration("platt", np.zeros(1), np.array([math.nan]))
