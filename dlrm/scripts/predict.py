@@ -13,10 +13,11 @@ import io
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.table_transform import BadRowError, TableTransform, stack_ids
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.files import MANIFEST, make_directories, staged_file
+from dlrm.model.dlrm import DLRMConfig
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.serving.predictor import (
@@ -47,33 +49,53 @@ from dlrm.serving.predictor import (
     Predictor,
     ScoreError,
     check_dataset,
+    inputs_of,
     load,
     probability,
 )
-from dlrm.serving.rows import Inputs, RowError, read_lines
+from dlrm.serving.rows import Inputs, RowError, Text, read_lines
 from dlrm.serving.shares import Shares
 from dlrm.train.metrics import click_metrics, metrics_note, one_class_note
 
 FLAGS = flags.FLAGS
-Scored = Iterator[tuple[np.ndarray, np.ndarray | None]]  # logits of some rows; labels if known
 OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
 _CSV_FLAGS = ("columns", "header", "delimiter", "input_format")
+T = TypeVar("T")
+
+
+class Block(NamedTuple):
+    """Some rows of a source.
+
+    Attributes:
+        inputs: of the model.
+        labels: None where they are not known.
+        inputs_of: returns the inputs of another model; None where rows are inputs already.
+    """
+
+    inputs: Inputs
+    labels: np.ndarray | None
+    inputs_of: Callable[[Predictor], Inputs] | None = None
 
 
 def define_flags() -> None:
-    flags.DEFINE_string(
-        "checkpoint",
-        None,
-        "Checkpoint, or directory of checkpoints, of which the best is taken",
-        required=True,
-    )
     flags.DEFINE_string(
         "input", None, "Log, table or dataset to score; - is standard input", required=True
     )
     flags.DEFINE_string("output", None, "File of the scores, .npy; replaced", required=True)
     flags.DEFINE_enum(
         "output_kind", "probability", OUTPUT_KINDS, "Probability of a click, or the model's logit"
+    )
+    define_source_flags()
+
+
+def define_source_flags() -> None:
+    """Defines the flags of a model and of how the rows are read that it scores."""
+    flags.DEFINE_string(
+        "checkpoint",
+        None,
+        "Checkpoint, or directory of checkpoints, of which the best is taken",
+        required=True,
     )
     flags.DEFINE_boolean(
         "label",
@@ -123,13 +145,16 @@ def run() -> None:
     Raises:
         ValueError, OSError: what the user can mend.
     """
-    scored = FLAGS.input if Path(FLAGS.input).is_dir() else None
     _check_paths()
-    predictor = _load(scored)
+    predictor = open_predictor(FLAGS.checkpoint, FLAGS.input)
     began, labels, logits = time.perf_counter(), [], []
-    shares = _shares(predictor)
+    shares = value_shares(predictor)
+
+    def score(block: Block) -> tuple[np.ndarray, np.ndarray | None]:
+        return predictor.logits_of(block.inputs), block.labels
+
     with score_file(Path(FLAGS.output)) as file:
-        for part, known in _scored(predictor, shares):
+        for part, known in taken(predictor, FLAGS.input, shares, score):
             file.write(probability(part) if FLAGS.output_kind == "probability" else part)
             if known is not None:
                 labels.append(known)
@@ -147,14 +172,15 @@ def run() -> None:
         print(line)
 
 
-def _load(scored: str | None) -> Predictor:
-    """Loads the model; what is scored, if it is a dataset, must have its transform."""
+def open_predictor(checkpoint: str, source: str) -> Predictor:
+    """Loads a model; what it is to score, if it is a dataset, must have its transform."""
+    scored = source if Path(source).is_dir() else None
     allowed = FLAGS.allow_other_transform
-    predictor = load(FLAGS.checkpoint, FLAGS.dataset or scored, allowed, print, FLAGS.allow_links)
+    predictor = load(checkpoint, FLAGS.dataset or scored, allowed, print, FLAGS.allow_links)
     predictor.batch_size = FLAGS.batch_size
     if FLAGS.dataset and scored:
-        source = predictor.transform.directory if predictor.transform else None
-        if note := _compared(source or predictor.path, scored):
+        fitted = predictor.transform.directory if predictor.transform else None
+        if note := _compared(fitted or predictor.path, scored):
             print(note)
     return predictor
 
@@ -164,7 +190,7 @@ def _compared(source: Path, scored: str) -> str | None:
     return compare_transforms(source, scored, allowed, allow_links=FLAGS.allow_links)
 
 
-def _shares(predictor: Predictor) -> Shares:
+def value_shares(predictor: Predictor) -> Shares:
     """Returns counters of the values that the model's transform knows."""
     transform = predictor.transform
     if transform is None:
@@ -172,17 +198,25 @@ def _shares(predictor: Predictor) -> Shares:
     return Shares(transform.numerical_names, transform.categorical_names)
 
 
+def check_source(source: str) -> Path:
+    """Returns the path of a file or a dataset to score.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+    """
+    if source != "-" and not Path(source).exists():
+        raise FileNotFoundError(f"{source}: no such file or directory (--input)")
+    return Path(source)
+
+
 def _check_paths() -> None:
+    source = check_source(FLAGS.input)
     output = Path(FLAGS.output)
     if not FLAGS.output or output.is_dir():
         raise ValueError(f"--output {FLAGS.output!r}: expected a file for the scores")
     if output.exists() and not output.is_file():
         raise ValueError(f"--output {output}: expected a regular file, which is replaced")
-    if FLAGS.input == "-":
-        return
-    if not Path(FLAGS.input).exists():
-        raise FileNotFoundError(f"{FLAGS.input}: no such file or directory (--input)")
-    if output.exists() and output.samefile(FLAGS.input):
+    if FLAGS.input != "-" and output.exists() and output.samefile(source):
         raise ValueError(f"--output {output}: is the --input, which it would replace")
 
 
@@ -234,18 +268,32 @@ class ScoreFile:
         return header.getvalue()
 
 
-def _scored(predictor: Predictor, shares: Shares) -> Scored:
-    path = Path(FLAGS.input)
+def taken(
+    predictor: Predictor, source: str, shares: Shares, take: Callable[[Block], T]
+) -> Iterator[T]:
+    """Yields what `take` returns of each block of a source's rows, in their order.
+
+    Args:
+        predictor: whose transform raw rows go through.
+        source: a log, a table, the directory of a dataset, or - for standard input.
+        shares: counts the values that the transform knows.
+        take: what is done with a block, such as scoring it.
+
+    Raises:
+        FileNotFoundError: there is no such source.
+        ValueError: a row cannot be read or, by `take`, scored; file and line, or row, are named.
+    """
+    path = check_source(source)
     table = predictor.transform.table if predictor.transform else None
     if table is None and (given := [name for name in _CSV_FLAGS if FLAGS[name].present]):
         raise ValueError(f"--{given[0]}: is for models of tables; {predictor.path} is none")
-    if FLAGS.input != "-" and path.is_dir() and (table is None or _is_dataset(path)):
-        return _score_dataset(predictor, path, shares)
+    if source != "-" and path.is_dir() and (table is None or _is_dataset(path)):
+        return _take_dataset(predictor, path, shares, take)
     if table is None:
-        return _score_log(predictor, path, shares)
-    if FLAGS.input == "-":
+        return _take_log(predictor, path, shares, take)
+    if source == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return _score_tables(predictor, table, path, shares)
+    return _take_tables(table, path, shares, take)
 
 
 def _is_dataset(path: Path) -> bool:
@@ -254,8 +302,26 @@ def _is_dataset(path: Path) -> bool:
     return FLAGS.dataset_type != "split" or any((path / name).exists() for name in known)
 
 
-def _score_dataset(predictor: Predictor, path: Path, shares: Shares) -> Scored:
-    config = predictor.model.config
+def _take_dataset(
+    predictor: Predictor, path: Path, shares: Shares, take: Callable[[Block], T]
+) -> Iterator[T]:
+    dataset = open_split(path, predictor.model.config)
+    first_row = 0
+    for index in range(len(dataset)):
+        batch = dataset.batch(index)
+        inputs = inputs_of(batch)
+        try:
+            yield take(Block(inputs, batch.labels.cpu().numpy()))
+        except RowError as error:
+            where = f"{path}: {FLAGS.split} row {first_row + error.row}"
+            raise ValueError(f"{where}{error.problem}") from None
+        if predictor.transform is not None:  # else nothing says that id 0 is no value's
+            shares.add_ids(inputs.ids)
+        first_row += dataset.batch_size
+
+
+def open_split(path: Path, config: DLRMConfig) -> Dataset:
+    """Opens the rows of a dataset that `--split` names, which must be those of a model."""
     datasets = open_datasets(
         DataConfig(
             dataset=str(path),
@@ -272,46 +338,44 @@ def _score_dataset(predictor: Predictor, path: Path, shares: Shares) -> Scored:
         raise ValueError(f"{path}: has no {FLAGS.split} split")
     check_dataset(path, dataset, config)
     dataset.check_files()
-    first_row = 0
-    for index in range(len(dataset)):
-        batch = dataset.batch(index)
-        try:
-            yield predictor.score_batch(batch)
-        except RowError as error:
-            where = f"{path}: {FLAGS.split} row {first_row + error.row}"
-            raise ValueError(f"{where}{error.problem}") from None
-        if predictor.transform is not None:  # else nothing says that id 0 is no value's
-            shares.add_ids(batch.categorical.numpy())
-        first_row += dataset.batch_size
+    return dataset
 
 
-def _score_log(predictor: Predictor, path: Path, shares: Shares) -> Scored:
+def _take_log(
+    predictor: Predictor, path: Path, shares: Shares, take: Callable[[Block], T]
+) -> Iterator[T]:
     transform, first_row = predictor.row_transform, 0
     columns = len(transform.names) + FLAGS.label
+    is_stdin = str(path) == "-"
     if path.suffix in (".gz", ".zst"):
         raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
-    with nullcontext(sys.stdin.buffer) if FLAGS.input == "-" else path.open("rb") as file:
+    with nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
         try:
             for text in read_lines(file, columns):
                 labels = text.labels() if FLAGS.label else None
                 fields = text.without_first() if FLAGS.label else text
                 inputs = transform(fields)
                 shares.add(fields.starts == fields.ends, inputs.ids)
-                yield predictor.logits_of(inputs), labels
+                yield take(Block(inputs, labels, partial(_inputs_of_text, fields)))
                 first_row += text.rows
         except RowError as error:
             hint = "; lines without a label need --nolabel"
             if FLAGS["label"].present or isinstance(error, ScoreError):
                 begins = not FLAGS.label and f"got {columns + 1}" in error.problem
                 hint = "; lines that begin with a label need no --nolabel" if begins else ""
-            where = f"{FLAGS.input}, line {first_row + error.row + 1}"
+            where = f"{path}, line {first_row + error.row + 1}"
             raise ValueError(f"{where}{error.problem}{hint}") from None
 
 
-def _score_tables(
-    predictor: Predictor, table: TableTransform, path: Path, shares: Shares
-) -> Scored:
-    """Scores Parquet, CSV or JSON lines, in a file or a folder."""
+def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
+    return model.row_transform(text)
+
+
+def _take_tables(
+    table: TableTransform, path: Path, shares: Shares, take: Callable[[Block], T]
+) -> Iterator[T]:
+    """Takes the rows of Parquet, CSV or JSON lines, in a file or a folder."""
+    label = table.schema.label.column
     for file in find_tables([path], FLAGS.input_format):
         text = _text_format(file, table)
         names = columns_of(file, text)
@@ -320,14 +384,16 @@ def _score_tables(
             raise ValueError(
                 f"{file.path}: no column {missing[0]!r}; the columns are {names}{hint}"
             )
-        labelled = FLAGS.label and table.schema.label.column in names
+        labelled = FLAGS.label and label in names
         reader = RowReader(table.schema, labelled, table.known_labels, inputs_only=True)
         for batch, where in batches_of(file, text, reader.columns):
             try:
-                yield _score_batch(predictor, table, reader, batch, shares)
+                inputs, labels, absent = _read_batch(table, reader, batch)
+                shares.add(absent, inputs.ids)
+                yield take(Block(inputs, labels, partial(_inputs_of_batch, batch)))
             except RowError as error:
                 hint = ""
-                if labelled and error.problem.startswith(f", column {table.schema.label.column}:"):
+                if labelled and error.problem.startswith(f", column {label}:"):
                     hint = "; --nolabel scores rows without their labels"
                 raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
             except ValueError as error:
@@ -354,9 +420,10 @@ def _text_format(file: TableFile, table: TableTransform) -> TextFormat:
     return TextFormat(columns, header, FLAGS.delimiter)
 
 
-def _score_batch(
-    predictor: Predictor, table: TableTransform, reader: RowReader, batch: Any, shares: Shares
-) -> tuple[np.ndarray, np.ndarray | None]:
+def _read_batch(
+    table: TableTransform, reader: RowReader, batch: Any
+) -> tuple[Inputs, np.ndarray | None, np.ndarray]:
+    """Returns the inputs of rows, their labels, and which fields have no value."""
     rows, bad = reader.read(batch)
     if bad:
         raise RowError(bad[0].row, f", column {bad[0].column}: {bad[0].problem}")
@@ -364,10 +431,16 @@ def _score_batch(
         numerical, ids, _ = table.apply(rows.numerical, rows.categorical)
     except BadRowError as error:
         raise RowError(error.row, f", column {error.column}: {error.problem}") from None
-    inputs = Inputs(numerical, stack_ids(ids, len(numerical)))
-    shares.add(rows.missing(), inputs.ids)
     labels = None if rows.labels is None else rows.labels.astype(np.float32)
-    return predictor.logits_of(inputs), labels
+    return Inputs(numerical, stack_ids(ids, len(numerical))), labels, rows.missing()
+
+
+def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:
+    table = model.row_transform.table
+    if table is None:
+        raise ValueError(f"{model.path}: expected a model of tables, got one of logs")
+    reader = RowReader(table.schema, labelled=False, inputs_only=True)
+    return _read_batch(table, reader, batch)[0]
 
 
 def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:

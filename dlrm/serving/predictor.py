@@ -169,10 +169,18 @@ class Predictor:
         Raises:
             ValueError: it does not fit the model.
         """
-        if not batch.one_id_each:
-            raise ValueError("expected a dataset of one id for each table, got bags of ids")
-        inputs = Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy())
-        return self.logits_of(inputs), batch.labels.cpu().numpy()
+        return self.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()
+
+
+def inputs_of(batch: Batch) -> Inputs:
+    """Returns the inputs of a dataset's batch of one id a table.
+
+    Raises:
+        ValueError: it has bags of ids.
+    """
+    if not batch.one_id_each:
+        raise ValueError("expected a dataset of one id for each table, got bags of ids")
+    return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy())
 
 
 def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
