@@ -9,7 +9,7 @@ import sys
 # Low to high; files of one line do not import each other's packages.
 FLOORS = [
     ["dlrm.documents", "dlrm.host_memory"],
-    ["dlrm.command_line", "dlrm.files", "dlrm.limits"],
+    ["dlrm.command_line", "dlrm.files", "dlrm.limits", "dlrm.pages"],
     ["dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed"],
     ["dlrm.model", "dlrm.data", "dlrm.train", "dlrm.metrics"],
@@ -40,6 +40,7 @@ TORCH_FREE = [
     "dlrm.data.verification",
     "dlrm.data.workers",
     "dlrm.metrics",
+    "dlrm.pages",
     "dlrm.preproc",
     "dlrm.serving.backend",
     "dlrm.serving.reader",
