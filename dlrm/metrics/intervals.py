@@ -153,12 +153,18 @@ def bootstrap(
 
 
 def percentiles(value: float, replicates: np.ndarray | None) -> Interval:
-    """Returns a value with the bounds between which the share `LEVEL` of the replicates lies."""
+    """Returns a value with the bounds between which the share `LEVEL` of the replicates lies.
+
+    Replicates are moved so that their median is the value: those of a sum of magnitudes, such as
+    the calibration error, are all too great, since noise adds to it.
+    """
     known = np.empty(0) if replicates is None else replicates[np.isfinite(replicates)]
     if math.isnan(value) or len(known) < 2:
         return Interval(value, math.nan, math.nan)
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(value, float(low), float(high))
+    tail = (1 - LEVEL) / 2
+    low, middle, high = np.quantile(known, [tail, 0.5, 1 - tail])
+    least = 0.0 if known.min() >= 0 else -math.inf
+    return Interval(value, max(float(value + low - middle), least), float(value + high - middle))
 
 
 def bootstrap_difference(value: float, one: np.ndarray, other: np.ndarray) -> Difference:

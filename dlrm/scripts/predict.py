@@ -44,11 +44,13 @@ from dlrm.files import MANIFEST, make_directories, staged_file
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
+from dlrm.serving.importance import contributions
 from dlrm.serving.predictor import (
     BATCH_SIZE,
     Predictor,
     ScoreError,
     check_dataset,
+    field_names,
     inputs_of,
     load,
     probability,
@@ -60,6 +62,7 @@ from dlrm.train.metrics import click_metrics, metrics_note, one_class_note
 FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
+_LONGEST_BAR = 30  # of an explanation
 _CSV_FLAGS = ("columns", "header", "delimiter", "input_format")
 T = TypeVar("T")
 
@@ -85,6 +88,12 @@ def define_flags() -> None:
     flags.DEFINE_string("output", None, "File of the scores, .npy; replaced", required=True)
     flags.DEFINE_enum(
         "output_kind", "probability", OUTPUT_KINDS, "Probability of a click, or the model's logit"
+    )
+    flags.DEFINE_integer(
+        "explain",
+        None,
+        "Print what each field adds to the logit of this row, counted from 0 (gradient x input)",
+        lower_bound=0,
     )
     define_source_flags()
 
@@ -150,8 +159,13 @@ def run() -> None:
     began, labels, logits = time.perf_counter(), [], []
     shares = value_shares(predictor)
 
+    explained: list[str] = []
+
     def score(block: Block) -> tuple[np.ndarray, np.ndarray | None]:
-        return predictor.logits_of(block.inputs), block.labels
+        logits = predictor.logits_of(block.inputs)
+        if FLAGS.explain is not None and 0 <= FLAGS.explain - file.rows < len(logits):
+            explained.extend(_explanation(predictor, block, logits, FLAGS.explain - file.rows))
+        return logits, block.labels
 
     with score_file(Path(FLAGS.output)) as file:
         for part, known in taken(predictor, FLAGS.input, shares, score):
@@ -170,6 +184,28 @@ def run() -> None:
         _print_metrics(np.concatenate(logits), np.concatenate(labels))
     if line := shares.line() if file.rows else None:
         print(line)
+    if FLAGS.explain is not None and not explained:
+        raise ValueError(f"--explain {FLAGS.explain}: expected a row below {file.rows:,}, the rows")
+    print("\n".join(explained), end="\n" * bool(explained))
+
+
+def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: int) -> list[str]:
+    """What each field adds to the logit of a row of a block, as a table with bars."""
+    inputs = Inputs(*(array[row : row + 1] for array in block.inputs))
+    added = contributions(predictor, inputs)[0]
+    numerical, ids = (array[0].tolist() for array in inputs)
+    transform = predictor.transform
+    values = [f"{value:.4g}" for value in numerical]
+    values += [transform.value(i, v) if transform else f"id {v}" for i, v in enumerate(ids)]
+    names = [name for kind in field_names(predictor) for name in kind]
+    widths = [max(map(len, cells)) for cells in (names, values)]
+    scale = _LONGEST_BAR / max(float(np.abs(added).max()), 1e-12)
+    lines = [f"row {FLAGS.explain}: logit {logits[row]:.4f}; gradient x input of each field:"]
+    for field in np.argsort(-np.abs(added), kind="stable").tolist():
+        bar = ("+" if added[field] > 0 else "-") * round(abs(added[field]) * scale)
+        name, value = names[field].ljust(widths[0]), values[field].ljust(widths[1])
+        lines.append(f"{name}  {value}  {added[field]:+9.4f}  {bar}".rstrip())
+    return lines
 
 
 def open_predictor(checkpoint: str, source: str) -> Predictor:

@@ -183,6 +183,17 @@ def inputs_of(batch: Batch) -> Inputs:
     return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy())
 
 
+def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
+    """Returns the names of a model's numerical and categorical fields."""
+    if predictor.transform is not None:
+        return predictor.transform.numerical_names, predictor.transform.categorical_names
+    config = predictor.model.config
+    return (
+        [f"numerical {i}" for i in range(config.num_numerical_features)],
+        [f"categorical {i}" for i in range(len(config.table_sizes))],
+    )
+
+
 def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
     """Raises ValueError where a dataset has other features than a model."""
     found = (dataset.num_numerical, list(dataset.table_sizes))

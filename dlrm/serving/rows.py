@@ -121,6 +121,14 @@ class RowTransform:
         """The columns of a row: numerical ones first, no label."""
         return self.numerical_names + self.categorical_names
 
+    def value(self, table: int, number: int) -> str:
+        """Returns what the source has where a table's id is `number`; 0 is of no single value."""
+        if not number:
+            return "(no id)"
+        if isinstance(self.fitted, TableTransform):
+            return self.fitted.value(table, number)
+        return f"{int(self.fitted.dictionaries[table][number - 1]):08x}"
+
     def __call__(self, text: Text) -> Inputs:
         """Transforms rows, whose columns are `names`.
 

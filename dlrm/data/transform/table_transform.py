@@ -232,6 +232,13 @@ class TableTransform:
         outside = (ids == 0) & ~column.missing
         return np.where(outside, bucket.astype(np.int64), ids).astype(dtype)
 
+    def value(self, index: int, id: int) -> str:
+        """Returns the value that an id of a categorical field stands for, above 0."""
+        dictionary = self.dictionaries[self.dictionary_of[index]]
+        if id > len(dictionary):
+            return f"(bucket {id - len(dictionary) - 1})"
+        return str(dictionary.value(id))
+
     def lookup(self, place: int) -> IdLookup:
         """Returns the lookup of a dictionary, made on first use."""
         found = self._lookups[place]

@@ -1,0 +1,62 @@
+"""Parts of the rows that are judged alone: each a name and which rows are in it."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Slices = list[tuple[str, np.ndarray]]  # name, bool [rows]
+_MOST_VALUES = 10
+
+
+def by_value(values: np.ndarray, name: Callable[[int], str]) -> Slices:
+    """Returns the rows of each of the commonest values, and the rest.
+
+    Args:
+        values: `[rows]`, ids.
+        name: id -> what it is called.
+    """
+    found, counts = np.unique(values, return_counts=True)
+    common = found[np.argsort(-counts, kind="stable")][:_MOST_VALUES]
+    slices = [(name(int(value)), values == value) for value in common]
+    if len(found) > len(common):
+        slices.append(("all others", ~np.isin(values, common)))
+    return slices
+
+
+def by_decile(values: np.ndarray) -> Slices:
+    """Returns the rows in tenths of about equal size; equal numbers are in one.
+
+    Args:
+        values: `[rows]`, finite numbers.
+    """
+    if not len(values):
+        return []
+    edges = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="lower"))
+    places = np.searchsorted(edges, values, side="left")
+    slices = []
+    for place in range(len(edges) + 1):
+        chosen = places == place
+        if chosen.any():
+            slices.append((f"{values[chosen].min():.4g} to {values[chosen].max():.4g}", chosen))
+    return slices
+
+
+def by_unknown(counts: np.ndarray) -> Slices:
+    """Returns the rows by how many of their values have no id.
+
+    Args:
+        counts: `[rows]`.
+    """
+    most = 3
+    slices = [(f"{number} without an id", counts == number) for number in range(most)]
+    return [*slices, (f"{most} or more", counts >= most)]
+
+
+def by_source(index: np.ndarray, names: Sequence[str]) -> Slices:
+    """Returns the rows of each file.
+
+    Args:
+        index: `[rows]`, of `names`.
+        names: of the files.
+    """
+    return [(name, index == place) for place, name in enumerate(names)]

@@ -1,0 +1,253 @@
+"""Judges a trained model on rows it has not seen, alone or against another one.
+
+    python -m dlrm.scripts.evaluate --checkpoint RUN --dataset DIR [--against OTHER] [--output DIR]
+    python -m dlrm.scripts.evaluate --checkpoint RUN --input day_7,day_8 --slices "categorical 3"
+
+Every metric has an interval. With --output the results are written as one self-contained page,
+`evaluation.html`, and as `evaluation.json` and `evaluation.png` beside it.
+"""
+
+import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from dlrm import __version__
+from dlrm.files import check_replaceable, staged_directory
+from dlrm.manifest import write_manifest
+from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
+from dlrm.metrics.slices import Slices, by_decile, by_source, by_unknown, by_value
+from dlrm.scripts import predict
+from dlrm.scripts.common.command import no_arguments, run_command
+from dlrm.scripts.evaluate.columns import read_groups, read_weights
+from dlrm.scripts.evaluate.lines import lines_of
+from dlrm.scripts.evaluate.page import HTML, PNG, curves_of, write_files
+from dlrm.scripts.evaluate.rows import MAX_KEPT, Collected, collect
+from dlrm.serving.importance import permutation_importance
+from dlrm.serving.predictor import Predictor, field_names
+from dlrm.serving.recalibration import (
+    KINDS,
+    Recalibration,
+    fit,
+    of_sampling_rate,
+    write_recalibrated,
+)
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_list("input", [], "Logs or CSVs, separated by commas, whose rows are judged")
+    flags.DEFINE_string("against", None, "Checkpoint of a model that is judged on the same rows")
+    flags.DEFINE_string("groups", None, "File of a group a row, such as users: .npy, or lines")
+    flags.DEFINE_string("weights", None, "File of a weight a row: .npy, or lines")
+    flags.DEFINE_list("slices", [], "Fields by whose commonest values, or deciles, rows are sliced")
+    flags.DEFINE_integer(
+        "bootstrap", 200, "Replicates that intervals are made of; 0: none", lower_bound=0
+    )
+    flags.DEFINE_integer("seed", 0, "Of the replicates and permutations", lower_bound=0)
+    flags.DEFINE_float(
+        "sampling_rate", None, "Share of the negatives that training kept; corrects the scores"
+    )
+    flags.DEFINE_enum(
+        "recalibrate", None, KINDS, "Fit a recalibration to these rows, and judge it across halves"
+    )
+    flags.DEFINE_string(
+        "recalibrated_checkpoint",
+        None,
+        "Directory of a new checkpoint: --checkpoint with the recalibration of --sampling_rate or "
+        "--recalibrate, which predict, dlrm.load and the exporter apply",
+    )
+    flags.DEFINE_string(
+        "output",
+        None,
+        "Directory of the page, the picture and the JSON; an earlier one is replaced",
+    )
+    flags.DEFINE_boolean(
+        "importance",
+        False,
+        f"Score up to {MAX_KEPT:,} of the rows once more for each field, its values dealt to other "
+        "rows: what the model loses is the field's importance",
+    )
+    predict.define_source_flags()
+
+
+def main(argv: list[str]) -> None:
+    no_arguments(argv)
+    run()
+
+
+def run() -> None:
+    """Does what the flags say.
+
+    Raises:
+        ValueError, OSError: what the user can fix.
+    """
+    sources = _sources()
+    models = [predict.open_predictor(path, sources[0]) for path in _checkpoints()]
+    correction = _correction(models[0])
+    found = collect(models, sources, list(dict.fromkeys(FLAGS.slices)))
+    rows = _with_columns(found.rows)
+    if correction is not None:
+        rows = _corrected(rows, correction)
+    judgement = judge(rows, FLAGS.bootstrap, FLAGS.seed)
+    facts = _facts(models, found, judgement)
+    facts["slices"] = [
+        {"by": name, "slices": judge_slices(rows, slices, FLAGS.bootstrap, FLAGS.seed)}
+        for name, slices in _slices(models[0], found)
+    ]
+    if FLAGS.recalibrate:
+        correction, facts["recalibration"] = _recalibrated(rows)
+    if FLAGS.importance:
+        facts["importance"] = _importance(models[0], found)
+    facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
+    print("\n".join(lines_of(facts)))
+    if FLAGS.output:
+        _write(facts)
+    if correction is not None and FLAGS.recalibrated_checkpoint:
+        write_recalibrated(models[0].path, correction, FLAGS.recalibrated_checkpoint)
+        print(f"recalibrated checkpoint ({correction.kind}): {FLAGS.recalibrated_checkpoint}")
+
+
+def _write(facts: dict[str, Any]) -> None:
+    with staged_directory(FLAGS.output, replace=True) as directory:
+        problem = write_files(directory, facts)
+        write_manifest(directory, "evaluation")
+    print(problem or f"picture: {Path(FLAGS.output) / PNG}")
+    print(f"page: {Path(FLAGS.output) / HTML}")
+
+
+def _sources() -> list[str]:
+    """What is judged: the files of `--input`, or else the dataset."""
+    if not FLAGS.input and not FLAGS.dataset:
+        raise ValueError("--dataset or --input: expected the rows to judge, got none")
+    if FLAGS.output:
+        check_replaceable(Path(FLAGS.output).resolve(), replace=True)
+    sources = FLAGS.input or [FLAGS.dataset]
+    for source in sources:
+        predict.check_source(source)
+    return sources
+
+
+def _checkpoints() -> list[str]:
+    return [FLAGS.checkpoint, *([FLAGS.against] if FLAGS.against else [])]
+
+
+def _correction(model: Predictor) -> Recalibration | None:
+    """The correction for the sampling of negatives, if one is asked for."""
+    asked = [name for name in ("sampling_rate", "recalibrate") if FLAGS[name].value is not None]
+    if len(asked) > 1:
+        raise ValueError("--sampling_rate contradicts --recalibrate, which corrects for it as well")
+    if asked and model.recalibration is not None:
+        raise ValueError(
+            f"--{asked[0]}: expected a checkpoint without a recalibration, got {model.path}, which "
+            f"has one ({model.recalibration.kind}); name the one that it was made from"
+        )
+    if FLAGS.recalibrated_checkpoint:
+        if not asked:
+            raise ValueError("--recalibrated_checkpoint needs --recalibrate or --sampling_rate")
+        check_replaceable(Path(FLAGS.recalibrated_checkpoint).resolve(), replace=False)
+    return None if FLAGS.sampling_rate is None else of_sampling_rate(FLAGS.sampling_rate)
+
+
+def _with_columns(rows: ScoredRows) -> ScoredRows:
+    """Adds the groups and weights of their files."""
+    count = len(rows.labels)
+    groups = read_groups(FLAGS.groups, count) if FLAGS.groups else None
+    weights = read_weights(FLAGS.weights, count) if FLAGS.weights else None
+    return replace(rows, groups=groups, weights=weights)
+
+
+def _corrected(rows: ScoredRows, correction: Recalibration) -> ScoredRows:
+    return replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
+
+
+def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, dict[str, Any]]:
+    """Fits to all rows; judges on each half of them what was fitted to the other half."""
+    logits, labels, weights = rows.logits[0], rows.labels, rows.weights
+    even = np.arange(len(labels)) % 2 == 0
+    mapped = np.empty(len(labels), np.float32)
+    for part in (even, ~even):
+        other = None if weights is None else weights[~part]
+        mapped[part] = fit(FLAGS.recalibrate, logits[~part], labels[~part], other).of(logits[part])
+    judged = judge(replace(rows, logits=(mapped,)), FLAGS.bootstrap, FLAGS.seed)
+    facts = {"kind": FLAGS.recalibrate, "judged": judged.to_json()["models"][0]}
+    return fit(FLAGS.recalibrate, logits, labels, weights), facts
+
+
+def _importance(model: Predictor, found: Collected) -> list[dict[str, Any]]:
+    """The fields by importance, the greatest first, of JSON values."""
+    names = [name for kind in field_names(model) for name in kind]
+    measured = permutation_importance(model, *found.kept, FLAGS.seed)
+    if not all(math.isfinite(one.auc_lost.value) for one in measured):
+        raise ValueError("--importance: expected rows of both classes, got one")
+    measured.sort(key=lambda one: -one.auc_lost.value)
+    return [
+        {
+            "field": names[one.field],
+            "auc_lost": one.auc_lost._asdict(),
+            "log_loss_gained": one.log_loss_gained,
+        }
+        for one in measured
+    ]
+
+
+def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) -> dict[str, Any]:
+    return {
+        "dlrm_version": __version__,
+        "checkpoint": str(models[0].path),
+        "against": str(models[1].path) if len(models) > 1 else None,
+        "sources": found.sources,
+        "split": FLAGS.split if Path(found.sources[0]).is_dir() else None,
+        "values": found.shares,
+        "intervals": judgement.method,
+        "notes": _notes(found, judgement),
+        **judgement.to_json(),
+    }
+
+
+def _notes(found: Collected, judgement: Judgement) -> list[str]:
+    rows, clicks = judgement.rows, judgement.clicks
+    notes = []
+    if not 0 < clicks < rows:
+        notes.append(
+            f"note: all {rows:,} rows have the label {int(clicks > 0)}, so metrics of two classes "
+            "are undefined"
+        )
+    for path, logits in zip(_checkpoints(), found.rows.logits, strict=True):
+        if rows > 1 and (logits == logits[0]).all():
+            notes.append(f"note: {path} gives all {rows:,} rows the same score")
+    return notes
+
+
+def _slices(model: Predictor, found: Collected) -> list[tuple[str, Slices]]:
+    """What the rows are divided by: files, unknown values, and the fields of `--slices`."""
+    slices = []
+    if len(found.sources) > 1:
+        slices.append(("file", by_source(found.source, found.sources)))
+    if found.unknown is not None:
+        slices.append(("values without an id", by_unknown(found.unknown)))
+    numerical, categorical = field_names(model)
+    for name, values in found.fields.items():
+        if name in numerical:
+            slices.append((name, by_decile(values.astype(np.float64))))
+        else:
+            slices.append((name, by_value(values, _value_names(model, categorical.index(name)))))
+    return slices
+
+
+def _value_names(model: Predictor, table: int) -> Any:
+    transform = model.transform
+    return lambda number: transform.value(table, number) if transform else f"id {number}"
+
+
+def start() -> None:
+    define_flags()
+    run_command(main)

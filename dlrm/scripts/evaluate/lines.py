@@ -1,0 +1,111 @@
+"""The results of an evaluation as lines for a terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dlrm.metrics.ranked import NAMES
+
+MEANINGS = {
+    "auc": "share of (negative, positive) pairs in the right order",
+    "log_loss": "mean negative log-likelihood, nats",
+    "normalized_entropy": "log loss over that of always predicting the click rate; less is better",
+    "calibration": "predicted over observed clicks; 1 is right",
+    "ece": "expected calibration error: mean gap of predicted and observed rates over 15 bins",
+    "pr_auc": "area under precision and recall (average precision)",
+    "rmse": "root mean squared error of the probabilities",
+    "gauc_by_impressions": "AUC within groups, averaged by their rows",
+    "gauc_by_clicks": "AUC within groups, averaged by their clicks",
+}
+IN_SLICES = ("auc", "log_loss", "normalized_entropy", "calibration")
+
+
+def lines_of(facts: dict[str, Any]) -> list[str]:
+    """Returns the lines: the metrics, then each table of slices, then notes."""
+    where = ", ".join(facts["sources"]) + (f" ({facts['split']})" if facts["split"] else "")
+    lines = [
+        f"{facts['checkpoint']} on {where}: {facts['rows']:,} rows, {facts['clicks']:,} clicks",
+        facts["intervals"],
+    ]
+    if facts["against"]:
+        lines.append(f"against {facts['against']}; differences are the first minus the second")
+    lines += ["", *_table(*metric_table(facts))]
+    for sliced in facts.get("slices", []):
+        lines += ["", *_table(*slice_table(sliced, facts["against"] is not None))]
+    if "recalibration" in facts:
+        kind, judged = facts["recalibration"]["kind"], facts["recalibration"]["judged"]
+        changed = ("log_loss", "normalized_entropy", "calibration", "ece")
+        shown = "  ".join(f"{name} {interval_text(judged[name])}" for name in changed)
+        lines += ["", f"recalibrated ({kind}, judged on the half it was not fitted to): {shown}"]
+    if "importance" in facts:
+        rows = [
+            [one["field"], *_cells(one["auc_lost"], "+"), f"{one['log_loss_gained']:+.6f}"]
+            for one in facts["importance"]
+        ]
+        heads = ["field", "AUC lost", "95 % interval", "log loss gained"]
+        lines += ["", "importance: what is lost when a field's values are dealt to other rows"]
+        lines += _table(heads, rows)
+    return lines + [""] * bool(facts["notes"]) + facts["notes"]
+
+
+def metric_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the heads and rows of the table of metrics."""
+    first, *others = facts["models"]
+    names = [name for name in (*NAMES, *first) if name in first]
+    heads = ["metric", "value", "95 % interval"]
+    if others:
+        heads += ["other", "difference", "95 % interval", "p"]
+    rows = []
+    for name in dict.fromkeys(names):
+        row = [name, *_cells(first[name])]
+        if others:
+            difference = facts["differences"][name]
+            row += [number_text(others[0][name]["value"]), *_cells(difference, sign="+")]
+            row.append(number_text(difference["p"], digits=3))
+        rows.append(row)
+    return heads, rows
+
+
+def slice_table(sliced: dict[str, Any], compared: bool) -> tuple[list[str], list[list[str]]]:
+    """Returns the heads and rows of a table of slices."""
+    heads = [sliced["by"], "rows", "clicks", *IN_SLICES]
+    if compared:
+        heads.append("auc difference")
+    rows = []
+    for part in sliced["slices"]:
+        first = part["models"][0]
+        row = [part["name"], f"{part['rows']:,}", f"{part['clicks']:,}"]
+        row += [interval_text(first[name]) for name in IN_SLICES]
+        if compared:
+            row.append(interval_text(part["differences"]["auc"], sign="+"))
+        rows.append(row)
+    return heads, rows
+
+
+def number_text(value: float | None, digits: int = 6, sign: str = "") -> str:
+    """Returns a number, or a dash where a metric is undefined."""
+    return "–" if value is None else f"{value:{sign}.{digits}f}"
+
+
+def interval_text(interval: dict[str, float | None], sign: str = "") -> str:
+    """Returns a value with its bounds in brackets."""
+    text = number_text(interval["value"], 4, sign)
+    if interval["low"] is None:
+        return text
+    return f"{text} [{number_text(interval['low'], 4)}, {number_text(interval['high'], 4)}]"
+
+
+def _cells(interval: dict[str, float | None], sign: str = "") -> list[str]:
+    value, low, high = (number_text(interval[k], sign=sign) for k in ("value", "low", "high"))
+    return [value, "–" if interval["low"] is None else f"{low} to {high}"]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The columns as wide as their longest cell; the first is aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [heads, *rows]
+    ]

@@ -1,0 +1,238 @@
+"""The results of an evaluation as files: a self-contained page, its figures as JSON, a picture."""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dlrm.metrics.ranked import RankedRows
+from dlrm.pages import COLOURS, Line, chart, document, side_bars, table, whiskers
+from dlrm.scripts.evaluate.lines import MEANINGS, metric_table, slice_table
+
+HTML, JSON, PNG = "evaluation.html", "evaluation.json", "evaluation.png"
+_MOST_BARS = 40
+
+
+def curves_of(ranked: RankedRows) -> dict[str, Any]:
+    """Returns the curves of a model's scores, of JSON values."""
+    weight, predicted, observed = ranked.reliability()
+    shares, gains = ranked.gains()
+    recall, precision = ranked.precision_recall()
+    return {
+        "reliability": {"weight": _list(weight), "predicted": _list(predicted)}
+        | {"observed": _list(observed)},
+        "gain": {"rows": _list(shares), "clicks": _list(gains)},
+        "precision_recall": {"recall": _list(recall), "precision": _list(precision)},
+    }
+
+
+def write_files(directory: Path, facts: dict[str, Any]) -> str | None:
+    """Writes JSON, page and picture into a directory; returns why there is no picture, or None."""
+    (directory / JSON).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (directory / HTML).write_text(page(facts), encoding="utf-8")
+    return _draw(facts, directory / PNG)
+
+
+def page(facts: dict[str, Any]) -> str:
+    """Returns the page."""
+    where = ", ".join(facts["sources"]) + (f" ({facts['split']})" if facts["split"] else "")
+    compared = facts["against"] is not None
+    names = [facts["checkpoint"], *([facts["against"]] if compared else [])]
+    parts = [_paragraph(f"Rows: {where}"), _paragraph(_summary(facts))]
+    parts += [_paragraph(note) for note in facts["notes"]]
+    if compared:
+        parts.append(_paragraph(f"Compared with {names[1]}. " + _verdict(facts)))
+    parts += ["<h2>Metrics</h2>", _note(facts["intervals"] + ".")]
+    heads, rows = metric_table(facts)
+    parts.append(table([("", heads)], rows, "metrics with their intervals"))
+    parts.append("<details><summary>What the metrics mean</summary><dl>")
+    parts += [f"<dt>{name}</dt><dd>{text}</dd>" for name, text in MEANINGS.items()]
+    parts.append(
+        "<dt>gain@k%, lift@k%</dt><dd>share of the clicks among the k % of the rows with the "
+        "highest scores, and how many times that of k % taken at random</dd></dl></details>"
+    )
+    parts += ["<h2>Curves</h2>", *_charts(facts, compared)]
+    if facts["values"]:
+        parts += ["<h2>Values</h2>", _paragraph(facts["values"])]
+    for sliced in facts["slices"]:
+        parts.append(f"<h2>By {_escaped(sliced['by'])}</h2>")
+        parts.append(_slice_chart(sliced))
+        heads, rows = slice_table(sliced, compared)
+        parts.append(table([("", heads)], rows, f"metrics by {sliced['by']}"))
+    if facts.get("importance"):
+        parts += _importance(facts["importance"])
+    return document(f"Evaluation of {Path(names[0]).name}", parts)
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    first = facts["models"][0]
+    parts = [f"{facts['rows']:,} rows, {facts['clicks']:,} of them clicked"]
+    for name, text in (("auc", "AUC"), ("log_loss", "log loss"), ("calibration", "calibration")):
+        if first[name]["value"] is not None:
+            parts.append(f"{text} {first[name]['value']:.4f}")
+    return "; ".join(parts) + "."
+
+
+def _verdict(facts: dict[str, Any]) -> str:
+    """Says in words how the models differ in AUC."""
+    found = facts["differences"]["auc"]
+    if found["value"] is None or found["p"] is None:
+        return "Their AUC cannot be compared."
+    direction = "higher" if found["value"] > 0 else "lower"
+    sure = "beyond chance" if found["p"] < 0.05 else "within what chance explains"
+    return f"The AUC is {abs(found['value']):.4f} {direction}, {sure} (p {found['p']:.3g})."
+
+
+def _charts(facts: dict[str, Any], compared: bool) -> list[str]:
+    labels = ["this model", "the other"] if compared else ["model"]
+    curves = facts["curves"]
+    reliability = [
+        Line(name, one["reliability"]["predicted"], one["reliability"]["observed"], dots=True)
+        for name, one in zip(labels, curves, strict=True)
+    ]
+    most = max([v for line in reliability for v in (*line.x, *line.y)], default=1.0) * 1.05
+    gains = [
+        Line(name, one["gain"]["rows"], one["gain"]["clicks"])
+        for name, one in zip(labels, curves, strict=True)
+        if None not in one["gain"]["clicks"]
+    ]
+    precision = [
+        Line(name, one["precision_recall"]["recall"], one["precision_recall"]["precision"])
+        for name, one in zip(labels, curves, strict=True)
+    ]
+    charts = [
+        chart(
+            "Reliability",
+            "predicted click rate",
+            "observed click rate",
+            [*reliability, Line("perfect", [0, most], [0, most], dashed=True)],
+            _told_reliability(facts),
+            (0, most, 0, most),
+        )
+    ]
+    if gains:
+        told = "; ".join(
+            f"{name}: the top 10 % of the rows have {100 * line.y[10]:.1f} % of the clicks"
+            for name, line in zip(labels, gains, strict=True)
+        )
+        charts.append(
+            chart(
+                "Gain",
+                "share of the rows, highest scores first",
+                "share of the clicks",
+                [*gains, Line("at random", [0, 1], [0, 1], dashed=True)],
+                told,
+                (0, 1, 0, 1),
+            )
+        )
+        charts.append(_lift_chart(gains))
+    if any(line.x for line in precision):
+        told = "Precision falls as the recall rises."
+        charts.append(
+            chart("Precision and recall", "recall", "precision", precision, told, (0, 1, 0, 1.02))
+        )
+    return charts
+
+
+def _lift_chart(gains: Sequence[Line]) -> str:
+    lines = [
+        Line(line.name, line.x[1:], [y / x for x, y in zip(line.x[1:], line.y[1:], strict=True)])
+        for line in gains
+    ]
+    told = "; ".join(f"{line.name}: {line.y[0]:.2f} at the top 1 %" for line in lines)
+    return chart("Lift", "share of the rows, highest scores first", "lift", lines, told)
+
+
+def _told_reliability(facts: dict[str, Any]) -> str:
+    first = facts["models"][0]
+    ratio, error = first["calibration"]["value"], first["ece"]["value"]
+    if ratio is None or error is None:
+        return "There are no clicks to compare with."
+    return f"Predicted over observed clicks: {ratio:.3f}; expected calibration error {error:.4f}."
+
+
+def _slice_chart(sliced: dict[str, Any]) -> str:
+    """The AUC of each slice that has one, with its interval."""
+    aucs = {part["name"][:24]: part["models"][0]["auc"] for part in sliced["slices"]}
+    known = {name: auc for name, auc in aucs.items() if auc["value"] is not None}
+    if len(known) < 2:
+        return ""
+    intervals = [(auc["value"], auc["low"], auc["high"]) for auc in known.values()]
+    return whiskers("AUC and its interval", list(known), intervals)
+
+
+def _importance(found: list[dict[str, Any]]) -> list[str]:
+    shown = found[:_MOST_BARS]
+    rows = [
+        [one["field"], *(_signed(one["auc_lost"][k]) for k in ("value", "low", "high"))]
+        + [_signed(one["log_loss_gained"])]
+        for one in found
+    ]
+    head = ["field", "AUC lost", "low", "high", "log loss gained"]
+    return [
+        "<h2>Importance of fields</h2>",
+        _note("What the model loses when the values of a field are dealt to other rows."),
+        side_bars(
+            "AUC lost", [one["field"] for one in shown], [one["auc_lost"]["value"] for one in shown]
+        ),
+        table([("", head)], rows, "importance of fields"),
+    ]
+
+
+def _signed(value: float | None) -> str | None:
+    return None if value is None else f"{value:+.5f}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_escaped(text)}</p>"
+
+
+def _note(text: str) -> str:
+    return f"<p class='note'>{_escaped(text)}</p>"
+
+
+def _list(values: Any) -> list[float | None]:
+    return [round(float(v), 8) if math.isfinite(v) else None for v in values]
+
+
+def _draw(facts: dict[str, Any], path: Path) -> str | None:
+    """Draws the curves in a picture; returns None, or why there is none."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    try:
+        import matplotlib
+    except ImportError:
+        return "no picture: matplotlib is missing (pip install matplotlib)"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
+    labels = ["this model", "the other"]
+    for colour, name, one in zip(COLOURS, labels, facts["curves"], strict=False):
+        bins, gain, recall = (one[k] for k in ("reliability", "gain", "precision_recall"))
+        axes[0].plot(bins["predicted"], bins["observed"], "o-", color=colour, label=name)
+        axes[1].plot(
+            gain["rows"], [math.nan if y is None else y for y in gain["clicks"]], color=colour
+        )
+        axes[2].plot(recall["recall"], recall["precision"], color=colour)
+    most = max(axes[0].get_xlim()[1], axes[0].get_ylim()[1])
+    axes[0].plot([0, most], [0, most], "--", color="#888", label="perfect")
+    axes[1].plot([0, 1], [0, 1], "--", color="#888")
+    names = (
+        ("Reliability", "predicted click rate", "observed click rate"),
+        ("Gain", "share of the rows, highest scores first", "share of the clicks"),
+        ("Precision and recall", "recall", "precision"),
+    )
+    for axis, (title, x, y) in zip(axes, names, strict=True):
+        axis.set(title=title, xlabel=x, ylabel=y)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.suptitle(f"{facts['checkpoint']}\n{_summary(facts)}", fontsize=10)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return None

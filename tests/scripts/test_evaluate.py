@@ -1,0 +1,191 @@
+"""`dlrm.scripts.evaluate`: what it prints and writes, and what it refuses."""
+
+import html.parser
+import json
+import re
+
+import forked
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+import dlrm
+from dlrm.scripts.evaluate.columns import read_groups, read_weights
+
+
+def evaluate(trained, *flags, **options):
+    words = (f"--checkpoint={trained.checkpoint}", *flags)
+    return forked.run("dlrm.scripts.evaluate", *words, **options)
+
+
+@pytest.fixture(scope="module")
+def rows(trained):
+    """Labels and chances of the test rows."""
+    lines = [line.split("\t", 1) for line in trained.lines]
+    labels = np.array([line[0] == "1" for line in lines])
+    return labels, dlrm.load(trained.checkpoint).predict([line[1] for line in lines])
+
+
+def test_a_dataset_and_its_log_have_the_metrics_of_scikit_learn(trained, rows, tmp_path):
+    labels, chances = rows
+    expected = {"auc": roc_auc_score(labels, chances), "log_loss": log_loss(labels, chances)}
+    halves = [tmp_path / "day_6", tmp_path / "day_7"]
+    for path, part in zip(halves, (trained.lines[:400], trained.lines[400:]), strict=True):
+        path.write_text("\n".join(part) + "\n")
+    for flag in (f"--dataset={trained.dataset}", f"--input={halves[0]},{halves[1]}"):
+        output = tmp_path / "out"
+        done = evaluate(trained, flag, "--bootstrap=20", f"--output={output}")
+        assert done.returncode == 0, done.stderr
+        assert "AUC by DeLong, all others by a bootstrap of 20 over rows" in done.stdout
+        facts = json.loads((output / "evaluation.json").read_text())
+        for name, value in expected.items():
+            found = facts["models"][0][name]
+            assert found["value"] == pytest.approx(value, rel=1e-5)
+            assert found["low"] < value < found["high"]
+    sliced = {one["by"]: one["slices"] for one in facts["slices"]}
+    first, second = sliced["file"]
+    assert (first["name"], first["rows"], second["rows"]) == (str(halves[0]), 400, 600)
+    assert first["models"][0]["auc"]["value"] == pytest.approx(
+        roc_auc_score(labels[:400], chances[:400]), rel=1e-5
+    )
+    assert sum(one["rows"] for one in sliced["values without an id"]) == 1000
+
+
+class Outline(html.parser.HTMLParser):
+    """Collects the elements of a page, and checks that what is opened is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.content = [], [], ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+        if tag not in ("meta", "rect", "path", "circle"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.content += data
+
+
+def contrast(one, other):
+    """The ratio of WCAG 2 for two colours."""
+
+    def luminance(colour):
+        digits = colour.lstrip("#")
+        digits = "".join(2 * d for d in digits) if len(digits) == 3 else digits
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, monkeypatch):
+    recalibrated, output = tmp_path / "recalibrated", tmp_path / "out"
+    data = f"--dataset={trained.dataset}"
+    done = evaluate(
+        trained,
+        data,
+        "--bootstrap=0",
+        "--recalibrate=platt",
+        f"--recalibrated_checkpoint={recalibrated}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "recalibrated (platt, judged on the half it was not fitted to)" in done.stdout
+    groups = tmp_path / "users.txt"
+    groups.write_text("".join(f"user {row % 37}\n" for row in range(1000)))
+    done = evaluate(
+        trained,
+        *(data, f"--against={recalibrated}", f"--groups={groups}", f"--output={output}"),
+        *("--bootstrap=30", "--slices=categorical 2,numerical 0", "--importance"),
+        curves=True,
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((output / "evaluation.json").read_text())
+    one, other = facts["models"]
+    labels, chances = rows
+    users = np.arange(1000) % 37
+    aucs = [roc_auc_score(labels[users == u], chances[users == u]) for u in range(37)]
+    sizes = np.bincount(users)
+    assert one["gauc_by_impressions"]["value"] == pytest.approx(np.average(aucs, weights=sizes))
+    assert facts["differences"]["auc"]["value"] == pytest.approx(0, abs=1e-5)  # of the same order
+    # Platt's fit to these rows has the least log loss that a line can have, and is calibrated.
+    assert facts["differences"]["log_loss"]["value"] > 0
+    assert other["calibration"]["value"] == pytest.approx(1, abs=1e-4)
+    sliced = {one["by"]: one["slices"] for one in facts["slices"]}
+    assert sum(one["rows"] for one in sliced["categorical 2"]) == 1000
+    assert len(sliced["numerical 0"]) == 10
+    assert len(facts["importance"]) == 7
+    assert (output / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    text = (output / "evaluation.html").read_text()
+    page = Outline(text)
+    tags = [tag for tag, _ in page.seen]
+    assert tags.count("h1") == 1
+    assert not {"script", "link", "img", "iframe"} & set(tags)
+    assert "http" not in text
+    assert any(a.get("name") == "viewport" for tag, a in page.seen if tag == "meta")
+    charts = [attributes for tag, attributes in page.seen if tag == "svg"]
+    assert len(charts) >= 5
+    assert all(a["role"] == "img" and len(a["aria-label"]) > 20 for a in charts)
+    regions = [a for tag, a in page.seen if tag == "div"]
+    assert all(a["tabindex"] == "0" and a["aria-label"] for a in regions)
+    for colour in re.findall(
+        r"(?:[^-]color|fill): (#[0-9a-f]{3,6})", text.partition("</style>")[0]
+    ):
+        assert contrast(colour, "#fff") >= 4.5
+    drawn = {a["stroke"] for tag, a in page.seen if a.get("stroke-width") and tag == "path"}
+    assert drawn
+    assert all(contrast(colour, "#fff") >= 3 for colour in drawn)  # of graphics
+
+
+def test_columns_are_read_row_for_row(tmp_path):
+    texts, numbers = tmp_path / "users.txt", tmp_path / "weights.npy"
+    texts.write_text("b\na\nb\n")
+    np.save(numbers, np.array([0.5, 0, 2]))
+    assert read_groups(texts, 3).tolist() == [1, 0, 1]
+    assert read_weights(numbers, 3).tolist() == [0.5, 0, 2]
+    for value, message in (("nan", "row 1: expected a finite"), ("x", "row 1: expected a number")):
+        texts.write_text(f"1\n{value}\n")
+        with pytest.raises(ValueError, match=message):
+            read_weights(texts, 2)
+    with pytest.raises(ValueError, match="--groups .*: expected integers or texts, got float64"):
+        read_groups(numbers, 3)
+
+
+def test_bad_input_is_named(trained, other_trained, tmp_path):
+    one_class = tmp_path / "one_class.tsv"
+    one_class.write_text("\n".join(x for x in trained.lines if x[0] == "0") + "\n")
+    (tmp_path / "zeros.txt").write_text("0\n" * 1000)
+    (tmp_path / "short.txt").write_text("1\n" * 999)
+    data = f"--dataset={trained.dataset}"
+    for flags, message in (
+        ([], "--dataset or --input: expected the rows to judge, got none"),
+        ([data, "--slices=nothing"], "--slices nothing: expected a field of the model, one of num"),
+        (
+            [data, f"--groups={tmp_path}/short.txt"],
+            "expected one value for each of 1,000 rows, got 999",
+        ),
+        ([data, f"--weights={tmp_path}/zeros.txt"], "expected a weight above 0, got 1,000 zeros"),
+        ([data, f"--against={other_trained.checkpoint}"], "its transform is not that of"),
+        (
+            [data, f"--recalibrated_checkpoint={tmp_path}/x"],
+            "needs --recalibrate or --sampling_rate",
+        ),
+        ([f"--input={trained.log}", "--nolabel"], "line 1: expected"),
+    ):
+        done = evaluate(trained, "--bootstrap=0", *flags)
+        assert done.returncode == 1, (flags, done.stdout)
+        assert done.stderr.startswith("error: ")
+        assert message in done.stderr
+    done = evaluate(trained, f"--input={one_class}", "--bootstrap=10")
+    assert done.returncode == 0, done.stderr
+    assert "rows have the label 0, so metrics of two classes are undefined" in done.stdout

@@ -1,0 +1,80 @@
+"""The importance of fields, where some are planted to matter and others not to."""
+
+import numpy as np
+import pytest
+import torch
+
+import dlrm
+from dlrm.serving.importance import contributions, permutation_importance
+from dlrm.serving.rows import text_of_lines
+
+
+@pytest.fixture(scope="module")
+def rows(trained):
+    """The model, its inputs of the test rows, and their labels.
+
+    The clicks of the log depend on the first number and on all ids (`trained_model.write_log`), on
+    those of the first tables most; the second and the third number are useless.
+    """
+    predictor = dlrm.load(trained.checkpoint)
+    lines = "\n".join(line.split("\t", 1)[1] for line in trained.lines)
+    inputs = predictor.row_transform(
+        text_of_lines(lines.encode(), len(predictor.row_transform.names))
+    )
+    return predictor, inputs, np.array([line[0] == "1" for line in trained.lines], np.float32)
+
+
+def test_planted_fields_matter_and_useless_ones_do_not(rows):
+    predictor, inputs, labels = rows
+    before = [array.copy() for array in inputs]
+    logits = predictor.logits_of(inputs)
+    found = {one.field: one for one in permutation_importance(predictor, inputs, labels)}
+    assert sorted(found) == list(range(7))
+    order = sorted(found, key=lambda field: -found[field].auc_lost.value)
+    assert set(order[-2:]) == {1, 2}
+    assert found[order[0]].field >= 3
+    for field in (3, 5):
+        assert found[field].auc_lost.low > 0.005
+        assert found[field].log_loss_gained > 0.005
+    for field in (1, 2):
+        assert abs(found[field].auc_lost.value) < 0.01
+    for array, copy in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    np.testing.assert_array_equal(predictor.logits_of(inputs), logits)
+
+
+def test_contributions_are_what_growing_inputs_add(rows):
+    """Of each field the derivative by a factor on its input, from differences."""
+    predictor, inputs, _ = rows
+    part = type(inputs)(*(array[:20] for array in inputs))
+    found = contributions(predictor, part)
+    assert found.shape == (20, 7)
+    step, model = 1e-2, predictor.model
+
+    def logits(numerical):
+        with torch.no_grad():
+            return model(numerical, torch.from_numpy(part.ids)).double().numpy()
+
+    numbers = torch.from_numpy(part.numerical).float()
+    first_row = 0
+    (weight, _), *_ = model.embeddings.table_parameters()
+    for field in range(7):
+        sides = []
+        for factor in (1 + step, 1 - step):
+            if field < 3:
+                scaled = numbers.clone()
+                scaled[:, field] *= factor
+                sides.append(logits(scaled))
+                continue
+            table = slice(first_row, first_row + model.config.embedding_rows[field - 3])
+            kept = weight.detach()[table].clone()
+            with torch.no_grad():
+                weight[table] *= factor
+            sides.append(logits(numbers))
+            with torch.no_grad():
+                weight[table] = kept
+        if field >= 3:
+            first_row += model.config.embedding_rows[field - 3]
+        np.testing.assert_allclose(
+            found[:, field], (sides[0] - sides[1]) / (2 * step), atol=0.02, rtol=0.05
+        )
