@@ -1,4 +1,4 @@
-"""The main job from end to end: raw click logs -> dataset -> trained model -> ROC AUC.
+"""The main job from end to end: raw click logs -> dataset -> trained model -> how good it is.
 
 make demo                             simulated logs, whose best reachable AUC is known
 make demo RAW=/path/with/day_files    your own logs in Criteo's format
@@ -31,12 +31,13 @@ def main() -> None:
     dataset = preprocess(raw, output)
     run = train(dataset, output)
     test(dataset, run)
+    judge(dataset, run)
     summarise(raw, dataset, run, time.time() - began)
 
 
 def simulate(output: Path, options: argparse.Namespace) -> Path:
     raw = output / f"raw-{options.rows}-{options.days}"
-    title("1/4", f"simulating {options.rows:,} rows of {options.days} days")
+    title("1/5", f"simulating {options.rows:,} rows of {options.days} days")
     if (raw / "planted.json").is_file():
         print(f"there already: {raw}")
     else:
@@ -46,7 +47,7 @@ def simulate(output: Path, options: argparse.Namespace) -> Path:
 
 
 def preprocess(raw: Path, output: Path) -> Path:
-    title("2/4", f"preprocessing {shown(raw)}")
+    title("2/5", f"preprocessing {shown(raw)}")
     environment = {
         **os.environ,
         "INPUT_PATH": str(raw),
@@ -64,7 +65,7 @@ def preprocess(raw: Path, output: Path) -> Path:
 
 
 def train(dataset: Path, output: Path) -> Path:
-    title("3/4", "training")
+    title("3/5", "training")
     run = output / time.strftime("run-%Y%m%d-%H%M%S")
     flags = training_flags(json.loads((dataset / "manifest.json").read_text())["rows"]["train"])
     flags["save_checkpoint_path"] = run / "checkpoints"
@@ -73,9 +74,16 @@ def train(dataset: Path, output: Path) -> Path:
 
 
 def test(dataset: Path, run: Path) -> None:
-    title("4/4", "testing the best checkpoint, as loaded from disk")
+    title("4/5", "testing the best checkpoint, as loaded from disk")
     flags = {"load_checkpoint_path": run / "checkpoints", "log_path": run / "test.json"}
     dlrm_main("test", dataset, {**flags, "test_batch_size": 16384})
+
+
+def judge(dataset: Path, run: Path) -> None:
+    title("5/5", "judging it on rows that no choice has seen")
+    words = ["--checkpoint", run / "checkpoints", "--dataset", dataset]
+    words += ["--split", "validation", "--importance", "--output", run / "evaluation"]
+    command([sys.executable, "-m", "dlrm.scripts.evaluate", *words])
 
 
 def training_flags(rows: int) -> dict[str, Any]:
@@ -160,6 +168,7 @@ def summarise(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
         ("dataset", shown(dataset)),
         ("checkpoints", shown(checkpoints)),
         ("log", shown(checkpoints / "log.json")),
+        ("page", shown(run / "evaluation" / "evaluation.html")),
         ("curves", shown(curves) if curves.exists() else "none"),
     ]
     width = min(shutil.get_terminal_size().columns, 100)

@@ -1,11 +1,10 @@
-"""What a run reports: console lines, a JSON-lines file as DLLogger's, a progress bar, curves."""
+"""What a run reports: console lines, a JSON-lines file as DLLogger's, a progress bar."""
 
 import json
-import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -169,63 +168,3 @@ def _bar(total: int, title: str, initial: int = 0, quiet: bool = False) -> tqdm:
         dynamic_ncols=True,
         disable=quiet or not sys.stderr.isatty(),
     )
-
-
-def draw_curves(
-    history: Sequence[dict[str, float]], metric: str, loss_metric: str, path: str | os.PathLike
-) -> str | None:
-    """Draws losses, learning rate and the test metric over the steps of a run.
-
-    Args:
-        history: entries with `step` and `loss` and `lr`, or with `step` and a test's metrics.
-        metric: name of the test metric, as "auc".
-        loss_metric: name of the test loss, as "log_loss".
-        path: the picture to write, as "curves.png".
-
-    Returns:
-        None, or why nothing was drawn: no matplotlib, nothing to draw, no place to write.
-    """
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it reports on its font cache
-    try:
-        import matplotlib
-    except ImportError:
-        return "no curves: matplotlib is missing (pip install matplotlib)"
-    if not history:
-        return "no curves: the run printed no step (see --print_freq)"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    trained = [entry for entry in history if "lr" in entry]
-    tested = [entry for entry in history if "lr" not in entry]
-    panels = [
-        ("loss", [("training", trained, "loss"), ("test", tested, loss_metric)]),
-        ("learning rate", [("", trained, "lr")]),
-        (f"test {metric.upper()}", [("", tested, metric)]),
-    ]
-    figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
-    for axis, (label, lines) in zip(axes, panels, strict=True):
-        _draw_panel(axis, lines)
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-    axes[-1].set_xlabel("step")
-    figure.align_ylabels()
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        return f"no curves: {error}"
-    finally:
-        pyplot.close(figure)
-    return None
-
-
-def _draw_panel(axis: Any, lines: Sequence[tuple[str, Sequence[dict[str, float]], str]]) -> None:
-    """Draws lines, each of a label, entries of the history, and the value to take of them."""
-    drawn = [line for line in lines if any(line[2] in entry for entry in line[1])]
-    for label, entries, name in drawn:
-        points = [(entry["step"], entry[name]) for entry in entries if name in entry]
-        marker = "o" if len(points) < 40 else ""
-        axis.plot(*zip(*points, strict=True), marker=marker, label=label)
-    if not drawn:
-        axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
-    if len(drawn) > 1:
-        axis.legend()

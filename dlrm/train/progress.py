@@ -17,6 +17,8 @@ from dlrm.train.log import RunLog
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 
+_CURVE_POINTS = 50
+
 
 @dataclass
 class Progress:
@@ -29,6 +31,10 @@ class Progress:
         tested_step: the step of the last evaluation, 0 before the first.
         best: the best evaluation so far: its metrics, and "step" and "epoch".
         history: what was printed: "step" with "loss" and "lr", or with an evaluation's metrics.
+        curve: about fifty points of the training loss: "step", and the mean "loss" of the steps
+            since the point before.
+        curve_loss: sum of the losses since the last point.
+        curve_steps: how many they are.
     """
 
     step: int = 0
@@ -37,6 +43,9 @@ class Progress:
     tested_step: int = 0
     best: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
+    curve: list[dict[str, float]] = field(default_factory=list)
+    curve_loss: float = 0.0
+    curve_steps: int = 0
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Takes over what a checkpoint says."""
@@ -46,7 +55,7 @@ class Progress:
 class LossWindow:
     """Sums the losses since the last printed line, and ends the run where one is NaN or infinite.
 
-    The sum stays on the device until a line is due.
+    The sum stays on the device until a line is due, and so do the points of the curve.
 
     Args:
         progress: where the run stands.
@@ -58,7 +67,10 @@ class LossWindow:
         self, progress: Progress, world: World, checkpoints: CheckpointDirectory | None
     ) -> None:
         self.progress, self._world, self._checkpoints = progress, world, checkpoints
-        self._sum = torch.zeros((), device=world.device)
+        self._sums = torch.zeros(2, device=world.device)  # since the last line, and the last point
+        self._points: list[
+            tuple[int, int, Tensor]
+        ] = []  # step, steps and sum of each, not read yet
         self._finite_step = 0  # up to here no loss was infinite or NaN
 
     def resume(self) -> None:
@@ -68,8 +80,16 @@ class LossWindow:
 
     def add(self, loss: Tensor) -> None:
         """Takes in the loss of a step; does not wait for the device."""
-        self._sum += loss
+        self._sums += loss
         self.progress.window_steps += 1
+        self.progress.curve_steps += 1
+
+    def mark(self) -> None:
+        """Ends a point of the curve; does not wait for the device."""
+        progress = self.progress
+        self._points.append((progress.step, progress.curve_steps, self._sums[1].clone()))
+        self._sums[1].zero_()
+        progress.curve_steps = 0
 
     def mean(self) -> float:
         """Returns the mean loss since the last line, of all ranks.
@@ -79,19 +99,19 @@ class LossWindow:
             RuntimeError: a kernel met a bad id on a GPU since the last call.
         """
         raise_device_errors(self._world)
-        loss = self._total()
+        loss, _ = self._totals()
         self.check_finite(loss, "loss")
         self._finite_step = self.progress.step - 1  # whose update the last loss has judged
         return loss / max(self.progress.window_steps, 1)
 
     def clear(self) -> None:
         """Begins a new window."""
-        self._sum.zero_()
+        self._sums[0].zero_()
         self.progress.window_steps = 0
 
     def save(self) -> None:
-        """Notes the sum in the progress, and goes on from there as a resumed run does."""
-        self.progress.window_loss = self._total()
+        """Notes the sums in the progress, and goes on from there as a resumed run does."""
+        self.progress.window_loss, self.progress.curve_loss = self._totals()
         self._restart()
 
     def check_finite(self, value: float, what: str) -> None:
@@ -109,11 +129,18 @@ class LossWindow:
         )
 
     def _restart(self) -> None:
-        """Leaves the sum to the first rank, so that a resumed run adds in the same order."""
-        self._sum.fill_(0 if self._world.rank else self.progress.window_loss)
+        """Leaves the sums to the first rank, so that a resumed run adds in the same order."""
+        saved = [self.progress.window_loss, self.progress.curve_loss]
+        self._sums.copy_(torch.tensor([0.0, 0.0] if self._world.rank else saved))
 
-    def _total(self) -> float:
-        return all_sum(self._sum.clone(), self._world).item()
+    def _totals(self) -> tuple[float, float]:
+        """The two sums of all ranks; the points of the curve go to the progress."""
+        sums = torch.stack([*self._sums.unbind(), *(total for _, _, total in self._points)])
+        window, since_point, *of_points = all_sum(sums, self._world).tolist()
+        for (step, steps, _), total in zip(self._points, of_points, strict=True):
+            self.progress.curve.append({"step": step, "loss": total / steps})
+        self._points.clear()
+        return window, since_point
 
 
 class StepReport:
@@ -143,6 +170,7 @@ class StepReport:
         self._window, self._clock, self._config, self._schedule = window, clock, config, schedule
         self._scaler, self._log, self._steps_per_epoch = scaler, log, steps_per_epoch
         self._total = config.num_steps(steps_per_epoch)
+        self._stride = -(-self._total // _CURVE_POINTS)
         self._throughput = Throughput(clock, config.benchmark_warmup_steps)
 
     def step(self, loss: Tensor, num_samples: int) -> None:
@@ -155,6 +183,8 @@ class StepReport:
         self._log.progress()
         self._window.add(loss)
         done = self._window.progress.step
+        if done % self._stride == 0 or done == self._total:
+            self._window.mark()
         due = done > 1 and (done - 1) % self._config.print_freq == 0
         if due or done == self._total:
             self._line(done)

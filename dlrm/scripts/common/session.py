@@ -25,7 +25,8 @@ from dlrm.distributed import (
 from dlrm.documents import one_line
 from dlrm.train.checkpoints.checkpoint import check_unchanged, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, checkpoint_in_use, last_checkpoint
-from dlrm.train.log import RunLog, draw_curves
+from dlrm.train.log import RunLog
+from dlrm.train.reports.curves import draw_curves
 from dlrm.train.trainer import StoppedError, Trainer
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -252,8 +253,18 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
     if log.quiet:
         return
     curves = Path(log_path).absolute().with_name("curves.png")
-    task = trainer.task
-    problem = draw_curves(trainer.progress.history, task.metric, task.loss_metric, curves)
+    task, progress, flags = trainer.task, trainer.progress, trainer.run.get("flags", {})
+    data = flags.get("dataset") or flags.get("data_dir") or flags.get("dataset_type") or ""
+    problem = draw_curves(
+        progress.curve,
+        progress.history,
+        task.metric,
+        task.loss_metric,
+        curves,
+        title=f"{curves.parent.name}, step {progress.step}\n{data}",
+        schedule=trainer.schedule,
+        best_step=progress.best.get("step"),
+    )
     log.line(problem or f"curves: {curves}")
     if trainer.checkpoints:
         log.line(f"checkpoints: last {last}, best {best}")

@@ -1,0 +1,113 @@
+"""The picture of a run: losses, learning rate and the test metric over its steps."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_TRAINING, _TEST, _RATE = "#1f5f9e", "#b4500f", "#5c5c5c"
+_POINTS_OF_SCHEDULE = 500
+
+Entries = Sequence[Mapping[str, float]]
+
+
+def draw_curves(
+    curve: Entries,
+    history: Entries,
+    metric: str,
+    loss_metric: str,
+    path: str | os.PathLike,
+    *,
+    title: str = "",
+    schedule: Callable[[int], float] | None = None,
+    best_step: float | None = None,
+) -> str | None:
+    """Draws losses, learning rate and the test metric over the steps of a run.
+
+    Args:
+        curve: entries with `step` and the training `loss` of the steps up to it.
+        history: entries with `step` and `loss` and `lr`, which are drawn where there is no curve,
+            or with `step` and a test's metrics.
+        metric: name of the test metric, as "auc".
+        loss_metric: name of the test loss, as "log_loss".
+        path: the picture to write, as "curves.png".
+        title: over it: what ran, on which data.
+        schedule: step, counted from 1 -> learning rate.
+        best_step: the step that was best, which is marked.
+
+    Returns:
+        None, or why nothing was drawn: no matplotlib, nothing to draw, no place to write.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it reports on its font cache
+    try:
+        import matplotlib
+    except ImportError:
+        return "no curves: matplotlib is missing (pip install matplotlib)"
+    if not curve and not history:
+        return "no curves: the run took no step"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    trained = curve or [entry for entry in history if "lr" in entry]
+    tested = [entry for entry in history if "lr" not in entry]
+    steps = [int(entry["step"]) for entry in (*trained, *tested)]
+    rates = _rates(schedule, max(steps), history)
+    figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
+    panels: list[tuple[str, list[tuple[str, str, Entries, str]]]] = [
+        ("loss", [("training", _TRAINING, trained, "loss"), ("test", _TEST, tested, loss_metric)]),
+        ("learning rate", [("", _RATE, rates, "lr")]),
+        (f"test {metric.upper()}", [("", _TEST, tested, metric)]),
+    ]
+    for axis, (label, lines) in zip(axes, panels, strict=True):
+        _draw_panel(axis, lines, best_step)
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        axis.ticklabel_format(axis="y", useOffset=False)
+    axes[1].set_ylim(bottom=0)
+    axes[-1].set_xlabel("step")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    margin = max(max(steps) * 0.02, 0.5)
+    axes[-1].set_xlim(1 - margin, max(steps) + margin)
+    figure.suptitle(title, fontsize=10, wrap=True)
+    figure.align_ylabels()
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        return f"no curves: {error}"
+    finally:
+        pyplot.close(figure)
+    return None
+
+
+def _rates(
+    schedule: Callable[[int], float] | None, last: int, history: Entries
+) -> list[Mapping[str, float]]:
+    """The learning rate of steps that are close enough to show the schedule as it is."""
+    if schedule is None:
+        return [entry for entry in history if "lr" in entry]
+    stride = max(last // _POINTS_OF_SCHEDULE, 1)
+    steps = sorted({*range(1, last + 1, stride), last})
+    return [{"step": step, "lr": schedule(step)} for step in steps]
+
+
+def _draw_panel(
+    axis: Any, lines: Sequence[tuple[str, str, Entries, str]], best_step: float | None
+) -> None:
+    """Draws lines, each of a label, a colour, entries, and the value to take of them."""
+    drawn = [line for line in lines if any(line[3] in entry for entry in line[2])]
+    for label, colour, entries, name in drawn:
+        points = [(entry["step"], entry[name]) for entry in entries if name in entry]
+        marker = "o" if len(points) < 60 and name != "lr" else ""
+        size = 6 if len(points) < 20 else 3
+        x, y = zip(*points, strict=True)
+        axis.plot(x, y, marker=marker, markersize=size, color=colour, label=label)
+        if name != "lr" and colour == _TEST and best_step in x:
+            best = y[x.index(best_step)]
+            axis.plot([best_step], [best], "*", markersize=13, color=colour, label="best")
+    if best_step is not None:
+        axis.axvline(best_step, color=_TEST, linestyle=":", linewidth=1)
+    if not drawn:
+        axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
+    if any(line[0] for line in drawn):
+        axis.legend()
