@@ -56,6 +56,11 @@ class DLRMSetup(Setup):
         """The dataset, for messages."""
         return self.values["dataset"] or f"--dataset_type {self.values['dataset_type']}"
 
+    def recorded(self) -> dict[str, Any]:
+        sets = self.whole._asdict().items()
+        rows = {name: one.num_samples for name, one in sets if one is not None}
+        return super().recorded() | {"splits": rows}
+
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
         kept = super().frozen(run)
         kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names

@@ -9,6 +9,8 @@
     STEP/tables/<i>.bin         rows of table i, float32, row-major: mappable
     STEP/tables/<i>.<state>.bin the same of an optimizer's state of these rows
     STEP/transform/             what the training data were transformed by, if they came with it
+    STEP/MODEL.md               what the model is and how to load it, for people
+    STEP/recalibration/         what its scores are recalibrated by, if they are
     STEP/manifest.json          size and checksum of each file, written last
 
 Tables are stored one by one whatever the layout in memory and whichever rank holds them, so any

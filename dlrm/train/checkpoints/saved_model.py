@@ -20,6 +20,7 @@ from dlrm.documents import read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.train.checkpoints.state import checked_config, read_tensors
+from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 _BLOCK_BYTES = 1 << 24
 
@@ -134,6 +135,9 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
             (staging / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         for folder in saved.attached:
             shutil.copytree(folder, staging / folder.name)
+        has_transform = any(folder.name == "transform" for folder in saved.attached)
+        card = model_card(config, saved.progress, has_transform)
+        (staging / MODEL_CARD).write_text(card, encoding="utf-8")
         write_manifest(staging, "checkpoint")
 
 

@@ -22,6 +22,7 @@ from dlrm.train.checkpoints.state import (
     random_state,
     random_state_file,
 )
+from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 _ROWS_AT_ONCE = 1 << 14  # written, and summed while they are in the cache
 _WRITERS = 2  # while one waits for the disk, the other sums
@@ -146,6 +147,8 @@ class CheckpointWriter:
         config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
         _write_json(self._staging / "config.json", config)
         _write_json(self._staging / "progress.json", self._progress)
+        card = model_card(config, self._progress, self._attached is not None)
+        (self._staging / MODEL_CARD).write_text(card, encoding="utf-8")
         if self._attached:
             target = self._staging / self._attached.name
             shutil.copytree(self._attached, target, copy_function=link_or_copy)

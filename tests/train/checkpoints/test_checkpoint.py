@@ -262,7 +262,7 @@ def test_a_directory_without_checkpoints_is_named(tmp_path):
 def test_no_pickle_is_written(tmp_path):
     save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
     suffixes = {path.suffix for path in (tmp_path / "c").rglob("*") if path.is_file()}
-    assert suffixes == {".json", ".safetensors", ".bin"}
+    assert suffixes == {".json", ".safetensors", ".bin", ".md"}
     assert json.loads((tmp_path / "c/manifest.json").read_text())["kind"] == "checkpoint"
 
 
