@@ -28,7 +28,7 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
 	@$(PIP) setuptools wheel ninja
-	@$(PIP) --no-build-isolation -e ".[preproc,images,text,plots,serve,dev]"
+	@$(PIP) --no-build-isolation -e ".[preproc,images,text,plots,tensorboard,serve,dev]"
 	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
 

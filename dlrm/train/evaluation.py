@@ -90,7 +90,8 @@ class Evaluation:
         progress.tested_step = progress.step
         epoch, index = divmod(progress.step - 1, self._steps_per_epoch)
         self._log.line(f"Epoch {epoch} step {index}. test: {_shown(metrics)}  ({seconds:.1f} s)")
-        self._log.step(epoch, index, {f"test_{name}": value for name, value in metrics.items()})
+        tested = {f"test_{name}": value for name, value in metrics.items()}
+        self._log.step(epoch, index, tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
         if math.isnan(metrics[metric]):
             self._log.line(f"note: {metric} is undefined, the test set has one class only")

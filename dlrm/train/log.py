@@ -12,6 +12,8 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
+from dlrm.train.reports.trackers import Tracker
+
 UNITS = {"throughput": "samples/s", "latency": "s"}
 
 
@@ -25,6 +27,9 @@ class RunLog:
         path: the file, or None for none; an earlier run's lines in it are kept.
         quiet: write and print nothing; for all ranks but the first.
 
+    Attributes:
+        trackers: take the flags, the values of steps and the files of the run, too.
+
     Raises:
         OSError: the file cannot be written.
     """
@@ -35,6 +40,7 @@ class RunLog:
         self._bar: tqdm | None = None
         self._conclusion: list[str] = []
         self.quiet = quiet
+        self.trackers: list[Tracker] = []
         if path is not None and not quiet:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
@@ -44,16 +50,27 @@ class RunLog:
 
     def __exit__(self, *error: object) -> None:
         self.end_progress()
+        for tracker in self.trackers:
+            tracker.close()
         if self._file:
             self._file.close()
 
     def parameters(self, values: dict[str, Any]) -> None:
         """Records the flags of the run."""
         self._write(type="LOG", step="PARAMETER", data=values)
+        for tracker in self.trackers:
+            tracker.flags(values)
 
-    def step(self, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Records values of a step of an epoch."""
+    def step(self, epoch: int, step: int, values: dict[str, float], done: int) -> None:
+        """Records values of a step of an epoch, after which `done` steps of the run are done."""
         self._write(type="LOG", step=[epoch, step], data=values)
+        for tracker in self.trackers:
+            tracker.scalars(done, values)
+
+    def file(self, path: Path) -> None:
+        """Hands a file of the run to the trackers."""
+        for tracker in self.trackers:
+            tracker.file(path)
 
     def summary(self, values: dict[str, float]) -> None:
         """Records and prints the results of the run, each with its unit."""

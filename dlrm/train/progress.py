@@ -202,7 +202,8 @@ class StepReport:
             f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {_short(rate)}"
             f"{self._scaler.report()}"
         )
-        self._log.step(epoch, step, {"loss": mean, "step_time": step_time, "lr": rate})
+        values = {"loss": mean, "step_time": step_time, "lr": rate}
+        self._log.step(epoch, step, values, done)
         self._window.progress.history.append({"step": done, "loss": mean, "lr": rate})
 
     def summary(self) -> dict[str, float]:

@@ -111,6 +111,8 @@ OURS = {
     "resume": False,
     "synthetic_dataset_hotness": None,
     "synthetic_ids": "uniform",
+    "tensorboard": None,
+    "mlflow": None,
     "tf32": True,
 }
 

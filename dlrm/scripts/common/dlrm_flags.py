@@ -17,7 +17,9 @@ from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.scripts.common.config_flags import (
     ALLOW_LINKS_HELP,
+    MLFLOW_HELP,
     PROFILE_HELP,
+    TENSORBOARD_HELP,
     VERIFY_DATA_HELP,
     ConfigFlags,
     Definitions,
@@ -178,6 +180,8 @@ _FILES: Definitions = {
         "Destination for the log file with results and statistics, and beside it the curves; "
         "default where --save_checkpoint_path is given: log.json in that directory",
     ),
+    "tensorboard": (str | None, None, TENSORBOARD_HELP),
+    "mlflow": (str | None, None, MLFLOW_HELP),
     "output_dir": (str, "/tmp", "Accepted, and unused; see --save_checkpoint_path"),
 }
 _BENCHMARK: Definitions = {
@@ -346,6 +350,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("optimized_mlp", "cuda_graphs", "deterministic", "execution"),
         *("preset", "defaults"),  # the flags that they set are compared themselves
         *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint", "profile"),
+        *("tensorboard", "mlflow"),
     ]
 )
 

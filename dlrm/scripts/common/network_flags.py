@@ -7,7 +7,9 @@ from dlrm.data.verification import VERIFY_DATA
 from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
 from dlrm.scripts.common.config_flags import (
     ALLOW_LINKS_HELP,
+    MLFLOW_HELP,
     PROFILE_HELP,
+    TENSORBOARD_HELP,
     VERIFY_DATA_HELP,
     Definitions,
     Help,
@@ -142,6 +144,8 @@ FILES: Definitions = {
         "Destination for the log file with results and statistics, and beside it the curves; "
         "default where --save_checkpoint_path is given: log.json in that directory",
     ),
+    "tensorboard": (str | None, None, TENSORBOARD_HELP),
+    "mlflow": (str | None, None, MLFLOW_HELP),
 }
 
 # Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
@@ -154,6 +158,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("print_freq", "test_freq", "test_after", "test_batch_size", "benchmark_warmup_steps"),
         *("results", "repeat", "help", "weight_avg_exp", "deterministic"),
         *("pipeline_splits", "pipeline_schedule", "profile"),
+        *("tensorboard", "mlflow"),
     ]
 )
 

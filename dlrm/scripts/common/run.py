@@ -20,6 +20,7 @@ from dlrm.scripts.common.profiling import StepProfiler
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.log import Loader, RunLog
+from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
 from dlrm.train.watchdog import Watchdog
 
@@ -163,6 +164,7 @@ def run(
                 )
             log = RunLog(values["log_path"], quiet=world.rank > 0)
         at_the_end.enter_context(log)
+        _open_trackers(setup, log)
         check_same({f"the dataset's {name}": v for name, v in setup.dataset.items()}, world)
         dog = at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
         checkpoints = _checkpoints(setup, dog, at_the_end) if setup.trains else None
@@ -181,6 +183,18 @@ def _with_log_path(values: Values) -> Values:
     if not folder:
         return values
     return values.filled({"log_path": str(Path(folder, Path(values["log_path"]).name))})
+
+
+def _open_trackers(setup: Setup, log: RunLog) -> None:
+    """Lets a training report to `--tensorboard` and `--mlflow`, from the first rank."""
+    values = setup.values
+    asked = [name for name in ("tensorboard", "mlflow") if values[name]]
+    if asked and not setup.trains:
+        log.line(f"note: --{asked[0]} is not used: only a training reports to trackers")
+    elif asked and setup.world.rank == 0:
+        name = Path(values["log_path"]).absolute().parent.name
+        trackers = open_trackers(values["tensorboard"], values["mlflow"], name, log.line)
+        log.trackers = [*trackers]
 
 
 def _profiler(setup: Setup, log: RunLog, at_the_end: ExitStack) -> StepProfiler:

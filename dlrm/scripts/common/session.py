@@ -27,6 +27,7 @@ from dlrm.train.checkpoints.checkpoint import check_unchanged, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, checkpoint_in_use, last_checkpoint
 from dlrm.train.log import RunLog
 from dlrm.train.reports.curves import draw_curves
+from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.trainer import StoppedError, Trainer
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -266,7 +267,11 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
         best_step=progress.best.get("step"),
     )
     log.line(problem or f"curves: {curves}")
+    if not problem:
+        log.file(curves)
     if trainer.checkpoints:
+        if last:
+            log.file(last / MODEL_CARD)
         log.line(f"checkpoints: last {last}, best {best}")
     else:
         log.line("the weights are not saved; --save_checkpoint_path saves them")

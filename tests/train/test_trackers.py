@@ -1,0 +1,188 @@
+"""Trackers: what they are given, and that nothing of theirs stops or delays a run."""
+
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import trained_model
+
+from dlrm.preproc.images.tfrecord import find_records, read_record
+from dlrm.train.log import RunLog
+from dlrm.train.reports import trackers
+from dlrm.train.reports.trackers import Background, MLflow, TensorBoard, open_trackers
+
+
+class Kept:
+    """A tracker that keeps what it is given; `fails_at` is the call that raises."""
+
+    def __init__(self, fails_at=None, gate=None):
+        self.calls, self._fails_at, self._gate = [], fails_at, gate
+
+    def _take(self, *call):
+        if self._gate:
+            self._gate.wait(5)
+        if len(self.calls) == self._fails_at:
+            raise OSError("no room\nmore")
+        self.calls.append(call)
+
+    def flags(self, values):
+        self._take("flags", values)
+
+    def scalars(self, step, values):
+        self._take("scalars", step, values)
+
+    def file(self, path):
+        self._take("file", path)
+
+    def close(self):
+        self._take("close")
+
+
+def report(tracker, path, steps=3):
+    log = RunLog(quiet=True)
+    log.trackers = [tracker]
+    with log:
+        log.parameters({"lr": 0.1})
+        for step in range(1, steps + 1):
+            log.step(0, step - 1, {"loss": 1.0 / step}, step)
+        log.file(path)
+
+
+def test_a_tracker_gets_flags_values_and_files_in_order(tmp_path):
+    kept, said = Kept(), []
+    report(Background("kept", lambda: kept, said.append), tmp_path)
+    values = [("scalars", step, {"loss": 1.0 / step}) for step in (1, 2, 3)]
+    assert kept.calls == [("flags", {"lr": 0.1}), *values, ("file", tmp_path), ("close",)]
+    assert not said
+
+
+@pytest.mark.parametrize("fails_at", [0, 2, 5])
+def test_one_that_fails_is_named_once(tmp_path, fails_at):
+    said = []
+    report(Background("kept", lambda: Kept(fails_at), said.append), tmp_path)
+    assert said == ["note: kept: no room; the run goes on without it"]
+
+
+def test_no_step_waits_for_a_tracker(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "_PATIENCE", 0.05)
+    gate, said = threading.Event(), []
+    began = time.perf_counter()
+    report(Background("slow", lambda: Kept(gate=gate), said.append), tmp_path, steps=100)
+    assert time.perf_counter() - began < 2
+    gate.set()
+    assert said == [
+        "note: slow: it has not taken everything within 0.05 s; the run goes on without it"
+    ]
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    for module in ("tensorboardX", "mlflow"):
+        monkeypatch.setitem(sys.modules, module, None)
+    said = []
+    for tracker in open_trackers(str(tmp_path / "t"), "http://127.0.0.1:9", "run", said.append):
+        tracker.close()
+    assert "pip install 'dlrm[tensorboard]'" in "".join(said)
+    assert "pip install 'dlrm[mlflow]'" in "".join(said)
+    assert not (tmp_path / "t").exists()
+
+
+def test_tensorboard_has_scalars_flags_and_curves(tmp_path):
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    picture = tmp_path / "curves.png"
+    picture.write_bytes(b"\x89PNG some bytes")
+    (tmp_path / "MODEL.md").write_text("# card")
+    writer = TensorBoard(str(tmp_path / "events"))
+    writer.flags({"lr": 0.1})
+    writer.scalars(7, {"loss": 0.25})
+    writer.file(picture)
+    writer.file(tmp_path / "MODEL.md")
+    writer.close()
+    (events,) = (tmp_path / "events").iterdir()
+    values = {}
+    for place in find_records(events):
+        for value in event_pb2.Event.FromString(read_record(events, place)).summary.value:
+            values[value.tag] = value
+    assert values["loss"].simple_value == 0.25
+    assert values["curves"].image.encoded_image_string == picture.read_bytes()
+    assert b"--lr=0.1" in values["flags/text_summary"].tensor.string_val[0]
+    assert b"# card" in values["MODEL.md/text_summary"].tensor.string_val[0]
+
+
+class Client:
+    """What of MLflow's client the adapter calls."""
+
+    entries: list = []
+
+    def __init__(self, tracking_uri):
+        self.entries.append(("uri", tracking_uri))
+
+    def get_experiment_by_name(self, name):
+        return None
+
+    def create_experiment(self, name):
+        return "3"
+
+    def create_run(self, number, run_name):
+        return SimpleNamespace(info=SimpleNamespace(run_id=f"{number}/{run_name}"))
+
+    def log_param(self, *entry):
+        self.entries.append(entry)
+
+    def log_metric(self, *entry, step):
+        self.entries.append((*entry, step))
+
+    def log_artifact(self, *entry):
+        self.entries.append(entry)
+
+    def set_terminated(self, *entry):
+        self.entries.append(entry)
+
+
+def test_mlflow_gets_parameters_metrics_and_artifacts(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
+    Client.entries = []
+    tracker = MLflow(str(tmp_path), "run-1")
+    tracker.flags({"sizes": "9" * 9999})
+    tracker.scalars(5, {"loss": 0.5})
+    tracker.file(tmp_path / "MODEL.md")
+    tracker.close()
+    run = "3/run-1"
+    assert Client.entries == [
+        ("uri", str(tmp_path)),
+        (run, "sizes", "9" * 500),
+        (run, "loss", 0.5, 5),
+        (run, str(tmp_path / "MODEL.md")),
+        (run,),
+    ]
+
+
+def test_the_real_mlflow_keeps_a_run(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more packages
+    (tmp_path / "MODEL.md").write_text("# card")
+    uri = (tmp_path / "store").as_uri()
+    tracker = MLflow(uri, "run-1")
+    tracker.flags({"lr": 0.1})
+    tracker.scalars(5, {"loss": 0.5})
+    tracker.file(tmp_path / "MODEL.md")
+    tracker.close()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("dlrm")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.data.params, run.data.metrics) == ({"lr": "0.1"}, {"loss": 0.5})
+    assert [item.path for item in client.list_artifacts(run.info.run_id)] == ["MODEL.md"]
+
+
+def test_a_run_goes_on_without_a_server(trained, tmp_path):
+    """Where MLflow is missing as where no server answers, the run says so once, and ends well."""
+    done = trained_model.forked.run(
+        "dlrm.scripts.main",
+        *(f"--dataset={trained.dataset}", *trained_model.MODEL, *trained_model.TRAINING),
+        *("--mlflow=http://127.0.0.1:9", f"--log_path={tmp_path / 'log.json'}"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("note: mlflow: ") == 1
+    assert "the run goes on without it" in done.stdout
+    assert "best_auc" in done.stdout
