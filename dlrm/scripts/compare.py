@@ -1,0 +1,311 @@
+"""Shows runs side by side: what was set otherwise, how good they are, how fast they were.
+
+    python -m dlrm.scripts.compare RUN RUN ... [--sort auc] [--output DIR]
+    python -m dlrm.scripts.compare FOLDER_OF_RUNS
+
+A run is the directory that --save_checkpoint_path named, one that contains it as `checkpoints/`, or
+a single checkpoint. Its `log.json` is read where it is beside the checkpoints. With --output a page
+has the same table, which sorts, and the curves of all runs in one chart.
+"""
+
+import argparse
+import html
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm.command_line import Parser, fail
+from dlrm.documents import parse_json, read_bytes
+from dlrm.files import MANIFEST, staged_directory
+from dlrm.manifest import write_manifest
+from dlrm.pages import Line, chart, document, scrolled
+from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.directory import last_checkpoint
+
+HTML, JSON = "comparison.html", "comparison.json"
+_LOG, _PREFIX = "log.json", "DLLL "
+_MAX_LOG_BYTES = 1 << 28
+_SPEED = "average_train_throughput"
+_CUSTOMARY = ("auc", "log_loss", "normalized_entropy", "calibration")
+_LOWER_IS_BETTER = ("log_loss", "loss", "normalized_entropy", "step_time")
+# Flags that say where files are, and nothing of what is trained.
+_PLACES = (
+    *("save_checkpoint_path", "load_checkpoint_path", "log_path", "output_dir", "resume"),
+    *("tensorboard", "mlflow"),
+)
+_MOST_CURVES = 6
+# Sorts the rows of the table by the column whose head is pressed.
+_SORT = """<script>
+document.querySelectorAll('th button').forEach((button, column) => button.onclick = () => {
+  const table = button.closest('table'), head = button.closest('th');
+  const up = head.getAttribute('aria-sort') !== 'ascending';
+  table.querySelectorAll('th').forEach(th => th.removeAttribute('aria-sort'));
+  head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+  const key = row => { const text = row.cells[column].dataset.value;
+    return isNaN(parseFloat(text)) ? text : parseFloat(text); };
+  [...table.tBodies[0].rows].sort((a, b) => (key(a) > key(b) ? 1 : -1) * (up ? 1 : -1))
+    .forEach(row => table.tBodies[0].append(row));
+});
+</script>"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its newest checkpoint and its log describe it.
+
+    Attributes:
+        name: its directory.
+        path: the checkpoint that was read.
+        flags: of the run, without places.
+        metrics: of the best test, and of the summary of the log.
+        step: steps done.
+        curve: "step" and training "loss".
+        tests: "step" and the metrics of each test.
+    """
+
+    name: str
+    path: Path
+    flags: dict[str, Any]
+    metrics: dict[str, float]
+    step: int
+    curve: list[dict[str, float]]
+    tests: list[dict[str, float]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = _parse(arguments)
+    try:
+        run(options)
+    except (ValueError, OSError) as error:
+        fail(error)
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Does what the options say.
+
+    Raises:
+        ValueError, OSError: what the user can fix.
+    """
+    runs = [read_run(path) for path in find_runs(options.runs)]
+    columns = metric_columns(runs)
+    runs = _sorted(runs, options.sort, columns)
+    print("\n".join(lines_of(runs, columns)))
+    if options.output:
+        facts = [
+            {"name": r.name, "path": str(r.path), "step": r.step, "flags": r.flags}
+            | {"metrics": r.metrics, "curve": r.curve, "tests": r.tests}
+            for r in runs
+        ]
+        with staged_directory(options.output, replace=True) as directory:
+            text = json.dumps({"runs": facts}, indent=1) + "\n"
+            (directory / JSON).write_text(text, encoding="utf-8")
+            (directory / HTML).write_text(page(runs, columns), encoding="utf-8")
+            write_manifest(directory, "comparison")
+        print(f"page: {options.output / HTML}")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    program = "python -m dlrm.scripts.compare" if __name__ == "__main__" else None
+    parser = Parser(__doc__, program)
+    parser.add_argument("runs", type=Path, nargs="+", help="runs, or a folder of runs")
+    parser.add_argument("--sort", help="metric, or flag, to sort by; the best first")
+    parser.add_argument("--output", type=Path, help="directory of the page and the JSON")
+    return parser.parse_args(arguments)
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the newest checkpoint of each run; a folder stands for the runs in it.
+
+    Raises:
+        FileNotFoundError: a path is, and has, no run.
+    """
+    found = []
+    for path in paths:
+        if not path.is_dir():
+            raise FileNotFoundError(
+                f"{path}: no such directory; expected a run, or a folder of runs"
+            )
+        if checkpoint := _checkpoint(path):
+            found.append(checkpoint)
+            continue
+        inside = [_checkpoint(folder) for folder in sorted(path.iterdir()) if folder.is_dir()]
+        if not any(inside):
+            raise FileNotFoundError(
+                f"{path}: no run here (expected step-*/ or checkpoints/step-*/)"
+            )
+        found += [checkpoint for checkpoint in inside if checkpoint]
+    return found
+
+
+def _checkpoint(path: Path) -> Path | None:
+    if (path / MANIFEST).is_file() and (path / "progress.json").is_file():
+        return path
+    return last_checkpoint(path) or last_checkpoint(path / "checkpoints")
+
+
+def read_run(checkpoint: Path) -> Run:
+    """Reads what a checkpoint and the log beside it say of a run.
+
+    Raises:
+        ValueError: a file is damaged; it is named.
+    """
+    config, progress = read_config(checkpoint), read_progress(checkpoint)
+    folder = checkpoint.absolute().parent
+    if folder.name == "checkpoints":
+        folder = folder.parent
+    metrics = {k: v for k, v in progress.get("best", {}).items() if k not in ("step", "epoch")}
+    for log in (checkpoint.parent / _LOG, folder / _LOG):
+        if log.is_file():
+            metrics |= _summary(log)
+            break
+    history = progress.get("history", [])
+    curve = progress.get("curve") or [entry for entry in history if "lr" in entry]
+    return Run(
+        folder.name,
+        checkpoint,
+        {k: v for k, v in config["flags"].items() if k not in _PLACES},
+        metrics,
+        int(progress.get("step", 0)),
+        curve,
+        [entry for entry in history if "lr" not in entry],
+    )
+
+
+def _summary(log: Path) -> dict[str, float]:
+    """The summary of the last run in a log; nothing where it has not ended."""
+    summary: dict[str, float] = {}
+    for line in read_bytes(log, _MAX_LOG_BYTES).splitlines():
+        if not line.startswith(_PREFIX.encode()):
+            raise ValueError(f"{log}: expected lines that begin with {_PREFIX!r}: not a run's log")
+        entry = parse_json(line.removeprefix(_PREFIX.encode()), log)
+        if entry.get("step") == "PARAMETER":
+            summary = {}
+        elif entry.get("step") == [] and isinstance(entry.get("data"), dict):
+            summary = {k: v for k, v in entry["data"].items() if isinstance(v, int | float)}
+    return summary
+
+
+def different_flags(runs: Sequence[Run]) -> list[str]:
+    """Returns the flags in which runs differ; one that a run does not know counts as None."""
+    names = dict.fromkeys(name for one in runs for name in one.flags)
+    return [n for n in names if len({repr(one.flags.get(n)) for one in runs}) > 1]
+
+
+def metric_columns(runs: Sequence[Run]) -> list[str]:
+    """Returns the metrics that some run has, the customary ones first, and the speed last."""
+    known = dict.fromkeys(name for one in runs for name in one.metrics)
+    first = [name for name in _CUSTOMARY if name in known]
+    validation = [n for n in known if n.startswith("validation_") and n[11:] in _CUSTOMARY[:2]]
+    return [*first, *validation, *([_SPEED] if _SPEED in known else [])]
+
+
+def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Run]:
+    """The runs by a metric, the best first, or by a flag; those without it come last."""
+    if key is None:
+        return runs
+    known = {name for one in runs for name in (*one.metrics, *one.flags)}
+    if key not in known:
+        raise ValueError(f"--sort {key}: expected a metric or a flag, such as {', '.join(columns)}")
+    lowest = any(key.endswith(name) for name in _LOWER_IS_BETTER)
+
+    def place(one: Run) -> tuple[Any, ...]:
+        value = one.metrics.get(key, one.flags.get(key))
+        if isinstance(value, int | float):
+            return 0, value if lowest or key in one.flags else -value, ""
+        return (1, 0, str(value)) if value is not None else (2, 0, "")
+
+    return sorted(runs, key=place)
+
+
+def lines_of(runs: Sequence[Run], columns: Sequence[str]) -> list[str]:
+    """Returns a table: a run a line, its metrics and the flags in which it differs."""
+    heads, rows = _cells(runs, columns)
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [heads, *rows]
+    ]
+
+
+def _cells(runs: Sequence[Run], columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    flags = different_flags(runs)
+    heads = ["run", "steps", *columns, *(f"--{name}" for name in flags)]
+    rows = [
+        [one.name, str(one.step)]
+        + [_number(name, one.metrics.get(name)) for name in columns]
+        + [_flag(one.flags.get(name)) for name in flags]
+        for one in runs
+    ]
+    return heads, rows
+
+
+def _number(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if name == _SPEED else f"{value:.6f}"
+
+
+def _flag(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
+    """Returns the page: the table, which sorts, and the curves."""
+    heads, rows = _cells(runs, columns)
+    head = "".join(f"<th scope='col'><button>{html.escape(name)}</button></th>" for name in heads)
+    body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    shown = runs[:_MOST_CURVES]
+    note = f" of the first {_MOST_CURVES} runs" if len(runs) > len(shown) else ""
+    loss = _lines(shown, "loss", "curve")
+    parts = [
+        "<p class='note'>Press the head of a column to sort by it. Flags are those that differ.</p>",
+        scrolled(table, "runs, their metrics, and the flags in which they differ"),
+        f"<h2>Curves{note}</h2>",
+        chart("Training loss", "step", "loss", loss, _told(shown, "log_loss")),
+    ]
+    metric = next(
+        (name for name in columns if any(name in e for r in shown for e in r.tests)), None
+    )
+    if metric:
+        lines = _lines(shown, metric, "tests")
+        parts.append(chart(f"Test {metric}", "step", metric, lines, _told(shown, metric)))
+    return document("Runs side by side", [*parts, _SORT])
+
+
+def _cell(text: str) -> str:
+    value = html.escape(text.replace(",", ""), quote=True)
+    return f"<td data-value='{value}'>{html.escape(text)}</td>"
+
+
+def _lines(runs: Sequence[Run], name: str, kind: str) -> list[Line]:
+    lines = []
+    for one in runs:
+        entries = [entry for entry in getattr(one, kind) if entry.get(name) is not None]
+        lines.append(
+            Line(
+                one.name,
+                [e["step"] for e in entries],
+                [e[name] for e in entries],
+                dots=kind == "tests",
+            )
+        )
+    return lines
+
+
+def _told(runs: Sequence[Run], metric: str) -> str:
+    return "; ".join(
+        f"{one.name}: best test {metric} {_number(metric, one.metrics.get(metric))}" for one in runs
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
