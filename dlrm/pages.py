@@ -23,12 +23,13 @@ figure { display: inline-block; margin: 1em 2em 0 0; vertical-align: top; max-wi
 svg text { font: 11px system-ui, sans-serif; fill: #444 }
 svg .title { font-weight: 600; fill: #222 }
 """
-COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#5c5c5c")
+COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
+_REFERENCE = "#5c5c5c"
 Head = Sequence[tuple[str, Sequence[str]]]  # of columns: a title over them, and theirs
 
 
 class Line(NamedTuple):
-    """A line of a chart: its name in the legend, and its points."""
+    """A line of a chart: its name in the legend, and its points; a dashed one is a reference."""
 
     name: str
     x: Sequence[float]
@@ -197,7 +198,7 @@ def chart(
         shapes.append(f"<path d='M{left} {at:.1f}H{left + width}' stroke='#e2e2e2'/>")
         shapes.append(_text(left - 5, at + 4, number(y), "end"))
     for index, line in enumerate(lines):
-        shapes += _drawn(line, COLOURS[index % len(COLOURS)], place)
+        shapes += _drawn(line, _colour(line, index), place)
     bottom = top + height + 30
     shapes.append(_text(left + width / 2, bottom, x_name, "middle"))
     shapes.append(
@@ -207,12 +208,16 @@ def chart(
     for index, line in enumerate(lines):
         bottom += 16
         dash = " stroke-dasharray='5 3'" if line.dashed else ""
-        colour = COLOURS[index % len(COLOURS)]
+        colour = _colour(line, index)
         shapes.append(
             f"<path d='M{left} {bottom - 4}h22' stroke='{colour}' stroke-width='2'{dash}/>"
         )
         shapes.append(_text(left + 28, bottom, line.name))
     return _figure((left + width + 16, bottom + 8), f"{title}. {told}", shapes)
+
+
+def _colour(line: Line, index: int) -> str:
+    return _REFERENCE if line.dashed else COLOURS[index % len(COLOURS)]
 
 
 def _drawn(

@@ -1,11 +1,13 @@
 """Parts of the rows that are judged alone: each a name and which rows are in it."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 Slices = list[tuple[str, np.ndarray]]  # name, bool [rows]
 _MOST_VALUES = 10
+_UNKNOWN = (0, 1, 2, 3, 6, 10)  # the least of each slice
 
 
 def by_value(values: np.ndarray, name: Callable[[int], str]) -> Slices:
@@ -47,9 +49,18 @@ def by_unknown(counts: np.ndarray) -> Slices:
     Args:
         counts: `[rows]`.
     """
-    most = 3
-    slices = [(f"{number} without an id", counts == number) for number in range(most)]
-    return [*slices, (f"{most} or more", counts >= most)]
+    slices = []
+    for least, end in pairwise((*_UNKNOWN, None)):
+        assert least is not None
+        name = (
+            str(least)
+            if end == least + 1
+            else f"{least} to {end - 1}"
+            if end
+            else f"{least} or more"
+        )
+        slices.append((name, (counts >= least) & (counts < (end or np.inf))))
+    return slices
 
 
 def by_source(index: np.ndarray, names: Sequence[str]) -> Slices:

@@ -56,6 +56,15 @@ class Shares:
         fewer = f"; the other {rest} {verb} fewer" if rest else ""
         return f"values: {', '.join(parts)}{fewer}"
 
+    def by_field(self) -> list[tuple[str, float, float]]:
+        """Returns name, share of missing and share of other values without an id of each field.
+
+        Where only ids are known, missing values count among those without an id.
+        """
+        rows = max(self._rows, 1)
+        counts = zip(self._names, self._missing.tolist(), self._unknown.tolist(), strict=True)
+        return [(name, missing / rows, unknown / rows) for name, missing, unknown in counts]
+
     def _of(self, index: int) -> str:
         counts = ((self._word, self._unknown[index]), ("missing", self._missing[index]))
         return " and ".join(f"{word} in {_percent(n / self._rows)}" for word, n in counts if n)

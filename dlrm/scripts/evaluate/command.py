@@ -25,6 +25,7 @@ from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
 from dlrm.metrics.slices import Slices, by_decile, by_source, by_unknown, by_value
 from dlrm.scripts import predict
 from dlrm.scripts.common.command import no_arguments, run_command
+from dlrm.scripts.compare import different_flags, read_run
 from dlrm.scripts.evaluate.columns import read_groups, read_weights
 from dlrm.scripts.evaluate.lines import lines_of
 from dlrm.scripts.evaluate.page import HTML, PNG, curves_of, write_files
@@ -203,11 +204,19 @@ def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) 
         "against": str(models[1].path) if len(models) > 1 else None,
         "sources": found.sources,
         "split": FLAGS.split if Path(found.sources[0]).is_dir() else None,
-        "values": found.shares,
+        "values": found.shares.line(),
+        "fields": found.shares.by_field(),
+        "flags_changed": _flags_changed(models),
         "intervals": judgement.method,
         "notes": _notes(found, judgement),
         **judgement.to_json(),
     }
+
+
+def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
+    """The flags in which the runs of two models differ, with both values."""
+    runs = [read_run(model.path) for model in models]
+    return [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
 
 
 def _notes(found: Collected, judgement: Judgement) -> list[str]:

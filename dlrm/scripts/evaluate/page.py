@@ -54,8 +54,12 @@ def page(facts: dict[str, Any]) -> str:
         "highest scores, and how many times that of k % taken at random</dd></dl></details>"
     )
     parts += ["<h2>Curves</h2>", *_charts(facts, compared)]
-    if facts["values"]:
-        parts += ["<h2>Values</h2>", _paragraph(facts["values"])]
+    if facts["flags_changed"]:
+        rows = [[f"--{n}", str(one), str(other)] for n, one, other in facts["flags_changed"]]
+        parts += ["<h2>Flags that differ</h2>"]
+        parts.append(table([("", ["flag", "this model", "the other"])], rows, "flags that differ"))
+    if facts["fields"]:
+        parts += _fields(facts)
     for sliced in facts["slices"]:
         parts.append(f"<h2>By {_escaped(sliced['by'])}</h2>")
         parts.append(_slice_chart(sliced))
@@ -63,7 +67,7 @@ def page(facts: dict[str, Any]) -> str:
         parts.append(table([("", heads)], rows, f"metrics by {sliced['by']}"))
     if facts.get("importance"):
         parts += _importance(facts["importance"])
-    return document(f"Evaluation of {Path(names[0]).name}", parts)
+    return document("Evaluation of " + "/".join(Path(names[0]).parts[-3:]), parts)
 
 
 def _summary(facts: dict[str, Any]) -> str:
@@ -161,6 +165,16 @@ def _slice_chart(sliced: dict[str, Any]) -> str:
         return ""
     intervals = [(auc["value"], auc["low"], auc["high"]) for auc in known.values()]
     return whiskers("AUC and its interval", list(known), intervals)
+
+
+def _fields(facts: dict[str, Any]) -> list[str]:
+    """The fields with the most values that say nothing to the model."""
+    fields = sorted(facts["fields"], key=lambda field: -field[1] - field[2])
+    rows = [[n, f"{100 * m:.2f} %", f"{100 * u:.2f} %"] for n, m, u in fields if m or u]
+    parts = ["<h2>Values that are missing or have no id</h2>"]
+    if not rows:
+        return [*parts, _paragraph("There are none.")]
+    return [*parts, table([("", ["field", "missing", "without an id"])], rows, "shares of values")]
 
 
 def _importance(found: list[dict[str, Any]]) -> list[str]:

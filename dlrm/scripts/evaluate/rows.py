@@ -10,6 +10,7 @@ from dlrm.metrics.judged import ScoredRows
 from dlrm.scripts import predict
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows import Inputs
+from dlrm.serving.shares import Shares
 
 MAX_KEPT = 100_000  # rows whose inputs are kept, for the importance of fields
 
@@ -24,7 +25,7 @@ class Collected:
         source: of each row, its place in `sources`.
         fields: name of a field that divides the rows -> its values, ids or numbers.
         unknown: of each row, how many values have no id; None where the model has no transform.
-        shares: a line about missing and unknown values, or None.
+        shares: of missing and unknown values of each field.
         kept: inputs of rows at even distances, `MAX_KEPT` at most, and their labels.
     """
 
@@ -33,7 +34,7 @@ class Collected:
     source: np.ndarray
     fields: dict[str, np.ndarray]
     unknown: np.ndarray | None
-    shares: str | None
+    shares: Shares
     kept: tuple[Inputs, np.ndarray]
 
 
@@ -86,7 +87,7 @@ def collect(
         np.concatenate(places),
         {name: np.concatenate(parts) for name, parts in values.items()},
         np.concatenate(unknown) if first.transform is not None else None,
-        shares.line(),
+        shares,
         sample.rows(),
     )
 

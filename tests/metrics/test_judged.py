@@ -1,0 +1,91 @@
+"""Models judged on the same rows, and slices of the rows."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from dlrm.metrics.judged import ScoredRows, judge, judge_slices
+from dlrm.metrics.slices import by_decile, by_source, by_unknown, by_value
+
+
+def scored(count=600, seed=0, **others):
+    random = np.random.default_rng(seed)
+    labels = (random.random(count) < 0.3).astype(np.float32)
+    logits = tuple(random.normal(labels * size, 1).astype(np.float32) for size in (1.6, 0.4))
+    return ScoredRows(logits, labels, **others)
+
+
+def test_intervals_hold_the_values_and_differences_are_of_pairs():
+    rows = scored(groups=np.arange(600) // 4)
+    found = judge(rows, 100)
+    assert "all by a bootstrap of 100 over groups" in found.method
+    for logits, metrics in zip(rows.logits, found.models, strict=True):
+        assert metrics["auc"].value == pytest.approx(roc_auc_score(rows.labels, logits))
+        for name, interval in metrics.items():
+            assert interval.low <= interval.value <= interval.high, name
+    for name, difference in found.differences.items():
+        pair = [metrics[name].value for metrics in found.models]
+        assert difference.value == pytest.approx(pair[0] - pair[1])
+    assert found.differences["auc"].p < 0.05
+    assert {"gauc_by_impressions", "gauc_by_clicks"} <= found.differences.keys()
+
+
+def test_groups_of_one_row_have_no_grouped_auc():
+    found = judge(scored(50, groups=np.arange(50)), 5).to_json()
+    assert found["models"][0]["gauc_by_clicks"] == {"value": None, "low": None, "high": None}
+    assert found["models"][0]["auc"]["value"] is not None
+
+
+def test_weights_count_rows_so_often():
+    weights = np.random.default_rng(1).integers(0, 3, 600)
+    rows = scored(weights=weights.astype(float))
+    value = judge(rows, 0).models[0]["log_loss"].value
+    chances = 1 / (1 + np.exp(-rows.logits[0]))
+    assert value == pytest.approx(log_loss(rows.labels, chances, sample_weight=weights), rel=1e-5)
+
+
+def test_slices_are_the_rows_that_they_name():
+    rows = scored()
+    random = np.random.default_rng(2)
+    ids, numbers = random.integers(0, 30, 600), np.round(random.normal(0, 1, 600), 1)
+    common = by_value(ids, lambda number: f"id {number}")
+    assert (len(common), common[-1][0]) == (11, "all others")
+    counts = [chosen.sum() for _, chosen in common[:-1]]
+    assert counts == sorted(np.bincount(ids).tolist(), reverse=True)[:10]
+    deciles = by_decile(numbers)
+    for slices in (common, deciles, by_unknown(ids), by_source(ids % 2, ["day_1", "day_2"])):
+        assert (np.sum([chosen for _, chosen in slices], axis=0) == 1).all()
+    assert [name for name, _ in by_unknown(ids)] == [
+        "0",
+        "1",
+        "2",
+        "3 to 5",
+        "6 to 9",
+        "10 or more",
+    ]
+    ends = [tuple(map(float, name.split(" to "))) for name, _ in deciles]
+    assert all(before[1] < after[0] for before, after in zip(ends, ends[1:], strict=False))
+    found = judge_slices(rows, common, 10)
+    here = common[3][1]
+    value = found[3]["models"][1]["auc"]["value"]
+    assert value == pytest.approx(roc_auc_score(rows.labels[here], rows.logits[1][here]))
+
+
+def test_a_slice_without_rows_or_weight_has_no_metrics():
+    none, heavy = np.zeros(600, bool), np.arange(600) < 5
+    weights = np.where(heavy, 0.0, 1.0)
+    for rows in (scored(), scored(weights=weights), scored(groups=np.arange(600) % 7)):
+        first, *_ = judge_slices(rows, [("none", none), ("heavy", heavy)], 10)
+        assert (first["name"], first["rows"]) == ("none", 0)
+        assert first["models"][0]["log_loss"]["value"] is None
+    _, second = judge_slices(scored(weights=weights), [("none", none), ("heavy", heavy)], 10)
+    assert (second["rows"], second["models"][0]["auc"]["value"]) == (0, None)
+
+
+def test_scores_that_are_no_numbers_are_named():
+    rows = scored()
+    rows.logits[1][17] = np.nan
+    with pytest.raises(ValueError, match="row 17: expected a finite number as its score, got nan"):
+        judge(rows, 0)
+    with pytest.raises(ValueError, match="expected one score, label and weight a row"):
+        judge(ScoredRows((rows.logits[0][1:],), rows.labels), 0)
