@@ -267,7 +267,8 @@ def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
     note = f" of the first {_MOST_CURVES} runs" if len(runs) > len(shown) else ""
     loss = _lines(shown, "loss", "curve")
     parts = [
-        "<p class='note'>Press the head of a column to sort by it; flags are those that differ.</p>",
+        "<p class='note'>Press the head of a column to sort by it. "
+        "Flags that agree are left out.</p>",
         scrolled(table, "runs, their metrics, and the flags in which they differ"),
         f"<h2>Curves{note}</h2>",
         chart("Training loss", "step", "loss", loss, _told(shown, "log_loss")),
