@@ -39,9 +39,8 @@ if __name__ == "__main__":
         if options.mlflow:
             sides["mlflow"] = (None, options.mlflow)
         without = seconds(options.lines, None, None)
-        print(
-            f"| tracker | us a line | % of {options.print_freq} steps | % of a step |\n|---|---|---|---|"
-        )
+        print(f"| tracker | us a line | % of {options.print_freq} steps | % of a step |")
+        print("|---|---|---|---|")
         for name, asked in sides.items():
             seconds(1, *asked)  # imports
             line = (seconds(options.lines, *asked) - without) / options.lines
