@@ -26,6 +26,7 @@ from dlrm.model.dlrm import ARCHITECTURE
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common.command import parse_flags
+from dlrm.serving.recalibration import FOLDER as RECALIBRATION
 from dlrm.train.checkpoints.diff import (
     difference,
     map_differences,
@@ -341,6 +342,8 @@ def _convert(source: Path) -> int:
         order = write_nvidia(saved, FLAGS.output, FLAGS.feature_order, FLAGS.interaction_padding)
         print(f"feature order: {order}")
         print("the state of optimizers is left out: NVIDIA's format has none")
+        if any(folder.name == RECALIBRATION for folder in saved.attached):
+            print("the recalibration is left out: NVIDIA's format has none")
     rows = sum(table.rows for table in saved.tables)
     print(f"{FLAGS.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
     return 0

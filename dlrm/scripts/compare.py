@@ -29,7 +29,6 @@ HTML, JSON = "comparison.html", "comparison.json"
 _LOG, _PREFIX = "log.json", "DLLL "
 _MAX_LOG_BYTES = 1 << 28
 _SPEED = "average_train_throughput"
-_CUSTOMARY = ("auc", "log_loss", "normalized_entropy", "calibration")
 _LOWER_IS_BETTER = ("log_loss", "loss", "normalized_entropy", "step_time")
 # Flags that say where files are, and nothing of what is trained.
 _PLACES = (
@@ -61,6 +60,7 @@ class Run:
         path: the checkpoint that was read.
         flags: of the run, without places.
         metrics: of the best test, and of the summary of the log.
+        tested: names of those of the best test.
         step: steps done.
         curve: "step" and training "loss".
         tests: "step" and the metrics of each test.
@@ -70,6 +70,7 @@ class Run:
     path: Path
     flags: dict[str, Any]
     metrics: dict[str, float]
+    tested: list[str]
     step: int
     curve: list[dict[str, float]]
     tests: list[dict[str, float]]
@@ -158,7 +159,8 @@ def read_run(checkpoint: Path) -> Run:
     folder = checkpoint.absolute().parent
     if folder.name == "checkpoints":
         folder = folder.parent
-    metrics = {k: v for k, v in progress.get("best", {}).items() if k not in ("step", "epoch")}
+    best = {k: v for k, v in progress.get("best", {}).items() if k not in ("step", "epoch")}
+    metrics = dict(best)
     for log in (checkpoint.parent / _LOG, folder / _LOG):
         if log.is_file():
             metrics |= _summary(log)
@@ -170,6 +172,7 @@ def read_run(checkpoint: Path) -> Run:
         checkpoint,
         {k: v for k, v in config["flags"].items() if k not in _PLACES},
         metrics,
+        list(best),
         int(progress.get("step", 0)),
         curve,
         [entry for entry in history if "lr" not in entry],
@@ -197,11 +200,11 @@ def different_flags(runs: Sequence[Run]) -> list[str]:
 
 
 def metric_columns(runs: Sequence[Run]) -> list[str]:
-    """Returns the metrics that some run has, the customary ones first, and the speed last."""
-    known = dict.fromkeys(name for one in runs for name in one.metrics)
-    first = [name for name in _CUSTOMARY if name in known]
-    validation = [n for n in known if n.startswith("validation_") and n[11:] in _CUSTOMARY[:2]]
-    return [*first, *validation, *([_SPEED] if _SPEED in known else [])]
+    """Returns the metrics to show: those of tests, then of the validation, and the speed."""
+    tested = list(dict.fromkeys(name for one in runs for name in one.tested))
+    known = {name for one in runs for name in one.metrics}
+    validation = [f"validation_{name}" for name in tested[:2]]
+    return [*tested, *(name for name in (*validation, _SPEED) if name in known)]
 
 
 def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Run]:

@@ -173,6 +173,8 @@ def run() -> None:
             if known is not None:
                 labels.append(known)
                 logits.append(part)
+        if FLAGS.explain is not None and not explained:
+            raise ValueError(f"--explain {FLAGS.explain}: expected a row below {file.rows:,}")
     seconds = time.perf_counter() - began
     print(
         f"{FLAGS.output}: {file.rows:,} scores ({FLAGS.output_kind}) by {predictor.path}, "
@@ -184,8 +186,6 @@ def run() -> None:
         _print_metrics(np.concatenate(logits), np.concatenate(labels))
     if line := shares.line() if file.rows else None:
         print(line)
-    if FLAGS.explain is not None and not explained:
-        raise ValueError(f"--explain {FLAGS.explain}: expected a row below {file.rows:,}, the rows")
     print("\n".join(explained), end="\n" * bool(explained))
 
 

@@ -29,6 +29,7 @@ class RunLog:
 
     Attributes:
         trackers: take the flags, the values of steps and the files of the run, too.
+        last_lines: what the summary ends with, for people.
 
     Raises:
         OSError: the file cannot be written.

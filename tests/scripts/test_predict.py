@@ -62,6 +62,22 @@ def test_standard_input_without_labels(trained, expected, tmp_path):
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), expected[:20], rtol=1e-5)
 
 
+def test_a_row_is_explained(trained, expected, tmp_path):
+    done = predict(*flags_of(trained, trained.log, tmp_path / "s.npy", "--explain=412"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    (place,) = (index for index, line in enumerate(lines) if line.startswith("row 412: logit "))
+    logit = float(lines[place].split()[3].rstrip(";"))
+    assert logit == pytest.approx(np.log(expected[412] / (1 - expected[412])), abs=1e-3)
+    fields = [line.rpartition("  ")[0] if line[-1] in "+-" else line for line in lines[place + 1 :]]
+    added = [float(line.split()[-1]) for line in fields]
+    assert len(added) == 7
+    assert np.abs(added).tolist() == sorted(np.abs(added), reverse=True)
+    done = predict(*flags_of(trained, trained.log, tmp_path / "none.npy", "--explain=1000"))
+    assert "error: --explain 1000: expected a row below 1,000" in done.stderr
+    assert not (tmp_path / "none.npy").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

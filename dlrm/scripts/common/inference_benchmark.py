@@ -15,12 +15,15 @@ from dlrm.train.cuda_graph import CALLS_BEFORE
 from dlrm.train.log import RunLog
 
 _HELD_ROWS = 1 << 18
+_HEAD = f"{'batch':>6}  {'runtime':<12}{'p50 ms':>10}{'p95 ms':>10}{'p99 ms':>10}{'samples/s':>12}"
 
 
 def inference_benchmark(
     task: Recommendation, test: Dataset, values: Values, log: RunLog
 ) -> dict[str, float]:
     """Returns the latencies and rates; keys without a runtime are of the model as it is.
+
+    The run ends with them as a table.
 
     Args:
         task: the model.
@@ -40,7 +43,7 @@ def inference_benchmark(
                 f"--inference_benchmark_batch_sizes {size}: expected 1 to "
                 f"{test.num_samples}, the rows of the test set"
             )
-    summary = {}
+    summary, rows = {}, [_HEAD]
     others = open_runtimes(task.model, _other_runtimes(task, test, values, log), log.line)
     with task.weights_unchanged(), others as runtimes:
         for size in sizes:
@@ -50,11 +53,13 @@ def inference_benchmark(
                 for which in ("mean", "p50", "p95", "p99"):
                     summary[f"{which}_inference_latency_{end}"] = getattr(latency, which)
                 summary[f"mean_inference_throughput_{end}"] = latency.samples_per_second
-                log.conclude(
-                    f"batch {size:>6}  {name:<12} p50 {latency.p50 * 1e3:9.3f} ms  "
-                    f"p95 {latency.p95 * 1e3:9.3f} ms  p99 {latency.p99 * 1e3:9.3f} ms  "
-                    f"{latency.samples_per_second:12,.0f} samples/s"
+                times = (f"{1e3 * t:10.3f}" for t in (latency.p50, latency.p95, latency.p99))
+                rows.append(
+                    f"{size:>6}  {name:<12}{''.join(times)}{latency.samples_per_second:12,.0f}"
                 )
+                log.line(f"measured batch {size}, {name}")
+    for row in rows:
+        log.conclude(row)
     return summary
 
 
