@@ -7,6 +7,7 @@ import re
 import forked
 import numpy as np
 import pytest
+import trained_model
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
@@ -101,6 +102,8 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     )
     assert done.returncode == 0, done.stderr
     assert "recalibrated (platt, judged on the half it was not fitted to)" in done.stdout
+    done = evaluate(trained, data, f"--checkpoint={recalibrated}", "--recalibrate=platt")
+    assert "expected a checkpoint without a recalibration" in done.stderr
     groups = tmp_path / "users.txt"
     groups.write_text("".join(f"user {row % 37}\n" for row in range(1000)))
     done = evaluate(
@@ -147,6 +150,13 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     assert all(contrast(colour, "#fff") >= 3 for colour in drawn)  # of graphics
 
 
+def test_a_score_that_is_no_number_names_its_row(trained, tmp_path):
+    checkpoint, row = trained_model.overflowing(trained, tmp_path)
+    done = evaluate(trained, f"--checkpoint={checkpoint}", f"--dataset={trained.dataset}")
+    assert done.returncode == 1
+    assert f"{trained.dataset}: test row {row}: expected a finite score, got" in done.stderr
+
+
 def test_columns_are_read_row_for_row(tmp_path):
     texts, numbers = tmp_path / "users.txt", tmp_path / "weights.npy"
     texts.write_text("b\na\nb\n")
@@ -169,6 +179,10 @@ def test_bad_input_is_named(trained, other_trained, tmp_path):
     data = f"--dataset={trained.dataset}"
     for flags, message in (
         ([], "--dataset or --input: expected the rows to judge, got none"),
+        (
+            [f"--input={trained.log},{trained.dataset}"],
+            "expected files, or one dataset, got several",
+        ),
         ([data, "--slices=nothing"], "--slices nothing: expected a field of the model, one of num"),
         (
             [data, f"--groups={tmp_path}/short.txt"],
@@ -186,6 +200,6 @@ def test_bad_input_is_named(trained, other_trained, tmp_path):
         assert done.returncode == 1, (flags, done.stdout)
         assert done.stderr.startswith("error: ")
         assert message in done.stderr
-    done = evaluate(trained, f"--input={one_class}", "--bootstrap=10")
+    done = evaluate(trained, f"--input={one_class}", "--bootstrap=10", "--importance")
     assert done.returncode == 0, done.stderr
     assert "rows have the label 0, so metrics of two classes are undefined" in done.stdout

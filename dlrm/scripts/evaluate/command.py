@@ -54,7 +54,9 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("seed", 0, "Of the replicates and permutations", lower_bound=0)
     flags.DEFINE_float(
-        "sampling_rate", None, "Share of the negatives that training kept; corrects the scores"
+        "sampling_rate",
+        None,
+        "Share of the negatives that training kept; corrects the scores of --checkpoint",
     )
     flags.DEFINE_enum(
         "recalibrate", None, KINDS, "Fit a recalibration to these rows, and judge it across halves"
@@ -105,7 +107,7 @@ def run() -> None:
     ]
     if FLAGS.recalibrate:
         correction, facts["recalibration"] = _recalibrated(rows)
-    if FLAGS.importance and len(np.unique(found.kept[1])) == 2:
+    if FLAGS.importance:
         facts["importance"] = _importance(models[0], found)
     facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
     print("\n".join(lines_of(facts)))
@@ -132,7 +134,8 @@ def _sources() -> list[str]:
         check_replaceable(Path(FLAGS.output).resolve(), replace=True)
     sources = FLAGS.input or [FLAGS.dataset]
     for source in sources:
-        predict.check_source(source)
+        if predict.check_source(source).is_dir() and len(sources) > 1:
+            raise ValueError(f"--input {source}: expected files, or one dataset, got several")
     return sources
 
 
@@ -183,7 +186,9 @@ def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, dict[str, Any]]:
 
 
 def _importance(model: Predictor, found: Collected) -> list[dict[str, Any]]:
-    """The fields by importance, the greatest first, of JSON values."""
+    """The fields by importance, the greatest first, of JSON values; none without two classes."""
+    if len(np.unique(found.kept[1])) < 2:
+        return []
     names = [name for kind in field_names(model) for name in kind]
     measured = permutation_importance(model, *found.kept, FLAGS.seed)
     measured.sort(key=lambda one: -one.auc_lost.value)

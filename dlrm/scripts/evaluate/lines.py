@@ -36,7 +36,7 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
         changed = ("log_loss", "normalized_entropy", "calibration", "ece")
         shown = "  ".join(f"{name} {interval_text(judged[name])}" for name in changed)
         lines += ["", f"recalibrated ({kind}, judged on the half it was not fitted to): {shown}"]
-    if "importance" in facts:
+    if facts.get("importance"):
         rows = [
             [one["field"], *_cells(one["auc_lost"], "+"), f"{one['log_loss_gained']:+.6f}"]
             for one in facts["importance"]
