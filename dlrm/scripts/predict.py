@@ -95,11 +95,15 @@ def define_flags() -> None:
         "Print what each field adds to the logit of this row, counted from 0 (gradient x input)",
         lower_bound=0,
     )
-    define_source_flags()
+    define_source_flags("Dataset whose fitted transform is applied where a checkpoint has none")
 
 
-def define_source_flags() -> None:
-    """Defines the flags of a model and of how the rows are read that it scores."""
+def define_source_flags(dataset: str) -> None:
+    """Defines the flags of a model and of how the rows are read that it scores.
+
+    Args:
+        dataset: what `--dataset` is for.
+    """
     flags.DEFINE_string(
         "checkpoint",
         None,
@@ -111,9 +115,7 @@ def define_source_flags() -> None:
         True,
         "Whether the lines of a log begin with the label, and a CSV's is read where it has one",
     )
-    flags.DEFINE_string(
-        "dataset", None, "Dataset whose fitted transform is applied where a checkpoint has none"
-    )
+    flags.DEFINE_string("dataset", None, dataset)
     flags.DEFINE_boolean(
         "allow_other_transform",
         False,

@@ -150,6 +150,13 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     assert all(contrast(colour, "#fff") >= 3 for colour in drawn)  # of graphics
 
 
+def test_the_help_has_the_flags_of_rows_and_of_judging(trained):
+    done = evaluate(trained, "--help")
+    assert "Judges a trained model on rows it has not seen" in done.stdout
+    for flag in ("--against", "--recalibrate", "--split", "--columns"):
+        assert flag in done.stdout
+
+
 def test_a_score_that_is_no_number_names_its_row(trained, tmp_path):
     checkpoint, row = trained_model.overflowing(trained, tmp_path)
     done = evaluate(trained, f"--checkpoint={checkpoint}", f"--dataset={trained.dataset}")

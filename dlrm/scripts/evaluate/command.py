@@ -24,7 +24,7 @@ from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
 from dlrm.metrics.slices import Slices, by_decile, by_source, by_unknown, by_value
 from dlrm.scripts import predict
-from dlrm.scripts.common.command import no_arguments, run_command
+from dlrm.scripts.common.command import no_arguments
 from dlrm.scripts.compare import different_flags, read_run
 from dlrm.scripts.evaluate.columns import read_groups, read_weights
 from dlrm.scripts.evaluate.lines import lines_of
@@ -78,7 +78,10 @@ def define_flags() -> None:
         f"Score up to {MAX_KEPT:,} of the rows once more for each field, its values dealt to other "
         "rows: what the model loses is the field's importance",
     )
-    predict.define_source_flags()
+    predict.define_source_flags(
+        "Dataset whose rows are judged; with --input, whose fitted transform is applied where a "
+        "checkpoint has none"
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -257,8 +260,3 @@ def _slices(model: Predictor, found: Collected) -> list[tuple[str, Slices]]:
 def _value_names(model: Predictor, table: int) -> Any:
     transform = model.transform
     return lambda number: transform.value(table, number) if transform else f"id {number}"
-
-
-def start() -> None:
-    define_flags()
-    run_command(main)
