@@ -36,6 +36,7 @@ COMMANDS = {
     "dlrm.scripts.cnn": (1, (), "--batch_size=x"),
     "dlrm.scripts.bert": (1, (), "--epochs=x"),
     TRANSCODE: (1, ("--input=x",), "--chunk_size=x"),
+    "dlrm.scripts.prepare": (1, ("--schema=x", "--input=x", "--output=x"), "--seed=x"),
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),
     VERIFY: (1, ("x",), "--num_numerical_features=x"),
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
