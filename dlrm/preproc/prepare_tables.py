@@ -74,6 +74,11 @@ def prepare_tables(
 
 def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) -> Inputs:
     files = [file for split in layout.SPLITS for file in tables.get(split, ())]
+    given: set[Path] = set()
+    for file in files:
+        if file.path.resolve() in given:
+            raise ValueError(f"{file.path}: given twice (--input, --test_input, ...)")
+        given.add(file.path.resolve())
     kinds = {file.kind: file.path for file in files}
     if len(kinds) > 1:
         shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())

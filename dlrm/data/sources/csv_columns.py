@@ -3,6 +3,7 @@
 import bisect
 import csv
 import gzip
+import io
 import itertools
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,10 +34,17 @@ class CsvFormat:
     delimiter: str = ","
     chunk_size: int = 65536
 
-    def chunks(self, path: Path) -> Iterator[tuple[list[str], list[int], list[list[str]]]]:
+    def chunks(
+        self, path: Path, problems: dict[int, str] | None = None
+    ) -> Iterator[tuple[list[str], list[int], list[list[str]]]]:
         """Yields the columns' names, and the line numbers and cells of up to `chunk_size` rows.
 
         A file without rows yields its names once, with no rows, if they are known.
+
+        Args:
+            path: plain, `.gz` or `.zst`.
+            problems: gets what is wrong with a row of its own, by line, a tab, and the row, whose
+                cells are then empty; None refuses the first.
 
         Raises:
             FileNotFoundError: no such file.
@@ -45,11 +53,12 @@ class CsvFormat:
         """
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
-        opened: Any = gzip.open if path.suffix == ".gz" else open
-        escaped: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
-        with opened(path, "rt", **escaped) as file:
+        with open_text(path) as file:
             reader = csv.reader(
-                _lines(path, file), delimiter=self.delimiter, skipinitialspace=True, strict=True
+                _lines(path, file, problems),
+                delimiter=self.delimiter,
+                skipinitialspace=True,
+                strict=True,
             )
             records = _records(path, reader)
             try:
@@ -57,17 +66,46 @@ class CsvFormat:
                 names = [name.strip() for name in self.columns or (first[1] if first else ())]
                 while rows := list(islice(records, self.chunk_size)):
                     names = names or [str(index) for index in range(len(rows[0][1]))]
-                    for line, record in rows:
+                    for i, (line, record) in enumerate(rows):
                         if len(record) != len(names):
-                            raise ValueError(
-                                f"{path}, line {line}: expected {len(names)} columns "
-                                f"({_listed(names)}), got {len(record)}"
+                            problem = (
+                                f"expected {len(names)} columns ({_listed(names)}), got "
+                                f"{len(record)}"
                             )
+                            if problems is None:
+                                raise ValueError(f"{path}, line {line}: {problem}")
+                            problems[line] = f"{problem}\t{self.delimiter.join(record)}"
+                            rows[i] = (line, [""] * len(names))
                     yield names, [line for line, _ in rows], [record for _, record in rows]
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            except (EOFError, OSError, zlib.error) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                kind = "gzip" if path.suffix == ".gz" else "zstd"
                 raise ValueError(
-                    f"{path}, after line {reader.line_num}: not a whole gzip file ({error})"
+                    f"{path}, after line {reader.line_num}: not a whole {kind} file ({error})"
                 ) from error
+
+
+def open_text(path: Path) -> io.TextIOBase:
+    """Opens a text file, plain, `.gz` or `.zst`; bytes that are no UTF-8 become surrogates."""
+    options: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), **options)
+    if path.suffix == ".zst":
+        import pyarrow as pa
+
+        stream: Any = pa.CompressedInputStream(str(path), "zstd")
+        return io.TextIOWrapper(io.BufferedReader(stream), **options)
+    return open(path, **options)
+
+
+def not_utf_8(line: str) -> str | None:
+    """Returns where a line has a byte that is no UTF-8, as `open_text` reads it; or None."""
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start + 1}: not UTF-8 (byte {ord(line[error.start]) - 0xDC00:#x})"
+    return None
 
 
 class Columns:
@@ -137,7 +175,7 @@ class Columns:
         return f"{file}, line {self.load(lines)[row]}, column {name}"
 
 
-def _lines(path: Path, file: Any) -> Iterator[str]:
+def _lines(path: Path, file: Any, problems: dict[int, str] | None) -> Iterator[str]:
     """Yields the lines of a file whose bytes that are no UTF-8 are surrogates."""
     for number in itertools.count(1):
         line = file.readline(_LONGEST_LINE)
@@ -145,15 +183,11 @@ def _lines(path: Path, file: Any) -> Iterator[str]:
             return
         if len(line) == _LONGEST_LINE and line[-1] not in "\r\n":
             raise ValueError(f"{path}, line {number}: longer than {_LONGEST_LINE} characters")
-        if not line.isascii():
-            try:
-                line.encode()
-            except UnicodeEncodeError as error:
-                byte = ord(line[error.start]) - 0xDC00
-                raise ValueError(
-                    f"{path}, line {number}, character {error.start + 1}: not CSV in UTF-8 (byte "
-                    f"{byte:#x})"
-                ) from None
+        if not line.isascii() and (problem := not_utf_8(line)):
+            if problems is None:
+                raise ValueError(f"{path}, line {number}, {problem.replace('not', 'not CSV in')}")
+            line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            problems[number] = f"{problem}\t{line.rstrip()}"
         yield line
 
 

@@ -1,8 +1,7 @@
 """Files of tables: which there are, of which kind, and text as Parquet that tasks read."""
 
-import gzip
-import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlrm.data.sources.csv_columns import CsvFormat, check_names
-from dlrm.data.tables.parquet import LINE, Part, partition_of, parts_of, read_part, schema_of
+from dlrm.data.sources.csv_columns import CsvFormat, check_names, not_utf_8, open_text
+from dlrm.data.tables.parquet import (
+    LINE,
+    PROBLEM,
+    Part,
+    partition_of,
+    parts_of,
+    read_part,
+    schema_of,
+)
 from dlrm.documents import brief
 from dlrm.files import staged_file
 
@@ -107,6 +114,10 @@ def find_tables(inputs: Sequence[str | Path], kind: str | None = None) -> list[T
             found.append(TableFile(given, kind or kind_of(given) or _kind_by_content(given)))
     if not found:
         raise ValueError("--input: expected a file or a folder, got none")
+    for file in found:
+        if not_utf_8(str(file.path)):
+            shown = os.fsencode(file.path).decode("utf-8", "backslashreplace")
+            raise ValueError(f"{shown}: expected UTF-8 in the names of files and folders")
     kinds = {file.kind: file.path for file in found}
     if len(kinds) > 1:
         shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
@@ -137,12 +148,20 @@ def columns_of(file: TableFile, text: TextFormat) -> list[str]:
     return next((names for names, _, _ in chunks_of(file, text)), [])
 
 
-def chunks_of(file: TableFile, text: TextFormat) -> Iterator[Chunk]:
-    """Yields names, line numbers and cells of text, some rows at a time."""
+def chunks_of(
+    file: TableFile, text: TextFormat, problems: dict[int, str] | None = None
+) -> Iterator[Chunk]:
+    """Yields names, line numbers and cells of text, some rows at a time.
+
+    Args:
+        file: CSV or JSON lines.
+        text: how CSV is read.
+        problems: gets what is wrong with a row, by line; see `CsvFormat.chunks`.
+    """
     if file.kind == CSV:
-        yield from text.of(file.path).chunks(file.path)
+        yield from text.of(file.path).chunks(file.path, problems)
     else:
-        yield from _json_lines(file.path, text.chunk_size)
+        yield from _json_lines(file.path, text.chunk_size, problems)
 
 
 def batches_of(
@@ -183,22 +202,39 @@ def _line_of(path: Path, lines: Sequence[int], row: int) -> str:
     return f"{path}, line {lines[row]}"
 
 
-def stage(file: TableFile, target: str, text: TextFormat, columns: Sequence[str]) -> dict[str, Any]:
+def stage(
+    file: TableFile, target: str, text: TextFormat, columns: Sequence[str], quarantine: bool = False
+) -> dict[str, Any]:
     """Copies the columns of a text file into a Parquet file, which appears when it is whole.
 
-    Every cell stays as text, and the lines are a column `LINE`.
+    Every cell stays as text. The lines are a column `LINE`, and what is wrong with a row as a
+    whole is a column `PROBLEM`.
+
+    Args:
+        file: CSV or JSON lines.
+        target: the Parquet file.
+        text: how CSV is read.
+        columns: those that are copied.
+        quarantine: whether a row may be wrong.
+
+    Returns:
+        How many `rows` there are, and the `names` of the file's columns.
 
     Raises:
         ValueError: the text is damaged, or a column is missing; file and line are named.
     """
     rows = 0
-    schema = pa.schema([*((name, pa.string()) for name in columns), (LINE, pa.int64())])
+    problems: dict[int, str] | None = {} if quarantine else None
+    found: dict[str, None] = {}
+    own = [(LINE, pa.int64()), (PROBLEM, pa.string())]
+    schema = pa.schema([*((name, pa.string()) for name in columns), *own])
     options = {"compression": "none", "write_statistics": False}
     with (
         staged_file(Path(target)) as partial,
         pq.ParquetWriter(partial, schema, **options) as writer,
     ):
-        for names, lines, records in chunks_of(file, text):
+        for names, lines, records in chunks_of(file, text, problems):
+            found |= dict.fromkeys(names)
             if file.kind == CSV:
                 check_names(file.path, names, text.of(file.path), columns)
             if not lines:
@@ -209,12 +245,14 @@ def stage(file: TableFile, target: str, text: TextFormat, columns: Sequence[str]
                 for place in places
             ]
             arrays = [pa.array(column, pa.string()) for column in cells]
-            writer.write_table(pa.table([*arrays, pa.array(lines, pa.int64())], schema=schema))
+            wrong = pa.array([(problems or {}).get(line) for line in lines], pa.string())
+            arrays += [pa.array(lines, pa.int64()), wrong]
+            writer.write_table(pa.table(arrays, schema=schema))
             rows += len(lines)
-    return {"rows": rows}
+    return {"rows": rows, "names": [*found]}
 
 
-def _json_lines(path: Path, chunk_size: int) -> Iterator[Chunk]:
+def _json_lines(path: Path, chunk_size: int, problems: dict[int, str] | None) -> Iterator[Chunk]:
     """Yields rows of JSON lines; numbers are the text that stands there."""
     names: dict[str, int] = {}
     lines: list[int] = []
@@ -230,36 +268,46 @@ def _json_lines(path: Path, chunk_size: int) -> Iterator[Chunk]:
                     )
                 if not line.strip():
                     continue
-                rows.append(_json_row(path, number, line))
+                try:
+                    rows.append(_json_row(line))
+                except ValueError as error:
+                    if problems is None:
+                        raise ValueError(f"{path}, line {number}, {error}") from None
+                    shown = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+                    problems[number] = f"{error}\t{shown.rstrip()}"
+                    rows.append({})
                 lines.append(number)
                 names |= dict.fromkeys(rows[-1], 0)
                 if len(rows) == chunk_size:
                     yield list(names), lines, [[row.get(n) for n in names] for row in rows]
                     lines, rows = [], []
-    except (EOFError, gzip.BadGzipFile, zlib.error, pa.ArrowException) as error:
+    except (EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(f"{path}, after line {number}: not a whole file ({error})") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number + 1}: not UTF-8 ({error.reason})") from None
     yield list(names), lines, [[row.get(name) for name in names] for row in rows]
 
 
-def _json_row(path: Path, number: int, line: str) -> dict[str, str | None]:
-    where = f"{path}, line {number}"
+def _json_row(line: str) -> dict[str, str | None]:
+    if not line.isascii() and (problem := not_utf_8(line)):
+        raise ValueError(problem)
     try:
         row = json.loads(line, parse_int=str, parse_float=str, object_pairs_hook=_pairs)
     except RecursionError:
-        raise ValueError(f"{where}: lists and maps nested too deeply") from None
+        raise ValueError("no JSON (lists and maps nested too deeply)") from None
     except ValueError as error:
-        raise ValueError(f"{where}: no JSON ({error})") from None
+        raise ValueError(f"no JSON ({error})") from None
     if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected a map of columns to values, got {brief(row)}")
+        raise ValueError(f"expected a map of columns to values, got {brief(row)}")
     found: dict[str, str | None] = {}
     for name, value in row.items():
         if isinstance(value, dict | list):
-            raise ValueError(f"{where}, column {name}: expected one value, got {brief(value)}")
+            raise ValueError(f"column {name}: expected one value, got {brief(value)}")
         if isinstance(value, bool):
             value = "true" if value else "false"
         found[name] = None if value is None else str(value)
+        if isinstance(value, str) and not value.isascii() and not_utf_8(value):
+            raise ValueError(f"column {name}: expected text, got half of a UTF-16 pair")
     return found
 
 
@@ -269,13 +317,3 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two values of {twice!r}")
     return found
-
-
-def open_text(path: Path) -> io.TextIOBase:
-    """Opens a text file in UTF-8, plain, `.gz` or `.zst`."""
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), "utf-8-sig", newline="")  # type: ignore[arg-type]
-    if path.suffix == ".zst":
-        stream = pa.CompressedInputStream(str(path), "zstd")
-        return io.TextIOWrapper(io.BufferedReader(stream), "utf-8-sig", newline="")
-    return open(path, encoding="utf-8-sig", newline="")

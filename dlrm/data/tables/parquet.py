@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 BATCH_ROWS = 1 << 17
 LINE = " line"  # column of a staged text file: the line that a row stood in
 _BLOCK_BYTES = 1 << 20
+PROBLEM = " problem"  # another: what is wrong with a row as a whole, a tab, and the row
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -123,7 +124,8 @@ def parts_of(
             rows += file.metadata.row_group(group).num_rows
             if size >= part_bytes or group + 1 == _groups(file):
                 place = (number, begin, group + 1, first_row, of_file, rows, size)
-                parts.append(Part(str(path), str(source), *place, partition, path != source))
+                staged = path.resolve() != source.resolve()
+                parts.append(Part(str(path), str(source), *place, partition, staged))
                 first_row, of_file = first_row + rows, of_file + rows
                 begin, size, rows = group + 1, 0, 0
     return parts
@@ -167,8 +169,8 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for field in file.schema_arrow
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
-    wanted = [name for name in columns if name in names]
     added = {name: value for name, value in part.partition.items() if name in columns}
+    wanted = [name for name in columns if name in names and name not in added]
     file = _open(part.path, part.source, text)
     for group in range(part.begin, part.end):
         rows = file.metadata.row_group(group).num_rows
@@ -193,9 +195,7 @@ def _empty(rows: int) -> pa.RecordBatch:
 
 def _with_constants(batch: pa.RecordBatch, values: dict[str, str | None]) -> pa.RecordBatch:
     for name, value in values.items():
-        if name not in batch.schema.names:
-            constant = pa.array([value] * batch.num_rows, pa.string())
-            batch = batch.append_column(name, constant)
+        batch = batch.append_column(name, pa.array([value] * batch.num_rows, pa.string()))
     return batch
 
 
@@ -213,11 +213,9 @@ def _first_line(error: Any) -> str:
 
 
 def partition_of(path: Path, root: Path | None) -> dict[str, str | None]:
-    """Returns the columns that the names of folders say between a root and a file."""
+    """Returns the columns that folders say between a root and a file, before the file's own."""
     found: dict[str, str | None] = {}
-    if root is None:
-        return found
-    for folder in path.relative_to(root).parts[:-1]:
+    for folder in () if root is None else path.relative_to(root).parts[:-1]:
         name, mark, value = folder.partition("=")
         if mark and name:
             found[name] = None if value == _NO_PARTITION else unquote(value)

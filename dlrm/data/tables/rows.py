@@ -7,12 +7,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn, hash_texts, stripped
 from dlrm.data.sources.csv_cells import BadCellError
 from dlrm.data.transform.schema import (
@@ -25,8 +27,11 @@ from dlrm.data.transform.schema import (
 from dlrm.data.transform.table_transform import (
     keys_of_texts,
     label_cells,
+    missing_integers,
     missing_keys,
+    missing_numbers,
     numbers_of_texts,
+    overflow_text,
 )
 
 _LONGEST_SHOWN = 64  # characters of a value in a message
@@ -108,6 +113,10 @@ class RowReader:
         if schema.time and not inputs_only:
             schema.time.check_zone()
         self._missing = missing_keys(schema)
+        self._missing_integers = missing_integers(schema)
+        label = schema.label
+        if known_labels is None and label.positive is not None and label.negative is not None:
+            known_labels = [label.positive, *label.negative]
         self._parse_labels = label_cells(schema, None if known_labels is None else [*known_labels])
 
     @property
@@ -140,6 +149,10 @@ class RowReader:
             _numbers(field, column_of(batch, field.column), schema, found)
             for field in schema.numerical
         ]
+        for rule, column in zip(schema.numerical, numerical, strict=True):
+            if rule.transform == "none":
+                large = _is_infinite(column.values, layout.NUMERICAL_DTYPE)
+                found.add(rule.column, large, partial(_too_large, column.values))
         categorical, texts = [], []
         for field in schema.categorical:
             coded, text = self._keys(field, column_of(batch, field.column), found)
@@ -149,7 +162,7 @@ class RowReader:
         return Rows(labels, numerical, categorical, texts, extra), found.in_order()
 
     def _labels(self, name: str, array: pa.Array, found: "_Found") -> np.ndarray:
-        distinct, codes = _distinct(name, array)
+        distinct, codes = _distinct(name, array, found)
         cells = [*_texts(distinct), ""]  # the last for missing ones
         values, problems = np.zeros(len(cells), bool), {}
         for place, cell in enumerate(cells):
@@ -164,15 +177,13 @@ class RowReader:
         self, field: CategoricalField, array: pa.Array, found: "_Found"
     ) -> tuple[Coded, pa.Array | None]:
         name = field.column
-        if field.type == "integer" and pa.types.is_integer(array.type):
-            array = _fits(name, array, found)
-        distinct, codes = _distinct(name, array)
-        if field.type == "integer" and pa.types.is_integer(distinct.type):
-            keys = distinct.cast(pa.int64()).to_numpy(zero_copy_only=False)
-            return Coded(np.ascontiguousarray(keys).view(np.uint64), codes), None
-        column = _text_column(_as_text(distinct))
+        distinct, codes = _distinct(name, array, found)
         problems: dict[int, str] = {}
-        keys, missing = keys_of_texts(field, column, self._missing, problems)
+        if field.type == "integer" and pa.types.is_integer(distinct.type):
+            keys, missing = _integers(distinct, self._missing_integers, problems)
+        else:
+            column = _text_column(_as_text(distinct))
+            keys, missing = keys_of_texts(field, column, self._missing, problems)
         found.add_places(name, codes, problems, len(distinct))
         if missing.any():
             places = np.append(np.where(missing, -1, np.arange(len(missing))), -1)
@@ -186,11 +197,11 @@ class RowReader:
         if schema.weight:
             field = NumericalField(schema.weight, "none")
             weights = _numbers(field, column_of(batch, schema.weight), schema, found)
-            bad = weights.missing | (weights.values < 0)
+            bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values, "<f4")
             found.add(schema.weight, bad, lambda row: _bad_weight(weights, row))
-            extra["weight"] = weights.values.astype("<f4")
+            extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
-            distinct, codes = _distinct(name, column_of(batch, name))
+            distinct, codes = _distinct(name, column_of(batch, name), found)
             column = stripped(_text_column(_as_text(distinct)))
             keys = hash_texts(column)
             absent = np.append((column.starts == column.ends) | np.isin(keys, self._missing), True)
@@ -203,7 +214,18 @@ class RowReader:
 
 def _bad_weight(weights: Parsed, row: int) -> str:
     got = "no value" if weights.missing[row] else f"{weights.values[row]}"
-    return f"expected a weight of 0 or more, got {got}"
+    expected = "that float32 has" if weights.values[row] > 0 else "of 0 or more"
+    return f"expected a weight {expected}, got {got}"
+
+
+def _is_infinite(values: np.ndarray, dtype: Any) -> np.ndarray:
+    """Returns which numbers are too large for a type."""
+    with np.errstate(over="ignore"):
+        return np.isinf(values.astype(np.float32).astype(dtype))
+
+
+def _too_large(values: np.ndarray, row: int) -> str:
+    return overflow_text(values[row], "none")
 
 
 class _Found:
@@ -248,23 +270,55 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     return array
 
 
-def _distinct(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Returns the distinct values, and the place of each row's; -1 where it is null."""
+def _distinct(
+    name: str, array: pa.Array, found: "_Found | None" = None
+) -> tuple[pa.Array, np.ndarray]:
+    """Returns the distinct values, and the place of each row's; -1 where it is null.
+
+    Text that is no UTF-8 is noted, and escaped in the values.
+    """
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([], pa.string()), np.full(len(array), -1, np.int32)
     if pa.types.is_nested(kind):
         raise ValueError(f"column {name!r}: expected a value a row, got the type {kind}")
+    if pa.types.is_float16(kind):
+        array = array.cast(pa.float32())  # Arrow finds no distinct ones of the former
     if not pa.types.is_dictionary(kind):
         array = array.dictionary_encode()
-    codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    elif array.dictionary.null_count:
+        array = array.dictionary_decode().dictionary_encode()
+    indices = array.indices
+    if pa.types.is_unsigned_integer(indices.type):
+        indices = indices.cast(pa.int64())
+    codes = indices.fill_null(-1).to_numpy(zero_copy_only=False)
     codes = codes.astype(np.int64 if codes.dtype.itemsize > 4 else np.int32)
     distinct = array.dictionary
-    if distinct.null_count:
-        valid = np.append(distinct.is_valid().to_numpy(zero_copy_only=False), False)
-        codes = np.where(valid[codes], codes, -1).astype(codes.dtype)
-        distinct = distinct.fill_null("") if _is_text(distinct.type) else pc.fill_null(distinct, 0)
+    if _is_text(distinct.type) or _is_binary(distinct.type):
+        distinct = _utf_8(name, distinct, codes, found)
     return distinct, codes
+
+
+def _utf_8(name: str, distinct: pa.Array, codes: np.ndarray, found: "_Found | None") -> pa.Array:
+    try:
+        if _is_text(distinct.type):
+            distinct.validate(full=True)
+            return distinct
+        return distinct.cast(pa.large_binary()).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        texts, problems = [], {}
+        for place, raw in enumerate(distinct.cast(pa.large_binary()).to_pylist()):
+            texts.append(raw.decode("utf-8", "backslashreplace"))
+            if texts[-1].encode() != raw:
+                problems[place] = f"expected UTF-8, got {_shown(raw)}"
+        if found is not None:
+            found.add_places(name, codes, problems, len(texts))
+        return pa.array(texts, pa.large_string())
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    fixed = pa.types.is_fixed_size_binary(kind)
+    return fixed or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -290,8 +344,6 @@ def _as_text(array: pa.Array) -> pa.Array:
     if pa.types.is_decimal(kind):
         texts = [None if v is None else _plain(v) for v in array.to_pylist()]
         return pa.array(texts, pa.large_string())
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return array.cast(pa.large_binary() if pa.types.is_large_binary(kind) else pa.binary())
     return array.cast(pa.large_string())
 
 
@@ -301,15 +353,12 @@ def _plain(value: Any) -> str:
 
 
 def _texts(array: pa.Array) -> list[str]:
-    text = _as_text(array)
-    if not _is_text(text.type):
-        return [one.decode("utf-8", "backslashreplace").strip() for one in text.to_pylist()]
-    return [one.strip() for one in text.to_pylist()]
+    return [one.strip() for one in _as_text(array).to_pylist()]
 
 
 def _text_column(array: pa.Array) -> TextColumn:
     """Returns the text of an array without nulls, where it is."""
-    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    wide = pa.types.is_large_string(array.type)
     _, offsets, data = array.buffers()
     if offsets is None:
         places = np.zeros(1, np.int64)
@@ -334,14 +383,14 @@ def _array_of(column: TextColumn) -> pa.Array:
     )
 
 
-def _fits(name: str, array: pa.Array, found: _Found) -> pa.Array:
-    """Returns integers as int64, and notes those beyond it."""
-    if not pa.types.is_uint64(array.type):
-        return array.cast(pa.int64())
-    beyond = pc.greater(array, pa.scalar((1 << 63) - 1, pa.uint64())).fill_null(False)
-    bad = beyond.to_numpy(zero_copy_only=False)
-    found.add(name, bad, lambda row: f"expected an integer of 64 bits with sign, got {array[row]}")
-    return pc.if_else(beyond, pa.scalar(0, pa.uint64()), array).cast(pa.int64())
+def _integers(distinct: pa.Array, missing: np.ndarray, problems: dict[int, str]) -> Parsed:
+    """Returns integers as keys, and notes those beyond int64 by their place."""
+    values = distinct.to_numpy(zero_copy_only=False)
+    if values.dtype == np.uint64:
+        for place in np.flatnonzero(values >> np.uint64(63)).tolist():
+            problems[place] = f"expected an integer of 64 bits with sign, got {values[place]}"
+    keys = np.ascontiguousarray(values.astype(np.int64)).view(np.uint64)
+    return Parsed(keys, np.isin(keys, missing))
 
 
 def _numbers(field: NumericalField, array: pa.Array, schema: Schema, found: _Found) -> Parsed:
@@ -365,6 +414,7 @@ def _numbers(field: NumericalField, array: pa.Array, schema: Schema, found: _Fou
         array = array.cast(pa.string())  # read as text is, to the nearest float64
     missing = array.is_null().to_numpy(zero_copy_only=False)
     values = array.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
+    missing |= np.isin(values, missing_numbers(schema.missing_values))
     finite = np.isfinite(values)
     if not finite.all():
         bad = ~finite
@@ -378,14 +428,13 @@ def _numbers(field: NumericalField, array: pa.Array, schema: Schema, found: _Fou
                 f"expected a finite number, got {values[row]}" + hint * math.isnan(values[row])
             ),
         )
-        values = np.where(finite, values, 0.0)
-    return Parsed(values, missing)
+    return Parsed(np.where(finite & ~missing, values, 0.0), missing)
 
 
 def _numbers_of_text(
     field: NumericalField, array: pa.Array, schema: Schema, found: _Found
 ) -> Parsed:
-    distinct, codes = _distinct(field.column, array)
+    distinct, codes = _distinct(field.column, array, found)
     cells, problems = [*_texts(distinct), ""], dict[int, str]()
     values, missing = numbers_of_texts(field, cells, schema.missing_values, problems)
     found.add_places(field.column, codes, problems, len(distinct))
@@ -451,7 +500,7 @@ def _in_utc(times: np.ndarray, zone: str) -> np.ndarray:
 
 
 def _times_of_text(field: TimeField, array: pa.Array, found: _Found) -> np.ndarray:
-    distinct, codes = _distinct(field.column, array)
+    distinct, codes = _distinct(field.column, array, found)
     cells = [*_texts(distinct), ""]
     values, problems = np.zeros(len(cells), np.int64), dict[int, str]()
     for place, cell in enumerate(cells):
@@ -491,8 +540,9 @@ def microseconds(text: str, field: TimeField) -> int:
     return (time - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "...")
+def _shown(text: str | bytes) -> str:
+    shown = repr(text[:_LONGEST_SHOWN])
+    return shown if len(text) <= _LONGEST_SHOWN else f"{shown[:-1]}...{shown[-1]}"
 
 
 def texts_of(name: str, array: pa.Array) -> tuple[Sequence[str], np.ndarray]:

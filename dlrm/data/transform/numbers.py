@@ -143,7 +143,7 @@ class Sums:
         if self.overflow:
             raise OverflowError(
                 f"its standard deviation is beyond float64 (values up to {size:g}); choose "
-                "--numeric_transform log, or scale the column"
+                "the transform log, or scale the column"
             )
         unit = Fraction(2) ** _LOWEST
         mean = self.values * unit / self.count

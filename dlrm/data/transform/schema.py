@@ -36,6 +36,7 @@ TIME_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}  # in microseconds
 MAX_BINS = 256
 QUANTILE_BINS = 64  # of the transform "quantile" where a field names no number
 _MAX_BUCKETS = 1 << 30
+_LONGEST_GROUP = 200  # bytes of the name of a column in that of a file
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,11 @@ class Schema:
             raise ValueError(f"columns used twice: {', '.join(repeated)}")
         if repeated := _repeated(self.groups):
             raise ValueError(f"groups: columns named twice: {', '.join(repeated)}")
+        for name in self.groups:
+            if "/" in name or "\0" in name or len(name.encode()) > _LONGEST_GROUP:
+                raise ValueError(
+                    f"groups: expected columns that can name files of a dataset, got {brief(name)}"
+                )
         self._check_shared()
 
     def _check_shared(self) -> None:
@@ -344,7 +350,7 @@ _NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a lis
 
 def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
     """Makes a field of a map, or of the name of its column alone."""
-    if isinstance(value, str):
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         value = {"column": value}
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected a column or a map, got {brief(value)}")

@@ -12,6 +12,7 @@ A `TableTransform` is a `Schema` and what preprocessing fitted to the training r
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -435,7 +436,28 @@ def _load_array(path: Path, dtype: np.dtype) -> np.ndarray:
 
 def missing_keys(schema: Schema) -> np.ndarray:
     """Returns the hashes of the texts that mean "missing"."""
-    return hash_texts(TextColumn.from_bytes([text.encode() for text in schema.missing_values]))
+    texts = [text.encode() for text in schema.missing_values]
+    texts += [b"nan"] * ("nan" in map(str.lower, schema.missing_values))  # the text of NaN
+    return hash_texts(TextColumn.from_bytes(texts))
+
+
+def missing_integers(schema: Schema) -> np.ndarray:
+    """Returns the keys of the integers whose text means "missing"."""
+    found = []
+    for text in schema.missing_values:
+        with suppress(ValueError):
+            found.append(_integer(text.encode()))
+    found = [value for value in found if str(value) in schema.missing_values]
+    return np.array(found, np.int64).view(np.uint64)
+
+
+def missing_numbers(missing_values: Collection[str]) -> np.ndarray:
+    """Returns the numbers that mean "missing": -999 is one however it is written."""
+    parse, found = number_parser(()), []
+    for text in missing_values:
+        with suppress(BadCellError):
+            found += parse([text]).tolist()
+    return np.array(found, np.float64)
 
 
 def keys_of_texts(
@@ -514,7 +536,7 @@ def numbers_of_texts(
                 values[row] = parse([cell])[0]
             except BadCellError as bad:
                 problems[row] = _problem(0, bad.expected, [cell])
-    missing = np.isnan(values)
+    missing = np.isnan(values) | np.isin(values, missing_numbers(missing_values))
     return Parsed(np.where(missing, 0.0, values), missing)
 
 
@@ -547,7 +569,11 @@ def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
 
 def _zero_or_one(cells: Sequence[str]) -> np.ndarray:
     booleans = {"true": "1", "false": "0"}
-    return label_parser()([booleans.get(cell.lower(), cell) for cell in cells])
+    try:
+        return label_parser()([booleans.get(cell.lower(), cell) for cell in cells])
+    except BadCellError as error:
+        hint = "label: {positive: VALUE} in the schema names another value that counts as 1"
+        raise BadCellError(error.index, f"a label of 0 or 1 ({hint})") from None
 
 
 def _strings(column: TextColumn) -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.tables.files import CSV, PARQUET, TableFile, columns_of, stage
-from dlrm.data.tables.parquet import Part, parts_of
+from dlrm.data.tables.parquet import Part, partition_of, parts_of
 from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.numbers import Fitted, Sums
 from dlrm.data.transform.schema import Schema
@@ -47,6 +47,7 @@ _PARTS_PER_CORE = 2
 _COUNT_BUCKET_BYTES = 128 << 20  # of input whose counts one task merges, whatever repeats
 _MOST_NEGATIVES = 100  # labels other than the positive one that are kept with the transform
 _MOST_LISTED = 10
+_MOST_NAMED = 20  # columns in a message
 
 
 @dataclass(frozen=True)
@@ -190,20 +191,26 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
     options: TableOptions = run.options
     folder = run.work.folder("staged")
     columns = _columns(options)
+    partitions = [partition_of(file.path, file.root) for file in files]
     items = [
-        (str(file.path), file.kind, str(folder / f"{i}.parquet")) for i, file in enumerate(files)
+        (file, str(folder / f"{i}.parquet"), [name for name in columns if name not in partition])
+        for i, (file, partition) in enumerate(zip(files, partitions, strict=True))
     ]
     sizes = [file.path.stat().st_size for file in files]
     with run.stage("stage") as now:
-        task = partial(_stage, text=options.text, columns=columns)
+        task = partial(_stage, text=options.text, quarantine=options.quarantine)
         done = now.tasks("stage", task, items, sizes)
         now.rows, now.size = sum(result["rows"] for result in done), sum(sizes)
-    return [(Path(item[2]), file.path, file.root) for item, file in zip(items, files, strict=True)]
+    known = {name for result in done for name in result["names"]}.union(*partitions)
+    if now.rows and (missing := [name for name in columns if name not in known]):
+        names = ", ".join(done[0]["names"][:_MOST_NAMED])
+        raise ValueError(f"{files[0].path}: no column {missing[0]!r}; the columns are {names}")
+    return [(Path(item[1]), file.path, file.root) for item, file in zip(items, files, strict=True)]
 
 
-def _stage(item: tuple[str, str, str], text: Any, columns: list[str]) -> dict[str, Any]:
-    path, kind, target = item
-    return stage(TableFile(Path(path), kind), target, text, columns)
+def _stage(item: tuple[TableFile, str, list[str]], text: Any, quarantine: bool) -> dict[str, Any]:
+    file, target, columns = item
+    return stage(file, target, text, columns, quarantine)
 
 
 def _counted(run: Run, parts: list[Part], source: TableSource) -> list[dict[str, Any]]:
@@ -286,11 +293,6 @@ def _negatives(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, 
         raise ValueError(
             f"column {label.column}: expected two values, {label.positive!r} and another, got "
             f"{shown}; label: {{negative: [...]}} in the schema names those that count as 0"
-        )
-    if expected is not None and (unknown := sorted(set(others) - set(expected))):
-        raise ValueError(
-            f"column {label.column}: expected {label.positive!r}, or one of negative "
-            f"{list(expected)}, got {unknown[0]!r}"
         )
     kept = tuple(expected or others)
     return kept if 0 < len(kept) <= _MOST_NEGATIVES else None

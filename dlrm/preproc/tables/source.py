@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.tables.parquet import Part, read_part
+from dlrm.data.tables.parquet import PROBLEM, Part, read_part
 from dlrm.data.tables.rows import Bad, RowReader, Rows, column_of, texts_of
 from dlrm.data.transform.dictionaries import Counts, merge_counts
 from dlrm.data.transform.numbers import Sums, ordered
@@ -69,7 +69,7 @@ class TableSource:
         times: list[int] = []
         for batch, read, splits, _ in self._read(part, rejected):
             assert read.labels is not None
-            if schema.time and len(splits):
+            if schema.time and (splits != DROPPED).any():
                 kept = read.extra["time"][splits != DROPPED]
                 times = [min([*times, int(kept.min())]), max([*times, int(kept.max())])]
             for split in range(3):
@@ -134,6 +134,7 @@ class TableSource:
         """Yields rows that can be read: as they are, as fields, their splits and numbers."""
         reader = RowReader(self.schema)
         columns = list(dict.fromkeys([*reader.columns, *self.divider.columns]))
+        columns += [PROBLEM] * part.staged
         done = 0
         for batch in read_part(part, columns):
             numbers = np.arange(part.first_row + done, part.first_row + done + batch.num_rows)
@@ -142,8 +143,9 @@ class TableSource:
                 splits, undivided = self.divider(batch, read, numbers, part.file)
             except ValueError as error:
                 raise ValueError(f"{part.source}: {error}") from None
-            if bad or undivided:
-                first = {one.row: one for one in reversed([*bad, *undivided])}
+            wrong = _wrong(batch) if part.staged else []
+            if bad or undivided or wrong:
+                first = {one.row: one for one in reversed([*wrong, *bad, *undivided])}
                 bad = [first[row] for row in sorted(first)]
                 if rejected is None:
                     raise ValueError(f"{part.where(done + bad[0].row)}, {_text(bad[0])}")
@@ -158,8 +160,7 @@ class TableSource:
                 batch = batch.take(pa.array(kept))
             else:
                 done += batch.num_rows
-            if (splits != DROPPED).any():
-                yield batch, read, splits, numbers
+            yield batch, read, splits, numbers  # even if all are dropped: their labels count
 
 
 _PLACES = {"train": 0, "test": 1, "validation": 2}
@@ -188,10 +189,24 @@ def _label_counts(schema: Schema, batch: pa.RecordBatch) -> Counter[str]:
     return +found
 
 
+def _wrong(batch: pa.RecordBatch) -> list[Bad]:
+    """Returns the rows of text that could not be read at all."""
+    problems = batch.column(PROBLEM)
+    rows = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False)).tolist()
+    return [Bad(row, "", problems[row].as_py().partition("\t")[0]) for row in rows]
+
+
 def _text(bad: Bad) -> str:
-    return f"column {bad.column}: {bad.problem}"
+    return f"column {bad.column}: {bad.problem}" if bad.column else bad.problem
 
 
 def _row_text(batch: pa.RecordBatch, row: int) -> str:
-    values = (f"{name}={batch.column(i)[row]}" for i, name in enumerate(batch.schema.names))
+    values = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name == PROBLEM:
+            if column[row].is_valid:
+                return column[row].as_py().partition("\t")[2]
+            continue
+        texts, codes = texts_of(name, column.slice(row, 1))
+        values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")
     return "\t".join(values).replace("\n", "\\n")

@@ -98,6 +98,8 @@ class Oracle:
     def __init__(self, schema, rows, division, file_of=(), file_splits=()):
         self.schema, self.rows, self.division = schema, rows, division
         self.missing_values = {"", *schema.get("missing_values", ())}
+        digits = [text for text in self.missing_values if text.strip("-.0123456789") == ""]
+        self.missing_numbers = {float(text) for text in digits if text}
         self.label = field_of(schema["label"])
         self.splits = self._splits(file_of, file_splits)
         self.training = [i for i, split in enumerate(self.splits) if split == "train"]
@@ -195,10 +197,9 @@ class Oracle:
         return columns
 
     def _number(self, value):
-        if value is None or (isinstance(value, str) and text_of(value) in self.missing_values):
+        if value is None or text_of(value) in self.missing_values:
             return None
-        number = float(value)
-        return None if number != number and "nan" in self.missing_values else number
+        return None if float(value) in self.missing_numbers else float(value)
 
     def _numbers(self, field):
         values = [self._number(row[field["column"]]) for row in self.rows]

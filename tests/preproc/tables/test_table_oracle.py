@@ -204,7 +204,7 @@ def tables(draw):
     schema["label"] = label
     add("y", kind, st.sampled_from(values))
     columns["y"][1][0] = values[0] if "positive" in label else columns["y"][1][0]
-    schema["missing_values"] = draw(st.sampled_from([[], ["NA"], ["NA", "-1", "1.0", "007"]]))
+    schema["missing_values"] = draw(st.sampled_from([[], ["NA"], ["NA", "-1", "1024", "007"]]))
     fields = []
     for i in range(draw(st.integers(0, 2))):
         entry, kind, values = draw(numerical_fields(f"n{i}"))

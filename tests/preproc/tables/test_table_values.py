@@ -57,6 +57,36 @@ def test_decimals_of_many_digits_are_different_values(tmp_path):
     }
 
 
+def test_numbers_mean_missing_in_any_column_and_however_they_are_written(tmp_path):
+    schema = {
+        "label": "y",
+        "missing_values": ["-999", "NaN"],
+        "numerical": [{"column": "x", "transform": "none"}],
+        "categorical": [{"column": "i", "type": "integer"}, "f"],
+    }
+    numbers = [5.0, -999.0, 1.0, 5.0]
+    columns = {"y": [0, 1, 1, 0], "x": numbers, "i": [5, -999, 1, 5], "f": [5.0, np.nan, 1.0, 5.0]}
+    write(tmp_path / "a.parquet", **columns)
+    cells = zip(columns["y"], numbers, columns["i"], ["5", "NaN", "1", "5"], strict=True)
+    lines = ["y,x,i,f", *(",".join(map(str, one)) for one in cells)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    for kind in ("parquet", "csv"):
+        dataset = tmp_path / kind
+        prepare(schema, [tmp_path / f"a.{kind}"], dataset, output_ordering="input")
+        assert column(dataset, "numerical", "<f2") == [5, 0, 1, 5]
+        assert column(dataset, "cat_0", "i1") == [1, 0, 2, 1]
+        assert column(dataset, "cat_1", "i1") == [1, 0, 2, 1]
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_label_that_keep_negatives_drops_is_a_label_all_the_same(tmp_path, rows):
+    """Or what is known of labels would depend on the row groups."""
+    schema = SCHEMA | {"label": {"column": "y", "positive": "a"}}
+    write(tmp_path / "a.parquet", rows, y=["a", "b", "c", "d"], x=[1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(ValueError, match="expected two values, 'a' and another, got 'a', 'b', 'c'"):
+        prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d", keep_negatives=1e-9)
+
+
 TIMED = {"label": "y", "categorical": ["y2"], "time": {"column": "t", "zone": "Europe/Zurich"}}
 
 

@@ -1,0 +1,414 @@
+"""Input that cannot be read is named: its file, place and column, what was expected, what came."""
+
+import gzip
+import json
+import os
+from contextlib import chdir
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tables_testing import contents, prepare
+
+from dlrm.preproc.execution.engines import TaskError
+
+SCHEMA = {
+    "label": "y",
+    "numerical": [{"column": "x", "transform": "none"}],
+    "categorical": ["c", {"column": "i", "type": "integer"}],
+    "weight": "w",
+    "groups": ["g"],
+    "time": "t",
+}
+GOOD = {
+    "y": [0, 1, 0, 1],
+    "x": [0.5, 1.5, 2.5, 3.5],
+    "c": ["a", "b", "a", "c"],
+    "i": [1, 2, 3, 4],
+    "w": [1.0, 2.0, 0.0, 1.0],
+    "g": ["u", "u", "v", "v"],
+    "t": pa.array([0, 1, 2, 3], pa.timestamp("us", "UTC")),
+}
+REFUSED = (ValueError, TaskError, FileNotFoundError)
+
+
+def write(path, rows=2, **columns):
+    pq.write_table(pa.table({**GOOD, **columns}), path, row_group_size=rows)
+    return Path(path)
+
+
+def refusal(path, tmp_path, schema=SCHEMA, **options):
+    """Returns what the refusal of a file says; nothing is left at the output."""
+    inputs = path if isinstance(path, list) else [path]
+    with pytest.raises(REFUSED) as failed:
+        prepare(schema, inputs, tmp_path / "dataset", **options)
+    assert not (tmp_path / "dataset").exists()
+    message = str(failed.value)
+    assert "\n" not in message
+    return message.partition(" (finished tasks")[0]
+
+
+def text_of_bytes(*texts):
+    """Texts that are no UTF-8, which Arrow does not look at."""
+    ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+    buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]
+    return pa.StringArray.from_buffers(len(texts), *buffers[1:])
+
+
+BAD_VALUES = {
+    "nan": ({"x": [0.0, 1.0, 2.0, np.nan]}, "x: expected a finite number, got nan"),
+    "infinite": ({"x": [0.0, 1.0, 2.0, -np.inf]}, "x: expected a finite number, got -inf"),
+    "text for a number": ({"x": ["1", "2", "3", "many"]}, "x: expected a number, got 'many'"),
+    "large": ({"x": [0.0, 1.0, 2.0, 1e5]}, "x: 100000.0 is beyond float16 (up to 65504)"),
+    "integer": (
+        {"i": pa.array([1, 2, 3, 1 << 63], pa.uint64())},
+        "i: expected an integer of 64 bits with sign, got 9223372036854775808",
+    ),
+    "integer as text": ({"i": ["1", "2", "3", "9" * 19]}, "i: expected an integer of 64 bits, got"),
+    "fraction": ({"i": [1.0, 2.0, 3.0, 4.5]}, "i: expected an integer of 64 bits, got '4.5'"),
+    "utf-8": ({"c": text_of_bytes(b"a", b"b", b"c", b"x\xff")}, "c: expected UTF-8, got b'x\\xff'"),
+    "utf-8 in a number": (
+        {"x": text_of_bytes(b"1", b"2", b"3", b"\xff")},
+        "x: expected UTF-8, got b'\\xff'",
+    ),
+    "utf-8 in halves": (
+        {"g": text_of_bytes(b"a", b"b", b"\xc3\xa9", b"\xc3")},
+        "g: expected UTF-8, got b'\\xc3'",
+    ),
+    "binary": ({"c": [b"a", b"b", b"c", b"\xfe"]}, "c: expected UTF-8, got b'\\xfe'"),
+    "label": ({"y": [0, 1, 1, 2]}, "y: expected a label of 0 or 1"),
+    "no label": ({"y": [0, 1, 1, None]}, "y: expected a label of 0 or 1"),
+    "weight": ({"w": [1.0, 1.0, 1.0, -0.5]}, "w: expected a weight of 0 or more, got -0.5"),
+    "no weight": ({"w": [1.0, 1.0, 1.0, None]}, "w: expected a weight of 0 or more, got no value"),
+    "large weight": (
+        {"w": [1.0, 1.0, 1.0, 1e39]},
+        "w: expected a weight that float32 has, got 1e+39",
+    ),
+    "group": ({"g": ["u", "u", "v", " "]}, "g: expected a group, got no value"),
+    "time": (
+        {"t": pa.array([1, 2, 3, None], pa.timestamp("us", "UTC"))},
+        "t: expected a time, got no",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_VALUES)
+def test_a_bad_value_is_named_and_can_be_put_aside(tmp_path, case):
+    columns, problem = BAD_VALUES[case]
+    path = write(tmp_path / "a.parquet", **columns)
+    assert refusal(path, tmp_path).startswith(f"{path}, row group 1, row 1, column {problem}")
+    message = refusal(path, tmp_path, bad_lines="quarantine", restart=True)
+    assert message.startswith("1 of 4 rows cannot be read")
+    assert problem in message
+    prepare(
+        SCHEMA,
+        [path],
+        tmp_path / "dataset",
+        bad_lines="quarantine",
+        max_bad_lines=0.25,
+        restart=True,
+    )
+    (found,) = contents(tmp_path / "dataset" / "quarantine").values()
+    where, why, values = found.decode().split("\t", 2)
+    assert where == f"{path}, row group 1, row 1"
+    assert f"column {why}".startswith(f"column column {problem}")
+    assert values.startswith("y=")
+    assert values.endswith("\n")
+    assert (tmp_path / "dataset" / "train" / "label.bin").stat().st_size == 3
+
+
+BAD_COLUMNS = {
+    "no column": ({"c": None}, "no column 'c'; the columns are y, x, i, g, w, t"),
+    "list": ({"c": [["a"], [], [], []]}, "column 'c': expected a value a row, got the type list"),
+    "map": ({"c": [{"p": 1}] * 4}, "column 'c': expected a value a row, got the type struct"),
+    "list of numbers": ({"x": [[1.0]] * 4}, "column 'x': expected numbers, got the type list"),
+    "binary number": ({"x": [b"1"] * 4}, "column 'x': expected numbers, got the type binary"),
+    "duration": (
+        {"x": pa.array([1] * 4, pa.duration("s"))},
+        "column 'x': expected numbers, got the type duration[s]",
+    ),
+    "no zone": (
+        {"t": pa.array([1, 2, 3, 4], pa.timestamp("us"))},
+        "column 't': expected timestamps with a time zone, got the type timestamp[us]",
+    ),
+    "no unit": ({"t": [1, 2, 3, 4]}, "column 't': expected timestamps, got the type int64"),
+    "time of day": (
+        {"t": pa.array([1] * 4, pa.time64("us"))},
+        "column 't': expected timestamps, got the type time64[us]",
+    ),
+    "nested label": ({"y": [[0]] * 4}, "column 'y': expected a value a row, got the type list"),
+    "nested group": ({"g": [[0]] * 4}, "column 'g': expected a value a row, got the type list"),
+    "nested weight": ({"w": [[0]] * 4}, "column 'w': expected numbers, got the type list"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_COLUMNS)
+def test_a_column_of_another_type_is_named(tmp_path, case):
+    columns, problem = BAD_COLUMNS[case]
+    table = pa.table({k: v for k, v in {**GOOD, **columns}.items() if v is not None})
+    pq.write_table(table, tmp_path / "a.parquet")
+    message = refusal(tmp_path / "a.parquet", tmp_path)
+    assert message.startswith(f"{tmp_path / 'a.parquet'}: {problem}")
+
+
+ODD_TYPES = [
+    pa.array([1.0, 2.0, None, 1.0], pa.float16()),
+    pa.array([b"ab", b"cd", None, b"ab"], pa.binary(2)),
+    pa.array([1, 2, None, 1], pa.duration("s")),
+    pa.array([1, 2, None, 1], pa.time32("s")),
+    pa.array([1, 2, None, 1], pa.date32()),
+    pa.array([Decimal(1), None, Decimal("2.5"), Decimal(1)], pa.decimal256(60, 3)),
+    pa.nulls(4),
+    pa.array([True, None, False, True]),
+]
+
+
+@pytest.mark.parametrize("values", ODD_TYPES, ids=[str(one.type) for one in ODD_TYPES])
+def test_any_type_of_single_values_is_categorical(tmp_path, values):
+    path = write(tmp_path / "a.parquet", c=values)
+    prepare(SCHEMA, [path], tmp_path / "d", output_ordering="input")
+    ids = np.fromfile(tmp_path / "d" / "train" / "cat_0.bin", np.int8)
+    assert ((ids > 0) == values.is_valid().to_numpy(zero_copy_only=False)).all()
+    assert len(set(ids[ids > 0])) == len({*values.drop_null().to_pylist()})
+
+
+def test_relative_paths_are_named_as_they_were_given(tmp_path):
+    write(tmp_path / "a.parquet", x=[0.0, 1.0, 2.0, np.nan])
+    with chdir(tmp_path):
+        message = refusal(Path("a.parquet"), tmp_path)
+    assert message.startswith("a.parquet, row group 1, row 1, column x: expected a finite number")
+
+
+def test_duplicate_names(tmp_path):
+    table = pa.table({**GOOD, "c2": GOOD["c"]})
+    pq.write_table(
+        table.rename_columns(["y", "x", "c", "i", "w", "g", "t", "c"]), tmp_path / "a.parquet"
+    )
+    assert (
+        refusal(tmp_path / "a.parquet", tmp_path)
+        == f"{tmp_path}/a.parquet: two columns are called 'c'"
+    )
+
+
+def test_names_with_points_and_spaces_are_names(tmp_path):
+    schema = {"label": "y", "numerical": ["a", "a.b", "a.b.c"], "categorical": ["x y", "ä/ö"]}
+    columns = {
+        "y": [0, 1],
+        "a": [1, 2],
+        "a.b": [3, 4],
+        "a.b.c": [5, 6],
+        "x y": [1, 2],
+        "ä/ö": [3, 4],
+    }
+    pq.write_table(pa.table({**columns, "z": [{"a": 1}, {"a": 2}]}), tmp_path / "a.parquet")
+    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d")
+    assert (tmp_path / "d" / "train" / "numerical.bin").stat().st_size == 12
+
+
+def test_a_file_of_another_schema_is_named(tmp_path):
+    first = write(tmp_path / "a.parquet")
+    pq.write_table(pa.table(GOOD).drop_columns(["g"]), tmp_path / "b.parquet")
+    message = refusal([first, tmp_path / "b.parquet"], tmp_path)
+    assert message.startswith(
+        f"{tmp_path / 'b.parquet'}: no column 'g'; the columns are y, x, c, i"
+    )
+
+
+def test_no_rows(tmp_path):
+    pq.write_table(pa.table(GOOD).slice(0, 0), tmp_path / "a.parquet")
+    assert "the input has no rows" in refusal(tmp_path / "a.parquet", tmp_path)
+    (tmp_path / "b.csv").write_text(",".join(GOOD) + "\n")
+    assert "the input has no rows" in refusal(tmp_path / "b.csv", tmp_path, restart=True)
+    (tmp_path / "c.csv").write_text("")
+    assert refusal(tmp_path / "c.csv", tmp_path, restart=True)
+    (tmp_path / "d.jsonl").write_text("\n\n")
+    assert refusal(tmp_path / "d.jsonl", tmp_path, restart=True)
+
+
+def test_empty_row_groups_and_files_are_passed_over(tmp_path):
+    table = pa.table(GOOD)
+    with pq.ParquetWriter(tmp_path / "b.parquet", table.schema) as writer:
+        writer.write_table(table.slice(0, 0))
+        writer.write_table(table)
+        writer.write_table(table.slice(0, 0))
+    pq.write_table(table.slice(0, 0), tmp_path / "a.parquet")
+    inputs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    prepare(SCHEMA, inputs, tmp_path / "d", split_bytes=1)
+    prepare(SCHEMA, [write(tmp_path / "c.parquet")], tmp_path / "e")
+    assert contents(tmp_path / "d", ".bin") == contents(tmp_path / "e", ".bin")
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    whole = path.read_bytes()
+    for size in (0, 3, 4, 100, len(whole) - 8, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert refusal(path, tmp_path, restart=True).startswith(
+            f"{path}: no Parquet file, or damaged"
+        )
+    path.write_bytes(whole[:8] + bytes(b ^ 0x5A for b in whole[8:60]) + whole[60:])
+    message = refusal(path, tmp_path, restart=True)
+    assert message.startswith(f"{path}: row group 0: damaged") or "row group 0, row" in message
+
+
+LABELS = [
+    ({"positive": "1"}, "column y: expected two values, '1' and another, got '0', '1', '2'"),
+    ({"positive": "7"}, "column y: no row has the label '7'; found '0', '1', '2'"),
+]
+
+
+@pytest.mark.parametrize(("label", "message"), LABELS)
+def test_labels_that_are_not_as_the_schema_says(tmp_path, label, message):
+    path = write(tmp_path / "a.parquet", y=[0, 1, 1, 2])
+    assert refusal(path, tmp_path, SCHEMA | {"label": {"column": "y", **label}}).startswith(message)
+
+
+def test_a_label_that_is_not_among_the_negative_ones_is_a_bad_row(tmp_path):
+    schema = SCHEMA | {"label": {"column": "y", "positive": "1", "negative": ["0"]}}
+    path = write(tmp_path / "a.parquet", y=[0, 1, 1, 2])
+    problem = "column y: expected '1' or '0', got '2'"
+    assert refusal(path, tmp_path, schema) == f"{path}, row group 1, row 1, {problem}"
+    options = {"bad_lines": "quarantine", "max_bad_lines": 1.0, "restart": True}
+    prepare(schema, [path], tmp_path / "d", **options)
+    assert b"expected '1' or '0', got '2'" in b"".join(
+        contents(tmp_path / "d" / "quarantine").values()
+    )
+
+
+def test_a_number_too_large_once_standardised_is_named(tmp_path):
+    """Which is known only when the training rows were read."""
+    schema = SCHEMA | {"numerical": ["x"]}
+    train = write(tmp_path / "a.parquet", x=[0.0, 1e-6, 0.0, 1e-6])
+    test = write(tmp_path / "b.parquet", x=[0.0, 0.0, 0.0, 1.0])
+    message = refusal(train, tmp_path, schema, others={"test": [test]})
+    assert message.startswith(f"{test}, row group 1, row 1, column x: 1.0, standardised, is beyond")
+
+
+def row(**values):
+    texts = {k: v for k, v in GOOD.items() if k != "t"} | {"t": ["1970-01-01T00:00:00Z"] * 4}
+    return {name: cells[0] for name, cells in texts.items()} | values
+
+
+def write_json(path, *rows):
+    text = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return path
+
+
+BAD_LINES = {
+    "no map": ("[1]", "expected a map of columns to values, got ['1']"),
+    "no JSON": ("{", "no JSON"),
+    "twice": ('{"y": 1, "y": 0}', "no JSON (two values of 'y')"),
+    "nested": (row(c=["a"]), "column c: expected one value, got"),
+    "deep": ("[" * 10**5, "lists and maps nested too deeply"),
+    "utf-8": ('{"y": "\udcff"}', "not UTF-8"),
+    "surrogate": (row(c="\ud800"), "column c: expected text, got half of a UTF-16 pair"),
+    "nan": (row(x=float("nan")), "column x: expected a finite number, got 'nan'"),
+    "value": (row(i=10**30), "column i: expected an integer of 64 bits, got"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_bad_line_of_json_is_named(tmp_path, case):
+    line, problem = BAD_LINES[case]
+    path = write_json(tmp_path / "a.jsonl", row(), row(y=1), line, row())
+    message = refusal(path, tmp_path)
+    assert message.startswith(f"{path}, line 3")
+    assert problem in message
+    prepare(
+        SCHEMA, [path], tmp_path / "d", bad_lines="quarantine", max_bad_lines=0.25, restart=True
+    )
+    (found,) = contents(tmp_path / "d" / "quarantine").values()
+    assert found.decode().startswith(f"{path}, line 3\t")
+    assert problem in found.decode()
+    assert (tmp_path / "d" / "train" / "label.bin").stat().st_size == 3
+
+
+def test_a_column_that_no_line_has_is_named(tmp_path):
+    lines = [{k: v for k, v in row().items() if k != "c"}] * 2
+    path = write_json(tmp_path / "a.jsonl", *lines)
+    assert refusal(path, tmp_path).startswith(f"{path}: no column 'c'; the columns are y, x, i")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("1,2", "expected 7 columns (y, x, c, i, w, g, t), got 2"),
+        ("1," * 7 + "2", "expected 7 columns (y, x, c, i, w, g, t), got 8"),
+        ("1,\udcff,,,,,", "not CSV in UTF-8 (byte 0xff)"),
+        (f"1,0,{'a' * 200000},1,1,u,1970-01-01T00:00:00Z", "field larger than field limit"),
+        ("1,x,a,1,1,u,1970-01-01T00:00:00Z", "column x: expected a number, got 'x'"),
+    ],
+)
+def test_a_bad_line_of_csv_is_named(tmp_path, line, problem):
+    good = "1,0,a,1,1,u,1970-01-01T00:00:00Z"
+    text = "\n".join([",".join(GOOD), good, line, good, good, ""])
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    message = refusal(path, tmp_path)
+    assert message.startswith(f"{path}, line 3")
+    assert problem in message
+
+
+def test_compressed_text(tmp_path):
+    text = "y,x\n0,1\n1,2\n"
+    schema = {"label": "y", "numerical": ["x"]}
+    (tmp_path / "a.csv").write_text(text)
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "c.csv.zst").write_bytes(pa.Codec("zstd").compress(text.encode(), asbytes=True))
+    made = []
+    for name in ("a.csv", "b.csv.gz", "c.csv.zst"):
+        prepare(schema, [tmp_path / name], tmp_path / f"{name}.d")
+        made.append(contents(tmp_path / f"{name}.d", ".bin"))
+    assert made[0] == made[1] == made[2]
+    for name in ("b.csv.gz", "c.csv.zst"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-5])
+        assert f"{name}, after line" in refusal(tmp_path / name, tmp_path, schema, restart=True)
+
+
+def test_folders_say_columns_of_any_kind_of_file(tmp_path):
+    schema = {"label": "y", "numerical": ["x"], "categorical": ["day", "land"]}
+    made = {}
+    for kind in ("parquet", "csv", "jsonl"):
+        for day, land in (("1", "a%2Fb"), ("2", "__HIVE_DEFAULT_PARTITION__")):
+            folder = tmp_path / kind / f"day={day}" / f"land={land}"
+            folder.mkdir(parents=True)
+            path = folder / f"part.{kind}"
+            if kind == "parquet":
+                pq.write_table(pa.table({"y": [0, 1], "x": [1, 2]}), path)
+            elif kind == "csv":
+                path.write_text("y,x\n0,1\n1,2\n")
+            else:
+                write_json(path, {"y": 0, "x": 1}, {"y": 1, "x": 2})
+        prepare(schema, [tmp_path / kind], tmp_path / f"{kind}.d", output_ordering="input")
+        made[kind] = contents(tmp_path / f"{kind}.d", ".bin")
+    assert made["parquet"]["train/cat_0.bin"] == bytes([1, 1, 2, 2])
+    assert made["parquet"]["train/cat_1.bin"] == bytes([1, 1, 0, 0])
+    assert made["parquet"] == made["csv"] == made["jsonl"]
+
+
+def test_names_of_folders_that_are_no_utf_8_are_named(tmp_path):
+    folder = os.fsencode(tmp_path / "t") + b"/day=\xff"
+    os.makedirs(folder)
+    write(tmp_path / "a.parquet").rename(os.fsdecode(folder + b"/a.parquet"))
+    message = refusal(tmp_path / "t", tmp_path, SCHEMA | {"categorical": ["day"]})
+    assert "day=\\xff" in message
+    assert "expected UTF-8" in message
+
+
+def test_a_file_is_not_read_twice(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    for inputs, others in (([path, path], {}), ([path], {"test": [tmp_path / "." / "a.parquet"]})):
+        assert f"{path}: given twice" in refusal(inputs, tmp_path, others=others)
+
+
+@pytest.mark.parametrize("name", ["a/b", "../../x", "x" * 300])
+def test_groups_that_can_name_no_file_are_refused(tmp_path, name):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({**GOOD, name: ["u"] * 4}), path)
+    message = refusal(path, tmp_path, SCHEMA | {"groups": [name]})
+    assert message.startswith("groups: expected ")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.parquet"]
