@@ -268,6 +268,7 @@ def _check_same(folder: Path, facts: dict[str, Any]) -> None:
         earlier = dict(stored["facts"]) if stored["kind"] == _KIND else {}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / _FACTS}: not the facts of a run ({error!r})") from error
+    earlier, facts = _flat(earlier), _flat(facts)
     changed = [
         f"{name} was {_shown(earlier.get(name))} and is {_shown(facts.get(name))}"
         for name in sorted({*earlier, *facts})
@@ -278,6 +279,15 @@ def _check_same(folder: Path, facts: dict[str, Any]) -> None:
             f"{folder}: an unfinished run was begun otherwise: {'; '.join(changed)}. Go on with "
             "what it was, or give it up with --restart"
         )
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns facts in which the entries of a map have names of their own."""
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        parts = value if isinstance(value, dict) else {}
+        flat |= {f"{name} {key}": part for key, part in parts.items()} or {name: value}
+    return flat
 
 
 def _shown(value: Any) -> str:

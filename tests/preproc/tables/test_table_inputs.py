@@ -353,6 +353,22 @@ def test_a_bad_line_of_csv_is_named(tmp_path, line, problem):
     assert problem in message
 
 
+def test_a_bad_row_of_csv_is_put_aside_as_it_is(tmp_path):
+    good = "1,0,a,1,1,u,1970-01-01T00:00:00Z"
+    lines = [",".join(GOOD), good, "1,2", "1,0,\udcff,1,1,u,1970-01-01T00:00:00Z", good, good]
+    lines += ['1,0,"a', 'b",x,1,u,1970-01-01T00:00:00Z', ""]
+    path = tmp_path / "a.csv"
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    prepare(SCHEMA, [path], tmp_path / "d", bad_lines="quarantine", max_bad_lines=0.5)
+    (found,) = contents(tmp_path / "d" / "quarantine").values()
+    first, second, third, end = found.decode().split("\n")
+    assert first == f"{path}, line 3\texpected 7 columns (y, x, c, i, w, g, t), got 2\t1,2"
+    assert second.startswith(f"{path}, line 4\tcharacter 5: not UTF-8 (byte 0xff)\t1,0,\ufffd,1,1")
+    assert third.startswith(f"{path}, line 8\tcolumn i: expected an integer of 64 bits, got 'x'\t")
+    assert end == ""
+    assert (tmp_path / "d" / "train" / "label.bin").stat().st_size == 3
+
+
 def test_compressed_text(tmp_path):
     text = "y,x\n0,1\n1,2\n"
     schema = {"label": "y", "numerical": ["x"]}

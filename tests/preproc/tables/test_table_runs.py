@@ -1,0 +1,218 @@
+"""Datasets of tables have the same bytes however the work is cut, run, stopped and gone on with."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import forked
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tables_testing import Inline, contents, prepare
+
+from dlrm.preproc.execution.engines import local_engine
+
+SCHEMA = {
+    "label": {"column": "y", "positive": "ja"},
+    "numerical": [
+        "x",
+        {"column": "n", "transform": "log"},
+        {"column": "q", "transform": "quantile", "bins": 16},
+    ],
+    "categorical": [
+        {"column": "c", "frequency_limit": 2, "hash_buckets": 9},
+        {"column": "i", "type": "integer", "max_ids": 40},
+        {"column": "j", "type": "integer"},
+    ],
+    "weight": "w",
+    "groups": ["c"],
+    "time": {"column": "t", "unit": "ms"},
+}
+OPTIONS = {"test_fraction": 0.2, "validation_fraction": 0.1, "keep_negatives": 0.7, "seed": 3}
+
+
+def table(rows=600):
+    draw = np.random.default_rng(0)
+    return pa.table(
+        {
+            "y": draw.choice(["ja", "nein", "kaum"], rows),
+            "x": draw.normal(3, 1e6, rows),
+            "n": draw.integers(-5, 1000, rows),
+            "q": draw.choice([0.0, 0.1, -7.5, 3e5], rows),
+            "c": pa.array([f"wört {n}" for n in draw.geometric(0.02, rows)]).dictionary_encode(),
+            "i": pa.array(draw.integers(-50, 50, rows), mask=draw.random(rows) < 0.1),
+            "j": draw.integers(-(1 << 62), 1 << 62, rows),
+            "w": draw.random(rows).astype(np.float32),
+            "t": draw.integers(0, 1 << 40, rows),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return SCHEMA | {"label": SCHEMA["label"] | {"any_negative": True}}
+
+
+@pytest.fixture(scope="module")
+def whole(schema, tmp_path_factory):
+    """The dataset of one file of one row group, in one task."""
+    folder = tmp_path_factory.mktemp("whole")
+    pq.write_table(table(), folder / "a.parquet")
+    prepare(schema, [folder / "a.parquet"], folder / "d", **OPTIONS)
+    return contents(folder / "d")
+
+
+def test_files_row_groups_and_tasks_change_nothing(schema, whole, tmp_path):
+    rows = table()
+    cuts = [0, 1, 1, 250, 600]
+    for rows_of_group, split_bytes in ((3, 4000), (50, 300), (100, None)):
+        folder = tmp_path / str(rows_of_group)
+        folder.mkdir()
+        for i, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+            part = rows.slice(begin, end - begin)
+            pq.write_table(part, folder / f"{i}.parquet", row_group_size=rows_of_group)
+        made = tmp_path / f"{rows_of_group}.d"
+        prepare(schema, [folder], made, split_bytes=split_bytes, **OPTIONS)
+        assert contents(made) == whole, rows_of_group
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_processes_change_nothing(schema, whole, tmp_path, cores):
+    pq.write_table(table(), tmp_path / "a.parquet", row_group_size=99)
+    with local_engine(cores) as engine:
+        prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d", engine, split_bytes=1, **OPTIONS)
+    assert contents(tmp_path / "d") == whole
+
+
+@pytest.mark.slow
+def test_spark_changes_nothing(schema, whole, tmp_path, spark):
+    pq.write_table(table(), tmp_path / "a.parquet", row_group_size=99)
+    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d", spark, split_bytes=1, **OPTIONS)
+    assert contents(tmp_path / "d") == whole
+
+
+class KilledError(BaseException):
+    """Nothing may catch it, as nothing catches SIGKILL."""
+
+
+def test_killed_before_any_file_it_goes_on_to_the_same_bytes(schema, whole, tmp_path, monkeypatch):
+    pq.write_table(table(), tmp_path / "a.parquet", row_group_size=200)
+    rename, seen, fatal = Path.replace, [0], [0]
+
+    def replace(self, target):
+        seen[0] += 1
+        if seen[0] == fatal[0]:
+            raise KilledError
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    made = (schema, [tmp_path / "a.parquet"])
+    prepare(*made, tmp_path / "count", split_bytes=1, **OPTIONS)
+    for number in range(1, seen[0] + 1, 3):
+        output = tmp_path / str(number) / "d"
+        seen[0], fatal[0] = 0, number
+        with pytest.raises(KilledError):
+            prepare(*made, output, split_bytes=1, **OPTIONS)
+        assert not output.exists()
+        prepare(*made, output, split_bytes=50_000, **OPTIONS)
+        assert contents(output) == whole, number
+        assert [path.name for path in output.parent.iterdir()] == ["d"]
+
+
+def test_another_schema_or_input_is_named_and_not_mixed(schema, whole, tmp_path):
+    class Stops(Inline):
+        def run(self, stage, task, items):
+            if stage == "merge":
+                raise KilledError
+            super().run(stage, task, items)
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(table(), path)
+    with pytest.raises(KilledError):
+        prepare(schema, [path], tmp_path / "d", Stops(), **OPTIONS)
+    other = schema | {"numerical": ["x"]}
+    with pytest.raises(
+        ValueError, match=r"begun otherwise: --schema numerical was .* is \['x'\]\. "
+    ):
+        prepare(other, [path], tmp_path / "d", **OPTIONS)
+    pq.write_table(table().slice(1), path)
+    with pytest.raises(ValueError, match=r"begun otherwise: .*a\.parquet was of \d+ bytes"):
+        prepare(schema, [path], tmp_path / "d", **OPTIONS)
+    pq.write_table(table(), path)
+    prepare(schema, [path], tmp_path / "d", restart=True, **OPTIONS)
+    assert contents(tmp_path / "d") == whole
+
+
+@pytest.mark.slow
+def test_the_command_killed_anywhere_goes_on_to_the_same_bytes(schema, whole, tmp_path, root):
+    from dlrm.data.transform.schema import Schema
+
+    pq.write_table(table(), tmp_path / "a.parquet", row_group_size=50)
+    Schema.of_facts(schema).save(tmp_path / "schema.yaml")
+    values = {"schema": "schema.yaml", "input": "a.parquet", "output": "d", **OPTIONS}
+    words = [f"--{name}={value}" for name, value in values.items()]
+    words += ["--noreport", "--cores=2", "--split_bytes=2000"]
+    draw, killed = random.Random(1), 0
+    env = dict(os.environ, PYTHONPATH=str(root))
+    for _ in range(12):
+        log = tmp_path / "log"
+        process = forked.start("dlrm.scripts.prepare", *words, stdout=log, cwd=tmp_path, env=env)
+        begun = time.monotonic()
+        wait = draw.uniform(0.05, 1.5)
+        while process.is_alive() and time.monotonic() - begun < wait:
+            time.sleep(0.01)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            killed += 1
+        process.join()
+        if (tmp_path / "d").exists():
+            assert contents(tmp_path / "d") == whole
+            forked.run("dlrm.scripts.prepare", *words, "--overwrite", cwd=tmp_path, env=env)
+            for name, content in contents(tmp_path / "d").items():
+                assert content == whole[name], name
+            shutil.rmtree(tmp_path / "d")
+    done = forked.run("dlrm.scripts.prepare", *words, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "d") == whole
+    assert killed > 3
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"a.parquet", "schema.yaml", "log", "d"}
+
+
+def test_nothing_is_fitted_to_rows_that_are_not_for_training(tmp_path):
+    """Values of test rows alone have no id, move no mean and no edge."""
+    rows = {"y": [0, 1] * 8, "x": [1.0, 2.0] * 8, "c": ["a", "b"] * 8, "i": [1, 2] * 8}
+    planted = {"y": [0, 1], "x": [1e4, -1e4], "c": ["secret", "a"], "i": [77, 1]}
+    spec = {
+        "label": "y",
+        "numerical": ["x", {"column": "i", "transform": "quantile", "bins": 4}],
+        "categorical": ["c"],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    made = []
+    for name, test in (("own", rows), ("planted", planted)):
+        pq.write_table(pa.table(test), tmp_path / f"{name}.parquet")
+        others = {"test": [tmp_path / f"{name}.parquet"]}
+        prepare(spec, [tmp_path / "a.parquet"], tmp_path / name, others=others)
+        made.append(contents(tmp_path / name / "transform"))
+    assert made[0] == made[1]
+    assert contents(tmp_path / "planted" / "test")["cat_0.bin"] == bytes([0, 1])
+
+
+def test_values_of_a_split_key_stay_together(tmp_path):
+    users = np.random.default_rng(1).integers(0, 60, 500)
+    columns = {"y": users % 2, "x": np.zeros(500), "u": [f" {user}" for user in users]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=50)
+    spec = {"label": "y", "numerical": ["x"], "groups": ["u"]}
+    options = {"test_fraction": 0.3, "validation_fraction": 0.2, "split_key": "u"}
+    prepare(spec, [tmp_path / "a.parquet"], tmp_path / "d", **options)
+    groups = [
+        {*np.fromfile(tmp_path / "d" / split / "group_u.bin", "<u8").tolist()}
+        for split in ("train", "test", "validation")
+    ]
+    assert all(groups)
+    assert len(set.union(*groups)) == sum(map(len, groups)) == len({*users.tolist()})
