@@ -68,10 +68,12 @@ def test_one_that_fails_is_named_once(tmp_path, fails_at):
 def test_no_step_waits_for_a_tracker(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "_PATIENCE", 0.05)
     gate, said = threading.Event(), []
+    slow = Background("slow", lambda: Kept(fails_at=0, gate=gate), said.append)
     began = time.perf_counter()
-    report(Background("slow", lambda: Kept(gate=gate), said.append), tmp_path, steps=100)
+    report(slow, tmp_path, steps=100)
     assert time.perf_counter() - began < 2
     gate.set()
+    slow._thread.join(10)  # it fails now, when it was named already
     assert said == [
         "note: slow: it has not taken everything within 0.05 s; the run goes on without it"
     ]
