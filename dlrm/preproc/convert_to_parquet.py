@@ -1,0 +1,289 @@
+"""Turns a dataset back into Parquet: ids as they are, or the values that they stand for.
+
+    OUTPUT/train/part-0.parquet  test/part-0.parquet  validation/part-0.parquet  manifest.json
+
+Row k of a split is row k of the dataset. The first column is the label, bool; numerical features
+are float32, transformed as the dataset has them; then come the categorical features, and `weight`,
+`group_<column>` (a 64-bit hash) and `time` where the dataset has them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.tables.rows import extra_dtypes
+from dlrm.data.transform.fitted import Fitted, load_transform
+from dlrm.data.transform.table_transform import Dictionary, TableTransform
+from dlrm.data.verification import Verifier
+from dlrm.files import staged_directory
+from dlrm.manifest import write_manifest
+
+VALUES = ("decoded", "ids")
+KIND = "Parquet of a dataset"  # what its manifest says that it is of
+_PART = "part-0.parquet"
+_GROUP_ROWS = 1 << 16
+_FEWEST_DIGITS = 8  # of a hexadecimal value, as in Criteo's logs
+_TIME = pa.timestamp("us", "UTC")
+Decode = Callable[[np.ndarray], pa.Array]
+
+
+def convert_to_parquet(
+    dataset: Path,
+    output: Path,
+    values: str = "decoded",
+    replace: bool = False,
+    verify_data: str = "first",
+    allow_links: bool = False,
+) -> dict[str, int]:
+    """Writes a split-binary dataset as Parquet, a row group at a time; returns rows by split.
+
+    Args:
+        dataset: of tables or of logs.
+        output: directory that appears whole, or not at all.
+        values: "ids" of categorical features, or "decoded": the texts or integers that have them,
+            hexadecimal digits of logs. Id 0 and those of hash buckets are null then.
+        replace: whether earlier output there may be replaced.
+        verify_data: when files are compared with the dataset's checksums; see `Verifier`.
+        allow_links: whether files of the dataset may be symbolic links out of it.
+
+    Raises:
+        FileNotFoundError: a file of the dataset is missing.
+        FileExistsError: something that may not be replaced stands at `output`.
+        ValueError: a file is damaged, or a value is not as the dataset's specification says; file
+            and row are named.
+    """
+    if values not in VALUES:
+        raise ValueError(f"--values {values}: expected one of {', '.join(VALUES)}")
+    _check_apart(dataset, output)
+    spec = FeatureSpec.load(dataset, allow_links)
+    verifier = Verifier(dataset, layout.KIND, verify_data, allow_links)
+    fitted = _fitted(dataset, spec, verifier, values)
+    with staged_directory(output, replace) as staging:
+        rows = {}
+        for split in spec.splits:
+            (staging / split).mkdir()
+            rows[split] = _write_split(
+                staging / split / _PART, _columns(spec, split, fitted, values), verifier
+            )
+        if values == "ids":
+            layout.write_model_size(staging, spec.cardinalities)
+        write_manifest(staging, KIND, values=values, rows=rows)
+    return rows
+
+
+def _check_apart(dataset: Path, output: Path) -> None:
+    source, target = dataset.resolve(), output.resolve()
+    if source == target or source in target.parents or target in source.parents:
+        raise ValueError(f"--output {output}: expected a directory apart from {dataset}")
+
+
+def _fitted(dataset: Path, spec: FeatureSpec, verifier: Verifier, values: str) -> Fitted | None:
+    """Returns the transform of a dataset; None where there is none and ids are wanted."""
+    directory = dataset / layout.TRANSFORM
+    if not directory.is_dir():
+        if values == "ids":
+            return None
+        raise FileNotFoundError(
+            f"{directory}: no such directory, so nothing says what ids stand for; --values ids "
+            "writes them as they are"
+        )
+    verifier.check_names(layout.TRANSFORM)
+    fitted = load_transform(directory)
+    if fitted.cardinalities != spec.cardinalities:
+        raise ValueError(
+            f"{directory}: expected the transform of this dataset, with tables of "
+            f"{spec.cardinalities} rows, got one with {fitted.cardinalities}"
+        )
+    return fitted
+
+
+class _Column(NamedTuple):
+    """A file of a split, and the columns of Parquet that its rows become.
+
+    Attributes:
+        path: the file.
+        names: of the columns.
+        dtype: of a row of the file.
+        kind: type of the columns.
+        make: turns rows, and the number of the first, into an array for each column.
+    """
+
+    path: Path
+    names: list[str]
+    dtype: np.dtype
+    kind: pa.DataType
+    make: Callable[[np.ndarray, int], list[pa.Array]]
+
+
+def _columns(spec: FeatureSpec, split: str, fitted: Fitted | None, values: str) -> list[_Column]:
+    label = spec.file(split, spec.label)
+    columns = [
+        _Column(label, [spec.label], np.dtype(np.uint8), pa.bool_(), partial(_labels, label))
+    ]
+    if spec.numerical:
+        path, row = spec.file(split, spec.numerical[0]), (len(spec.numerical),)
+        dtype = np.dtype((layout.NUMERICAL_DTYPE, row))
+        columns.append(_Column(path, spec.numerical, dtype, pa.float32(), _numbers))
+    names = _without_endings(spec)
+    for i, feature in enumerate(spec.categorical):
+        path, dtype, size = spec.file(split, feature), spec.dtype(feature), spec.cardinalities[i]
+        kind, decode = pa.from_numpy_dtype(dtype), pa.array
+        if values == "decoded" and fitted is not None:
+            kind, decode = _decoder(fitted, i)
+        make = partial(_ids, path, size, decode)
+        columns.append(_Column(path, [names[i]], dtype, kind, make))
+    if isinstance(fitted, TableTransform):
+        taken = {name for column in columns for name in column.names}
+        for name, dtype in extra_dtypes(fitted.schema).items():
+            path = label.parent / f"{name}.bin"
+            kind = _TIME if name == "time" else pa.from_numpy_dtype(dtype)
+            while name in taken:
+                name += "_"
+            columns.append(_Column(path, [name], dtype, kind, partial(_extra, kind)))
+    return columns
+
+
+def _without_endings(spec: FeatureSpec) -> list[str]:
+    """Returns the names of categorical features; NVIDIA's default ones without their ".bin"."""
+    default = [layout.categorical_name(i) for i in range(len(spec.categorical))]
+    if spec.categorical != default:
+        return spec.categorical
+    short = [name.removesuffix(".bin") for name in default]
+    return spec.categorical if {spec.label, *spec.numerical} & set(short) else short
+
+
+def _write_split(path: Path, columns: Sequence[_Column], verifier: Verifier) -> int:
+    schema = pa.schema([(name, column.kind) for column in columns for name in column.names])
+    rows = columns[0].path.stat().st_size
+    for column in columns:
+        _check_size(column, rows)
+    with pq.ParquetWriter(path, schema) as writer:
+        for arrays in _row_groups(columns, rows, verifier):
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), _GROUP_ROWS)
+    return rows
+
+
+def _check_size(column: _Column, rows: int) -> None:
+    if not column.path.is_file():
+        raise FileNotFoundError(f"{column.path}: missing")
+    expected, size = rows * column.dtype.itemsize, column.path.stat().st_size
+    if size != expected:
+        raise ValueError(
+            f"{column.path}: expected {expected} bytes ({rows} rows, as the label file has, of "
+            f"{column.dtype.itemsize} bytes), got {size}"
+        )
+
+
+def _row_groups(
+    columns: Sequence[_Column], rows: int, verifier: Verifier
+) -> Iterator[list[pa.Array]]:
+    checked = [verifier.open(column.path) for column in columns]
+    with ExitStack() as stack:
+        files: list[BinaryIO] = [stack.enter_context(open(column.path, "rb")) for column in columns]
+        for begin in range(0, rows, _GROUP_ROWS):
+            end = min(begin + _GROUP_ROWS, rows)
+            arrays: list[pa.Array] = []
+            for column, file, check in zip(columns, files, checked, strict=True):
+                width = column.dtype.itemsize
+                if check is not None:
+                    check.touch(begin * width, end * width)
+                content = np.frombuffer(file.read((end - begin) * width), column.dtype)
+                arrays += column.make(content, begin)
+            yield arrays
+
+
+def _labels(path: Path, labels: np.ndarray, first_row: int) -> list[pa.Array]:
+    if (wrong := labels > 1).any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {first_row + row}: expected a label of 0 or 1, got {labels[row]}"
+        )
+    return [pa.array(labels.view(bool))]
+
+
+def _numbers(numbers: np.ndarray, first_row: int) -> list[pa.Array]:
+    return [pa.array(column) for column in np.ascontiguousarray(numbers.T).astype(np.float32)]
+
+
+def _ids(path: Path, size: int, decode: Decode, ids: np.ndarray, first_row: int) -> list[pa.Array]:
+    if (wrong := (ids < 0) | (ids >= size)).any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {first_row + row}: expected an id within 0-{size - 1}, got {ids[row]}"
+        )
+    return [decode(ids)]
+
+
+def _extra(kind: pa.DataType, values: np.ndarray, first_row: int) -> list[pa.Array]:
+    return [pa.array(values).cast(kind)]
+
+
+def _decoder(fitted: Fitted, table: int) -> tuple[pa.DataType, Decode]:
+    """Returns the type of the values of a table, and what turns ids into them."""
+    if not isinstance(fitted, TableTransform):
+        fitted.check(table)
+        keys = fitted.dictionaries[table]
+        found = lambda ids: _hexadecimal(keys[ids - 1])  # noqa: E731
+        return pa.large_string(), partial(_decoded, len(keys), found)
+    place = fitted.dictionary_of[table]
+    fitted.check(place)
+    dictionary = fitted.dictionaries[place]
+    if dictionary.texts is None:
+        kind, found = pa.int64(), partial(_integers, dictionary)
+    else:
+        kind = pa.large_string()
+        found = partial(_texts, dictionary, fitted.schema.categorical[table].column)
+    return kind, partial(_decoded, len(dictionary), found)
+
+
+def _decoded(own: int, found: Decode, ids: np.ndarray) -> pa.Array:
+    """Returns the values of ids from 1 to `own`, and null for others; each is looked up once."""
+    has_value = (ids > 0) & (ids <= own)
+    distinct, inverse = np.unique(ids[has_value].astype(np.int64), return_inverse=True)
+    places: np.ndarray = np.zeros(len(ids), np.int64)
+    places[has_value] = inverse
+    return found(distinct).take(pa.array(places, mask=~has_value))
+
+
+def _hexadecimal(keys: np.ndarray) -> pa.Array:
+    shifts = np.arange(60, -1, -4, dtype=np.uint64)
+    nibbles = (keys.astype(np.uint64)[:, None] >> shifts) & np.uint64(15)
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)[nibbles.astype(np.intp)]
+    longer = np.uint64(16) ** np.arange(_FEWEST_DIGITS, 16, dtype=np.uint64)
+    lengths = _FEWEST_DIGITS + np.searchsorted(longer, keys.astype(np.uint64), side="right")
+    kept = digits[np.arange(16) >= (16 - lengths)[:, None]]
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    content = pa.py_buffer(kept.tobytes())
+    return pa.LargeStringArray.from_buffers(len(keys), pa.py_buffer(ends), content)
+
+
+def _integers(dictionary: Dictionary, ids: np.ndarray) -> pa.Array:
+    return pa.array(dictionary.keys[ids - 1].astype(np.uint64).view(np.int64))
+
+
+def _texts(dictionary: Dictionary, column: str, ids: np.ndarray) -> pa.Array:
+    """Returns texts of ascending ids; those after the first are taken from the mapped files."""
+    ends: Any = dictionary.ends
+    later = pa.array([], pa.large_binary())
+    if len(ends) > 1:
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(dictionary.texts)]
+        later = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends) - 1, buffers)
+    found = later.take(pa.array(ids[ids > 1] - 2))
+    if len(ids) and ids[0] == 1:
+        first = dictionary.texts[: ends[0]].tobytes()  # type: ignore[index]
+        found = pa.concat_arrays([pa.array([first], pa.large_binary()), found])
+    try:
+        return found.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        raise ValueError(
+            f"column {column}: a value is not UTF-8, in which Parquet has texts; --values ids "
+            "writes ids"
+        ) from None
