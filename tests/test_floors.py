@@ -46,6 +46,7 @@ TORCH_FREE = [
     "dlrm.serving.reader",
     "dlrm.serving.rows",
     "dlrm.serving.shares",
+    "dlrm.scripts.convert",
     "dlrm.scripts.transcode",
     "dlrm.scripts.verify_dataset",
 ]

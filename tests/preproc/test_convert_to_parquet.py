@@ -130,7 +130,7 @@ def test_decoded_values_are_those_of_the_table(dataset, frame, tmp_path):
 def logs(tmp_path_factory):
     """Lines of two days, and their dataset; the training rows in their order."""
     random, folder = np.random.default_rng(2), tmp_path_factory.mktemp("logs")
-    values = ["a", "0000000b", "ffffffff", "123456789abcdef0", "00000001", "0", "", "12345678"]
+    values = ["a", "0000000b", "ffffffff", "123456789abcdef0", "100000000", "0", "", "12345678"]
     days = []
     for rows in (700, 250):
         fields = [random.choice(values + [f"{i:x}"], 3) for i in range(rows)]

@@ -13,7 +13,8 @@ from dlrm.data.sources.columns import Parsed
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numbers import Fitted, raw_numbers, transform_numbers
 from dlrm.data.transform.schema import NumericalField, Schema
-from dlrm.preproc.logs.column_statistics import Periods
+from dlrm.data.transform.transform import Transformed
+from dlrm.preproc.logs.column_statistics import Periods, Statistics, ends_of_bin
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
@@ -179,31 +180,37 @@ def test_categorical_fields_say_ids_buckets_and_what_has_none(timed, whole):
 
 def test_drift_is_the_population_stability_index_against_training_rows(local, tmp_path):
     """Shares of one half and the other, against 0.9 and 0.1: 0.4 ln 1.8 - 0.4 ln 0.2."""
-    days = np.repeat([0, 1, 2, 3], 100)
-    column = np.array(["a"] * 50 + ["b"] * 50 + ["a"] * 50 + ["b"] * 50 + ["a"] * 90 + ["b"] * 10
-                      + ["a"] * 50 + ["b"] * 50)  # fmt: skip
+    days, even = np.repeat([0, 1, 2, 3], 100), ["a"] * 50 + ["b"] * 50
+    numbers = np.tile(1000 + np.linspace(-7.77, 7.77, 100), 4)
+    numbers[350:] = np.nan
     rows = pa.table(
         {
             "bought": days % 2,
-            "kind": column,
+            "kind": [*even, *even, *(["a"] * 90 + ["b"] * 10), *even],
+            "number": pa.array(numbers, from_pandas=True),
             "when": pa.array(days * DAY - 2 * DAY, pa.timestamp("us", "UTC")),
         }
     )
     (tmp_path / "in").mkdir()
     pq.write_table(rows, tmp_path / "in" / "all.parquet")
-    schema = {"label": "bought", "categorical": ["kind"], "time": "when"}
+    schema = {"label": "bought", "categorical": ["kind"], "numerical": ["number"], "time": "when"}
     division = Division(test_from="1970-01-01", validation_from="1970-01-02")
     report = prepared(local, tmp_path / "in", tmp_path / "out", schema, division)
     expected = round(0.4 * np.log(1.8) - 0.4 * np.log(0.2), 4)
-    (kind,) = report["categorical"]
+    (kind,), (number,) = report["categorical"], report["numerical"]
     assert kind["drift"] == {
         "splits": {"test": expected, "validation": 0},
         "slices": [0, 0, expected, 0],
     }
+    # Half of the last day is missing, and five of the ten tenths with it; 1e-4 stands for 0.
+    gone, rare = 1e-4, 5 * (1e-4 - 0.1) * np.log(1e-4 / 0.1)
+    expected = round((0.5 - gone) * np.log(0.5 / gone) + rare, 4)
+    assert number["drift"]["slices"] == [0, 0, 0, pytest.approx(expected, abs=2e-4)]
+    assert number["missing"] == {"train": 0, "test": 0, "validation": 0.5}
+    assert number["quantiles"]["0.5"] == 999.92  # 999.9215, to 1/512 of the deviation
     assert report["sliced_by"] == "day"
-    assert report["slices"][1] == {
-        "slice": "1969-12-31", "rows": 100, "positives": 100, "positive_rate": 1.0
-    }  # fmt: skip
+    first = {"slice": "1969-12-31", "rows": 100, "positives": 100, "positive_rate": 1.0}
+    assert report["slices"][1] == first
 
 
 def test_days_are_told_apart_where_there_are_times_and_files_elsewhere(
@@ -219,6 +226,9 @@ def test_days_are_told_apart_where_there_are_times_and_files_elsewhere(
         assert {**mine, "slice": ""} == {**theirs, "slice": ""}
     for kind in ("numerical", "categorical"):
         assert by_time[kind] == by_file[kind]
+    (tmp_path / "in").mkdir()
+    pq.write_table(whole, tmp_path / "in" / "all.parquet")
+    assert prepared(local, tmp_path / "in", tmp_path / "one", SCHEMA | {"time": "when"}) == by_time
     labels = whole["bought"].to_numpy(zero_copy_only=False)
     assert sum(one["positives"] for one in by_file["slices"]) == labels.sum()
 
@@ -317,3 +327,15 @@ def test_shortest_number_between_two():
     }.items():  # fmt: skip
         assert shortest(*ends) == pytest.approx(number, rel=1e-12), ends
     assert shortest(99.5, 101.0) == 100
+
+
+def test_ends_of_a_bin_hold_every_number_that_is_counted_in_it():
+    random = np.random.default_rng(1)
+    numbers = np.r_[random.normal(0, 1, 200), random.lognormal(0, 6, 200), 0.0, 65504.0, -65504.0]
+    for number in numbers[np.abs(numbers) <= 65504]:
+        counts = Statistics.empty(1, 0)
+        rows = Transformed(np.array([[number]]).astype(np.float16), [], 0)
+        counts.add(np.ones(1, bool), rows, np.zeros((1, 1), bool), [])
+        least, greatest = ends_of_bin(np.flatnonzero(counts.numbers[0]))
+        assert least <= number <= greatest
+        assert greatest - least <= max(abs(number) / 50, 1e-6)
