@@ -13,6 +13,7 @@ from dlrm.distributed.exchange import exchange
 from dlrm.distributed.world import (
     Pipelines,
     World,
+    choose_device,
     clone_store,
     join_world,
     launch,
@@ -29,6 +30,7 @@ __all__ = [
     "agreed",
     "all_sum",
     "check_same",
+    "choose_device",
     "clone_store",
     "exchange",
     "from_first",

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -284,3 +285,30 @@ def shutdown(world: World) -> None:
     if world.size > 1 and dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()  # else gloo's threads may outlive what they use, and abort at exit
+
+
+def choose_device(asked: str | None) -> str:
+    """Returns the device to run on: the one asked for, else cuda where there is one.
+
+    Raises:
+        ValueError: it is unknown, or is not here.
+    """
+    if asked is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", asked):
+        raise ValueError(f"--base_device {asked}: expected cpu, cuda or cuda:<index>")
+    if asked == "cpu":
+        return asked
+    if torch.version.cuda is None:
+        raise ValueError(f"--base_device {asked}: torch {torch.__version__} is built without CUDA")
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"--base_device {asked}: torch finds no CUDA device here; use cpu. "
+            "python -m dlrm.scripts.doctor says why"
+        )
+    index, count = int(asked.partition(":")[2] or 0), torch.cuda.device_count()
+    if index >= count:
+        raise ValueError(
+            f"--base_device {asked}: expected an index below {count}, the devices here"
+        )
+    return asked

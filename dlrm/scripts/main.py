@@ -17,19 +17,18 @@ from dlrm.data.clicks.datasets import Datasets
 from dlrm.distributed import World, agreed
 from dlrm.scripts.common import dlrm_flags, session
 from dlrm.scripts.common import run as driver
-from dlrm.scripts.common.bad_rows import bad_ids_named, check_scores
 from dlrm.scripts.common.config_flags import Values
-from dlrm.scripts.common.dlrm_setup import DLRMSetup, check, own_part, set_up
+from dlrm.scripts.common.dlrm_setup import DLRMSetup, check, own_part, set_up, training
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.run import Watch
+from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import RunLog, Watched
 from dlrm.train.metrics import metrics_note, one_class_note
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import ScheduleConfig, learning_rate, short_run_advice
-from dlrm.train.task import TrainConfig
+from dlrm.train.schedule import short_run_advice
 from dlrm.train.trainer import Trainer
 
 
@@ -125,19 +124,10 @@ def _act(setup: DLRMSetup, watch: Watch) -> dict[str, float]:
 
 
 def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, float]:
-    values, task, device = setup.values, setup.task, setup.world.device
-    schedule, config = values.config(ScheduleConfig), values.config(TrainConfig)
-    one_look_up = datasets.train.one_id_each and config.gradient_accumulation_steps == 1
-    trainer = driver.make_trainer(
-        setup,
-        watch,
-        optimizers=task.optimizers(dlrm_flags.optimizer_config(values), one_look_up),
-        schedule=functools.partial(learning_rate, schedule),
-        config=config,
-        scaler=values.config(PrecisionConfig).scaler(device, values["max_grad_norm"]),
-        recorder=task.recorder,
-    )
-    train = Batches(datasets.train, device, values["shuffle_batch_order"], values["seed"])
+    values, task, chosen = setup.values, setup.task, training(setup.values)
+    arguments = chosen.trainer_arguments(task, datasets.train)
+    trainer = driver.make_trainer(setup, watch, **arguments)
+    train, test, validation = chosen.batches(datasets, setup.world.device)
 
     def begin(trainer: Trainer) -> None:
         if setup.checkpoint:
@@ -145,11 +135,10 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
             watch.log.line(f"weights from {setup.checkpoint}; the run starts at step 0")
         choices = {"lr", *dlrm_flags.ADAM_SWITCHES, *dlrm_flags.ADAM_SWITCHES.values()}
         by_default = not choices & values.given
-        if advice := short_run_advice(schedule, config.num_steps(len(train)), by_default):
+        num_steps = chosen.train.num_steps(len(train))
+        if advice := short_run_advice(chosen.schedule, num_steps, by_default):
             watch.log.line(f"note: {advice}")
 
-    test = Batches(datasets.test, device)
-    validation = Batches(datasets.validation, device) if datasets.validation else None
     summary = driver.train(setup, watch, trainer, begin, train, test, validation)
     check_scores(task, setup.data_name, "validation")  # the trainer checks those of other tests
     if note := metrics_note(summary):

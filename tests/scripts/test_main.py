@@ -16,6 +16,7 @@ from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_setup
+from dlrm.tasks import click_training
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -642,10 +643,10 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
     command, monkeypatch, arguments, needed, free, proposed
 ):
     monkeypatch.setattr(dlrm_setup, "Recommendation", None)
-    monkeypatch.setattr(dlrm_setup, "host_memory", lambda: (needed, 2**30))
+    monkeypatch.setattr(click_training, "host_memory", lambda: (needed, 2**30))
     with pytest.raises(TypeError):  # it fits, and is made
         command(*arguments)
-    monkeypatch.setattr(dlrm_setup, "host_memory", lambda: (free, 2**30))
+    monkeypatch.setattr(click_training, "host_memory", lambda: (free, 2**30))
     with pytest.raises(ValueError, match="the embedding tables need .* on the host") as raised:
         command(*arguments)
     assert proposed in str(raised.value)
@@ -655,7 +656,7 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
 
 def test_a_checkpoints_architecture_is_not_proposed_to_change(command, monkeypatch):
     command("--max_steps=1", "--save_checkpoint_path=run")
-    monkeypatch.setattr(dlrm_setup, "host_memory", lambda: (383 * 18, 2**30))
+    monkeypatch.setattr(click_training, "host_memory", lambda: (383 * 18, 2**30))
     with pytest.raises(ValueError, match="What fits: --embedding_optimizer sgd$"):
         command("--load_checkpoint_path=run")
     with pytest.raises(ValueError, match="No other value of one flag"):

@@ -2,9 +2,10 @@
 
 from dlrm.data.text.pretraining.dataset import DATA_FORMATS
 from dlrm.data.text.pretraining.writer import PretrainingTextConfig
+from dlrm.distributed import choose_device
 from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
 from dlrm.model.networks.bert import SIZES, BertConfig
-from dlrm.scripts.common import network_flags, session
+from dlrm.scripts.common import network_flags
 from dlrm.scripts.common.config_flags import ConfigFlags, Definitions, Help, Values, one_of
 from dlrm.scripts.common.network_flags import CONFIGS, check_choices
 from dlrm.systems.bert_recipes import BERT_RECIPES
@@ -213,7 +214,7 @@ def parse(arguments: list[str]) -> Values:
         if values["task"] not in (None, "pretrain"):
             raise ValueError(f"--task {values['task']} contradicts --mode pretrain")
         values = Values({**values, "task": "pretrain"}, values.given)
-    if values["batch_size"] == "max" and session.device(values["base_device"]) == "cpu":
+    if values["batch_size"] == "max" and choose_device(values["base_device"]) == "cpu":
         values = Values({**values, "batch_size": str(CPU_BATCH)}, values.given)
     made_up = "generated" if values["mode"] == "inference_benchmark" else None
     is_named = values["dataset"] or values["test_dataset"]

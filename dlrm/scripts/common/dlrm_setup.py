@@ -1,6 +1,5 @@
 """The data and the model of a DLRM's run, agreed on by all ranks."""
 
-import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +18,13 @@ from dlrm.data.clicks.datasets import (
 )
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed
-from dlrm.host_memory import host_memory, machine
 from dlrm.model.dlrm import ARCHITECTURE, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.scripts.common import run, session
 from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
 from dlrm.scripts.common.run import Setup
-from dlrm.tasks.footprint import Memory, agree_that_tables_fit
+from dlrm.tasks.click_training import ClickTraining, agree_on_memory, fingerprint
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
 from dlrm.train.execution import why_not_lazy
@@ -71,9 +69,23 @@ def check(values: Values, world: World) -> None:
     """Raises ValueError for flags that are impossible, or contradict each other."""
     values.config(PrecisionConfig)
     _check_mode(values, world)
-    for kind in (ScheduleConfig, TrainConfig, DataConfig):
-        values.config(kind)
-    optimizer_config(values)
+    training(values)
+
+
+def training(values: Values) -> ClickTraining:
+    """Returns the configurations of a training.
+
+    Raises:
+        ValueError: flags that are impossible; they are named.
+    """
+    return ClickTraining(
+        schedule=values.config(ScheduleConfig),
+        train=values.config(TrainConfig),
+        data=values.config(DataConfig),
+        optimizers=optimizer_config(values),
+        precision=values.config(PrecisionConfig),
+        max_grad_norm=values["max_grad_norm"],
+    )
 
 
 def _check_mode(values: Values, world: World) -> None:
@@ -137,7 +149,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
     unrecorded = why_none_records(why_not, world)
     with agreed(world, *session.USER_ERRORS):
         task = _make_task(values, architecture, world, unrecorded)
-        fingerprint = _fingerprint(read)
+        told_by = fingerprint(read)
     changed = [f"{n} {values[n]}" for n in ARCHITECTURE if values[n] != asked[n]]
     transform = fitted / layout.TRANSFORM if fitted else None
     return DLRMSetup(
@@ -146,7 +158,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
         task=task,
         trains=values["mode"] == "train",
         checkpoint=checkpoint,
-        dataset=fingerprint,
+        dataset=told_by,
         may_change=RESUME_MAY_CHANGE,
         transform=transform if transform and transform.is_dir() else None,
         whole=whole,
@@ -195,18 +207,12 @@ def _agree_that_tables_fit(
     checkpoint: Path | None,
     resumed: Path | None,
 ) -> None:
-    chosen, memory = optimizer_config(values), host_memory()
+    chosen = optimizer_config(values)
     trained = values["mode"] == "train" and not chosen.freeze_embeddings
     fixed = ["embedding_dim", "max_table_size"] if checkpoint or resumed else []
     fixed += ["embedding_optimizer", "base_device"] if resumed else []
     fixed += ["processes"] if values["mode"] == "inference_benchmark" else []
-    agree_that_tables_fit(
-        config,
-        chosen.embedding_optimizer if trained else None,
-        world,
-        Memory("the host", machine(), *memory) if memory else None,
-        fixed,
-    )
+    agree_on_memory(config, chosen.embedding_optimizer if trained else None, world, fixed)
 
 
 def _why_not_recorded(values: Values, world: World, data: Dataset) -> str | None:
@@ -241,18 +247,6 @@ def _make_task(
         execution="graph" if execution == "lazy" and why_not_lazy(world.device) else execution,
         has_clicks=values.config(DataConfig).has_clicks,
     )
-
-
-def _fingerprint(data: Dataset) -> dict[str, Any]:
-    """Tells one data set from another, wherever it lies and of whatever type it is."""
-    ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
-    tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
-    content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
-    return {
-        "rows": data.num_samples,
-        "table sizes": data.table_sizes,
-        "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
-    }
 
 
 def own_part(setup: DLRMSetup) -> Datasets:

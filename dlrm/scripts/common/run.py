@@ -13,7 +13,7 @@ import torch
 
 from dlrm import __version__
 from dlrm.command_line import fail
-from dlrm.distributed import World, agreed, check_same
+from dlrm.distributed import World, agreed, check_same, choose_device
 from dlrm.scripts.common import session
 from dlrm.scripts.common.config_flags import HelpAsked, Values, help_of_absl, show
 from dlrm.scripts.common.profiling import StepProfiler
@@ -72,7 +72,7 @@ class Setup:
         newer = {k: v for k, v in self.values.items() if k not in self.values.given}
         run = json.loads(json.dumps({**run, "flags": {**newer, **run["flags"]}}))
         kept = {f"--{k}": v for k, v in run["flags"].items() if k not in self.may_change}
-        kept["--base_device"] = session.device(kept["--base_device"])
+        kept["--base_device"] = choose_device(kept["--base_device"])
         return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
 
 

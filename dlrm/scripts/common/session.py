@@ -17,6 +17,7 @@ from dlrm.distributed import (
     OtherRankError,
     World,
     agreed,
+    choose_device,
     from_first,
     join_world,
     launch,
@@ -121,7 +122,7 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
     """
     if launch().size > 1:
         end_with_launcher()
-    chosen = device(asked)
+    chosen = choose_device(asked)
     if chosen == "cpu" and backend_given and backend != "gloo" and launch().size > 1:
         raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
     if chosen.startswith("cuda:"):
@@ -134,33 +135,6 @@ def end_with_launcher() -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-
-
-def device(asked: str | None) -> str:
-    """Returns the device to run on: the one asked for, else cuda where there is one.
-
-    Raises:
-        ValueError: it is unknown, or is not here.
-    """
-    if asked is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", asked):
-        raise ValueError(f"--base_device {asked}: expected cpu, cuda or cuda:<index>")
-    if asked == "cpu":
-        return asked
-    if torch.version.cuda is None:
-        raise ValueError(f"--base_device {asked}: torch {torch.__version__} is built without CUDA")
-    if not torch.cuda.is_available():
-        raise ValueError(
-            f"--base_device {asked}: torch finds no CUDA device here; use cpu. "
-            "python -m dlrm.scripts.doctor says why"
-        )
-    index, count = int(asked.partition(":")[2] or 0), torch.cuda.device_count()
-    if index >= count:
-        raise ValueError(
-            f"--base_device {asked}: expected an index below {count}, the devices here"
-        )
-    return asked
 
 
 @contextmanager

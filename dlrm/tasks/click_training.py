@@ -1,0 +1,96 @@
+"""A training on clicks, from its configurations: what the command and `dlrm.fit` share."""
+
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.datasets import DataConfig, Datasets
+from dlrm.distributed import World
+from dlrm.host_memory import host_memory, machine
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.footprint import Memory, agree_that_tables_fit
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.schedule import ScheduleConfig, learning_rate
+from dlrm.train.task import TrainConfig
+
+
+class SplitBatches(NamedTuple):
+    """The batches of a dataset's splits; `validation` is None where there is none."""
+
+    train: Batches
+    test: Batches
+    validation: Batches | None
+
+
+@dataclass(frozen=True)
+class ClickTraining:
+    """How a DLRM is trained on a dataset of clicks.
+
+    Attributes:
+        data: which rows are read, and how.
+        train: how long, and what is reported.
+        schedule: of the learning rate.
+        optimizers: of the tables and of the rest.
+        precision: in which the network computes.
+        max_grad_norm: the 2-norm that all gradients are scaled down to; None scales none.
+    """
+
+    data: DataConfig
+    train: TrainConfig
+    schedule: ScheduleConfig
+    optimizers: OptimizerConfig
+    precision: PrecisionConfig
+    max_grad_norm: float | None = None
+
+    def trainer_arguments(self, task: Recommendation, train: Dataset) -> dict[str, Any]:
+        """Returns what a `Trainer` of the task takes besides it and where it reports and saves.
+
+        Args:
+            task: what is trained.
+            train: the training rows.
+        """
+        one_look_up = train.one_id_each and self.train.gradient_accumulation_steps == 1
+        return {
+            "optimizers": task.optimizers(self.optimizers, one_look_up),
+            "schedule": partial(learning_rate, self.schedule),
+            "config": self.train,
+            "scaler": self.precision.scaler(task.world.device, self.max_grad_norm),
+            "recorder": task.recorder,
+        }
+
+    def batches(self, datasets: Datasets, device: str) -> SplitBatches:
+        """Returns the batches of datasets on a device, those of the training as configured."""
+        train, test, validation = datasets
+        return SplitBatches(
+            Batches(train, device, self.data.shuffle_batch_order, self.data.seed),
+            Batches(test, device),
+            Batches(validation, device) if validation else None,
+        )
+
+
+def agree_on_memory(
+    config: DLRMConfig, optimizer: str | None, world: World, fixed: Collection[str] = ()
+) -> None:
+    """Checks the memory of all processes; see `dlrm.tasks.footprint.agree_that_tables_fit`."""
+    memory = host_memory()
+    host = Memory("the host", machine(), *memory) if memory else None
+    agree_that_tables_fit(config, optimizer, world, host, fixed)
+
+
+def fingerprint(data: Dataset) -> dict[str, Any]:
+    """Tells one data set from another, wherever it lies and of whatever type it is."""
+    ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
+    tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
+    content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
+    return {
+        "rows": data.num_samples,
+        "table sizes": data.table_sizes,
+        "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
+    }
