@@ -8,10 +8,10 @@ from typing import Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.layout import one_class_note
-from dlrm.data.tables.files import TableFile
+from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.preproc.execution.engines import Engine, EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery
-from dlrm.preproc.execution.work_folder import open_work_folder
+from dlrm.preproc.execution.work_folder import open_work_folder, remove_work_folder
 from dlrm.preproc.logs.pipeline import input_facts
 from dlrm.preproc.logs.stage import Run
 from dlrm.preproc.tables.options import TableOptions
@@ -33,7 +33,8 @@ def prepare_tables(
     Args:
         options: the schema, and how rows are divided.
         tables: "train" -> files, of which the division takes the other splits; or splits -> files,
-            which then say the split of their rows.
+            which then say the split of their rows. A run of tables in memory never goes on with an
+            unfinished one, and leaves none.
         output: the directory of the dataset.
         engine: starts who runs the tasks.
         replace: whether an earlier dataset there may be replaced.
@@ -51,10 +52,12 @@ def prepare_tables(
     """
     began = time.perf_counter()
     inputs = _inputs(options, tables) if query is None else Inputs([], query=query)
-    facts = options.facts() | input_facts([file.path for file in inputs.files])
+    in_memory = any(file.kind == FRAME for file in inputs.files)
+    on_disk = [] if in_memory else [file.path for file in inputs.files]
+    facts = options.facts() | input_facts(on_disk)
     facts |= {f"--{split}_input": len(files) for split, files in tables.items()}
     facts |= {} if query is None else query.facts()
-    with open_work_folder(output, facts, replace, restart) as work:
+    with open_work_folder(output, facts, replace, restart or in_memory) as work:
         if work.resumed:
             say(f"resuming the run in {work.path.parent}")
         try:
@@ -66,6 +69,9 @@ def prepare_tables(
         except EngineError as error:
             hint = f"finished tasks are kept in {work.path.parent}: the same command resumes there"
             raise EngineError(f"{error} ({hint})") from error
+        finally:
+            if in_memory and work.path.parent.exists():
+                remove_work_folder(work.path.parent)
     for line in summary(result):
         say(line)
     say(f"{output}: complete, in {time.perf_counter() - began:.1f} s")

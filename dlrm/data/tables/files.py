@@ -26,6 +26,7 @@ from dlrm.documents import brief
 from dlrm.files import staged_file
 
 KINDS = PARQUET, CSV, JSON_LINES = ("parquet", "csv", "jsonl")
+FRAME = "a table in memory"
 _KINDS = {
     **dict.fromkeys((".parquet", ".pq", ".parq"), PARQUET),
     **dict.fromkeys((".csv", ".tsv", ".data", ".txt"), CSV),
@@ -38,11 +39,19 @@ Chunk = tuple[list[str], list[int], Sequence[Sequence[str | None]]]  # names, li
 
 
 class TableFile(NamedTuple):
-    """A file of rows: its kind, and the folder below which names of folders say columns."""
+    """A file of rows, or a table in memory.
+
+    Attributes:
+        path: the file; of a table in memory, its name for messages.
+        kind: `PARQUET`, `CSV`, `JSON_LINES` or `FRAME`.
+        root: the folder below which names of folders say columns; None for no such columns.
+        frame: the table in memory; see `dlrm.data.tables.frames`.
+    """
 
     path: Path
     kind: str
     root: Path | None = None
+    frame: Any = None
 
 
 @dataclass(frozen=True)

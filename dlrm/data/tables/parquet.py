@@ -29,7 +29,8 @@ class Part(NamedTuple):
         rows: how many there are.
         size: bytes of the row groups on disk.
         partition: columns that the names of folders say, as in `day=2026-11-20`.
-        staged: whether the file is a copy of text, with the lines in `LINE`.
+        staged: whether the file is a copy: of text, with the lines in `LINE`, or of a table in
+            memory.
         crc: CRC-32 of the bytes of the row groups when they were counted, which later reads must
             have; None where it is not known.
     """
@@ -48,8 +49,13 @@ class Part(NamedTuple):
     crc: int | None = None
 
     def where(self, row: int) -> str:
-        """Says where a row of the part is, from 0: the file, and the row group or the line."""
+        """Says where a row of the part is, from 0: the file, and the row group or the line.
+
+        Of a table in memory it is the row of the table.
+        """
         file = _open(self.path, self.source)
+        if self.staged and LINE not in file.schema_arrow.names:
+            return f"{self.source}, row {self.first_of_file + row}"
         if self.staged:
             return f"{self.source}, line {_line(self, file, row)}"
         for group in range(self.begin, self.end):

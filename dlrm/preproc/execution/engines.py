@@ -1,7 +1,13 @@
-"""Who runs the tasks: processes of this machine, or Spark (see `spark_engine`)."""
+"""Who runs the tasks: processes of this machine, threads, or Spark (see `spark_engine`)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    Executor,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -51,7 +57,7 @@ class LocalEngine:
         """Calls a task with every item; see `Engine`."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                self._run_once(task, items)
+                _run_once(self._pool, task, items)
                 return
             except (ValueError, OSError) as error:
                 raise TaskError(str(error)) from error
@@ -62,16 +68,6 @@ class LocalEngine:
                         "out of memory; fewer --cores or smaller --split_bytes need less"
                     ) from error
                 self._pool = process_pool(self.cores)
-
-    def _run_once(self, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-        futures = [self._pool.submit(task, item) for item in items]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        finally:
-            for future in futures:
-                future.cancel()
 
     def stop(self) -> None:
         """Ends the processes, whatever they do."""
@@ -105,3 +101,41 @@ def local_engine(cores: int) -> Iterator[LocalEngine]:
         yield engine
     finally:
         engine.stop()
+
+
+class ThreadEngine:
+    """Runs tasks in threads of this process.
+
+    No process is started, so a program that calls the library needs no `if __name__ == "__main__"`,
+    and nothing is imported again. Most of the work is NumPy's and Arrow's, which run side by side.
+    """
+
+    address = None
+
+    def __init__(self, cores: int, pool: ThreadPoolExecutor) -> None:
+        self.cores, self._pool = cores, pool
+
+    def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        """Calls a task with every item; see `Engine`."""
+        try:
+            _run_once(self._pool, task, items)
+        except (ValueError, OSError) as error:
+            raise TaskError(str(error)) from error
+
+
+@contextmanager
+def thread_engine(cores: int) -> Iterator[ThreadEngine]:
+    """Starts threads, one a core, and waits for their tasks at the end of the block."""
+    with ThreadPoolExecutor(cores) as pool:
+        yield ThreadEngine(cores, pool)
+
+
+def _run_once(pool: Executor, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+    futures = [pool.submit(task, item) for item in items]
+    try:
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()

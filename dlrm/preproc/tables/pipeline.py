@@ -1,7 +1,7 @@
 """The stages that turn tables into a dataset, whoever runs their tasks.
 
     spark       a table or query of Spark to Parquet, if there is one
-    stage       text to Parquet, if there is any
+    stage       text, or tables in memory, to Parquet, if there are any
     count       read every row once: its split, values of fields, what is fitted, bad rows
     dictionary  merge the counts, give ids to values and find the edges of bins
     transform   read every row once more and write it; training rows go into buckets
@@ -22,7 +22,8 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.tables.files import CSV, PARQUET, TableFile, columns_of, stage
+from dlrm.data.tables.files import CSV, FRAME, PARQUET, TableFile, columns_of, stage
+from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.parquet import Part, partition_of, parts_of
 from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.numbers import Fitted, Sums
@@ -171,7 +172,8 @@ def _parts(run: Run, inputs: Inputs) -> list[Part]:
     if stored is None:
         options: TableOptions = run.options
         smallest, largest = _PART_BYTES
-        size = sum(file.path.stat().st_size for file in inputs.files)
+        staged = _staged(run, inputs.files)
+        size = sum(path.stat().st_size for path, _, _ in staged)
         if options.split_bytes and size > MAX_TASKS * options.split_bytes:
             raise ValueError(
                 f"--split_bytes {options.split_bytes}: expected {-(-size // MAX_TASKS)} or more, "
@@ -179,18 +181,23 @@ def _parts(run: Run, inputs: Inputs) -> list[Part]:
             )
         even = size // (_PARTS_PER_CORE * run.engine.cores)
         part_bytes = options.split_bytes or min(max(even, smallest), largest)
-        stored = parts_of(_staged(run, inputs.files), part_bytes)
+        stored = parts_of(staged, part_bytes)
         run.work.finish("count.splits", stored)
     return [Part(*part) for part in stored]
 
 
 def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path | None]]:
-    """Returns files of Parquet, their origin and root; text is copied into such files."""
+    """Returns files of Parquet, their origin and root; others are copied into such files."""
     if files[0].kind == PARQUET:
         return [(file.path.resolve(), file.path, file.root) for file in files]
     options: TableOptions = run.options
     folder = run.work.folder("staged")
     columns = _columns(options)
+    if files[0].kind == FRAME:
+        return [
+            _staged_frame(run, file, columns, folder / f"{i}.parquet")
+            for i, file in enumerate(files)
+        ]
     partitions = [partition_of(file.path, file.root) for file in files]
     items = [
         (file, str(folder / f"{i}.parquet"), [name for name in columns if name not in partition])
@@ -206,6 +213,15 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
         names = ", ".join(done[0]["names"][:_MOST_NAMED])
         raise ValueError(f"{files[0].path}: no column {missing[0]!r}; the columns are {names}")
     return [(Path(item[1]), file.path, file.root) for item, file in zip(items, files, strict=True)]
+
+
+def _staged_frame(
+    run: Run, file: TableFile, columns: list[str], target: Path
+) -> tuple[Path, Path, None]:
+    with run.stage("stage") as now:
+        now.rows = write_frame(file.frame, columns, target, str(file.path))
+        now.size = target.stat().st_size
+    return target, file.path, None
 
 
 def _stage(item: tuple[TableFile, str, list[str]], text: Any, quarantine: bool) -> dict[str, Any]:
