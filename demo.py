@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dlrm.api.defaults import training_defaults
+
 ROOT = Path(__file__).resolve().parent
 PREPROC = ROOT / "preproc"
 
@@ -87,28 +89,9 @@ def judge(dataset: Path, run: Path) -> None:
 
 
 def training_flags(rows: int) -> dict[str, Any]:
-    """A model and schedule for `rows` training rows: one epoch of 600 to 1200 steps, if they do."""
-    batch_size = 32
-    while batch_size < 32768 and rows > 600 * 2 * batch_size:
-        batch_size *= 2
-    steps = -(-rows // batch_size)
-    return {
-        "batch_size": batch_size,
-        "test_batch_size": 16384,
-        "embedding_dim": 16,
-        "bottom_mlp_sizes": "128,64,16",
-        "top_mlp_sizes": "256,128,1",
-        "embedding_init_scale": 0.1,
-        "embedding_optimizer": "adam",
-        "mlp_optimizer": "adam",
-        "lr": 0.002,
-        "warmup_steps": steps // 20,
-        "decay_start_step": steps // 2,
-        "decay_steps": steps - steps // 2,
-        "decay_power": 1,
-        "test_freq": -(-steps // 4),
-        "print_freq": max(steps // 20, 1),
-    }
+    """The flags of a model and schedule for `rows` training rows."""
+    values = training_defaults(rows)
+    return {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def dlrm_main(mode: str, dataset: Path, flags: dict[str, Any]) -> None:

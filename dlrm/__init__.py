@@ -9,6 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dlrm.api.dataset import Dataset as Dataset
+    from dlrm.api.training import fit as fit
+    from dlrm.data.transform.schema import Schema as Schema
     from dlrm.serving.predictor import load as load
 
 __version__ = "0.2.0"
@@ -30,8 +33,16 @@ def _hide_triton_folder() -> None:
 _hide_triton_folder()
 
 
+_LAZY = {
+    "Dataset": "dlrm.api.dataset",
+    "Schema": "dlrm.data.transform.schema",
+    "fit": "dlrm.api.training",
+    "load": "dlrm.serving.predictor",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Imports `dlrm.load` when it is first used, and torch with it."""
-    if name == "load":
-        return importlib.import_module("dlrm.serving.predictor").load
+    """Imports `dlrm.fit` and others when they are first used, and torch with what needs it."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ FLOORS = [
     ["dlrm.ops", "dlrm.distributed"],
     ["dlrm.model", "dlrm.data", "dlrm.train", "dlrm.metrics"],
     ["dlrm.tasks", "dlrm.serving", "dlrm.preproc"],
-    ["dlrm.systems"],
+    ["dlrm.systems", "dlrm.api"],
     ["dlrm.scripts", "preproc", "triton"],
     ["benchmarks", "examples", "demo"],
 ]
@@ -22,6 +22,8 @@ ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
 # Packages, and modules of others, that neither import torch nor, unless they start it, Spark.
 TORCH_FREE = [
+    "dlrm.api.dataset",
+    "dlrm.api.defaults",
     "dlrm.command_line",
     "dlrm.documents",
     "dlrm.files",

@@ -36,9 +36,8 @@ from dlrm.data.tables.files import (
     columns_of,
     find_tables,
 )
-from dlrm.data.tables.rows import RowReader
 from dlrm.data.transform.difference import compare_transforms
-from dlrm.data.transform.table_transform import BadRowError, TableTransform, stack_ids
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.files import MANIFEST, make_directories, staged_file
 from dlrm.model.dlrm import DLRMConfig
@@ -57,6 +56,7 @@ from dlrm.serving.predictor import (
 )
 from dlrm.serving.rows import Inputs, RowError, Text, read_lines
 from dlrm.serving.shares import Shares
+from dlrm.serving.tables import labels_of, read_inputs, scoring_reader
 from dlrm.train.metrics import click_metrics, metrics_note, one_class_note
 
 FLAGS = flags.FLAGS
@@ -423,12 +423,12 @@ def _take_tables(
                 f"{file.path}: no column {missing[0]!r}; the columns are {names}{hint}"
             )
         labelled = FLAGS.label and label in names
-        reader = RowReader(table.schema, labelled, table.known_labels, inputs_only=True)
+        reader = scoring_reader(table, labelled)
         for batch, where in batches_of(file, text, reader.columns):
             try:
-                inputs, labels, absent = _read_batch(table, reader, batch)
-                shares.add(absent, inputs.ids)
-                yield take(Block(inputs, labels, partial(_inputs_of_batch, batch)))
+                inputs, rows = read_inputs(table, reader, batch)
+                shares.add(rows.missing(), inputs.ids)
+                yield take(Block(inputs, labels_of(rows), partial(_inputs_of_batch, batch)))
             except RowError as error:
                 hint = ""
                 if labelled and error.problem.startswith(f", column {label}:"):
@@ -458,27 +458,11 @@ def _text_format(file: TableFile, table: TableTransform) -> TextFormat:
     return TextFormat(columns, header, FLAGS.delimiter)
 
 
-def _read_batch(
-    table: TableTransform, reader: RowReader, batch: Any
-) -> tuple[Inputs, np.ndarray | None, np.ndarray]:
-    """Returns the inputs of rows, their labels, and which fields have no value."""
-    rows, bad = reader.read(batch)
-    if bad:
-        raise RowError(bad[0].row, f", column {bad[0].column}: {bad[0].problem}")
-    try:
-        numerical, ids, _ = table.apply(rows.numerical, rows.categorical)
-    except BadRowError as error:
-        raise RowError(error.row, f", column {error.column}: {error.problem}") from None
-    labels = None if rows.labels is None else rows.labels.astype(np.float32)
-    return Inputs(numerical, stack_ids(ids, len(numerical))), labels, rows.missing()
-
-
 def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:
     table = model.row_transform.table
     if table is None:
         raise ValueError(f"{model.path}: expected a model of tables, got one of logs")
-    reader = RowReader(table.schema, labelled=False, inputs_only=True)
-    return _read_batch(table, reader, batch)[0]
+    return read_inputs(table, scoring_reader(table, labelled=False), batch)[0]
 
 
 def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:

@@ -1,8 +1,9 @@
 """Scores in this process: `dlrm.load(DIR).predict(rows)` from a checkpoint alone."""
 
 import os
+import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.files import in_use, staged_directory
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving.recalibration import Recalibration, load_recalibration
 from dlrm.serving.rows import (
@@ -23,6 +26,7 @@ from dlrm.serving.rows import (
     check_inputs,
     text_of_fields,
 )
+from dlrm.serving.tables import labels_of, read_inputs, scoring_reader
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     load_checkpoint,
@@ -30,7 +34,7 @@ from dlrm.train.checkpoints.checkpoint import (
     read_shape,
 )
 from dlrm.train.checkpoints.directory import checkpoint_in_use
-from dlrm.train.metrics import unscored_text
+from dlrm.train.metrics import click_metrics, unscored_text
 
 BATCH_SIZE = 32768  # the default of --test_batch_size
 
@@ -81,6 +85,9 @@ class Predictor:
         path: the checkpoint.
         batch_size: rows scored at a time.
         recalibration: of the model's logits; None leaves them as they are.
+
+    Attributes:
+        results: the summary of the training, by name, where `dlrm.fit` made the model; else empty.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class Predictor:
     ) -> None:
         self.model, self.transform, self.path = model.eval(), transform, path
         self.batch_size, self.recalibration = batch_size, recalibration
+        self.results: dict[str, float] = {}
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""
@@ -102,14 +110,20 @@ class Predictor:
         """Returns the model's logit for each row, recalibrated where it is, float32 `[rows]`.
 
         Args:
-            rows: raw rows without label, each a line of text with tabs between its fields, a
-                sequence of fields (numerical ones first), or a mapping of the columns' names to
-                fields; or a mapping of names to columns, such as a pandas DataFrame. None, NaN and
-                "" are missing values.
+            rows: a table of pyarrow, Polars, pandas or DuckDB, of which the columns of the
+                training data are read and others passed over. Or raw rows without label, each a
+                line of text with tabs between its fields, a sequence of fields (numerical ones
+                first), or a mapping of the columns' names to fields; or a mapping of names to
+                columns. None, "" and NaN, but for a NaN of other tables than those of pandas, are
+                missing values.
 
         Raises:
-            ValueError: the model has no transform, or a row cannot be read; it is named.
+            ValueError: the model has no transform, a column is missing, or a row cannot be read; it
+                is named.
         """
+        if self.row_transform.table is not None and is_frame(rows):
+            scored = [logits for logits, _ in self._of_frame(rows, labelled=False)]
+            return np.concatenate(scored) if scored else np.empty(0, np.float32)
         names = self.row_transform.names
         fields, parts = _fields(rows, names), []
         for begin in range(0, len(fields), self.batch_size):
@@ -119,6 +133,69 @@ class Predictor:
             except RowError as error:
                 raise type(error)(begin + error.row, error.problem) from None
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    def evaluate(self, frame: Any) -> dict[str, float]:
+        """Returns how well the model predicts the labels of a table.
+
+        Args:
+            frame: a table as `logits` takes it, with the column of labels.
+
+        Returns:
+            `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
+            predicting the share of positive rows; `calibration`, predicted over observed positive
+            rows. See `dlrm.train.metrics.click_metrics`.
+
+        Raises:
+            ValueError: the model's training data were no table, a column is missing, or a value
+                cannot be read; row and column are named.
+        """
+        table = self.row_transform.table
+        if table is None or not table.label_known:
+            raise ValueError(f"{self.path}: the model does not say which column has the labels")
+        parts = list(self._of_frame(frame, labelled=True))
+        logits = [logits for logits, _ in parts] or [np.empty(0, np.float32)]
+        labels = [labels for _, labels in parts if labels is not None] or logits
+        return click_metrics(
+            torch.from_numpy(np.concatenate(logits)), torch.from_numpy(np.concatenate(labels))
+        )
+
+    def _of_frame(
+        self, frame: Any, labelled: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Yields logits and labels of a table in memory, some rows at a time."""
+        table = self.row_transform.table
+        assert table is not None
+        reader, done = scoring_reader(table, labelled), 0
+        for batch in open_frame(frame, reader.columns):
+            for begin in range(0, batch.num_rows, self.batch_size):
+                try:
+                    part = batch.slice(begin, self.batch_size)
+                    inputs, rows = read_inputs(table, reader, part)
+                    yield self.logits_of(inputs), labels_of(rows)
+                except RowError as error:
+                    raise type(error)(done + begin + error.row, error.problem) from None
+            done += batch.num_rows
+
+    def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
+        """Copies the model's checkpoint, with the transform of raw rows, to a directory.
+
+        `dlrm.load`, `dlrm.scripts.predict`, `triton/export.py` and the `--load_checkpoint_path` of
+        `dlrm.scripts.main` read it.
+
+        Args:
+            directory: appears when it is whole.
+            overwrite: whether a checkpoint, or another directory that this package wrote, may be
+                replaced.
+
+        Raises:
+            FileExistsError: something that may not be replaced is there.
+            FileNotFoundError: the checkpoint that the model was loaded from is gone.
+        """
+        with in_use(self.path) as stays:
+            if not stays:
+                raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
+            with staged_directory(directory, overwrite) as staging:
+                shutil.copytree(self.path, staging, dirs_exist_ok=True)
 
     @property
     def row_transform(self) -> RowTransform:

@@ -1,0 +1,1 @@
+"""The Python API: from a table in memory to a trained model."""

@@ -1,0 +1,157 @@
+"""Datasets from Python: opened, or made of tables in memory."""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from dlrm.api.defaults import TEST_FRACTION
+from dlrm.data.clicks import layout
+from dlrm.data.tables.files import FRAME, TableFile
+from dlrm.data.transform.schema import Schema
+from dlrm.files import MANIFEST
+from dlrm.preproc.execution.engines import TaskError, thread_engine
+from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.tables.division import Division
+from dlrm.preproc.tables.options import TableOptions
+
+_DIVISION = [field.name for field in fields(Division)]
+_OPTIONS = ["output_ordering", "bad_lines", "max_bad_lines", "report"]
+OPTIONS = (*_DIVISION, *_OPTIONS)  # of `Dataset.from_arrow`, beside its arguments
+
+
+class Dataset:
+    """A dataset on disk, as `dlrm.fit` and `dlrm.scripts.main --dataset` read it.
+
+    Args:
+        path: the directory of a dataset that this package wrote.
+
+    Attributes:
+        path: the directory.
+        rows: split -> number of rows.
+        cardinalities: rows of each embedding table.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such dataset, or it is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        manifest = layout.read_dataset_manifest(self.path)
+        if manifest is None:
+            raise FileNotFoundError(f"{self.path}: no dataset here (expected {MANIFEST})")
+        self.rows: dict[str, int] = manifest["rows"]
+        self.cardinalities: list[int] = manifest["cardinalities"]
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{split} {count:,}" for split, count in self.rows.items())
+        return f"Dataset({str(self.path)!r}; rows: {rows})"
+
+    @classmethod
+    def from_arrow(
+        cls,
+        frame: Any,
+        schema: Schema | str | os.PathLike | Mapping[str, Any],
+        output: str | os.PathLike | None = None,
+        *,
+        test: Any = None,
+        validation: Any = None,
+        overwrite: bool = False,
+        cores: int | None = None,
+        verbose: bool = False,
+        **options: Any,
+    ) -> "Dataset":
+        """Makes a dataset of a table in memory, with the bytes that `dlrm.scripts.prepare` writes.
+
+        Args:
+            frame: a table of pyarrow, Polars, DuckDB or pandas: anything with Arrow's PyCapsule
+                interface (`__arrow_c_stream__`), or a pandas DataFrame, whose NaN are missing
+                values. Columns that the schema does not name are passed over.
+            schema: what the columns mean: a `dlrm.Schema`, the path of a `schema.yaml`, or its
+                content as a dict.
+            output: the directory of the dataset; None is a temporary one, which is removed
+                together with this object.
+            test, validation: tables with the rows of these splits. Without them a fifth of the
+                rows, by chance, is for testing, unless `options` divide them otherwise.
+            overwrite: whether an earlier dataset at `output` may be replaced.
+            cores: threads; None is all cores of this machine.
+            verbose: whether the stages are printed.
+            options: fields of `dlrm.preproc.tables.division.Division`, such as `test_fraction`,
+                `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
+                `max_bad_lines` and `report` (no report is written by default).
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: the schema does not fit the table, or a value cannot be read; column and row
+                are named.
+            FileExistsError: something stands at `output`.
+        """
+        if unknown := [name for name in options if name not in OPTIONS]:
+            raise unexpected("from_arrow", unknown[0], OPTIONS)
+        temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
+        path = Path(temporary.name, "dataset") if temporary else Path(output or "")
+        splits = {"train": frame, "test": test, "validation": validation}
+        tables = {
+            split: [TableFile(Path(_name(split)), FRAME, frame=table)]
+            for split, table in splits.items()
+            if table is not None
+        }
+        made = _options(as_schema(schema), options, divided=len(tables) > 1)
+        threads = cores or os.cpu_count() or 1
+        try:
+            prepare_tables(
+                made,
+                tables,
+                path,
+                lambda: thread_engine(threads),
+                overwrite,
+                say=print if verbose else _say_nothing,
+            )
+        except TaskError as error:
+            raise ValueError(str(error)) from error
+        dataset = cls(path)
+        if temporary:
+            weakref.finalize(dataset, temporary.cleanup)
+        return dataset
+
+
+def _name(split: str) -> str:
+    return "frame" if split == "train" else f"{split} frame"
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _options(schema: Schema, given: Mapping[str, Any], divided: bool) -> TableOptions:
+    division = {name: value for name, value in given.items() if name in _DIVISION}
+    by_rows = ("test_fraction", "test_from", "split_column")
+    if not divided and not any(name in division for name in by_rows):
+        division["test_fraction"] = TEST_FRACTION
+    others = {name: value for name, value in given.items() if name in _OPTIONS}
+    return TableOptions(schema, Division(**division), **({"report": False} | others))
+
+
+def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
+    """Returns a schema, which may be given as the path of its file or as what that holds.
+
+    Raises:
+        OSError, ValueError: it is none of these, or breaks a rule.
+    """
+    if isinstance(schema, Schema):
+        return schema
+    if isinstance(schema, str | os.PathLike):
+        return Schema.load(schema)
+    if isinstance(schema, Mapping):
+        return Schema.of_facts(dict(schema))
+    raise ValueError(
+        f"schema: expected a Schema, the path of one or a dict, got {type(schema).__name__}"
+    )
+
+
+def unexpected(function: str, name: str, known: Any) -> TypeError:
+    """Returns the error for an argument that a function does not take."""
+    return TypeError(f"{function}(): expected arguments among {', '.join(known)}; got {name!r}")

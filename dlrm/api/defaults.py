@@ -1,0 +1,45 @@
+"""A model and a schedule that fit the number of rows, where nobody chose others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+TEST_FRACTION = 0.2  # of the rows, where nothing else divides them
+_DIM = 16
+
+
+def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns values of a training's configurations, by field, with those that were chosen.
+
+    An epoch has 600 to 1200 steps where batches of 32 to 32,768 samples allow it. Adam warms up for
+    a twentieth of the run and decays linearly to 0 over its second half.
+
+    Args:
+        rows: of the training split.
+        given: fields that were chosen; the others are derived from them.
+    """
+    chosen = dict(given or {})
+    batch_size = chosen.get("batch_size")
+    if batch_size is None:
+        batch_size = 32
+        while batch_size < 32768 and rows > 600 * 2 * batch_size:
+            batch_size *= 2
+    steps = chosen.get("epochs", 1) * -(-rows // batch_size)
+    steps = max(min(steps, chosen.get("max_steps") or steps), 1)
+    dim = chosen.get("embedding_dim") or (chosen.get("bottom_mlp_sizes") or (_DIM,))[-1]
+    return {
+        "batch_size": batch_size,
+        "test_batch_size": 16384,
+        "embedding_dim": dim,
+        "bottom_mlp_sizes": (128, 64, dim),
+        "top_mlp_sizes": (256, 128, 1),
+        "embedding_init_scale": 0.1,
+        "embedding_optimizer": "adam",
+        "mlp_optimizer": "adam",
+        "lr": 0.002,
+        "warmup_steps": steps // 20,
+        "decay_start_step": steps // 2,
+        "decay_steps": steps - steps // 2,
+        "decay_power": 1,
+        "test_freq": -(-steps // 4),
+        "print_freq": max(steps // 20, 1),
+    } | chosen

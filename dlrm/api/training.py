@@ -1,0 +1,186 @@
+"""`dlrm.fit`: from a table in memory, or a dataset, to a trained model."""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dlrm
+from dlrm.api.dataset import OPTIONS, Dataset, unexpected
+from dlrm.api.defaults import training_defaults
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.transform.schema import Schema
+from dlrm.distributed import World, choose_device
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.serving.predictor import Predictor, load
+from dlrm.tasks.bad_rows import bad_ids_named, check_scores
+from dlrm.tasks.click_training import ClickTraining, agree_on_memory, fingerprint
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
+from dlrm.train.log import RunLog
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
+
+_CONFIGS = (DLRMConfig, DataConfig, TrainConfig, ScheduleConfig, OptimizerConfig, PrecisionConfig)
+_OF_THE_DATA = {"table_sizes", "num_numerical_features", "dataset", "dataset_type", "device"}
+_Config = TypeVar("_Config")
+
+
+def _settings(configs: Iterable[type]) -> list[str]:
+    """Returns the fields that a caller may choose."""
+    names = dict.fromkeys(field.name for config in configs for field in fields(config))
+    return [n for n in names if n not in _OF_THE_DATA and not n.startswith("synthetic_")]
+
+
+SETTINGS = (*_settings(_CONFIGS), "max_grad_norm")
+
+
+def fit(
+    data: Any,
+    schema: Schema | str | os.PathLike | Mapping[str, Any] | None = None,
+    *,
+    test: Any = None,
+    validation: Any = None,
+    save_checkpoint_path: str | os.PathLike | None = None,
+    base_device: str | None = None,
+    verbose: bool = False,
+    **settings: Any,
+) -> Predictor:
+    """Trains a DLRM and returns it, ready to score rows.
+
+    The trainer, the model and the configurations are those of `dlrm.scripts.main`: with the same
+    dataset and settings the weights are the same. What is not chosen follows from the number of
+    training rows (`dlrm.api.defaults.training_defaults`).
+
+    Args:
+        data: a table in memory, see `Dataset.from_arrow`; a `Dataset`; or a dataset's directory.
+        schema: what the columns of a table mean; a `dlrm.Schema`, a path or a dict. A dataset
+            has been made by one and takes none.
+        test, validation: tables with the rows of these splits; without them a fifth of the rows is
+            for testing. The weights that are returned are those with the best AUC on the test rows.
+        save_checkpoint_path: a new directory in which the best and the last checkpoint stay; None
+            keeps the best until the model is gone.
+        base_device: "cpu", "cuda" or "cuda:<index>" to train on; None is cuda where there is one.
+            The model that is returned is on the CPU.
+        verbose: whether progress is printed.
+        settings: fields of the configurations, whose names are those of the command's flags: of
+            the model (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`,
+            `shuffle_batch_order`, `seed`), the training (`epochs`, `max_steps`, `test_freq`), the
+            learning rate (`lr`, `warmup_steps`), the optimizers (`embedding_optimizer`) and the
+            precision (`amp`), and `max_grad_norm`; for a table also the options of
+            `Dataset.from_arrow`, such as `test_fraction`.
+
+    Returns:
+        A model with `predict`, `evaluate`, `save` and the run's summary, `results`.
+
+    Raises:
+        TypeError: an unknown setting.
+        ValueError: data, schema and settings do not fit together; column and row, or setting and
+            value, are named.
+        FloatingPointError: the loss is NaN or infinite.
+    """
+    options = {name: settings[name] for name in OPTIONS if name in settings}
+    chosen = {name: value for name, value in settings.items() if name in SETTINGS}
+    if unknown := [name for name in settings if name not in options and name not in chosen]:
+        raise unexpected("fit", unknown[0], sorted({*SETTINGS, *OPTIONS}))
+    device = choose_device(base_device)
+    if isinstance(data, Dataset | str | os.PathLike):
+        dataset = data if isinstance(data, Dataset) else Dataset(data)
+        own = [name for name in options if name not in chosen]
+        given = {"schema": schema, "test": test, "validation": validation, **dict.fromkeys(own, 1)}
+        if refused := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{refused[0]}: is for a table in memory; {dataset.path} is a dataset")
+    else:
+        if schema is None:
+            raise ValueError("schema: expected a Schema, the path of one or a dict, got None")
+        dataset = Dataset.from_arrow(
+            data, schema, test=test, validation=validation, verbose=verbose, **options
+        )
+    values = training_defaults(dataset.rows["train"], chosen)
+    return _train(dataset, values, device, save_checkpoint_path, verbose)
+
+
+def _train(
+    dataset: Dataset,
+    values: dict[str, Any],
+    device: str,
+    save_checkpoint_path: str | os.PathLike | None,
+    verbose: bool,
+) -> Predictor:
+    training = ClickTraining(
+        data=_config(DataConfig, values, dataset=str(dataset.path), device=device),
+        train=_config(TrainConfig, values),
+        schedule=_config(ScheduleConfig, values),
+        optimizers=_config(OptimizerConfig, values),
+        precision=_config(PrecisionConfig, values),
+        max_grad_norm=values.get("max_grad_norm"),
+    )
+    datasets = open_datasets(training.data)
+    architecture = _config(
+        DLRMConfig,
+        values,
+        table_sizes=tuple(datasets.train.table_sizes),
+        num_numerical_features=datasets.train.num_numerical,
+    )
+    world, optimizers = World(device=device), training.optimizers
+    trained = None if optimizers.freeze_embeddings else optimizers.embedding_optimizer
+    agree_on_memory(architecture, trained, world)
+    task = Recommendation(architecture, world, training.precision.dtype(device), training.data.seed)
+    temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
+    path = Path(temporary.name if temporary else save_checkpoint_path or "")
+    with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log:
+        trainer = Trainer(
+            task=task,
+            world=world,
+            log=log,
+            checkpoints=checkpoints,
+            run=_recorded(training, architecture, fingerprint(datasets.train)),
+            **training.trainer_arguments(task, datasets.train),
+        )
+        with bad_ids_named(datasets, str(dataset.path)):
+            results = trainer.fit(*training.batches(datasets, device))
+        check_scores(task, str(dataset.path), "validation")
+    model = load(path)
+    model.results = results
+    if temporary:
+        weakref.finalize(model, temporary.cleanup)
+    return model
+
+
+@contextmanager
+def _checkpoints(path: Path, dataset: Dataset) -> Iterator[CheckpointDirectory]:
+    """Yields a new directory of checkpoints, which is this run's alone within the block."""
+    if last := last_checkpoint(path):
+        raise FileExistsError(f"{last}: from an earlier run; name another save_checkpoint_path")
+    transform = dataset.path / layout.TRANSFORM
+    checkpoints = CheckpointDirectory(path, attached=transform if transform.is_dir() else None)
+    checkpoints.claim()
+    try:
+        yield checkpoints
+    finally:
+        checkpoints.release()
+
+
+def _recorded(
+    training: ClickTraining, architecture: DLRMConfig, data: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns how the run is configured, as checkpoints of the command have it."""
+    configs = [getattr(training, field.name) for field in fields(training)]
+    flags: dict[str, Any] = {"max_grad_norm": configs.pop()}
+    for config in (*configs, architecture):
+        flags |= vars(config)
+    return {"dlrm_version": dlrm.__version__, "flags": flags, "dataset": data}
+
+
+def _config(kind: type[_Config], values: Mapping[str, Any], **own: Any) -> _Config:
+    """Makes a configuration of the values that are its fields."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**({name: values[name] for name in names if name in values} | own))
