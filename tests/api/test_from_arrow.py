@@ -1,0 +1,225 @@
+"""A table in memory becomes the dataset that the same rows in a Parquet file become."""
+
+import gc
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dlrm
+from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.frames import open_frame
+from dlrm.data.tables.parquet import BATCH_ROWS
+from dlrm.data.transform.schema import Schema
+from dlrm.preproc.execution.engines import InlineEngine, thread_engine
+from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.tables.division import Division
+from dlrm.preproc.tables.options import TableOptions
+
+ROWS = BATCH_ROWS + 5000  # two row groups
+SCHEMA = {
+    "label": {"column": "bought", "positive": "yes"},
+    "numerical": ["price", {"column": "visits", "transform": "log"}],
+    "categorical": ["shop", {"column": "user", "type": "integer", "frequency_limit": 2}],
+}
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    draw = np.random.default_rng(1)
+    shops = np.array(["s%d" % i for i in range(300)])
+    columns = {
+        "bought": np.where(draw.random(rows) < 0.3, "yes", "no"),
+        "unused": [[1]] * rows,
+        "price": pa.array(draw.normal(5, 2, rows), mask=draw.random(rows) < 0.1),
+        "visits": draw.integers(0, 50, rows),
+        "shop": pa.array(shops[draw.integers(0, 300, rows)], mask=draw.random(rows) < 0.1),
+        "user": draw.integers(-50, 5000, rows),
+    }
+    return pa.table(columns)
+
+
+def of_pandas(rows: pa.Table):
+    pandas = pytest.importorskip("pandas")
+    columns = {name: rows[name].to_pandas() for name in rows.column_names}
+    columns["shop"] = pandas.Categorical(columns["shop"])
+    return pandas.DataFrame(columns)
+
+
+KINDS = {
+    "pyarrow": lambda rows: rows,
+    "stream": lambda rows: rows.to_reader(1000),
+    "polars": lambda rows: pytest.importorskip("polars").from_arrow(rows),
+    "polars_categorical": lambda rows: polars_categorical(rows),
+    "pandas": of_pandas,
+    "duckdb": lambda rows: pytest.importorskip("duckdb").arrow(rows),
+}
+
+
+def polars_categorical(rows: pa.Table):
+    polars = pytest.importorskip("polars")
+    return polars.from_arrow(rows).with_columns(polars.col("shop").cast(polars.Categorical))
+
+
+@pytest.fixture(scope="module")
+def of_parquet(tmp_path_factory):
+    """The files of the dataset that the rows become on disk, by another engine."""
+    folder = tmp_path_factory.mktemp("parquet")
+    pq.write_table(table(), folder / "rows.parquet", row_group_size=7777)
+    options = TableOptions(Schema.of_facts(SCHEMA), Division(0.2), report=False)
+    files = {"train": find_tables([folder / "rows.parquet"])}
+    prepare_tables(options, files, folder / "dataset", lambda: inline(), say=lambda line: None)
+    return contents(folder / "dataset")
+
+
+class inline:  # noqa: N801  # a context
+    def __enter__(self):
+        return InlineEngine()
+
+    def __exit__(self, *error):
+        pass
+
+
+def contents(dataset):
+    return {
+        str(path.relative_to(dataset)): path.read_bytes()
+        for path in dataset.rglob("*")
+        if path.suffix in (".bin", ".npy") or path.name == "table.json"
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_in_memory_becomes_the_bytes_of_its_parquet_file(kind, of_parquet, tmp_path):
+    frame = KINDS[kind](table())
+    dataset = dlrm.Dataset.from_arrow(frame, SCHEMA, tmp_path / "dataset")
+    found = contents(dataset.path)
+    assert found.keys() == of_parquet.keys()
+    assert [name for name in found if found[name] != of_parquet[name]] == []
+    test = ROWS // 5
+    assert dataset.rows == {"train": ROWS - test, "test": test}
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
+
+
+def test_nan_is_missing_in_pandas_and_refused_elsewhere():
+    values = [1.0, float("nan"), 3.0]
+    assert open_frame(pa.table({"x": values}), ["x"]).read_all()["x"].null_count == 0
+    frame = pa.table({"bought": ["yes", "no", "yes"], "price": values})
+    schema = {"label": SCHEMA["label"], "numerical": ["price"]}
+    with pytest.raises(ValueError, match=r"^frame, row 1, column price: expected a finite number"):
+        dlrm.Dataset.from_arrow(frame, schema)
+    taken = {**schema, "missing_values": ["nan"]}
+    assert dlrm.Dataset.from_arrow(frame, taken, test_fraction=0.4).rows == {"train": 2, "test": 1}
+    pandas = pytest.importorskip("pandas")
+    columns = {"x": values, "t": [None, "a", float("nan")], "d": pandas.to_datetime(["2026", None, None])}
+    read = open_frame(pandas.DataFrame(columns), ["x", "t", "d"]).read_all()
+    assert [read[name].null_count for name in ("x", "t", "d")] == [1, 2, 2]
+
+
+def test_a_bad_value_is_named_by_its_row_of_the_table_and_leaves_nothing(tmp_path):
+    rows = table()
+    texts = rows["price"].cast(pa.string()).to_pylist()
+    texts[BATCH_ROWS + 3] = "dear"
+    rows = rows.set_column(2, "price", pa.array(texts))
+    wrong = rf"^frame, row {BATCH_ROWS + 3}, column price: expected a number.*, got 'dear'$"
+    with pytest.raises(ValueError, match=wrong):
+        dlrm.Dataset.from_arrow(rows, SCHEMA, tmp_path / "dataset")
+    assert not list(tmp_path.iterdir())
+    dataset = dlrm.Dataset.from_arrow(
+        rows, SCHEMA, tmp_path / "dataset", bad_lines="quarantine", max_bad_lines=0.5
+    )
+    assert sum(dataset.rows.values()) == ROWS - 1
+    (listed,) = (dataset.path / "quarantine").iterdir()
+    assert listed.read_text().startswith(f"frame, row {BATCH_ROWS + 3}\tcolumn price: ")
+
+
+REFUSED = {
+    "missing": (lambda t: t.drop_columns("shop"), "frame: no column 'shop'; the columns are bought"),
+    "twice": (lambda t: t.append_column("shop", t["user"]), "frame: two columns are called 'shop'"),
+    "list": (
+        lambda t: t.set_column(2, "price", t["unused"]),
+        "frame: column 'price': expected numbers, got the type list",
+    ),
+    "empty": (lambda t: t.slice(0, 0), "frame: expected rows, got none"),
+    "label": (
+        lambda t: t.set_column(0, "bought", pa.array(["maybe"] * t.num_rows)),
+        "frame: column bought: no row has the label 'yes'; found 'maybe'",
+    ),
+    "no table": (lambda t: [1, 2], "frame: expected a table of Arrow, .* got list"),
+    "a column": (lambda t: t["user"], "frame: expected a table of columns"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_tables_that_do_not_fit_the_schema_are_named(case, tmp_path):
+    change, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        dlrm.Dataset.from_arrow(change(table(50)), SCHEMA, tmp_path / "dataset")
+    assert not list(tmp_path.iterdir())
+
+
+def test_columns_of_pandas_with_values_of_several_types_are_named():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"bought": ["yes", "no"], "price": [1, "x"]})
+    schema = {"label": SCHEMA["label"], "numerical": ["price"]}
+    with pytest.raises(ValueError, match="frame: column 'price': expected values of one type"):
+        dlrm.Dataset.from_arrow(frame, schema)
+
+
+def test_splits_may_be_tables_of_their_own(tmp_path):
+    rows = table(300)
+    dataset = dlrm.Dataset.from_arrow(
+        rows.slice(0, 200), SCHEMA, test=rows.slice(200, 70), validation=rows.slice(270)
+    )
+    assert dataset.rows == {"train": 200, "test": 70, "validation": 30}
+    with pytest.raises(ValueError, match="^test frame: no column 'shop'"):
+        dlrm.Dataset.from_arrow(rows, SCHEMA, test=rows.drop_columns("shop"))
+    with pytest.raises(ValueError, match="--test_fraction: expected no --test_input"):
+        dlrm.Dataset.from_arrow(rows, SCHEMA, test=rows, test_fraction=0.2)
+
+
+def test_a_temporary_dataset_goes_with_its_object():
+    dataset = dlrm.Dataset.from_arrow(table(50), SCHEMA)
+    path = dataset.path
+    assert repr(dlrm.Dataset(path)) == f"Dataset({str(path)!r}; rows: train 40, test 10)"
+    del dataset
+    gc.collect()
+    assert not path.parent.exists()
+    with pytest.raises(FileNotFoundError, match="no dataset here"):
+        dlrm.Dataset(path)
+
+
+def test_arguments_that_do_not_exist_are_named(tmp_path):
+    with pytest.raises(TypeError, match=r"from_arrow\(\): .*test_fraction, .*got 'fraction'"):
+        dlrm.Dataset.from_arrow(table(50), SCHEMA, fraction=0.3)
+    with pytest.raises(ValueError, match="schema: expected a Schema, the path of one or a dict"):
+        dlrm.Dataset.from_arrow(table(50), 3)
+    path = tmp_path / "schema.yaml"
+    Schema.of_facts(SCHEMA).save(path)
+    assert dlrm.Dataset.from_arrow(table(50), path, test_fraction=0.5).rows["test"] == 25
+
+
+def test_threads_stop_at_the_first_error():
+    def task(item):
+        if item == 1:
+            raise OSError("no space left")
+        time.sleep(0.005)
+        done.append(item)
+
+    done: list[int] = []
+    with pytest.raises(RuntimeError, match="no space left"), thread_engine(1) as engine:
+        engine.run("count", task, [0, 1, *range(2, 200)])
+    assert 0 in done
+    assert len(done) < 199
+
+
+def test_neither_torch_nor_packages_of_tables_are_imported(root):
+    code = (
+        "import pyarrow as pa, sys, dlrm\n"
+        "rows = pa.table({'y': [0, 1] * 20, 'x': [1.0, 2.0] * 20})\n"
+        "dlrm.Dataset.from_arrow(rows, {'label': 'y', 'numerical': ['x']}, cores=2)\n"
+        "assert not {'torch', 'polars', 'duckdb'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
