@@ -30,7 +30,7 @@ SCHEMA = {
 
 def table(rows: int = ROWS) -> pa.Table:
     draw = np.random.default_rng(1)
-    shops = np.array(["s%d" % i for i in range(300)])
+    shops = np.array([f"s{i}" for i in range(300)])
     columns = {
         "bought": np.where(draw.random(rows) < 0.3, "yes", "no"),
         "unused": [[1]] * rows,
@@ -49,19 +49,19 @@ def of_pandas(rows: pa.Table):
     return pandas.DataFrame(columns)
 
 
+def polars_categorical(rows: pa.Table):
+    polars = pytest.importorskip("polars")
+    return polars.from_arrow(rows).with_columns(polars.col("shop").cast(polars.Categorical))
+
+
 KINDS = {
     "pyarrow": lambda rows: rows,
     "stream": lambda rows: rows.to_reader(1000),
     "polars": lambda rows: pytest.importorskip("polars").from_arrow(rows),
-    "polars_categorical": lambda rows: polars_categorical(rows),
+    "polars_categorical": polars_categorical,
     "pandas": of_pandas,
     "duckdb": lambda rows: pytest.importorskip("duckdb").arrow(rows),
 }
-
-
-def polars_categorical(rows: pa.Table):
-    polars = pytest.importorskip("polars")
-    return polars.from_arrow(rows).with_columns(polars.col("shop").cast(polars.Categorical))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def of_parquet(tmp_path_factory):
     pq.write_table(table(), folder / "rows.parquet", row_group_size=7777)
     options = TableOptions(Schema.of_facts(SCHEMA), Division(0.2), report=False)
     files = {"train": find_tables([folder / "rows.parquet"])}
-    prepare_tables(options, files, folder / "dataset", lambda: inline(), say=lambda line: None)
+    prepare_tables(options, files, folder / "dataset", inline, say=lambda line: None)
     return contents(folder / "dataset")
 
 
@@ -113,7 +113,11 @@ def test_nan_is_missing_in_pandas_and_refused_elsewhere():
     taken = {**schema, "missing_values": ["nan"]}
     assert dlrm.Dataset.from_arrow(frame, taken, test_fraction=0.4).rows == {"train": 2, "test": 1}
     pandas = pytest.importorskip("pandas")
-    columns = {"x": values, "t": [None, "a", float("nan")], "d": pandas.to_datetime(["2026", None, None])}
+    columns = {
+        "x": values,
+        "t": [None, "a", float("nan")],
+        "d": pandas.to_datetime(["2026", None, None]),
+    }
     read = open_frame(pandas.DataFrame(columns), ["x", "t", "d"]).read_all()
     assert [read[name].null_count for name in ("x", "t", "d")] == [1, 2, 2]
 
@@ -136,7 +140,10 @@ def test_a_bad_value_is_named_by_its_row_of_the_table_and_leaves_nothing(tmp_pat
 
 
 REFUSED = {
-    "missing": (lambda t: t.drop_columns("shop"), "frame: no column 'shop'; the columns are bought"),
+    "missing": (
+        lambda t: t.drop_columns("shop"),
+        "frame: no column 'shop'; the columns are bought",
+    ),
     "twice": (lambda t: t.append_column("shop", t["user"]), "frame: two columns are called 'shop'"),
     "list": (
         lambda t: t.set_column(2, "price", t["unused"]),
@@ -213,6 +220,18 @@ def test_threads_stop_at_the_first_error():
         engine.run("count", task, [0, 1, *range(2, 200)])
     assert 0 in done
     assert len(done) < 199
+
+
+def test_a_task_that_python_fails_to_parse_in_threads_is_called_again():
+    def task(item):
+        called.append(item)
+        if called.count(item) < 3:
+            raise SystemError("AST constructor recursion depth mismatch")
+
+    called: list[int] = []
+    with thread_engine(2) as engine:
+        engine.run("count", task, [0, 1])
+    assert sorted(called) == [0, 0, 0, 1, 1, 1]
 
 
 def test_neither_torch_nor_packages_of_tables_are_imported(root):

@@ -10,6 +10,7 @@ from concurrent.futures import (
 )
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from dlrm.data.workers import process_pool
@@ -118,9 +119,22 @@ class ThreadEngine:
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item; see `Engine`."""
         try:
-            _run_once(self._pool, task, items)
+            _run_once(self._pool, partial(_tried, task), items)
         except (ValueError, OSError) as error:
             raise TaskError(str(error)) from error
+
+
+def _tried(task: Callable[[Any], None], item: Any) -> None:
+    """Calls a task, again where Python fails at opening an array of NumPy in two threads at once.
+
+    Before 3.11.9 its parser then raises SystemError now and then (python/cpython#106905).
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return task(item)
+        except SystemError:
+            continue
+    return task(item)
 
 
 @contextmanager
