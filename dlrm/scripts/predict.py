@@ -158,6 +158,8 @@ def run() -> None:
     """
     _check_paths()
     predictor = open_predictor(FLAGS.checkpoint, FLAGS.input)
+    if note := predictor.sampling_note:
+        print(note)
     began, labels, logits = time.perf_counter(), [], []
     shares = value_shares(predictor)
 

@@ -211,6 +211,19 @@ class Predictor:
             )
         return self.transform
 
+    @property
+    def sampling_note(self) -> str | None:
+        """A line that says that scores are those of a sample, where none has corrected them."""
+        table = self.transform.table if self.transform else None
+        if table is None or table.keep_negatives == 1 or self.recalibration is not None:
+            return None
+        kept = table.keep_negatives
+        return (
+            f"note: {self.path} was trained on {kept:g} of the rows with label 0, so its "
+            "probabilities are too high; `python -m dlrm.scripts.evaluate --sampling_rate "
+            f"{kept:g} --recalibrated_checkpoint DIR` writes a model that corrects them"
+        )
+
     def logits_of_text(self, text: Text) -> np.ndarray:
         """Returns the logits of rows of text."""
         return self.logits_of(self.row_transform(text))

@@ -122,6 +122,8 @@ class TableTransform:
         dictionaries: of each entry of `schema.dictionaries()`, in their order.
         negatives: the labels that count as 0; None where they are not known or too many.
         columns: names of all columns of the CSV that it was fitted to; none of other tables.
+        keep_negatives: share of the training rows with label 0 that were kept, for which scores
+            are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
 
     Attributes:
         cardinalities: rows of each field's table: id 0, the dictionary's ids, and the buckets.
@@ -134,11 +136,13 @@ class TableTransform:
         dictionaries: Sequence[Dictionary],
         negatives: Sequence[str] | None = None,
         columns: Sequence[str] = (),
+        keep_negatives: float = 1.0,
     ) -> None:
         self.schema, self.numerical = schema, list(numerical)
         self.dictionaries = list(dictionaries)
         self.negatives = None if negatives is None else tuple(negatives)
         self.columns = tuple(columns)
+        self.keep_negatives = keep_negatives
         places = {
             field.column: place
             for place, fields in enumerate(schema.dictionaries().values())
@@ -361,7 +365,8 @@ class TableTransform:
             if len(numerical) != len(schema.numerical):
                 raise ValueError(f"{len(numerical)} fitted of {len(schema.numerical)} numbers")
             columns = texts_in(facts["columns"])
-            transform = cls(schema, numerical, dictionaries, facts["negatives"], columns)
+            kept = float(facts["keep_negatives"])
+            transform = cls(schema, numerical, dictionaries, facts["negatives"], columns, kept)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             message = str(error)
             if message.startswith(str(directory)):
@@ -396,6 +401,7 @@ def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
         ],
         "negatives": None if transform.negatives is None else list(transform.negatives),
         "columns": list(transform.columns),
+        "keep_negatives": transform.keep_negatives,
     }
     write_atomically(Path(directory) / FILE, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
 

@@ -354,6 +354,7 @@ def _fit(
         if field.fitted_bins:
             edges = [np.array([float.fromhex(v) for v in values]) for values in next(bins)]
         fitted.append(Fitted(*scale, *edges))
-    transform = TableTransform(schema, fitted, dictionaries, negatives, columns)
+    kept = run.options.division.keep_negatives
+    transform = TableTransform(schema, fitted, dictionaries, negatives, columns, kept)
     save_facts(directory, transform)
     return transform

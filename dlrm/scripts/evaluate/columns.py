@@ -1,6 +1,6 @@
 """A column beside the rows: a group, such as a user, or a weight for each.
 
-Today it is a file of its own; a dataset that has such columns gives the same arrays.
+It is a file of its own, or one of a dataset whose schema has groups or weights.
 """
 
 import os
@@ -11,11 +11,24 @@ import numpy as np
 _NPY = ".npy"
 
 
+def of_dataset(split: Path, flag: str, name: str) -> Path | None:
+    """Returns the file of a column of a dataset's split, where it has one of that name.
+
+    Args:
+        split: directory of the split's files.
+        flag: "groups" or "weights".
+        name: what the flag says: the column of the groups, or `weight`.
+    """
+    path = split / ("weight.bin" if flag == "weights" else f"group_{name}.bin")
+    asked = flag == "groups" or name == "weight"
+    return path if asked and not Path(name).exists() and path.is_file() else None
+
+
 def read_groups(path: str | os.PathLike, rows: int) -> np.ndarray:
     """Reads a group for each row, as integers; texts are numbered in the order of the alphabet.
 
     Args:
-        path: `.npy` of integers or texts, or a text file of a group a line.
+        path: `.npy` of integers or texts, a text file of a group a line, or a dataset's file.
         rows: how many there must be.
 
     Raises:
@@ -34,7 +47,7 @@ def read_weights(path: str | os.PathLike, rows: int) -> np.ndarray:
     """Reads a weight for each row, float64.
 
     Args:
-        path: `.npy` of numbers, or a text file of a number a line.
+        path: `.npy` of numbers, a text file of a number a line, or a dataset's file.
         rows: how many there must be.
 
     Raises:
@@ -62,7 +75,9 @@ def _read(path: str | os.PathLike, rows: int, flag: str) -> np.ndarray:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file ({flag})")
-    if path.suffix == _NPY:
+    if path.suffix == ".bin":
+        column = np.fromfile(path, np.dtype("<f4" if path.name == "weight.bin" else "<u8"))
+    elif path.suffix == _NPY:
         try:
             column = np.load(path, allow_pickle=False)
         except (ValueError, EOFError) as error:

@@ -26,7 +26,7 @@ from dlrm.metrics.slices import Slices, by_decile, by_source, by_unknown, by_val
 from dlrm.scripts import predict
 from dlrm.scripts.common.command import no_arguments
 from dlrm.scripts.compare import different_flags, read_run
-from dlrm.scripts.evaluate.columns import read_groups, read_weights
+from dlrm.scripts.evaluate.columns import of_dataset, read_groups, read_weights
 from dlrm.scripts.evaluate.lines import lines_of
 from dlrm.scripts.evaluate.page import HTML, PNG, curves_of, write_files
 from dlrm.scripts.evaluate.rows import MAX_KEPT, Collected, collect
@@ -46,8 +46,14 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     flags.DEFINE_list("input", [], "Logs or CSVs, separated by commas, whose rows are judged")
     flags.DEFINE_string("against", None, "Checkpoint of a model that is judged on the same rows")
-    flags.DEFINE_string("groups", None, "File of a group a row, such as users: .npy, or lines")
-    flags.DEFINE_string("weights", None, "File of a weight a row: .npy, or lines")
+    flags.DEFINE_string(
+        "groups",
+        None,
+        "Column of groups of the dataset, such as users, or a file: .npy, or lines",
+    )
+    flags.DEFINE_string(
+        "weights", None, "`weight` of a dataset that has it, or a file: .npy, or lines"
+    )
     flags.DEFINE_list("slices", [], "Fields by whose commonest values, or deciles, rows are sliced")
     flags.DEFINE_integer(
         "bootstrap", 200, "Replicates that intervals are made of; 0: none", lower_bound=0
@@ -98,8 +104,10 @@ def run() -> None:
     sources = _sources()
     models = [predict.open_predictor(path, sources[0]) for path in _checkpoints()]
     correction = _correction(models[0])
+    if (note := models[0].sampling_note) and correction is None and not FLAGS.recalibrate:
+        print(note)
     found = collect(models, sources, list(dict.fromkeys(FLAGS.slices)))
-    rows = _with_columns(found.rows)
+    rows = _with_columns(found.rows, sources)
     if correction is not None:
         rows = _corrected(rows, correction)
     judgement = judge(rows, FLAGS.bootstrap, FLAGS.seed)
@@ -163,11 +171,15 @@ def _correction(model: Predictor) -> Recalibration | None:
     return None if FLAGS.sampling_rate is None else of_sampling_rate(FLAGS.sampling_rate)
 
 
-def _with_columns(rows: ScoredRows) -> ScoredRows:
-    """Adds the groups and weights of their files."""
-    count = len(rows.labels)
-    groups = read_groups(FLAGS.groups, count) if FLAGS.groups else None
-    weights = read_weights(FLAGS.weights, count) if FLAGS.weights else None
+def _with_columns(rows: ScoredRows, sources: Sequence[str]) -> ScoredRows:
+    """Adds the groups and weights of their files, or of the dataset."""
+    count, paths = len(rows.labels), {}
+    for flag in ("groups", "weights"):
+        if name := FLAGS[flag].value:
+            split = Path(sources[0], FLAGS.split)
+            paths[flag] = of_dataset(split, flag, name) or name
+    groups = read_groups(paths["groups"], count) if "groups" in paths else None
+    weights = read_weights(paths["weights"], count) if "weights" in paths else None
     return replace(rows, groups=groups, weights=weights)
 
 

@@ -1,0 +1,104 @@
+"""`dlrm.scripts.evaluate` on a dataset of a table that has groups, weights and fewer negatives."""
+
+import json
+
+import forked
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import roc_auc_score
+
+import dlrm
+
+SCHEMA = """
+label: clicked
+numerical: [age]
+categorical: [city]
+weight: importance
+groups: [user]
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The dataset of a table, and a model that was trained on a third of its negatives."""
+    folder = tmp_path_factory.mktemp("table")
+    random = np.random.default_rng(0)
+    rows = 1500
+    ages, cities = random.integers(18, 90, rows), random.choice(list("xyz"), rows)
+    chances = 1 / (1 + np.exp(-(ages - 70 + 20 * (cities == "x")) / 10))
+    columns = {
+        "clicked": (random.random(rows) < chances).astype(np.int8),
+        "age": ages,
+        "city": cities,
+        "importance": random.integers(0, 3, rows),
+        "user": [f"u{user}" for user in random.integers(0, 30, rows)],
+    }
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    (folder / "schema.yaml").write_text(SCHEMA)
+    for words in (
+        ["prepare", f"--schema={folder / 'schema.yaml'}", f"--input={folder / 'rows.parquet'}"]
+        + [f"--output={folder / 'dataset'}", "--keep_negatives=0.3", "--cores=1", "--noreport"],
+        ["main", f"--dataset={folder / 'dataset'}", "--base_device=cpu", "--embedding_dim=4"]
+        + ["--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1", "--max_steps=60", "--batch_size=64"]
+        + ["--mlp_optimizer=adam", "--embedding_optimizer=adam", "--lr=0.02", "--warmup_steps=0"]
+        + ["--decay_steps=0", f"--save_checkpoint_path={folder / 'run'}"],
+    ):
+        done = forked.run(f"dlrm.scripts.{words[0]}", *words[1:])
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def evaluated(model, *flags):
+    words = [f"--checkpoint={model / 'run'}", f"--dataset={model / 'dataset'}", "--bootstrap=5"]
+    done = forked.run("dlrm.scripts.evaluate", *words, f"--output={model / 'out'}", *flags)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((model / "out" / "evaluation.json").read_text())["models"][0]
+
+
+def test_groups_and_weights_are_those_of_the_dataset(model):
+    _, found = evaluated(model, "--groups=user", "--weights=weight")
+    rows = {name: np.asarray(column) for name, column in column_of(model).items()}
+    chances = dlrm.load(model / "run").predict({name: rows[name] for name in ("age", "city")})
+    test = test_rows(len(chances))
+    labels, weights, users = (rows[name][test] for name in ("clicked", "importance", "user"))
+    expected = roc_auc_score(labels, chances[test], sample_weight=weights)
+    assert found["auc"]["value"] == pytest.approx(expected, rel=1e-5)
+    grouped, impressions = 0.0, 0.0
+    for user in np.unique(users):
+        mine = (users == user) & (weights > 0)
+        if 0 < labels[mine].sum() < mine.sum():
+            share = weights[mine].sum()
+            auc = roc_auc_score(labels[mine], chances[test][mine], sample_weight=weights[mine])
+            grouped, impressions = grouped + share * auc, impressions + share
+    assert found["gauc_by_impressions"]["value"] == pytest.approx(grouped / impressions, rel=1e-5)
+
+
+def test_a_sample_of_negatives_is_said_and_corrected(model):
+    said, biased = evaluated(model)
+    assert "was trained on 0.3 of the rows with label 0" in said
+    assert biased["calibration"]["value"] > 1.3
+    said, corrected = evaluated(model, "--sampling_rate=0.3")
+    assert "was trained on" not in said
+    assert corrected["calibration"]["value"] == pytest.approx(1, abs=0.25)
+    assert corrected["auc"]["value"] == pytest.approx(biased["auc"]["value"])
+
+
+def column_of(model):
+    return pq.read_table(model / "rows.parquet").to_pydict()
+
+
+def test_rows(rows):
+    """The rows that `--test_fraction 0.2` takes, in their order; see tests/preproc/tables."""
+    mask = 2**64 - 1
+    hashes = []
+    for row in range(rows):
+        x = ((row + 1) * 0x9E3779B97F4A7C15 + 0x5EED_0001) & mask
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        hashes.append(x ^ (x >> 31))
+    return np.sort(np.argsort(hashes)[: rows // 5])
+
+
+test_rows.__test__ = False
