@@ -38,13 +38,13 @@ class Line(NamedTuple):
     dots: bool = False
 
 
-def document(title: str, parts: Sequence[str]) -> str:
-    """Returns a whole page of parts that are HTML already."""
+def document(title: str, parts: Sequence[str], style: str = "") -> str:
+    """Returns a whole page of parts that are HTML already; `style` follows the common one."""
     return "\n".join(
         [
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
             "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-            f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><main>",
+            f"<title>{html.escape(title)}</title><style>{STYLE}{style}</style></head><body><main>",
             f"<h1>{html.escape(title)}</h1>",
             *parts,
             "</main></body></html>\n",

@@ -8,35 +8,28 @@ import html
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from dlrm.pages import Head, cell, document, scrolled
+
 _WORST = 10
 _DRIFT_LEVELS = ((0.25, "large"), (0.1, "some"))  # customary for the population stability index
 _STYLE = """
-:root { color-scheme: light }
-* { box-sizing: border-box }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 100rem;
-       color: #222; background: #fff; overflow-wrap: anywhere }
+body { font-size: 15px; margin: 0 auto; padding: 1rem; max-width: 100rem }
 h1 { margin: 0 } h2 { margin: 0 0 .3rem; font-size: 1.25rem } p { margin: .3rem 0 .6rem }
-main { display: grid; gap: 1.8rem 3rem; margin-top: 1.5rem;
-       grid-template-columns: repeat(2, minmax(0, 1fr)) }
-section, details { min-width: 0 } .whole { grid-column: 1 / -1 }
+main { display: grid; gap: 1.8rem 3rem; grid-template-columns: repeat(2, minmax(0, 1fr)) }
+section, details { min-width: 0 } h1, .whole { grid-column: 1 / -1 } p.whole { margin-top: -1.4rem }
 .pair { display: grid; gap: 0 2rem; grid-template-columns: repeat(2, minmax(0, 1fr)) }
-.note { color: #555; max-width: 60rem }
-.wide { overflow-x: auto; max-width: 100%; margin: .4rem 0 }
-table { border-collapse: collapse } .full { width: 100% }
+.wide { margin: .4rem 0 } table { margin: 0 } .full { width: 100% }
 caption { text-align: left; font-weight: 600; padding: .2rem 0 }
-td, th { padding: .2rem .6rem; border-bottom: 1px solid #ddd; white-space: nowrap }
-th { font-weight: 600; text-align: right }
-thead th { border-bottom-color: #999 } th.group { text-align: center; border-bottom-color: #ddd }
-td { text-align: right; font-variant-numeric: tabular-nums }
+td, th { padding: .2rem .6rem } thead th { border-bottom-color: #999 }
+th.group { text-align: center; border-bottom-color: #ddd } td:first-child { text-align: right }
 tbody th, thead th:first-child, .full th { text-align: left }
-tbody th { font-weight: 400; position: sticky; left: 0; background: #fff }
+tbody th, thead th:first-child { position: sticky; left: 0; background: #fff }
+tbody th { font-weight: 400 }
 .name { display: inline-block; width: max-content; max-width: 20rem; white-space: normal;
         overflow-wrap: break-word }
-thead th:first-child { position: sticky; left: 0; background: #fff }
 td.bar { background: linear-gradient(#b9d3ec, #b9d3ec) left / var(--w) 100% no-repeat }
 .full td.bar { width: 100%; text-align: left }
 .full td:nth-of-type(1) { text-align: left }
-.large { background: #f4b6a6 } .some { background: #fbe7b2 }
 td.bar.large { background: linear-gradient(#f4b6a6, #f4b6a6) left / var(--w) 100% no-repeat }
 td.bar.some { background: linear-gradient(#fbe7b2, #fbe7b2) left / var(--w) 100% no-repeat }
 summary { cursor: pointer; padding: .4rem 0; font-weight: 600 }
@@ -63,8 +56,7 @@ class Bar(NamedTuple):
     level: str = ""
 
 
-Cell = Bar | str | int | float | None
-_Head = Sequence[tuple[str, Sequence[str]]]  # of columns: a title over them, and theirs
+Cell = Bar | str | int | None
 
 
 def page(facts: dict[str, Any]) -> str:
@@ -72,10 +64,7 @@ def page(facts: dict[str, Any]) -> str:
     facts = _of_logs(facts) if "days" in facts else _of_tables(facts)
     largest, every = _drifts(facts)
     parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>Dataset report</title><style>{_STYLE}</style></head><body>",
-        f"<header><h1>Dataset report</h1><p>{html.escape(facts['summary'])}</p></header><main>",
+        f"<p class='whole'>{html.escape(facts['summary'])}</p>",
         _section("Largest drifts", largest),
         _section("Splits", _splits(facts)),
         every,
@@ -90,7 +79,7 @@ def page(facts: dict[str, Any]) -> str:
     if facts["left_out"]:
         table = _table("Rows that could not be read", [("", ["file", "rows"])], facts["left_out"])
         parts.append(_section("Rows left out", table))
-    return "\n".join(parts) + "</main></body></html>\n"
+    return document("Dataset report", parts, _STYLE)
 
 
 def _of_logs(facts: dict[str, Any]) -> dict[str, Any]:
@@ -298,7 +287,7 @@ def _bar_of(share: float | None) -> Cell:
     return None if share is None else Bar(_percent(share) or "", share)
 
 
-def _table(caption: str, head: _Head, rows: Sequence[Sequence[Cell]], full: bool = False) -> str:
+def _table(caption: str, head: Head, rows: Sequence[Sequence[Cell]], full: bool = False) -> str:
     """Returns a table within a frame that scrolls; the first cell of a row names it."""
     lines = []
     if len(head) > 1:
@@ -317,22 +306,16 @@ def _table(caption: str, head: _Head, rows: Sequence[Sequence[Cell]], full: bool
         f"{''.join(map(_cell, cells))}</tr>"
         for first, *cells in rows
     )
-    label, kind = html.escape(caption), " class='full'" if full else ""
-    return (
-        f"<div class='wide' role='region' aria-label='{label}' tabindex='0'>"
-        f"<table{kind}><caption>{label}</caption>"
-        f"<thead>{head_text}</thead><tbody>{body}</tbody></table></div>"
+    kind = " class='full'" if full else ""
+    content = (
+        f"<table{kind}><caption>{html.escape(caption)}</caption>"
+        f"<thead>{head_text}</thead><tbody>{body}</tbody></table>"
     )
+    return scrolled(content, caption)
 
 
-def _text(value: str | int | float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else html.escape(str(value))
-
-
-def _cell(cell: Cell) -> str:
-    if not isinstance(cell, Bar):
-        return f"<td>{_text(cell)}</td>"
-    kind = f"bar {cell.level}".strip()
-    return f"<td class='{kind}' style='--w:{100 * cell.share:.1f}%'>{_text(cell.text)}</td>"
+def _cell(value: Cell) -> str:
+    if not isinstance(value, Bar):
+        return f"<td>{cell(value)}</td>"
+    kind = f"bar {value.level}".strip()
+    return f"<td class='{kind}' style='--w:{100 * value.share:.1f}%'>{cell(value.text)}</td>"
