@@ -190,7 +190,9 @@ def _label_counts(schema: Schema, batch: pa.RecordBatch) -> Counter[str]:
 
 
 def _wrong(batch: pa.RecordBatch) -> list[Bad]:
-    """Returns the rows of text that could not be read at all."""
+    """Returns the rows of text that could not be read at all; other copies have none."""
+    if PROBLEM not in batch.schema.names:
+        return []
     problems = batch.column(PROBLEM)
     rows = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False)).tolist()
     return [Bad(row, "", problems[row].as_py().partition("\t")[0]) for row in rows]
