@@ -14,7 +14,7 @@ out. Readers run in threads of their own: only the wait for them is in the step.
 of an operator is that of its kernels, and the rest is what lies between: no step is recorded here.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

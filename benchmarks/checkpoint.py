@@ -7,7 +7,7 @@ one file after the other. "stall" is how long training stands still: all of it, 
 `--async_checkpoint` the copy in memory. All take turns; medians over rounds are compared.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

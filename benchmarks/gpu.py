@@ -11,7 +11,7 @@ limit of a step is its matrix products plus the bytes of interaction, gather and
 speed; torch's interaction is its concatenation, batched product and selection.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

@@ -10,7 +10,7 @@ arXiv 2405.11425), so a benchmark of small tables does not show what large ones 
 not fit are left out, and said to be.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

@@ -14,7 +14,7 @@ Served: a model is trained for a step and exported, once with dynamic batching a
 nvidia-pytriton's server is started and asked through gRPC by `triton/client.py`.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

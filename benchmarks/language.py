@@ -9,7 +9,7 @@ They take turns, and medians over rounds are compared. Of MRPC a second line has
 trains: batches of like length, cut after their longest row. transformers is of the extra "peers".
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

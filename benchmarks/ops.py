@@ -13,7 +13,7 @@ and medians are compared; on a shared machine only the ratios mean something. Me
 set up as by our commands, with huge pages, for all sides alike; DLRM_TUNE=0 leaves it as installed.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

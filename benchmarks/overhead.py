@@ -19,7 +19,7 @@ that a GPU launches one kernel or more for.
 All take turns, in one thread. Times are of the processor, so that other programs count less.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

@@ -11,7 +11,7 @@ Communication is measured twice: by itself, on the same shapes with nothing else
 time for which training stands still until it has come ("exposed"); the rest is overlapped.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

@@ -9,13 +9,13 @@ models with a bare loop, on batches made before in the form each wants: one over
 FBGEMM's table-batched embedding, whose SGD is fused into its backward pass. The limit is the time
 of the MLPs' matrix products alone, forward and backward, in the same run. All take turns, and
 medians over rounds are compared. Memory is as torch and glibc come ("as installed"), or as our
-commands set it for their process (`dlrm.scripts.common.environment`), for all sides alike; "x it as
+commands set it for their process (`dlrm.environment`), for all sides alike; "x it as
 installed" sets ours beside what the faster peer gives to who installs it and goes, the medians of
 two processes. On a GPU there is one kind of memory, steps are launched one by one (`gpu.py` records
 them), and what is in flight is waited for before the clock is read.
 """
 
-import dlrm.scripts.common.environment as environment  # first: torch reads it when it is loaded
+import dlrm.environment as environment  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

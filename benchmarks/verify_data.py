@@ -9,7 +9,7 @@ remembered) and in a later one (`first`, all remembered). An epoch of training i
 rounds are compared. OMP_NUM_THREADS chooses the threads of the training.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

@@ -8,7 +8,7 @@ torch's fused kernel, channels last or not, the faster of which is compared. All
 medians over rounds are compared. torchvision is the extra "peers".
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

@@ -1,6 +1,6 @@
 """Fixtures for all tests."""
 
-import dlrm.scripts.common.environment  # noqa: F401  # first, as in the commands
+import dlrm.environment  # noqa: F401  # first, as in the commands
 
 # isort: split
 import contextlib

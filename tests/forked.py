@@ -16,7 +16,7 @@ from pathlib import Path
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        "dlrm.scripts.common.environment",  # first, as in the commands
+        "dlrm.environment",  # first, as in the commands
         "torch._dynamo",  # which torch's optimizers import at their first step
         "dlrm.data.clicks.datasets",
         "dlrm.serving.predictor",

@@ -1,5 +1,8 @@
 """`dlrm.fit`: from a table in memory, or a dataset, to a trained model."""
 
+import dlrm.environment  # first: torch reads it when it is loaded
+
+# isort: split
 import os
 import tempfile
 import weakref

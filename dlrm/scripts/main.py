@@ -1,6 +1,6 @@
 """Trains, tests or times a DLRM: python -m dlrm.scripts.main --mode train ..."""
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import functools

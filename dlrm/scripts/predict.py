@@ -6,7 +6,7 @@ dataset's directory. It is read and scored some megabytes at a time, and the sco
 are written in the order of the rows.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import io

@@ -4,7 +4,7 @@ Steps 3, 6, 9 and 12 are saved, and those that are the best when they are tested
 functions run in forks, see killing.py.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first, as in the commands
+import dlrm.environment  # noqa: F401  # first, as in the commands
 
 # isort: split
 import time

@@ -23,7 +23,7 @@ SEED = int(os.environ.get("DLRM_FLIPS_SEED", "1"))
 FLIPS = int(os.environ.get("DLRM_FLIPS", "100"))  # of a kind of directory, over all of its files
 # What commands import; the commands themselves define flags, and so are imported by each process.
 PRELOADED = [
-    *("dlrm.scripts.common.environment", "dlrm.scripts.common.session", "dlrm.tasks.footprint"),
+    *("dlrm.environment", "dlrm.scripts.common.session", "dlrm.tasks.footprint"),
     *("dlrm.tasks.recommendation", "dlrm.serving.predictor", "dlrm.serving.runtimes"),
     *(
         "dlrm.train.checkpoints.nvidia",

@@ -3,7 +3,7 @@
 Flags of the optimizer, its rates and the length of a run that are not given are those of --recipe.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import sys

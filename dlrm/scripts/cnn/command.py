@@ -1,6 +1,6 @@
 """Trains, validates or times image networks: python -m dlrm.scripts.cnn --mode train ..."""
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import sys

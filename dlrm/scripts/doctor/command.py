@@ -6,7 +6,7 @@
 The exit code is 0 if training works, which is tried on a small model, and 1 if it does not.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import json

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from dlrm import environment
 from dlrm.host_memory import control_groups, host_memory, read
-from dlrm.scripts.common import environment
 from dlrm.scripts.doctor.checks import NOTE, OK, SLOW, Result
 
 GIB = 2**30

@@ -5,7 +5,7 @@ python -m dlrm.scripts.systems show gaudi/rn50/graph-bf16-b256
 python -m dlrm.scripts.systems run dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse

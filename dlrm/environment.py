@@ -1,4 +1,4 @@
-"""What the commands set in their process before torch is loaded. Importing this module does it.
+"""What commands and `dlrm.fit` set in their process before torch loads. Importing this does it.
 
 A setting that the user made stays; `DLRM_TUNE=0` leaves all as it is.
 
@@ -9,7 +9,8 @@ A setting that the user made stays; `DLRM_TUNE=0` leaves all as it is.
   tens at most.
 * Threads that wait spin for tens of microseconds and sleep then. With 3,000 spins the demo's model
   trains as fast as with 10,000 where nothing else runs (119,000 and 106,000 samples/s, 2 cores),
-  and at twice the rate (39,000 against 18,000) where other programs want the cores.
+  and at twice the rate (39,000 against 18,000) where other programs want the cores. A program that
+  imports torch before it calls `dlrm.fit` has torch's own setting.
 """
 
 import ctypes

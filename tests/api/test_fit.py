@@ -1,0 +1,189 @@
+"""`dlrm.fit` trains what the command trains, and its model scores, is judged and is saved."""
+
+import json
+import re
+
+import forked
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+import dlrm
+from dlrm.api.defaults import training_defaults
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+ROWS = 3000
+SCHEMA = {
+    "label": {"column": "bought", "positive": "yes"},
+    "numerical": ["price"],
+    "categorical": ["shop", "user"],
+}
+SETTINGS = {"embedding_dim": 4, "top_mlp_sizes": (16, 1), "epochs": 2, "batch_size": 64}
+
+
+def table() -> pa.Table:
+    """Rows whose best reachable AUC is about 0.79, with a shop and a price missing now and then."""
+    draw = np.random.default_rng(1)
+    shop, price = draw.integers(0, 20, ROWS), draw.normal(0, 1, ROWS)
+    logit = 1.2 * np.sin(shop) + price - 0.5
+    return pa.table(
+        {
+            "bought": np.where(draw.random(ROWS) < 1 / (1 + np.exp(-logit)), "yes", "no"),
+            "price": pa.array(price, mask=draw.random(ROWS) < 0.05),
+            "shop": pa.array([f"s{i}" for i in shop], mask=draw.random(ROWS) < 0.05),
+            "user": [f"u{i}" for i in draw.integers(0, 200, ROWS)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return dlrm.Dataset.from_arrow(table(), SCHEMA, tmp_path_factory.mktemp("fit") / "dataset")
+
+
+@pytest.fixture(scope="module")
+def model(dataset):
+    return dlrm.fit(dataset, base_device="cpu", **SETTINGS)
+
+
+def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
+    values = training_defaults(dataset.rows["train"], SETTINGS)
+    words = [
+        f"--{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}"
+        for name, v in values.items()
+    ]
+    where = [f"--dataset={dataset.path}", "--save_checkpoint_path=run", "--base_device=cpu"]
+    done = forked.run("dlrm.scripts.main", *where, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    theirs = find_checkpoint(tmp_path / "run")
+    assert theirs.name == model.path.name
+    for name in ("dense.safetensors", "tables/0.bin", "tables/1.bin"):
+        assert (theirs / name).read_bytes() == (model.path / name).read_bytes()
+    summary = [line for line in (tmp_path / "log.json").read_text().splitlines() if line][-1]
+    logged = json.loads(summary.removeprefix("DLLL "))["data"]
+    assert logged["test_auc"] == model.results["test_auc"] > 0.74
+
+
+def test_its_scores_are_judged_as_scikit_learn_does(model):
+    rows = table()
+    labels, scores = np.array(rows["bought"]) == "yes", model.predict(rows)
+    found = model.evaluate(rows)
+    assert found["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
+    loss, share = log_loss(labels, scores.astype(float)), labels.mean()
+    assert found["log_loss"] == pytest.approx(loss, rel=1e-5)
+    constant = log_loss(labels, np.full(ROWS, share))
+    assert found["normalized_entropy"] == pytest.approx(loss / constant, rel=1e-5)
+    assert found["calibration"] == pytest.approx(scores.sum() / labels.sum(), rel=1e-4)
+
+
+def test_a_row_has_one_score_however_it_is_given(model):
+    rows = table().slice(0, 200).drop_columns("bought")
+    scores = model.predict(rows)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(model.predict(rows.to_pylist()), scores, rtol=1e-6)
+    np.testing.assert_array_equal(model.predict(rows.to_reader(7)), scores)
+    model.batch_size = 9
+    np.testing.assert_allclose(model.predict(rows), scores, rtol=1e-5)
+    model.batch_size = 1000
+    assert model.predict(rows.slice(0, 0)).shape == (0,)
+    polars = pytest.importorskip("polars")
+    np.testing.assert_array_equal(model.predict(polars.from_arrow(rows)), scores)
+
+
+def test_what_is_saved_is_read_wherever_checkpoints_are(model, dataset, tmp_path):
+    rows, scores = table(), model.predict(table())
+    model.save(tmp_path / "saved")
+    np.testing.assert_array_equal(dlrm.load(tmp_path / "saved").predict(rows), scores)
+    with pytest.raises(FileExistsError, match="saved: exists and is not empty"):
+        model.save(tmp_path / "saved")
+    model.save(tmp_path / "saved", overwrite=True)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    words = ["--checkpoint=saved", "--input=rows.parquet", "--output=scores.npy"]
+    done = forked.run("dlrm.scripts.predict", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), scores)
+    words = ["--mode=test", f"--dataset={dataset.path}", "--load_checkpoint_path=saved"]
+    done = forked.run("dlrm.scripts.main", *words, "--base_device=cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    auc = float(re.search(r"Finished testing: auc (0\.\d+)", done.stdout)[1])
+    assert auc == pytest.approx(model.results["test_auc"], abs=1e-6)
+
+
+def test_bad_rows_are_named_by_their_place_in_the_table(model):
+    rows = table()
+    prices = [str(price) for price in rows["price"].to_pylist()]
+    prices[40] = "dear"
+    model.batch_size = 16
+    with pytest.raises(ValueError, match="^row 0, column price: expected a number, got 'None'"):
+        model.predict(
+            pa.table({**dict(zip(rows.column_names, rows.columns)), "price": ["None"] * ROWS})
+        )
+    texts = pa.array([None if price == "None" else price for price in prices])
+    changed = rows.set_column(1, "price", texts)
+    with pytest.raises(ValueError, match="^row 40, column price: expected a number, got 'dear'"):
+        model.evaluate(changed)
+    with pytest.raises(ValueError, match="^frame: no column 'bought'"):
+        model.evaluate(rows.drop_columns("bought"))
+    labels = pa.array(["yes", "perhaps"] * (ROWS // 2))
+    with pytest.raises(ValueError, match="^row 1, column bought: expected .*got 'perhaps'"):
+        model.evaluate(rows.set_column(0, "bought", labels))
+
+
+def test_nothing_is_printed_unless_asked(capfd):
+    quick = {**SETTINGS, "max_steps": 3}
+    model = dlrm.fit(table(), SCHEMA, test_fraction=0.5, seed=3, base_device="cpu", **quick)
+    assert capfd.readouterr() == ("", "")
+    assert model.path.name == "step-000000003"
+    dlrm.fit(table(), SCHEMA, verbose=True, base_device="cpu", **quick)
+    shown = capfd.readouterr().out
+    assert "train:" in shown
+    assert "Final weights" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"learning_rate": 1}, TypeError, r"fit\(\): .*embedding_dim.* got 'learning_rate'"),
+        ({"lr": -1.0}, ValueError, "--lr -1.0: expected"),
+        ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal --embedding_dim 4"),
+        ({"base_device": "gpu"}, ValueError, "--base_device gpu: expected"),
+        ({"schema": None}, ValueError, "schema: expected a Schema, the path of one or a dict"),
+        ({"data": "nowhere"}, FileNotFoundError, "nowhere"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(arguments, error, message):
+    given = {"data": table(), "schema": SCHEMA, **SETTINGS, **arguments}
+    with pytest.raises(error, match=message):
+        dlrm.fit(given.pop("data"), given.pop("schema"), **given)
+
+
+def test_a_dataset_takes_no_schema_and_its_splits(dataset):
+    for name, value in {"schema": SCHEMA, "test_fraction": 0.3, "test": table()}.items():
+        with pytest.raises(ValueError, match=f"^{name}: is for a table in memory; .* is a dataset"):
+            dlrm.fit(dataset, **{name: value})
+
+
+def test_checkpoints_of_an_earlier_run_are_not_mixed(dataset, tmp_path):
+    kept = {**SETTINGS, "max_steps": 2, "save_checkpoint_path": tmp_path / "run"}
+    model = dlrm.fit(dataset.path, base_device="cpu", **kept)
+    assert model.path.parent == tmp_path / "run"
+    with pytest.raises(FileExistsError, match="step-000000002: from an earlier run"):
+        dlrm.fit(dataset, **kept)
+
+
+def test_the_guide_example_runs(root, tmp_path, monkeypatch):
+    polars = pytest.importorskip("polars")
+    draw = np.random.default_rng(0)
+    columns = ("age", "education_num", "capital_gain")
+    frame = {name: draw.integers(1, 90, 400) for name in columns}
+    for name in ("workclass", "marital_status", "occupation", "relationship"):
+        frame[name] = draw.choice(["a", "b", "c"], 400)
+    frame["income"] = np.where(frame["age"] > 50, ">50K", "<=50K")
+    monkeypatch.chdir(tmp_path)
+    polars.DataFrame(frame).write_csv("adult.csv")
+    text = (root / "docs" / "guide" / "python.md").read_text()
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names := {})
+    assert names["model"].results["test_auc"] > 0.9
+    assert dlrm.load("adult-model").evaluate(names["frame"])["auc"] > 0.9
