@@ -68,7 +68,7 @@ def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
         assert (theirs / name).read_bytes() == (model.path / name).read_bytes()
     summary = [line for line in (tmp_path / "log.json").read_text().splitlines() if line][-1]
     logged = json.loads(summary.removeprefix("DLLL "))["data"]
-    assert logged["test_auc"] == model.results["test_auc"] > 0.74
+    assert logged["test_auc"] == model.results["test_auc"] > 0.7
 
 
 def test_its_scores_are_judged_as_scikit_learn_does(model):

@@ -57,13 +57,12 @@ def _merged_texts(
     parts: Sequence[Counts], keys: np.ndarray, order: np.ndarray, first: np.ndarray
 ) -> Any:
     """Returns the text of each key, once it is known that no two texts share one."""
-    found = [part.texts for part in parts if part.texts is not None]  # of no values there are none
-    if not found:
+    if not parts or parts[0].texts is None:
         return None
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = pa.concat_arrays(found).take(pa.array(order))
+    texts = pa.concat_arrays([part.texts for part in parts]).take(pa.array(order))
     kept = texts.take(pa.array(first))
     if len(first) < len(keys):
         of_key = np.cumsum(np.r_[True, keys[1:] != keys[:-1]]) - 1

@@ -143,7 +143,7 @@ class TableSource:
                 splits, undivided = self.divider(batch, read, numbers, part.file)
             except ValueError as error:
                 raise ValueError(f"{part.source}: {error}") from None
-            wrong = _wrong(batch) if part.staged else []
+            wrong = _wrong(batch) if PROBLEM in batch.schema.names else []
             if bad or undivided or wrong:
                 first = {one.row: one for one in reversed([*wrong, *bad, *undivided])}
                 bad = [first[row] for row in sorted(first)]

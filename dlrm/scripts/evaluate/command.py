@@ -7,7 +7,7 @@ Every metric has an interval. With --output the results are written as one self-
 `evaluation.html`, and as `evaluation.json` and `evaluation.png` beside it.
 """
 
-import dlrm.scripts.common.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 from collections.abc import Sequence
