@@ -346,15 +346,7 @@ class TableTransform:
             if facts["version"] != _VERSION:
                 raise ValueError(f"expected version {_VERSION}, got {brief(facts['version'])}")
             schema = Schema.of_facts(facts["schema"])
-            numerical = [
-                Fitted(
-                    float.fromhex(one["mean"]),
-                    float.fromhex(one["deviation"]),
-                    np.array([float.fromhex(edge) for edge in one["edges"]]),
-                    np.array([float.fromhex(share) for share in one["shares"]]),
-                )
-                for one in facts["numerical"]
-            ]
+            numerical = [_fitted(one) for one in facts["numerical"]]
             sizes = [one["size"] for one in facts["dictionaries"]]
             crcs = [one["crc32"] for one in facts["dictionaries"]]
             kinds = [fields[0].type for fields in schema.dictionaries().values()]
@@ -364,10 +356,13 @@ class TableTransform:
             ]
             if len(numerical) != len(schema.numerical):
                 raise ValueError(f"{len(numerical)} fitted of {len(schema.numerical)} numbers")
+            for one, crc in zip(dictionaries, crcs, strict=True):
+                if len(crc) != len(_arrays(one)):
+                    raise ValueError(f"expected {len(_arrays(one))} checksums, got {brief(crc)}")
             columns = texts_in(facts["columns"])
             kept = float(facts["keep_negatives"])
             transform = cls(schema, numerical, dictionaries, facts["negatives"], columns, kept)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             message = str(error)
             if message.startswith(str(directory)):
                 raise
@@ -379,6 +374,18 @@ class TableTransform:
 def stack_ids(ids: Sequence[np.ndarray], rows: int) -> np.ndarray:
     """Returns the ids of all tables, `[rows, tables]`, of the widest of their types."""
     return np.stack(ids, 1) if len(ids) else np.empty((rows, 0), np.int8)
+
+
+def _fitted(facts: dict[str, Any]) -> Fitted:
+    """Reads what `save_facts` says of a numerical field."""
+    mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
+    edges, shares = (
+        np.array([float.fromhex(value) for value in facts[name]]) for name in ("edges", "shares")
+    )
+    finite = np.isfinite([mean, deviation]).all() and np.isfinite(edges).all()
+    if not finite or deviation <= 0 or (np.diff(edges) <= 0).any() or len(edges) != len(shares):
+        raise ValueError(f"expected finite numbers, edges ascending, got {brief(facts)}")
+    return Fitted(mean, deviation, edges, shares)
 
 
 def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:

@@ -1,0 +1,271 @@
+"""Schemas and fitted transforms: kept as they are, refused by name where they are not."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm.data.sources.columns import Coded, TextColumn
+from dlrm.data.transform.dictionaries import Counts, merge_counts
+from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.schema import (
+    CategoricalField,
+    Label,
+    NumericalField,
+    Schema,
+    TimeField,
+)
+from dlrm.data.transform.table_transform import BadRowError, Dictionary, TableTransform
+
+NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])
+
+
+@st.composite
+def schemas(draw):
+    names = iter(draw(st.lists(NAME | WORDS.filter(bool), min_size=9, max_size=9, unique=True)))
+    numerical = [
+        NumericalField(next(names), rule, draw(st.sampled_from([0, 2, 256])))
+        for rule in draw(st.lists(st.sampled_from(["log", "standardise", "quantile"]), max_size=3))
+    ]
+    categorical = [
+        CategoricalField(next(names), kind, draw(st.integers(1, 9)), draw(st.none() | st.just(7)))
+        for kind in draw(st.lists(st.sampled_from(["string", "integer"]), min_size=1, max_size=3))
+    ]
+    label = Label(next(names), draw(st.none() | WORDS), draw(st.none() | st.just(("a", "1"))))
+    time = TimeField(
+        "time", draw(st.sampled_from([None, "UTC"])), draw(st.sampled_from([None, "ms"]))
+    )
+    return Schema(
+        label,
+        tuple(numerical),
+        tuple(categorical),
+        tuple(draw(st.lists(WORDS, max_size=3))),
+        draw(st.none() | st.just("weight")),
+        ("user",) if draw(st.booleans()) else (),
+        draw(st.none() | st.just(time)),
+    )
+
+
+@given(schemas())
+def test_a_schema_is_the_same_once_written_and_read(tmp_path_factory, schema):
+    path = tmp_path_factory.mktemp("schema") / "schema.yaml"
+    schema.save(path)
+    assert Schema.load(path) == schema
+    assert Schema.of_facts(json.loads(json.dumps(schema.facts()))) == schema
+
+
+REFUSED = [
+    ("label: y", "numerical, categorical: expected one field or more, got none"),
+    ("numerical: [x]", "label: expected {column: NAME}, got none"),
+    ("[1]", "expected a map"),
+    ("{label: y, numerical: x}", "numerical: expected a list of fields, got 'x'"),
+    ("{label: y, numerical: [[x]]}", "numerical: expected a column or a map, got ['x']"),
+    ("{label: y, numerical: [{}]}", "numerical: column: missing"),
+    ("{label: y, numerical: [x, x]}", "columns used twice: x"),
+    ("{label: y, numerical: [y]}", "columns used twice: y"),
+    ("{label: y, numerical: [x], categorical: [x]}", "columns used twice: x"),
+    ("{label: y, numerical: [{column: x, bins: 1}]}", "numerical field x: bins: expected 0, or 2"),
+    ("{label: y, numerical: [{column: x, bins: 257}]}", "numerical field x: bins: expected 0, or"),
+    (
+        "{label: y, numerical: [{column: x, bins: a}]}",
+        "numerical x: bins: expected an integer, got",
+    ),
+    (
+        "{label: y, numerical: [{column: x, transform: ln}]}",
+        "numerical field x: transform: expected",
+    ),
+    (
+        "{label: y, numerical: [{column: x, tranform: log}]}",
+        "numerical x: expected some of column,",
+    ),
+    ("{label: y, categorical: [{column: c, type: int}]}", "categorical field c: type: expected"),
+    (
+        "{label: y, categorical: [{column: c, frequency_limit: 0}]}",
+        "categorical field c: frequency",
+    ),
+    (
+        "{label: y, categorical: [{column: c, frequency_limit: true}]}",
+        "categorical c: frequency_lim",
+    ),
+    (
+        "{label: y, categorical: [{column: c, max_ids: -1}]}",
+        "categorical field c: max_ids: expected",
+    ),
+    (
+        "{label: y, categorical: [{column: c, max_ids: 0}]}",
+        "categorical field c: max_ids 0: expected",
+    ),
+    (
+        "{label: y, categorical: [{column: c, hash_buckets: -1}]}",
+        "categorical field c: hash_buckets",
+    ),
+    ("{label: y, numerical: [x], lists: [z]}", "lists: fields of several values are not supported"),
+    ("{label: y, numerical: [x], weigth: z}", "expected some of label, numerical, categorical"),
+    ("{label: y, numerical: [x], groups: u}", "groups: expected a list of texts, got 'u'"),
+    ("{label: y, numerical: [x], groups: [u, u]}", "groups: columns named twice: u"),
+    ("{label: y, numerical: [x], groups: [a/b]}", "groups: expected columns that can name files"),
+    ("{label: y, numerical: [x], missing_values: '?'}", "missing_values: expected a list of texts"),
+    (
+        "{label: y, numerical: [x], time: {column: t, unit: ns}}",
+        "time t: unit: expected s, ms or us",
+    ),
+    (
+        "{label: y, numerical: [x], time: {column: t, zone: Mars}}",
+        "time t: zone: expected the name",
+    ),
+    ("{label: y, numerical: [x], version: 2}", "version: expected 1, got 2"),
+    ("{label: [y], numerical: [x]}", "label: expected a column or a map, got ['y']"),
+    ("{label: {column: y, positive: [1]}, numerical: [x]}", "label y: positive: expected a text"),
+    (
+        "{label: y, categorical: [{column: a, dictionary: d}, "
+        "{column: b, dictionary: d, max_ids: 3}]}",
+        "categorical field b: max_ids: expected None, as of a, which shares dictionary 'd', got 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_a_schema_that_is_none_is_refused(tmp_path, text, message):
+    path = tmp_path / "schema.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as failed:
+        Schema.load(path)
+    assert str(failed.value).startswith(f"{path}: {message}")
+
+
+def test_columns_may_be_numbers(tmp_path):
+    (tmp_path / "schema.yaml").write_text("{label: 0, numerical: [1, {column: 2}], weight: 3}")
+    schema = Schema.load(tmp_path / "schema.yaml")
+    assert schema.columns == ["0", "1", "2", "3"]
+
+
+SCHEMA = Schema.of_facts(
+    {
+        "label": {"column": "y", "positive": "ja"},
+        "numerical": [{"column": "x", "transform": "quantile", "bins": 2}, "z"],
+        "categorical": [
+            {"column": "c", "hash_buckets": 5},
+            {"column": "i", "type": "integer"},
+            {"column": "j", "type": "integer"},
+        ],
+        "missing_values": ["?"],
+    }
+)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    fitted = [Fitted(0.0, 1.0, np.array([0.0, 2.0]), np.array([0.25, 0.75])), Fitted(1.5, 0.5)]
+    numbers = [
+        Dictionary(np.array([7, (1 << 64) - 3], np.uint64)),
+        Dictionary(np.empty(0, np.uint64)),
+    ]
+    made = TableTransform(SCHEMA, fitted, [Dictionary.of_texts(["b", "ä"]), *numbers], ["nein"])
+    made.save(tmp_path / "transform")
+    return tmp_path / "transform"
+
+
+def cells(*texts):
+    return TextColumn.from_bytes([text.encode() for text in texts])
+
+
+def test_a_transform_is_the_same_once_written_and_read(saved):
+    transform = TableTransform.load(saved)
+    assert transform.schema == SCHEMA
+    assert [one.values() for one in transform.dictionaries] == [["b", "ä"], [7, -3], []]
+    rows = [cells("1", " ", "9"), cells("2", "?", "1.5"), cells("ä ", "?", "new")]
+    numbers, ids = transform.of_texts([*rows, cells("7", "-3", "8"), cells("1", "", "?")])
+    assert numbers.tolist() == [[0.5, 1.0], [0.5, 0.0], [0.75, 0.0]]
+    assert ids[:, 0].tolist()[:2] == [2, 0]
+    assert 3 <= ids[2, 0] < 8
+    assert ids[:, 1:].tolist() == [[1, 0], [2, 0], [0, 0]]
+    assert transform.labels(["ja", "nein"]).tolist() == [True, False]
+    coded = transform.encode(1, Coded(np.array([7, 9], np.uint64), np.array([1, -1, 0])))
+    assert coded.tolist() == [0, 0, 1]
+
+
+def test_a_cell_that_cannot_be_transformed_is_named(saved):
+    transform = TableTransform.load(saved)
+    row = [cells("1"), cells("2"), cells("b"), cells("7"), cells("1")]
+    for place, text, problem in (
+        (0, "many", "column x, row 0: expected a number, got 'many'"),
+        (1, "inf", "column z, row 0: expected a finite number, got 'inf'"),
+        (1, "1e9", "column z, row 0: 1000000000.0, standardised, is beyond float16"),
+        (3, "1.5", "column i, row 0: expected an integer of 64 bits, got '1.5'"),
+    ):
+        with pytest.raises(BadRowError) as failed:
+            transform.of_texts([*row[:place], cells(text), *row[place + 1 :]])
+        assert str(failed.value).startswith(problem)
+
+
+@pytest.mark.parametrize("name", ["dictionary_0", "texts_0", "ends_0", "dictionary_1"])
+def test_damaged_dictionaries_are_named(saved, name):
+    path = saved / f"{name}.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert name in refusal(saved)
+    for cut in (content[:-1], content[:20], b""):
+        path.write_bytes(cut)
+        with pytest.raises(ValueError, match=name):
+            TableTransform.load(saved)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        TableTransform.load(saved)
+
+
+def places(value, path=()):
+    """Every entry of maps and lists in lists and maps, by its path."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, one in items:
+        yield (*path, key)
+        if isinstance(one, dict | list):
+            yield from places(one, (*path, key))
+
+
+def refusal(directory):
+    """What loading a transform and all of it says; nothing where it does."""
+    try:
+        loaded = TableTransform.load(directory)
+        for dictionary in range(len(loaded.dictionaries)):
+            loaded.check(dictionary)
+    except (ValueError, FileNotFoundError) as error:
+        return str(error)
+    assert all(np.isfinite(one.mean) for one in loaded.numerical)
+    return ""
+
+
+WRONG = [None, -1, 1 << 70, "x", "0x1p5000", "nan", [], {}, True, 1.5, [None], {"a": 1}]
+
+
+def test_no_entry_of_the_facts_can_end_in_anything_but_a_named_refusal(saved, tmp_path):
+    path = saved / "table.json"
+    facts = json.loads(path.read_text())
+    refused = 0
+    for place in places(facts):
+        for wrong in [*WRONG, "missing"]:
+            changed = json.loads(json.dumps(facts))
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            if wrong == "missing":
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = wrong
+            path.write_text(json.dumps(changed))
+            problem = refusal(saved)
+            refused += bool(problem)
+            assert problem.startswith(str(saved)) or not problem, (place, wrong)
+    assert refused > 300
+
+
+def test_two_texts_of_one_hash_are_refused_by_name():
+    import pyarrow as pa
+
+    key, one = np.array([5], np.uint64), np.array([1])
+    parts = [Counts(key, one, pa.array([text], pa.large_binary())) for text in (b"left", b"right")]
+    with pytest.raises(ValueError, match=r"b'left' and b'right' have the same 64-bit hash"):
+        merge_counts(parts)
+    assert merge_counts([parts[0], parts[0]]).counts.tolist() == [2]
