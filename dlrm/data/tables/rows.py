@@ -149,10 +149,10 @@ class RowReader:
             _numbers(field, column_of(batch, field.column), schema, found)
             for field in schema.numerical
         ]
-        for rule, column in zip(schema.numerical, numerical, strict=True):
+        for rule, (values, _) in zip(schema.numerical, numerical, strict=True):
             if rule.transform == "none":
-                large = _is_infinite(column.values, layout.NUMERICAL_DTYPE)
-                found.add(rule.column, large, partial(_too_large, column.values))
+                large = _is_infinite(values, layout.NUMERICAL_DTYPE)
+                found.add(rule.column, large, partial(_too_large, values))
         categorical, texts = [], []
         for field in schema.categorical:
             coded, text = self._keys(field, column_of(batch, field.column), found)

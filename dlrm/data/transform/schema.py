@@ -140,7 +140,9 @@ class TimeField:
 
     Attributes:
         column: its name.
-        zone: of timestamps without one, such as "UTC" or "Europe/Zurich"; None refuses them.
+        zone: of timestamps without one, such as "UTC" or "Europe/Zurich"; None refuses them. A
+            local time that occurs twice is the first, and one that clocks pass over is the last
+            moment before.
         unit: "s", "ms" or "us" of integers that count from 1970-01-01 in UTC; None refuses them.
     """
 
@@ -173,8 +175,9 @@ class Schema:
         label: which column says what is predicted.
         numerical: fields of numbers, in the order of the model's inputs.
         categorical: fields with a table each, in that order.
-        missing_values: texts that mean "missing" besides empty ones; "nan" also stands for NaN in
-            columns of numbers.
+        missing_values: texts that mean "missing" besides empty ones. One that is a number, as
+            "-999", stands for that number in numerical fields and columns of integers, and "nan"
+            for NaN.
         weight: column of sample weights; None for none.
         groups: columns that metrics are grouped by, as of a user or a query.
         time: when a row was logged; None for none.

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-from contextlib import chdir
 from decimal import Decimal
 from pathlib import Path
 
@@ -175,10 +174,10 @@ def test_any_type_of_single_values_is_categorical(tmp_path, values):
     assert len(set(ids[ids > 0])) == len({*values.drop_null().to_pylist()})
 
 
-def test_relative_paths_are_named_as_they_were_given(tmp_path):
+def test_relative_paths_are_named_as_they_were_given(tmp_path, monkeypatch):
     write(tmp_path / "a.parquet", x=[0.0, 1.0, 2.0, np.nan])
-    with chdir(tmp_path):
-        message = refusal(Path("a.parquet"), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    message = refusal(Path("a.parquet"), tmp_path)
     assert message.startswith("a.parquet, row group 1, row 1, column x: expected a finite number")
 
 

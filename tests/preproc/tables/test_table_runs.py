@@ -112,7 +112,7 @@ def test_killed_before_any_file_it_goes_on_to_the_same_bytes(schema, whole, tmp_
     monkeypatch.setattr(Path, "replace", replace)
     made = (schema, [tmp_path / "a.parquet"])
     prepare(*made, tmp_path / "count", split_bytes=1, **OPTIONS)
-    for number in range(1, seen[0] + 1, 3):
+    for number in range(1, seen[0] + 1, 5):
         output = tmp_path / str(number) / "d"
         seen[0], fatal[0] = 0, number
         with pytest.raises(KilledError):
