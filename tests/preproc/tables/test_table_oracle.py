@@ -262,6 +262,8 @@ def plain(name, value):
         return value.isoformat()
     if isinstance(value, bool) and name[0] == "n":
         return int(value)
+    if isinstance(value, float) and name[0] == "n":
+        return repr(value)  # as a number, -0.0 is not 0
     return value
 
 
