@@ -143,7 +143,7 @@ def test_the_snapshot_of_a_lake_is_asked_for(provider, newest):
         (["--spark_table=a", "--engine=local"], "--spark_table a: expected --engine spark, got lo"),
         (
             ["--spark_table=a", "--spark_sql=b"],
-            "--spark_table, --spark_sql: expected one of the two",
+            "--spark_sql: expected one of the two",
         ),
         (
             ["--spark_sql=b", "--engine=spark", "--input=c"],

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.files import is_running
-from dlrm.preproc.execution.engines import EngineError, TaskError
+from dlrm.preproc.execution.engines import EngineError, TaskError, return_memory
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -152,6 +152,7 @@ def spark_engine(
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
+    return_memory()
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
@@ -185,6 +186,9 @@ def configuration(
     return {
         "spark.driver.memory": memory,
         "spark.executorEnv.PYTHONPATH": python_path,
+        "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": os.environ.get(
+            "ARROW_DEFAULT_MEMORY_POOL", "system"
+        ),
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
         **place,

@@ -42,7 +42,7 @@ from dlrm.preproc.logs.dictionary_merge import (
     write_lookups,
 )
 from dlrm.preproc.logs.raw_log import Split
-from dlrm.preproc.logs.shuffle_files import remove_unfinished, total_counts
+from dlrm.preproc.logs.shuffle_files import bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.logs.source import LogSource, Source, Target
 from dlrm.preproc.logs.stage import Run
 from dlrm.preproc.logs.tasks import Job, create_files, transform_split, write_bucket
@@ -225,7 +225,7 @@ def transform(
             )
     for target in targets:
         if target.shuffled and target.rows:
-            _shuffle(run, splits, parts, target, job)
+            _shuffle(run, target, job)
     return totals
 
 
@@ -238,13 +238,11 @@ def _shuffle_buckets(run: Run, name: str, targets: Sequence[Target]) -> int:
     return buckets
 
 
-def _shuffle(
-    run: Run, splits: Sequence[Any], parts: Sequence[dict], target: Target, job: Job
-) -> None:
+def _shuffle(run: Run, target: Target, job: Job) -> None:
     with run.stage("shuffle") as stage:
         stage.rows = target.rows
         if run.work.result("shuffled") is None:
-            sources = [Path(job.shuffle, str(i)) for i, p in enumerate(parts) if target.name in p]
+            sources = bucket_files(Path(job.shuffle))
             rows = total_counts(sources).tolist()
             first_rows = [0, *accumulate(rows)][:-1]
             width = sum(dtype.itemsize for dtype in job.files(target).values())

@@ -6,7 +6,7 @@ it outlives the processes, so that a run that was killed goes on, and every engi
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,28 @@ def remove_unfinished(directory: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def write_buckets(path: Path, buckets: Sequence[bytes | memoryview], counts: np.ndarray) -> None:
-    """Writes the bytes of each bucket, and counts that go with them, `[buckets, ...]`."""
+def write_buckets(
+    path: Path,
+    contents: Iterable[bytes | memoryview],
+    counts: np.ndarray,
+    sizes: np.ndarray | None = None,
+) -> None:
+    """Writes buckets, and counts that go with them, `[buckets, ...]`.
+
+    Args:
+        path: of the file.
+        contents: the bytes of the buckets, one after another.
+        counts: what `read_bucket` gives with them.
+        sizes: bytes of each bucket; None where each is one of `contents`.
+    """
+    lengths = []
     with staged_file(path) as partial, open(partial, "wb") as file:
-        file.writelines(buckets)
-    ends = np.cumsum([len(bucket) for bucket in buckets], dtype=np.int64)
+        for content in contents:
+            lengths.append(len(content))
+            file.write(content)
+    ends = np.cumsum(lengths if sizes is None else sizes, dtype=np.int64)
     index = np.empty(
-        len(buckets),
+        len(ends),
         [("begin", np.int64), ("end", np.int64), ("counts", np.int64, counts.shape[1:])],
     )
     index["begin"], index["end"], index["counts"] = ends - np.diff(ends, prepend=0), ends, counts
@@ -43,6 +58,12 @@ def read_bucket(paths: Sequence[Path], bucket: int) -> Iterator[tuple[bytes, np.
         with open(path, "rb") as file:
             file.seek(int(entry["begin"]))
             yield file.read(int(entry["end"] - entry["begin"])), entry["counts"]
+
+
+def bucket_files(directory: Path) -> list[Path]:
+    """Returns what `write_buckets` wrote in a directory."""
+    ends = len(".index.npy")
+    return sorted(path.with_name(path.name[:-ends]) for path in directory.glob("[0-9]*.index.npy"))
 
 
 def total_counts(paths: Sequence[Path]) -> np.ndarray:

@@ -5,7 +5,7 @@ every task writes its rows at their place: what is written does not depend on ho
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ from dlrm.preproc.logs.source import Columns, Source, Target, missing_fields
 
 OUTPUT_FORMATS = ("split_binary", "binary")
 _WORD = np.dtype("<i4")
+_HELD_ROWS = 1 << 17  # 14 MB of Criteo's rows
+_PACKED_ROWS = 1 << 14
 
 
 class Job(NamedTuple):
@@ -112,7 +114,7 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
         categorical fields how many are there and how many have an id.
     """
     number, split = item
-    parts: dict[str, list[dict[str, np.ndarray]]] = {}
+    held = {target.name: _Held(number, split, target, job) for target in job.targets}
     summary: dict[str, dict[str, int]] = {}
     statistics = Statistics.empty_by_name(job.fitted()) if job.statistics else None
     fitted = job.fitted()
@@ -126,20 +128,14 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
         columns = job.columns(target, read, rows)
         if target.shuffled:
             columns = {"key": splitmix64(job.seed, numbers), **columns}
-        parts.setdefault(target.name, []).append(columns)
+        held[target.name].add(columns, len(numbers))
         counts = _summary(labels, rows, missing)
         before = summary.setdefault(target.name, dict.fromkeys(counts, 0))
         summary[target.name] = {name: before[name] + counts[name] for name in counts}
         if statistics is not None:
             _count(statistics, target, read, rows, missing, job)
-    for target in job.targets:
-        if blocks := parts.get(target.name):
-            if target.shuffled:
-                _write_to_buckets(Path(job.shuffle, str(number)), blocks, target, job)
-            else:
-                first_row = job.start(number, split, target)
-                by_file = {name: [block[name] for block in blocks] for name in blocks[0]}
-                write_rows(job.dataset, first_row, by_file)
+    for one in held.values():
+        one.write()
     if statistics is not None:
         Statistics.save(Path(job.statistics or "", str(number)), statistics)
     return summary
@@ -163,6 +159,36 @@ def _count(
             statistics[name].add(read.labels[chosen], part, missing[:, chosen], own_ids)
 
 
+class _Held:
+    """Rows of a target that a task transformed, until there are enough to be written at once."""
+
+    def __init__(self, number: int, split: Any, target: Target, job: Job) -> None:
+        self._target, self._job = target, job
+        self._first_row = 0 if target.shuffled else job.start(number, split, target)
+        self._number, self._pieces, self._rows = number, 0, 0
+        self._blocks: list[dict[str, np.ndarray]] = []
+
+    def add(self, columns: dict[str, np.ndarray], rows: int) -> None:
+        """Adds rows, by file; writes when there are many."""
+        self._blocks.append(columns)
+        self._rows += rows
+        if self._rows >= _HELD_ROWS:
+            self.write()
+
+    def write(self) -> None:
+        """Writes what is held: rows in file order to the dataset, others into buckets."""
+        if not self._blocks:
+            return
+        if self._target.shuffled:
+            path = Path(self._job.shuffle, f"{self._number}-{self._pieces}")
+            _write_to_buckets(path, self._blocks, self._target, self._job)
+        else:
+            by_file = {name: [block[name] for block in self._blocks] for name in self._blocks[0]}
+            write_rows(self._job.dataset, self._first_row, by_file)
+        self._first_row += self._rows
+        self._pieces, self._rows, self._blocks = self._pieces + 1, 0, []
+
+
 def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict[str, int]:
     hashes = missing[rows.numerical.shape[1] :]
     return {
@@ -182,20 +208,27 @@ def _packed_dtype(target: Target, job: Job) -> np.dtype:
 def _write_to_buckets(
     path: Path, blocks: list[dict[str, np.ndarray]], target: Target, job: Job
 ) -> None:
-    """Rows are sorted by a hash of seed and row number; a bucket is a range of hashes."""
-    records = np.empty(sum(len(block["key"]) for block in blocks), _packed_dtype(target, job))
-    done = 0
-    for block in blocks:
-        part = records[done : done + len(block["key"])]
-        for name, column in block.items():
-            part[name] = column
-        done += len(part)
-    owners = bucket_of(records["key"], job.buckets)
+    """Rows are sorted by a hash of seed and row number; a bucket is a range of hashes.
+
+    `blocks` is emptied, so that the rows are in memory once.
+    """
+    dtype, columns = _packed_dtype(target, job), {}
+    for name in list(blocks[0]):
+        columns[name] = np.concatenate([block.pop(name) for block in blocks])
+    owners = bucket_of(columns["key"], job.buckets)
     counts = np.bincount(owners, minlength=job.buckets)
     narrow = np.uint16 if job.buckets < 1 << 16 else np.uint32  # the former is sorted by digits
-    records = records[np.argsort(owners.astype(narrow), kind="stable")]
-    contents = np.split(records, np.cumsum(counts)[:-1])
-    write_buckets(path, [part.tobytes() for part in contents], counts)
+    order = np.argsort(owners.astype(narrow), kind="stable")
+
+    def packed() -> Iterator[memoryview]:
+        for begin in range(0, len(order), _PACKED_ROWS):
+            rows = order[begin : begin + _PACKED_ROWS]
+            records = np.empty(len(rows), dtype)
+            for name, column in columns.items():
+                records[name] = column[rows]
+            yield records.data.cast("B")
+
+    write_buckets(path, packed(), counts, counts * dtype.itemsize)
 
 
 def write_bucket(item: tuple[int, int], sources: Sequence[str], job: Job) -> dict[str, Any]:
@@ -208,12 +241,16 @@ def write_bucket(item: tuple[int, int], sources: Sequence[str], job: Job) -> dic
     """
     bucket, first_row = item
     (target,) = (target for target in job.targets if target.shuffled)
-    contents = [content for content, _ in read_bucket([Path(s) for s in sources], bucket)]
-    records = np.frombuffer(b"".join(contents), _packed_dtype(target, job))
-    del contents
-    records = records[np.argsort(records["key"])]
-    write_rows(job.dataset, first_row, {name: [records[name]] for name in job.files(target)})
-    return {"rows": len(records)}
+    dtype = _packed_dtype(target, job)
+    parts = [
+        np.frombuffer(content, dtype)
+        for content, _ in read_bucket([Path(source) for source in sources], bucket)
+    ]
+    order = np.argsort(np.concatenate([part["key"] for part in parts]))
+    for name in job.files(target):  # one at a time, so that the rows are in memory once
+        column = np.concatenate([part[name] for part in parts])[order]
+        write_rows(job.dataset, first_row, {name: [column]})
+    return {"rows": len(order)}
 
 
 def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]]) -> None:

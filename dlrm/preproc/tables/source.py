@@ -19,7 +19,7 @@ from dlrm.preproc.logs.source import Target
 from dlrm.preproc.tables.division import DROPPED, TRAIN, Divider
 
 _MOST_LABELS = 1000  # distinct ones of a part
-_MERGED_AT = 1 << 20  # values of a column, of which parts are then added up
+_LEAST_MERGED = 1 << 14  # values of a column that are added up at once
 
 
 def counted_columns(schema: Schema) -> list[CountedColumn]:
@@ -173,9 +173,13 @@ def _none_of(column: CountedColumn) -> Counts:
 
 
 def _append(parts: list[Counts], found: Counts) -> None:
-    """Adds counts to those of a column, of which many are added up at once."""
+    """Adds counts to those of a column: its first part is added up, and the others wait.
+
+    They are added up once they are as many as what is, so that the memory is a small multiple of
+    the distinct values, and every value is sorted a logarithm of times.
+    """
     parts.append(found)
-    if len(parts) > 1 and sum(len(part.keys) for part in parts) > _MERGED_AT:
+    if sum(len(part.keys) for part in parts[1:]) > max(len(parts[0].keys), _LEAST_MERGED):
         parts[:] = [merge_counts(parts)]
 
 
