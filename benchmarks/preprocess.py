@@ -1,6 +1,7 @@
 """Preprocessing beside an NVIDIA-style Spark and a Polars one, from raw logs to the same dataset.
 
     python benchmarks/preprocess.py                       all sides in turn, 1 M rows
+    python benchmarks/preprocess.py --what tables         the same of a Parquet file, 1 M rows
     python benchmarks/preprocess.py --what parsers        lines a second of the parsers alone
     python benchmarks/preprocess.py --what executors      one-core executors or processes, 2 and 1
     python benchmarks/preprocess.py --what growth         cost a row, memory and disk as rows grow
@@ -27,11 +28,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import preprocess_tables
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources import native
@@ -52,7 +56,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the logs (default 1 M)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=os.cpu_count())
-    parser.add_argument("--sides", default=",".join(SIDES), help="which, comma-separated")
+    parser.add_argument("--sides", help="which, comma-separated; default: all")
     parser.add_argument("--engine", choices=("local", "spark"), default="local", help="of growth")
     parser.add_argument("--growth", default="1,4,16", help="of growth: millions of rows")
     parser.add_argument("--cap_mib", type=int, default=256, help="of growth: memory of a process")
@@ -62,7 +66,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        print(json.dumps((SIDES | EXECUTORS)[options.side](options)))
+        print(json.dumps((SIDES | TABLES | EXECUTORS)[options.side](options)))
         return
     with tempfile.TemporaryDirectory() as temporary:
         options.folder = options.folder or Path(temporary)
@@ -96,10 +100,25 @@ def size_of(folder: Path) -> int:
 
 
 def compare_sides(options: argparse.Namespace) -> None:
-    raw, names = logs(options, options.rows), options.sides.split(",")
-    if "polars" in names and importlib.util.find_spec("polars") is None:
+    names = options.sides.split(",") if options.sides else list(SIDES)
+    compare(options, names, logs(options, options.rows), RATIOS)
+
+
+def compare_tables(options: argparse.Namespace) -> None:
+    names = options.sides.split(",") if options.sides else list(TABLES)
+    raw = options.folder / f"table-{options.rows}.parquet"
+    if not raw.exists():
+        preprocess_tables.write_table(raw, options.rows)
+    compare(options, names, raw, TABLE_RATIOS)
+
+
+def compare(
+    options: argparse.Namespace, names: list[str], raw: Path, ratios: list[tuple[str, str, int]]
+) -> None:
+    """Runs sides in turn and prints medians, and ratios of pairs: in all (0) or their rest (1)."""
+    if importlib.util.find_spec("polars") is None:
         print("polars is not installed: its side is left out")
-        names.remove("polars")
+        names = [name for name in names if "polars" not in name]
     times: dict[str, list[dict]] = {name: [] for name in names}
     for _ in range(options.rounds):
         for name in names:
@@ -112,12 +131,7 @@ def compare_sides(options: argparse.Namespace) -> None:
         medians[name] = (whole, whole - start)
         per_row = (whole - start) / options.rows * 1e6
         print(f"{name:<22}{whole:>8.2f}{start:>8.2f}{whole - start:>8.2f}{per_row:>10.2f}")
-    for ours, other, part in (
-        ("spark", "nvidia_style", 0),
-        ("spark", "nvidia_style", 1),
-        ("local_no_report", "polars", 0),
-        ("local", "spark", 1),
-    ):
+    for ours, other, part in ratios:
         if ours in medians and other in medians:
             ratio = medians[other][part] / medians[ours][part]
             what = ("in all", "after the start")[part]
@@ -269,6 +283,12 @@ def ours(options: argparse.Namespace, *arguments: str) -> dict:
     return facts(ends[0]) | {"stages": ends[-1] - ends[0], "by_stage": by_stage}
 
 
+def table_side(options: argparse.Namespace, engine: str) -> dict:
+    """Our command on a table."""
+    times = preprocess_tables.ours(options, engine)
+    return facts(0.0) | times
+
+
 def polars_side(options: argparse.Namespace) -> dict:
     """The same dataset out of data frames in memory."""
     os.environ["POLARS_MAX_THREADS"] = str(options.cores)
@@ -319,8 +339,50 @@ def polars_side(options: argparse.Namespace) -> dict:
     return facts(0.0)
 
 
-def nvidia_style_side(options: argparse.Namespace) -> dict:
-    """Data frames of Spark, as NVIDIA's scripts have them; Parquet to binary to split files."""
+def nvidia_style_logs(options: argparse.Namespace) -> dict:
+    """NVIDIA's way with raw logs, whose last day is divided into two splits."""
+    columns = ", ".join(f"_c{i} {'int' if i < 14 else 'string'}" for i in range(40))
+    paths = sorted(options.raw.glob("day_*"))
+
+    def splits(spark):
+        last = paths[-1].read_bytes().splitlines(keepends=True)
+        halves = {"test": last[: len(last) // 2], "validation": last[len(last) // 2 :]}
+        for name, lines in halves.items():
+            (options.output / f"{name}.txt").write_bytes(b"".join(lines))
+
+        def read(files: list[Path]):
+            return spark.read.csv([str(path) for path in files], columns, "\t")
+
+        others = {name: read([options.output / f"{name}.txt"]) for name in halves}
+        return read(paths[:-1]), others, read(paths)
+
+    return nvidia_style_side(options, splits)
+
+
+def nvidia_style_table(options: argparse.Namespace) -> dict:
+    """NVIDIA's way with a table, of which a fifth of the rows are test rows."""
+
+    def splits(spark):
+        from pyspark.sql import functions as sql
+
+        names = ["label", *preprocess_tables.NUMBERS, *preprocess_tables.TEXTS]
+        frame = spark.read.parquet(str(options.raw)).select(
+            *(sql.col(name).alias(f"_c{i}") for i, name in enumerate(names)),
+            (sql.rand(0) < 0.2).alias("test"),
+        )
+        train = frame.where("not test").drop("test")
+        return train, {"test": frame.where("test").drop("test")}, train
+
+    return nvidia_style_side(options, splits)
+
+
+def nvidia_style_side(options: argparse.Namespace, splits: Callable) -> dict:
+    """Data frames of Spark, as NVIDIA's scripts have them; Parquet to binary to split files.
+
+    Args:
+        options: the output and the cores.
+        splits: a session -> training rows, other splits by name, and rows whose values have ids.
+    """
     began = time.perf_counter()
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as sql
@@ -337,17 +399,8 @@ def nvidia_style_side(options: argparse.Namespace) -> dict:
     )
     spark.sparkContext.setLogLevel("ERROR")
     start = time.perf_counter() - began
-    columns = [f"_c{i} {'int' if i < 14 else 'string'}" for i in range(40)]
-    paths = sorted(options.raw.glob("day_*"))
-    last = paths[-1].read_bytes().splitlines(keepends=True)
-    halves = {"test": last[: len(last) // 2], "validation": last[len(last) // 2 :]}
-    for name, lines in halves.items():
-        (options.output / f"{name}.txt").write_bytes(b"".join(lines))
-
-    def read(files: list[Path]):
-        return spark.read.csv([str(path) for path in files], ", ".join(columns), "\t")
-
-    pairs = read(paths).select(
+    train, others, counted = splits(spark)
+    pairs = counted.select(
         sql.posexplode(sql.array(*(f"_c{i}" for i in CATEGORICAL))).alias("column", "value")
     )
     counts = pairs.where("value is not null").groupBy("column", "value").count()
@@ -376,13 +429,13 @@ def nvidia_style_side(options: argparse.Namespace) -> dict:
     def path_of(name: str) -> str:
         return str(options.output / name)
 
-    train = transformed(read(paths[:-1])).withColumn("key", sql.rand(0))
-    train.sort("key").drop("key").write.parquet(path_of("train"))
-    for name in halves:
-        transformed(read([options.output / f"{name}.txt"])).write.parquet(path_of(name))
+    shuffled = transformed(train).withColumn("key", sql.rand(0)).sort("key").drop("key")
+    shuffled.write.parquet(path_of("train"))
+    for name, frame in others.items():
+        transformed(frame).write.parquet(path_of(name))
     spark.stop()
     cardinalities = [sizes.get(i, 0) + 1 for i in range(26)]
-    for name in layout.SPLITS:
+    for name in ("train", *others):
         parquet_to_split(options.output, name, cardinalities)
     layout.write_model_size(options.output, cardinalities)
     return facts(start)
@@ -417,8 +470,14 @@ SIDES = {
     "local": lambda options: ours(options, "--engine=local"),
     "local_no_report": lambda options: ours(options, "--engine=local", "--no-report"),
     "spark": ours,
-    "nvidia_style": nvidia_style_side,
+    "nvidia_style": nvidia_style_logs,
     "polars": polars_side,
+}
+TABLES = {
+    "table_local": lambda options: table_side(options, "local"),
+    "table_spark": lambda options: table_side(options, "spark"),
+    "table_nvidia_style": nvidia_style_table,
+    "table_polars": lambda options: preprocess_tables.with_polars(options) or facts(0.0),
 }
 EXECUTORS = {
     f"executors_{n}": lambda options, n=n: ours(
@@ -432,8 +491,21 @@ EXECUTORS = {
     f"processes_{n}": lambda options, n=n: ours(options, "--engine=local", f"--cores={n}")
     for n in (1, 2)
 }
+RATIOS = [  # ours, another, and whether the start is left out
+    ("spark", "nvidia_style", 0),
+    ("spark", "nvidia_style", 1),
+    ("local_no_report", "polars", 0),
+    ("local", "spark", 1),
+]
+TABLE_RATIOS = [
+    ("table_spark", "table_nvidia_style", 0),
+    ("table_spark", "table_nvidia_style", 1),
+    ("table_local", "table_polars", 0),
+    ("table_local", "table_spark", 1),
+]
 WHAT = {
     "sides": compare_sides,
+    "tables": compare_tables,
     "parsers": compare_parsers,
     "executors": compare_executors,
     "growth": show_growth,

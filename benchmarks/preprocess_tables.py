@@ -1,0 +1,108 @@
+"""The sides of `preprocess.py --what tables`: a Parquet file of 40 columns to the same dataset.
+
+A fifth of the rows, by chance, are test rows; training rows are shuffled. Dictionaries have the
+values that occur 15 times in the training rows, numbers become ln(x + 2) in half precision, and
+every feature has a file of its own.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dlrm.data.clicks import layout
+from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+
+LIMIT = 15
+NUMBERS = [f"n{i}" for i in range(13)]
+TEXTS = [f"c{i}" for i in range(26)]
+_DISTINCT = (50, 1000, 30_000, 1_000_000)  # at most, of the columns of texts in turn
+_CHUNK_ROWS = 250_000
+
+
+def write_table(path: Path, rows: int) -> None:
+    """Writes a table whose numbers are log-normal and whose texts follow Zipf's law."""
+    random, writer = np.random.default_rng(0), None
+    for begin in range(0, rows, _CHUNK_ROWS):
+        count = min(_CHUNK_ROWS, rows - begin)
+        columns = {"label": pa.array((random.random(count) < 0.2).astype(np.int8))}
+        for name in NUMBERS:
+            values = random.lognormal(1, 1, count).astype(np.float32)
+            columns[name] = pa.array(values, mask=random.random(count) < 0.1)
+        for i, name in enumerate(TEXTS):
+            ranks = np.minimum(random.zipf(1.2, count), _DISTINCT[i % 4])
+            texts = np.char.add("val_", ranks.astype("U9"))
+            columns[name] = pa.array(texts, mask=random.random(count) < 0.05)
+        table = pa.table(columns)
+        writer = writer or pq.ParquetWriter(path, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
+def ours(options: argparse.Namespace, engine: str) -> dict:
+    """Our command; what it says tells how long its start took, and how long its stages."""
+    fields = [NumericalField(name, "log") for name in NUMBERS]
+    ids = [CategoricalField(name, frequency_limit=LIMIT) for name in TEXTS]
+    schema = options.output.with_name("schema.yaml")
+    Schema(Label("label"), tuple(fields), tuple(ids)).save(schema)
+    command = [sys.executable, "-u", "-m", "dlrm.scripts.prepare", f"--engine={engine}"]
+    command += [f"--schema={schema}", f"--input={options.raw}", f"--output={options.output}"]
+    command += [f"--cores={options.cores}", "--noreport"]
+    root = str(Path(__file__).resolve().parent.parent)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    began, start, end = time.perf_counter(), 0.0, 0.0
+    for line in process.stdout or ():
+        if stage := re.match(r"(count|describe): .*? ([\d.]+) s\b", line):
+            end = time.perf_counter() - began
+            start = start or end - float(stage[2])
+    if process.wait():
+        raise SystemExit(process.returncode)
+    return {"start": start, "stages": end - start}
+
+
+def with_polars(options: argparse.Namespace) -> None:
+    """The same dataset out of a data frame in memory."""
+    os.environ["POLARS_MAX_THREADS"] = str(options.cores)
+    import polars as pl
+
+    frame = pl.read_parquet(options.raw)
+    order = np.random.default_rng(0).permutation(len(frame))
+    rows = {"train": order[len(order) // 5 :], "test": np.sort(order[: len(order) // 5])}
+    training = np.zeros(len(frame), bool)
+    training[rows["train"]] = True
+    columns, known = frame.lazy(), frame.filter(pl.Series(training)).lazy()
+
+    def ids_of(name: str) -> pl.LazyFrame:
+        counts = known.select(name).drop_nulls().group_by(name).len()
+        kept = counts.filter(pl.col("len") >= LIMIT).sort(["len", name], descending=[True, False])
+        ids = kept.with_row_index("id", 1).select(name, "id")
+        joined = columns.select(name).join(ids, on=name, how="left", maintain_order="left")
+        return joined.select(pl.col("id").fill_null(0).alias(name))
+
+    numbers = columns.select(
+        (pl.col(name).fill_null(0).cast(pl.Float64) + 2).clip(1, None).log().cast(pl.Float32)
+        for name in NUMBERS
+    )
+    logarithms, *ids = pl.collect_all([numbers, *map(ids_of, TEXTS)])
+    cardinalities = [int(one.to_series().max()) + 1 for one in ids]
+    numerical = logarithms.to_numpy().astype(np.float16)
+    labels = frame["label"].cast(pl.Boolean).to_numpy()
+    for name, places in rows.items():
+        folder = options.output / name
+        folder.mkdir(parents=True)
+        labels[places].tofile(folder / "label.bin")
+        numerical[places].tofile(folder / "numerical.bin")
+        for i, (one, size) in enumerate(zip(ids, cardinalities, strict=True)):
+            values = one.to_series().to_numpy().astype(layout.id_dtype(size))
+            values[places].tofile(folder / f"cat_{i}.bin")
+    layout.write_model_size(options.output, cardinalities)
