@@ -12,15 +12,14 @@ import pytest
 
 import dlrm
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.frames import open_frame
-from dlrm.data.tables.parquet import BATCH_ROWS
+from dlrm.data.tables.frames import GROUP_ROWS, open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.execution.engines import InlineEngine, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 
-ROWS = BATCH_ROWS + 5000  # two row groups
+ROWS = GROUP_ROWS + 5000  # two row groups
 SCHEMA = {
     "label": {"column": "bought", "positive": "yes"},
     "numerical": ["price", {"column": "visits", "transform": "log"}],
@@ -125,9 +124,9 @@ def test_nan_is_missing_in_pandas_and_refused_elsewhere():
 def test_a_bad_value_is_named_by_its_row_of_the_table_and_leaves_nothing(tmp_path):
     rows = table()
     texts = rows["price"].cast(pa.string()).to_pylist()
-    texts[BATCH_ROWS + 3] = "dear"
+    texts[GROUP_ROWS + 3] = "dear"
     rows = rows.set_column(2, "price", pa.array(texts))
-    wrong = rf"^frame, row {BATCH_ROWS + 3}, column price: expected a number.*, got 'dear'$"
+    wrong = rf"^frame, row {GROUP_ROWS + 3}, column price: expected a number.*, got 'dear'$"
     with pytest.raises(ValueError, match=wrong):
         dlrm.Dataset.from_arrow(rows, SCHEMA, tmp_path / "dataset")
     assert not list(tmp_path.iterdir())
@@ -136,7 +135,7 @@ def test_a_bad_value_is_named_by_its_row_of_the_table_and_leaves_nothing(tmp_pat
     )
     assert sum(dataset.rows.values()) == ROWS - 1
     (listed,) = (dataset.path / "quarantine").iterdir()
-    assert listed.read_text().startswith(f"frame, row {BATCH_ROWS + 3}\tcolumn price: ")
+    assert listed.read_text().startswith(f"frame, row {GROUP_ROWS + 3}\tcolumn price: ")
 
 
 REFUSED = {

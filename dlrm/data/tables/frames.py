@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlrm.data.tables.parquet import BATCH_ROWS
 from dlrm.files import staged_file
+
+GROUP_ROWS = 1 << 17  # of a row group that is written
 
 
 def is_frame(value: Any) -> bool:
@@ -54,7 +55,7 @@ def open_frame(
         places = _places(names, columns, name, optional)
         arrays = [_of_pandas(frame.iloc[:, place], names[place], name) for place in places]
         table = pa.table(arrays, names=[names[place] for place in places])
-        return table.to_reader(BATCH_ROWS)
+        return table.to_reader(GROUP_ROWS)
     try:
         stream = pa.RecordBatchReader.from_stream(frame)
     except (pa.ArrowException, TypeError) as error:
@@ -108,8 +109,8 @@ def _chosen(
     try:
         for batch in stream:
             chosen = batch.select(places)
-            for begin in range(0, batch.num_rows, BATCH_ROWS):  # whose dictionaries are small
-                part = chosen.slice(begin, BATCH_ROWS)
+            for begin in range(0, batch.num_rows, GROUP_ROWS):  # whose dictionaries are small
+                part = chosen.slice(begin, GROUP_ROWS)
                 arrays = map(_cast, part.columns, schema.types)
                 yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
     except (pa.ArrowException, OSError) as error:
@@ -142,7 +143,7 @@ def write_frame(frame: Any, columns: Sequence[str], path: Path, name: str = "fra
     try:
         with staged_file(path) as partial, pq.ParquetWriter(partial, reader.schema, **options) as w:
             for table in _in_groups(reader):
-                w.write_table(table, BATCH_ROWS)
+                w.write_table(table, GROUP_ROWS)
                 rows += table.num_rows
     except (pa.ArrowException, NotImplementedError) as error:
         raise ValueError(f"{name}: cannot be written as Parquet ({_first_line(error)})") from error
@@ -150,15 +151,15 @@ def write_frame(frame: Any, columns: Sequence[str], path: Path, name: str = "fra
 
 
 def _in_groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
-    """Yields rows, a multiple of `BATCH_ROWS` at a time but for the last."""
+    """Yields rows, a multiple of `GROUP_ROWS` at a time but for the last."""
     batches: list[pa.RecordBatch] = []
     rows = 0
     for batch in reader:
         batches.append(batch)
         rows += batch.num_rows
-        if rows >= BATCH_ROWS:
+        if rows >= GROUP_ROWS:
             table = pa.Table.from_batches(batches)
-            whole = rows - rows % BATCH_ROWS
+            whole = rows - rows % GROUP_ROWS
             yield table.slice(0, whole)
             batches, rows = table.slice(whole).to_batches(), rows - whole
     if rows:

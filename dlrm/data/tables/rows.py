@@ -92,6 +92,16 @@ def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
     return names | ({"time": np.dtype("<i8")} if schema.time else {})
 
 
+class _Keyed(NamedTuple):
+    """The distinct values of a categorical field, and what was made of them."""
+
+    distinct: pa.Array
+    keys: np.ndarray
+    missing: np.ndarray
+    problems: dict[int, str]
+    texts: pa.Array | None
+
+
 class RowReader:
     """Reads batches of an Arrow table by a schema.
 
@@ -117,6 +127,7 @@ class RowReader:
         label = schema.label
         if known_labels is None and label.positive is not None and label.negative is not None:
             known_labels = [label.positive, *label.negative]
+        self._earlier: dict[str, _Keyed] = {}  # of the last batch, which mostly has them again
         self._parse_labels = label_cells(schema, None if known_labels is None else [*known_labels])
 
     @property
@@ -178,19 +189,22 @@ class RowReader:
     ) -> tuple[Coded, pa.Array | None]:
         name = field.column
         distinct, codes = _distinct(name, array, found)
-        problems: dict[int, str] = {}
-        if field.type == "integer" and pa.types.is_integer(distinct.type):
-            keys, missing = _integers(distinct, self._missing_integers, problems)
-        else:
-            column = _text_column(_as_text(distinct))
-            keys, missing = keys_of_texts(field, column, self._missing, problems)
-        found.add_places(name, codes, problems, len(distinct))
-        if missing.any():
-            places = np.append(np.where(missing, -1, np.arange(len(missing))), -1)
+        earlier = self._earlier.get(name)
+        if earlier is None or not earlier.distinct.equals(distinct):
+            problems: dict[int, str] = {}
+            texts = None
+            if field.type == "integer" and pa.types.is_integer(distinct.type):
+                keys, missing = _integers(distinct, self._missing_integers, problems)
+            else:
+                column = _text_column(_as_text(distinct))
+                keys, missing = keys_of_texts(field, column, self._missing, problems)
+                texts = _array_of(stripped(column)) if field.type == "string" else None
+            earlier = self._earlier[name] = _Keyed(distinct, keys, missing, problems, texts)
+        found.add_places(name, codes, earlier.problems, len(distinct))
+        if earlier.missing.any():
+            places = np.append(np.where(earlier.missing, -1, np.arange(len(distinct))), -1)
             codes = places[codes]
-        if field.type == "integer":
-            return Coded(keys, codes), None
-        return Coded(keys, codes), _array_of(stripped(column))
+        return Coded(earlier.keys, codes), earlier.texts
 
     def _extra(self, batch: pa.RecordBatch, found: "_Found") -> dict[str, np.ndarray]:
         schema, extra = self.schema, {}

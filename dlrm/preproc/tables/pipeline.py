@@ -43,7 +43,7 @@ from dlrm.preproc.tables.division import TRAIN, Divider
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource, counted_columns
 
-_PART_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless it is given
+_PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless it is given
 _PARTS_PER_CORE = 2
 _COUNT_BUCKET_BYTES = 128 << 20  # of input whose counts one task merges, whatever repeats
 _MOST_NEGATIVES = 100  # labels other than the positive one that are kept with the transform
