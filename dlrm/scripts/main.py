@@ -7,6 +7,7 @@ import functools
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
         yield "note: --loss_scale is not used; it is for fp16 only"
     if setup.note:
         yield setup.note
+    if values["dataset"] and Path(values["dataset"], "train", "weight.bin").is_file():
+        yield "note: the dataset has sample weights, which training and its tests do not use"
     varies = setup.trains and setup.task.updates_vary(dlrm_flags.optimizer_config(values))
     if varies and not values["deterministic"]:
         yield session.VARIES

@@ -147,14 +147,14 @@ class Divider:
 
     @property
     def splits(self) -> list[int]:
-        """The splits that rows may get."""
+        """The splits that must have rows."""
         division = self.division
         found = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
             found.add(TEST)
         if division.validation_fraction or division.validation_from:
             found.add(VALIDATION)
-        return sorted(found | ({TEST, VALIDATION} if division.split_column else set()))
+        return sorted(found | ({TEST} if division.split_column else set()))
 
     def __call__(
         self, batch: pa.RecordBatch, rows: Rows, numbers: np.ndarray, file: int

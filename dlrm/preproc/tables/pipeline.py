@@ -112,7 +112,8 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     first = inputs.files[0]
     columns = columns_of(first, options.text) if first.kind == CSV else []
     fitted = _fit(run, parts, counted, rows, directory, negatives, columns)
-    names = [layout.SPLITS[i] for i in sorted({0, 1, *source.divider.splits})]
+    given = {0, 1, *source.divider.splits, *np.flatnonzero(rows.sum(axis=0)).tolist()}
+    names = [layout.SPLITS[i] for i in sorted(given)]
     shuffled = options.output_ordering == "total_random"
     targets = [
         Target(name, 0, int(rows[:, i].sum()), shuffled and i == TRAIN)
