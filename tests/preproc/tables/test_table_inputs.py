@@ -218,9 +218,9 @@ def test_a_file_of_another_schema_is_named(tmp_path):
 
 def test_no_rows(tmp_path):
     pq.write_table(pa.table(GOOD).slice(0, 0), tmp_path / "a.parquet")
-    assert "the input has no rows" in refusal(tmp_path / "a.parquet", tmp_path)
+    assert "expected rows, got none" in refusal(tmp_path / "a.parquet", tmp_path)
     (tmp_path / "b.csv").write_text(",".join(GOOD) + "\n")
-    assert "the input has no rows" in refusal(tmp_path / "b.csv", tmp_path, restart=True)
+    assert "expected rows, got none" in refusal(tmp_path / "b.csv", tmp_path, restart=True)
     (tmp_path / "c.csv").write_text("")
     assert refusal(tmp_path / "c.csv", tmp_path, restart=True)
     (tmp_path / "d.jsonl").write_text("\n\n")
