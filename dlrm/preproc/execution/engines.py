@@ -137,7 +137,7 @@ class ThreadEngine:
 def _tried(task: Callable[[Any], None], item: Any) -> None:
     """Calls a task, again where Python fails at opening an array of NumPy in two threads at once.
 
-    Before 3.11.9 its parser then raises SystemError now and then (python/cpython#106905).
+    Before 3.11.8 its parser then raises SystemError now and then (python/cpython#106905).
     """
     for _ in range(_ATTEMPTS - 1):
         try:
