@@ -111,12 +111,12 @@ def test_what_is_no_checkpoint_is_refused(trained, tmp_path):
     with pytest.raises(ValueError, match=r"0\.bin: expected CRC-32"):
         dlrm.load(damaged)
     for tensors, problem in (
-        (b"no tensors", "damaged, or no safetensors"),
-        (save({"bottom_mlp.0.weight": torch.zeros(3)}), r"expected a matrix, got \[3\]"),
+        (b"no tensors", r"dense\.safetensors: damaged, or no safetensors"),
+        (save({"bottom_mlp.0.weight": torch.zeros(3)}), r"weight: expected a matrix, got \[3\]"),
     ):
         (damaged / "dense.safetensors").write_bytes(tensors)
         write_manifest(damaged, "checkpoint")
-        with pytest.raises(ValueError, match=rf"dense\.safetensors: .*{problem}"):
+        with pytest.raises(ValueError, match=problem):
             dlrm.load(damaged)
 
 

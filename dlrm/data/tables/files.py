@@ -154,7 +154,7 @@ def columns_of(file: TableFile, text: TextFormat) -> list[str]:
     if file.kind == PARQUET:
         names = schema_of(file.path).names
         return names + [n for n in partition_of(file.path, file.root) if n not in names]
-    return next((names for names, _, _ in chunks_of(file, text)), [])
+    return next((names for names, _, _ in chunks_of(file, text, {})), [])
 
 
 def chunks_of(

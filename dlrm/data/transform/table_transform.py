@@ -585,7 +585,7 @@ def _zero_or_one(cells: Sequence[str]) -> np.ndarray:
     try:
         return label_parser()([booleans.get(cell.lower(), cell) for cell in cells])
     except BadCellError as error:
-        hint = "label: {positive: VALUE} in the schema names another value that counts as 1"
+        hint = "--positive, or label: {positive: VALUE} in the schema, names one that counts as 1"
         raise BadCellError(error.index, f"a label of 0 or 1 ({hint})") from None
 
 

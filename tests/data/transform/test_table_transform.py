@@ -112,10 +112,6 @@ REFUSED = [
         "{label: y, numerical: [x], time: {column: t, unit: ns}}",
         "time t: unit: expected s, ms or us",
     ),
-    (
-        "{label: y, numerical: [x], time: {column: t, zone: Mars}}",
-        "time t: zone: expected the name",
-    ),
     ("{label: y, numerical: [x], version: 2}", "version: expected 1, got 2"),
     ("{label: [y], numerical: [x]}", "label: expected a column or a map, got ['y']"),
     ("{label: {column: y, positive: [1]}, numerical: [x]}", "label y: positive: expected a text"),

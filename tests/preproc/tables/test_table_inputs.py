@@ -262,7 +262,14 @@ LABELS = [
 @pytest.mark.parametrize(("label", "message"), LABELS)
 def test_labels_that_are_not_as_the_schema_says(tmp_path, label, message):
     path = write(tmp_path / "a.parquet", y=[0, 1, 1, 2])
-    assert refusal(path, tmp_path, SCHEMA | {"label": {"column": "y", **label}}).startswith(message)
+    found = refusal(path, tmp_path, SCHEMA | {"label": {"column": "y", **label}})
+    assert found.startswith(f"{path}: {message}")
+
+
+def test_a_time_zone_that_is_not_known(tmp_path):
+    schema = SCHEMA | {"time": {"column": "t", "zone": "Mars"}}
+    found = refusal(write(tmp_path / "a.parquet"), tmp_path, schema)
+    assert "time t: zone: expected the name of a time zone" in found
 
 
 def test_a_label_that_is_not_among_the_negative_ones_is_a_bad_row(tmp_path):
