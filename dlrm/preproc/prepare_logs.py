@@ -29,11 +29,11 @@ from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
-from dlrm.preproc.logs.counted_splits import QUARANTINE
-from dlrm.preproc.logs.options import BAD_LINES, HALVES, ORDERINGS, Options
+from dlrm.preproc.logs.options import HALVES, Options
 from dlrm.preproc.logs.raw_log import find_days, find_file
-from dlrm.preproc.logs.stage import Run
-from dlrm.preproc.logs.tasks import OUTPUT_FORMATS
+from dlrm.preproc.stages.pipeline import input_facts
+from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS, QUARANTINE, Run
+from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 
 DATASET = "binary_dataset"
 
@@ -184,7 +184,7 @@ def _run(
     """Opens the work folder of an output, and starts the engine."""
     options = _options(flags)
     replace = flags.write_mode == "overwrite"
-    facts = options.facts() | facts | pipeline.input_facts(files)
+    facts = options.facts() | facts | input_facts(files)
     with open_work_folder(output, facts, replace, flags.restart) as work:
         if work.resumed:
             _say(f"going on with what {work.path.parent} has")

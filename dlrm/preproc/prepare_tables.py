@@ -12,8 +12,8 @@ from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.preproc.execution.engines import Engine, EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import open_work_folder, remove_work_folder
-from dlrm.preproc.logs.pipeline import input_facts
-from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.stages.pipeline import input_facts
+from dlrm.preproc.stages.stage import Run
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.pipeline import Inputs, prepare
 

@@ -21,8 +21,8 @@ from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
-from dlrm.preproc.logs.options import BAD_LINES, ORDERINGS
 from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common.command import no_arguments, run_command

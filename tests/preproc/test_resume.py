@@ -18,8 +18,9 @@ from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import Options
 from dlrm.preproc.logs.raw_log import find_days
-from dlrm.preproc.logs.stage import Run
 from dlrm.preproc.simulate_logs import Simulation, simulate
+from dlrm.preproc.stages.pipeline import input_facts
+from dlrm.preproc.stages.stage import Run
 
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
 
@@ -37,7 +38,7 @@ class Inline:
 def prepare(engine, raw, output, restart=False, replace=True, **options):
     options = Options(frequency_limit="1", **options)
     days = find_days(raw)
-    facts = options.facts() | pipeline.input_facts(days)
+    facts = options.facts() | input_facts(days)
     with open_work_folder(output / "dataset", facts, replace, restart) as work:
         pipeline.prepare(Run(engine, work, options, lambda text: None), days)
         work.publish()

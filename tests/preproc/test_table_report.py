@@ -14,8 +14,8 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numbers import Fitted, raw_numbers, transform_numbers
 from dlrm.data.transform.schema import NumericalField, Schema
 from dlrm.data.transform.transform import Transformed
-from dlrm.preproc.logs.column_statistics import Periods, Statistics, ends_of_bin
 from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.stages.column_statistics import Periods, Statistics, ends_of_bin
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.report import shortest

@@ -99,7 +99,7 @@ def _freeze_what_is_loaded() -> None:
 
     It takes 25 ms else, for pyspark's modules alone.
     """
-    importlib.import_module("dlrm.preproc.logs.tasks")
+    importlib.import_module("dlrm.preproc.stages.tasks")
     gc.collect()
     gc.freeze()
 

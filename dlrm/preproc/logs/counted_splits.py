@@ -9,7 +9,6 @@ from typing import Any
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
-from dlrm.preproc.logs.dictionary_merge import CountJob, count_split
 from dlrm.preproc.logs.raw_log import (
     SUFFIXES,
     Day,
@@ -21,9 +20,9 @@ from dlrm.preproc.logs.raw_log import (
     unpack,
 )
 from dlrm.preproc.logs.source import LogSource
-from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.stages.dictionary_merge import CountJob, count_split
+from dlrm.preproc.stages.stage import QUARANTINE, Run
 
-QUARANTINE = "quarantine"  # directory of the lines that were left out
 _SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless it is given
 _SPLITS_PER_CORE = 4
 _COUNT_BUCKET_BYTES = 256 << 20  # of text whose counts one task merges, whatever repeats

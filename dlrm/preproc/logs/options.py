@@ -6,11 +6,10 @@ from typing import Any
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.dictionaries import FrequencyLimit
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
-from dlrm.preproc.logs.tasks import OUTPUT_FORMATS
+from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
+from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 
-ORDERINGS = ("total_random", "input")
 HALVES = ("all", "first", "second")
-BAD_LINES = ("fail", "quarantine")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from dlrm.data.sources.log_lines import LONGEST_LINE, Lines, LogFormat, explain, parse_lines
 from dlrm.files import sync
+from dlrm.preproc.stages.source import Rejected
 
 SUFFIXES = (".gz", ".zst")  # of compressed files
 _BLOCK_BYTES = 4 << 20  # of text, whose columns then fit the caches
@@ -59,14 +60,6 @@ class Split:
 
 class BadLineError(ValueError):
     """A line that cannot be read; the message names file, line and column."""
-
-
-class Rejected(NamedTuple):
-    """A line that was left out: its number in the split, from 0, why, and its text."""
-
-    line: int
-    reason: str
-    text: str
 
 
 class Block(NamedTuple):

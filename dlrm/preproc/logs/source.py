@@ -1,104 +1,15 @@
-"""Where rows come from, as the tasks see it: counted once, then divided among the splits."""
+"""Raw logs as the stages read them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
-from dlrm.preproc.logs.raw_log import Rejected, Split, read_blocks
-
-
-class Columns(Protocol):
-    """Rows that are read: labels, and a column a field."""
-
-    @property
-    def labels(self) -> Any:
-        """Labels, bool `[rows]`."""
-
-    @property
-    def numerical(self) -> list[Parsed]:
-        """Numbers, a column a field."""
-
-    @property
-    def categorical(self) -> Any:
-        """Keys, `Parsed` or `Coded`, a column a field."""
-
-    @property
-    def extra(self) -> dict[str, np.ndarray]:
-        """Columns of a dataset beside the model's inputs, by name."""
-
-
-def missing_fields(rows: Columns) -> np.ndarray:
-    """Returns which fields have no value, bool `[columns, rows]`."""
-    return np.array(
-        [
-            column.codes < 0 if isinstance(column, Coded) else column.missing
-            for column in (*rows.numerical, *rows.categorical)
-        ]
-    )
-
-
-class Target(NamedTuple):
-    """A split of the dataset, and which rows it gets.
-
-    Attributes:
-        name: of the split: "train", "test", ...; or "" for one that is the whole output.
-        first_row, last_row: of a log, the rows [first_row, last_row) of all days; else 0 and how
-            many there are.
-        shuffled: whether the rows come in random order.
-        labelled: whether the rows have labels.
-    """
-
-    name: str
-    first_row: int
-    last_row: int
-    shuffled: bool = False
-    labelled: bool = True
-
-    @property
-    def rows(self) -> int:
-        """How many rows that are."""
-        return self.last_row - self.first_row
-
-    @property
-    def folder(self) -> str:
-        """What the names of its split-binary files begin with."""
-        return f"{self.name}/" if self.name else ""
-
-    @property
-    def binary_file(self) -> str:
-        """Name of its file of NVIDIA's binary format."""
-        return f"{self.name}_data.bin" if self.name else "data.bin"
-
-
-class Source(Protocol):
-    """Reads rows in parts; what it gives does not depend on how they were cut."""
-
-    def count(
-        self, part: Any, rejected: list[Rejected] | None
-    ) -> tuple[dict[str, Any], list[Counts] | None]:
-        """Reads a part once.
-
-        Args:
-            part: what to read.
-            rejected: gets the rows that cannot be read, which are left out; None refuses the first.
-
-        Returns:
-            Facts as JSON, `rows` among them, and how often each value of each counted column
-            occurs; None where the part counts for no dictionary.
-        """
-
-    def divide(
-        self, part: Any, targets: Sequence[Target], quarantine: bool
-    ) -> Iterator[tuple[Target, np.ndarray, Columns]]:
-        """Yields the rows of a part some at a time: their target, and their numbers among all."""
-
-    def where(self, part: Any, number: int) -> str:
-        """Says where a row is, by its number among all."""
+from dlrm.preproc.logs.raw_log import Split, read_blocks
+from dlrm.preproc.stages.source import Columns, Rejected, Target
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.tables.rows import Bad, Rows, column_of, microseconds, texts_of
 from dlrm.data.transform.schema import Schema, TimeField
-from dlrm.preproc.logs.hashing import splitmix64
+from dlrm.preproc.stages.hashing import splitmix64
 
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1

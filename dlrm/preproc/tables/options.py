@@ -6,7 +6,7 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import TextFormat
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.logs.options import BAD_LINES, ORDERINGS
+from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
 from dlrm.preproc.tables.division import Division, facts
 
 

@@ -32,12 +32,11 @@ from dlrm.data.transform.table_transform import Dictionary, TableTransform, save
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
-from dlrm.preproc.logs.counted_splits import QUARANTINE
-from dlrm.preproc.logs.dictionary_merge import CountJob, count_split
-from dlrm.preproc.logs.pipeline import finish_dataset, fit_counted, metadata_of, transform
-from dlrm.preproc.logs.report import write
-from dlrm.preproc.logs.source import Target
-from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.stages.dictionary_merge import CountJob, count_split
+from dlrm.preproc.stages.pipeline import finish_dataset, fit_counted, metadata_of, transform
+from dlrm.preproc.stages.report import write
+from dlrm.preproc.stages.source import Target
+from dlrm.preproc.stages.stage import QUARANTINE, Run
 from dlrm.preproc.tables import report
 from dlrm.preproc.tables.division import TRAIN, Divider
 from dlrm.preproc.tables.options import TableOptions

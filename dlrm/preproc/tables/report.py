@@ -13,9 +13,9 @@ from dlrm.data.tables.parquet import Part
 from dlrm.data.transform.numbers import Fitted, raw_numbers
 from dlrm.data.transform.schema import NumericalField
 from dlrm.data.transform.table_transform import TableTransform
-from dlrm.preproc.logs.column_statistics import HASH_BUCKETS, Periods, Statistics, ends_of_bin
-from dlrm.preproc.logs.report import QUANTILES, Counted, Histogram, share
-from dlrm.preproc.logs.stage import Run
+from dlrm.preproc.stages.column_statistics import HASH_BUCKETS, Periods, Statistics, ends_of_bin
+from dlrm.preproc.stages.report import QUANTILES, Counted, Histogram, share
+from dlrm.preproc.stages.stage import Run
 
 _MOST_SLICES = 31  # that are compared with the training rows
 _TINY = 1e-300

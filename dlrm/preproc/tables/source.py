@@ -13,9 +13,8 @@ from dlrm.data.tables.rows import Bad, RowReader, Rows, column_of, texts_of
 from dlrm.data.transform.dictionaries import Counts, merge_counts
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.logs.dictionary_merge import CountedColumn
-from dlrm.preproc.logs.raw_log import Rejected
-from dlrm.preproc.logs.source import Target
+from dlrm.preproc.stages.dictionary_merge import CountedColumn
+from dlrm.preproc.stages.source import Rejected, Target
 from dlrm.preproc.tables.division import DROPPED, TRAIN, Divider
 
 _MOST_LABELS = 1000  # distinct ones of a part

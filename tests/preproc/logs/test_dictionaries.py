@@ -11,10 +11,10 @@ import pytest
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.lookup import IdLookup
-from dlrm.preproc.logs import dictionary_merge as dictionaries
-from dlrm.preproc.logs.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
-from dlrm.preproc.logs.shuffle_files import write_buckets
 from dlrm.preproc.simulate_logs import Simulation, simulate
+from dlrm.preproc.stages import dictionary_merge as dictionaries
+from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
+from dlrm.preproc.stages.shuffle_files import write_buckets
 
 COMMAND = Path(__file__).resolve().parents[3] / "preproc" / "spark_data_utils.py"
 
@@ -70,7 +70,7 @@ def test_dictionaries_are_those_of_a_plain_sort(tmp_path, monkeypatch, at_once, 
 
 def test_only_what_was_counted_is_read(tmp_path):
     """A bucket's bytes are told by the index alone, whatever lies beside them."""
-    from dlrm.preproc.logs.shuffle_files import read_bucket, total_counts
+    from dlrm.preproc.stages.shuffle_files import read_bucket, total_counts
 
     counts = np.array([[1, 2], [0, 0], [5, 7]])
     for name in "ab":

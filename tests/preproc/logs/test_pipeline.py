@@ -16,8 +16,9 @@ from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import Options
 from dlrm.preproc.logs.raw_log import find_days
-from dlrm.preproc.logs.stage import Run
 from dlrm.preproc.simulate_logs import Simulation, simulate
+from dlrm.preproc.stages.pipeline import input_facts
+from dlrm.preproc.stages.stage import Run
 
 SMALL = LogFormat(2, 3)
 
@@ -26,7 +27,7 @@ def prepare(engine, folder, output, restart=False, **options):
     """Runs the whole pipeline, and returns the path of the dataset."""
     options = Options(**options)
     days = find_days(folder)
-    facts = options.facts() | pipeline.input_facts(days)
+    facts = options.facts() | input_facts(days)
     with open_work_folder(output / "binary_dataset", facts, True, restart) as work:
         pipeline.prepare(Run(engine, work, options, lambda text: None), days)
         work.publish()

@@ -9,6 +9,10 @@ from typing import Any
 from dlrm.preproc.execution.engines import Engine
 from dlrm.preproc.execution.work_folder import Progress, WorkFolder
 
+QUARANTINE = "quarantine"  # directory of rows that were left out
+ORDERINGS = ("total_random", "input")
+BAD_LINES = ("fail", "quarantine")
+
 
 @dataclass
 class Run:

@@ -25,9 +25,8 @@ from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
 from dlrm.files import staged_file
-from dlrm.preproc.logs.raw_log import Rejected
-from dlrm.preproc.logs.shuffle_files import read_bucket, write_buckets
-from dlrm.preproc.logs.source import Source
+from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
+from dlrm.preproc.stages.source import Rejected, Source
 
 _SORTED_AT_ONCE = 1 << 22
 

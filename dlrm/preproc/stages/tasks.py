@@ -16,11 +16,11 @@ from dlrm.data.clicks import layout
 from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
 from dlrm.data.transform.table_transform import BadRowError
 from dlrm.data.transform.transform import Transformed
-from dlrm.preproc.logs.column_statistics import Periods, Statistics
-from dlrm.preproc.logs.dictionary_merge import bucket_of
-from dlrm.preproc.logs.hashing import splitmix64
-from dlrm.preproc.logs.shuffle_files import read_bucket, write_buckets
-from dlrm.preproc.logs.source import Columns, Source, Target, missing_fields
+from dlrm.preproc.stages.column_statistics import Periods, Statistics
+from dlrm.preproc.stages.dictionary_merge import bucket_of
+from dlrm.preproc.stages.hashing import splitmix64
+from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
+from dlrm.preproc.stages.source import Columns, Source, Target, missing_fields
 
 OUTPUT_FORMATS = ("split_binary", "binary")
 _WORD = np.dtype("<i4")

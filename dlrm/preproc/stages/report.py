@@ -1,0 +1,111 @@
+"""The report on a dataset: what was in its source, as numbers (report.json) and to look at (.html).
+
+Both depend on the input and the options alone, so that the same input has the same report. What
+follows is counted the same way for every source: `dlrm.preproc.logs.report` and
+`dlrm.preproc.tables.report` make the facts of theirs.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.preproc.stages.column_statistics import Statistics
+from dlrm.preproc.stages.report_page import page
+
+JSON, HTML = "report.json", "report.html"
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+_SHARE_FLOOR = 1e-4  # of a bin that is empty on one side of a comparison
+_TRAIN = layout.SPLITS[0]
+Histogram = Callable[[Statistics], np.ndarray]
+
+
+def write(output: Path, facts: dict[str, Any]) -> None:
+    """Writes the two files of a report."""
+    (output / JSON).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (output / HTML).write_text(page(facts), encoding="utf-8")
+
+
+@dataclass
+class Counted:
+    """Counts of the rows of a dataset.
+
+    Attributes:
+        num_numerical, num_categorical: fields of a row.
+        splits: of each split, by its name.
+        slices: of each part of the rows that is compared with the training rows, such as a day.
+    """
+
+    num_numerical: int
+    num_categorical: int
+    splits: dict[str, Statistics] = field(default_factory=dict)
+    slices: dict[Any, Statistics] = field(default_factory=dict)
+
+    def add(self, kind: dict[Any, Statistics], name: Any, part: Statistics) -> None:
+        """Adds counts to those of a split or a slice."""
+        kind[name] = kind[name] + part if name in kind else part
+
+    def split(self, name: str) -> Statistics:
+        """Returns the counts of a split, which may have no rows."""
+        return self.splits.get(name) or Statistics.empty(self.num_numerical, self.num_categorical)
+
+    @property
+    def train(self) -> Statistics:
+        """Counts of the training rows."""
+        return self.split(_TRAIN)
+
+    def missing(self, column: int, names: Sequence[str]) -> dict[str, float | None]:
+        """Returns the share of rows without a value in a column, numerical ones first."""
+        parts = {name: self.split(name) for name in names}
+        return {name: share(part.missing[column], part.totals[0]) for name, part in parts.items()}
+
+    def without_id(self, table: int, names: Sequence[str]) -> dict[str, float | None]:
+        """Returns the share of values that have id 0, of those that are there."""
+        ids = {name: self.split(name).ids[table] for name in names}
+        return {name: share(found[0], found.sum()) for name, found in ids.items()}
+
+    def drift(self, part: Statistics, histogram: Histogram) -> float:
+        """Returns the population stability index of some rows against the training rows."""
+        found, usual = _shares(histogram(part)), _shares(histogram(self.train))
+        return round(float(((found - usual) * np.log(found / usual)).sum()), 4)
+
+    def tenths(self, i: int) -> Histogram:
+        """Returns what counts rows in the tenths of the training rows, and those without a value.
+
+        Args:
+            i: the numerical field.
+        """
+        cumulated = np.cumsum(self.train.numbers[i])
+        edges = np.searchsorted(cumulated, cumulated[-1] * np.arange(1, 10) / 10) + 1
+        begins = np.r_[0, np.unique(edges)]
+        return lambda part: np.r_[
+            part.missing[i], np.add.reduceat(np.append(part.numbers[i], 0), begins)
+        ]
+
+    def id_groups(self, table: int) -> Histogram:
+        """Returns what counts rows by the digits of their ids, and those without a value."""
+        column = self.num_numerical + table
+        return lambda part: np.r_[part.missing[column], part.ids[table]]
+
+    def quantile_bins(self, i: int) -> np.ndarray | None:
+        """Returns the bins in which the `QUANTILES` of a numerical field are, of training rows."""
+        histogram = self.train.numbers[i]
+        if not histogram.sum():
+            return None
+        places = np.searchsorted(
+            np.cumsum(histogram), np.array(QUANTILES) * histogram.sum(), side="left"
+        )
+        return np.minimum(places, len(histogram) - 1)
+
+
+def share(part: Any, whole: Any) -> float | None:
+    """Returns a share with six digits; None of nothing."""
+    return round(float(part) / float(whole), 6) if whole else None
+
+
+def _shares(histogram: np.ndarray) -> np.ndarray:
+    return np.maximum(histogram / max(histogram.sum(), 1), _SHARE_FLOOR)
