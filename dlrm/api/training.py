@@ -17,6 +17,8 @@ from dlrm.api.dataset import OPTIONS, Dataset, unexpected
 from dlrm.api.defaults import training_defaults
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.tables.draft import draft_schema
+from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
 from dlrm.model.dlrm import DLRMConfig
@@ -50,6 +52,7 @@ def fit(
     data: Any,
     schema: Schema | str | os.PathLike | Mapping[str, Any] | None = None,
     *,
+    label: str | None = None,
     test: Any = None,
     validation: Any = None,
     save_checkpoint_path: str | os.PathLike | None = None,
@@ -65,8 +68,10 @@ def fit(
 
     Args:
         data: a table in memory, see `Dataset.from_arrow`; a `Dataset`; or a dataset's directory.
-        schema: what the columns of a table mean; a `dlrm.Schema`, a path or a dict. A dataset
-            has been made by one and takes none.
+        schema: what the columns of a table mean; a `dlrm.Schema`, a path or a dict; None drafts
+            one from the table, see `dlrm.data.tables.draft.draft`. A dataset has been made by one
+            and takes none.
+        label: column of the label, where there is no schema.
         test, validation: tables with the rows of these splits; without them a fifth of the rows is
             for testing. The weights that are returned are those with the best AUC on the test rows.
         save_checkpoint_path: a new directory in which the best and the last checkpoint stay; None
@@ -98,12 +103,17 @@ def fit(
     if isinstance(data, Dataset | str | os.PathLike):
         dataset = data if isinstance(data, Dataset) else Dataset(data)
         own = [name for name in options if name not in chosen]
-        given = {"schema": schema, "test": test, "validation": validation, **dict.fromkeys(own, 1)}
+        given = {"schema": schema, "label": label, "test": test, "validation": validation}
+        given |= dict.fromkeys(own, 1)
         if refused := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{refused[0]}: is for a table in memory; {dataset.path} is a dataset")
     else:
+        if (schema is None) == (label is None):
+            got = "neither" if schema is None else "both"
+            raise ValueError(f"schema, label: expected a schema, or the label's column, got {got}")
         if schema is None:
-            raise ValueError("schema: expected a Schema, the path of one or a dict, got None")
+            data = open_frame(data, None).read_all()  # a stream can be read only once
+            schema = draft_schema(data.to_batches(), label or "")
         dataset = Dataset.from_arrow(
             data, schema, test=test, validation=validation, verbose=verbose, **options
         )

@@ -71,6 +71,15 @@ def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
     assert logged["test_auc"] == model.results["test_auc"] > 0.7
 
 
+def test_without_a_schema_one_is_drafted(model):
+    drafted = dlrm.fit(table().to_reader(), label="bought", base_device="cpu", **SETTINGS)
+    schema = drafted.transform.table.schema
+    assert schema.label == dlrm.Schema.of_facts(SCHEMA).label
+    assert (schema.numerical_names, schema.categorical_names) == (["price"], ["shop", "user"])
+    same = model.predict(table())
+    np.testing.assert_array_equal(drafted.predict(table()), same)
+
+
 def test_its_scores_are_judged_as_scikit_learn_does(model):
     rows = table()
     labels, scores = np.array(rows["bought"]) == "yes", model.predict(rows)
@@ -150,7 +159,7 @@ def test_nothing_is_printed_unless_asked(capfd):
         ({"lr": -1.0}, ValueError, "--lr -1.0: expected"),
         ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal --embedding_dim 4"),
         ({"base_device": "gpu"}, ValueError, "--base_device gpu: expected"),
-        ({"schema": None}, ValueError, "schema: expected a Schema, the path of one or a dict"),
+        ({"schema": None}, ValueError, "schema, label: expected a schema, or the label's column"),
         ({"data": "nowhere"}, FileNotFoundError, "nowhere"),
     ],
 )

@@ -154,6 +154,7 @@ class TableTransform:
             for place, field in zip(self.dictionary_of, schema.categorical, strict=True)
         ]
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
+        self._earlier: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # keys of a field, and ids
         self._expected: list[tuple[Path, list[str]]] = []  # files, and their checksums
 
     @property
@@ -223,9 +224,13 @@ class TableTransform:
     def encode(self, index: int, column: Parsed | Coded) -> np.ndarray:
         """Returns the ids of a categorical field, in `layout.id_dtype` of its cardinality."""
         if isinstance(column, Coded):
-            present = np.zeros(len(column.keys), bool)
-            ids = self.encode(index, Parsed(column.keys, present))
-            return np.append(ids, ids.dtype.type(0))[column.codes]  # -1 is the last
+            keys, ids = self._earlier.get(index, (None, None))
+            if keys is not column.keys or ids is None:  # batches mostly have the same values
+                present = np.zeros(len(column.keys), bool)
+                found = self.encode(index, Parsed(column.keys, present))
+                ids = np.append(found, found.dtype.type(0))  # of -1
+                self._earlier[index] = column.keys, ids
+            return ids[column.codes]
         dtype = layout.id_dtype(self.cardinalities[index])
         ids = self.lookup(self.dictionary_of[index])(column)
         buckets = self.schema.categorical[index].hash_buckets
@@ -510,6 +515,9 @@ def keys_of_texts(
 
 
 def _integer(text: bytes) -> int:
+    whole, point, rest = text.partition(b".")
+    if point and not rest.strip(b"0"):  # as floats of whole numbers are written: 5.0
+        text = whole
     digits = text[1:] if text[:1] in (b"-", b"+") else text
     if digits.isdigit() and len(digits) < 40:
         value = int(text)
