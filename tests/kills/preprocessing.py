@@ -27,7 +27,7 @@ class Inline:
 
 
 @contextmanager
-def inline_engine(cores):
+def inline_engine(*_):
     yield Inline()
 
 
@@ -39,7 +39,7 @@ def images(arguments):
     return prepare_images.main(arguments)
 
 
-prepare_logs.local_engine = inline_engine
+prepare_logs.open_engine = inline_engine
 COMMANDS = {
     "logs": prepare_logs.main,
     "parquet": convert_to_binary.main,

@@ -395,7 +395,7 @@ def test_a_full_disk_ends_all_ranks_and_the_earlier_checkpoint_loads(
     errors = re.findall(r"^error: .*", job.output(), re.MULTILINE)
     assert len(errors) == 1, job.output()
     assert "rank 1: [Errno 28] No space left on device" in errors[0]
-    assert sorted(os.listdir(tmp_path / "run")) == ["step-000000005"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["log.json", "step-000000005"]
     assert command("--mode=test", "--load_checkpoint_path=run", training=[])["auc"] > 0.5
 
 

@@ -162,7 +162,7 @@ def test_the_defaults_of_2021_are_recorded_as_the_flags_that_they_set(command, t
     command("--defaults=2021", *saving, "--warmup_steps=4", training=[])
     expected = {"batch_size": 65536, "lr": 24.0, "warmup_steps": 4, "decay_steps": 24000}
     saved = read_config(find_checkpoint(tmp_path / "run"))["flags"]
-    for flags in (log_entries()[0]["data"], saved):
+    for flags in (log_entries(tmp_path / "run" / "log.json")[0]["data"], saved):
         assert {name: flags[name] for name in expected} == expected
     with pytest.raises(ValueError, match=r"--lr: 24\.0 in the checkpoint, now 28\.0"):
         command("--resume", *saving, "--epochs=2", "--warmup_steps=4", training=[])

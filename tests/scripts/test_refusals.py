@@ -37,6 +37,12 @@ COMMANDS = {
     "dlrm.scripts.bert": (1, (), "--epochs=x"),
     TRANSCODE: (1, ("--input=x",), "--chunk_size=x"),
     "dlrm.scripts.prepare": (1, ("--schema=x", "--input=x", "--output=x"), "--seed=x"),
+    "dlrm.scripts.schema": (1, ("--input=x", "--label=x", "--output=x"), "--rows=x"),
+    "dlrm.scripts.convert": (1, ("--dataset=x", "--output=x"), "--values=x"),
+    "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
+    "dlrm.scripts.compare": (2, ("x",), "--output"),
+    "dlrm.scripts.gen_csv": (1, (), "--size=x"),
+    "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),
     VERIFY: (1, ("x",), "--num_numerical_features=x"),
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
@@ -50,10 +56,13 @@ COMMANDS = {
     "dlrm.preproc.prepare_images": (2, ("--source=x", "--output=x"), "--size=x"),
     "preproc/spark_data_utils.py": (2, (), "--memory_gib=x"),
     "preproc/convert_to_binary.py": (2, ("--source=x", "--output=x"), "--output_format=x"),
+    "preproc/split_dataset.py": (1, (), "--batch_size=x"),
+    "preproc/parquet_to_binary.py": (2, ("--src_dir=x", "--dst_dir=x"), "--parallel_jobs=x"),
     "preproc/prepare_images.py": (2, ("--source=x", "--output=x"), "--size=x"),
     "preproc/prepare_text.py": (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
     "preproc/simulate_logs.py": (2, ("--output=x",), "--days=x"),
     "triton/export.py": (2, ("--checkpoint=x",), "--threads=x"),
+    "triton/deployer.py": (2, ("--", "--model_checkpoint=x"), "--threads=x"),
     "triton/client.py": (2, ("--input=x",), "--protocol=x"),
     "triton/server.py": (2, ("--model-repository=x",), "--http-port=x"),
 }
@@ -78,7 +87,7 @@ def test_every_command_is_in_the_list_above():
     found = {
         file.parent if file.name == "__main__.py" else file
         for file in files
-        if '__name__ == "__main__"' in file.read_text() or file.name == "__main__.py"
+        if '\nif __name__ == "__main__"' in file.read_text() or file.name == "__main__.py"
     }
     named = {str(file.relative_to(ROOT)) for file in found}
     listed = {name if name.endswith(".py") else name.replace(".", "/") for name in COMMANDS}

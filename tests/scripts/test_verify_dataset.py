@@ -123,7 +123,7 @@ def test_the_transform_of_a_csv_is_checked(tmp_path):
     assert list(verify(directory)) == []
     path = directory / "transform" / "table.json"
     whole = path.read_text()
-    path.write_text(whole.replace('"city"', '{"column": "city", "hash_buckets": 1}'))
+    path.write_text(whole.replace('"city"', '{"column": "city", "hash_buckets": 1}', 1))
     new_manifest(directory)
     (problem,) = verify(directory)
     expected = "expected the transform of this dataset, with tables of [3] rows, got one with [4]"

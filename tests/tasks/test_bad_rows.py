@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from dlrm.scripts.common.bad_rows import bad_ids_named
+from dlrm.tasks.bad_rows import bad_ids_named
 
 from dlrm.data.clicks.batch import Batch
 
