@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from dlrm.tasks.bad_rows import bad_ids_named
 
 from dlrm.data.clicks.batch import Batch
+from dlrm.tasks.bad_rows import bad_ids_named
 
 ONE_EACH = [(torch.tensor([[1, 2], [9, 4], [3, 9]]), None)]
 BAGS = [  # the second batch: row 2 has ids 9 | none, row 3 has 1, 9 | 4, 10
