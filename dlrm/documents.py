@@ -182,6 +182,18 @@ def _loader() -> "type[yaml.SafeLoader]":
                 self._of_anchor[event.anchor] = self._nodes - before
             return node
 
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    if key.value in seen:
+                        raise yaml.MarkedYAMLError(
+                            problem=f"{brief(key.value)} is there twice",
+                            problem_mark=key.start_mark,
+                        )
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
         def construct_yaml_int(self, node: Any) -> int:
             value = super().construct_yaml_int(node)
             if value.bit_length() > 1024:  # Python refuses to print one of 4300 digits

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dlrm.documents import brief
+from dlrm.documents import brief, read_json
 
 MANIFEST = "manifest.json"  # in every directory that this package has written; see `dlrm.manifest`
 
@@ -86,15 +86,16 @@ def check_owned(directory: Path) -> None:
 
 
 @contextmanager
-def staged_directory(path: str | os.PathLike, replace: bool = False) -> Iterator[Path]:
+def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> Iterator[Path]:
     """Yields a new directory that becomes `path` when the block ends without an error.
 
     After an error the new directory is removed and whatever stood at `path` is as it was.
 
     Args:
         path: the directory to create; its parents are created.
-        replace: whether a directory that stands at `path` already may be replaced. Only one that
-            has a manifest (one that we wrote) is, so that a mistyped path loses nothing.
+        replace: whether a directory that stands at `path` already may be replaced; a kind, as a
+            manifest names it, allows directories of that kind alone. Only one that has a manifest
+            (one that we wrote) is replaced, so that a mistyped path loses nothing.
 
     Raises:
         FileExistsError: something that may not be replaced stands at `path`.
@@ -108,7 +109,7 @@ def staged_directory(path: str | os.PathLike, replace: bool = False) -> Iterator
         raise
 
 
-def stage_directory(path: str | os.PathLike, replace: bool = False) -> tuple[Path, Path]:
+def stage_directory(path: str | os.PathLike, replace: bool | str = False) -> tuple[Path, Path]:
     """Makes what `staged_directory` yields; returns what it is to become, and it.
 
     Raises:
@@ -123,7 +124,7 @@ def stage_directory(path: str | os.PathLike, replace: bool = False) -> tuple[Pat
     return final, staging
 
 
-def check_replaceable(path: Path, replace: bool) -> None:
+def check_replaceable(path: Path, replace: bool | str) -> None:
     """Raises FileExistsError where `staged_directory` would refuse `path`."""
     if path.is_mount():
         raise FileExistsError(
@@ -140,6 +141,13 @@ def check_replaceable(path: Path, replace: bool) -> None:
             f"{path}: exists and has no {MANIFEST}, so it was not written by this program and is "
             "not replaced; name another directory or remove it"
         )
+    if isinstance(replace, str):
+        kind = read_json(path / MANIFEST).get("kind")
+        if kind != replace:
+            raise FileExistsError(
+                f"{path}: expected nothing, or an earlier {replace} to replace, got a "
+                f"{brief(kind)}; name another directory"
+            )
 
 
 def publish_directory(staging: Path, final: Path) -> None:

@@ -3,6 +3,7 @@
 
 INPUT_PATH=${INPUT_PATH:-${download_dir:-/data/dlrm/criteo}} # day_0, day_1, ..., or train.txt
 final_output_dir=${final_output_dir:-/data/dlrm/binary_dataset}
+final_output_dir=${final_output_dir%/}
 if [[ -z ${OUTPUT_PATH:-} && ${final_output_dir##*/} != binary_dataset ]]; then
   echo "error: final_output_dir=$final_output_dir: expected a folder called binary_dataset" >&2
   exit 1

@@ -99,3 +99,14 @@ def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: 1\nb: {c: 1, c: 2}\n")
+    with pytest.raises(
+        ValueError, match=r"a\.yaml: line 2, column 11: no YAML: 'c' is there twice"
+    ):
+        read_yaml(path)
+    path.write_text("a: &x {b: 1}\nc: {<<: *x, d: 2}\n")
+    assert read_yaml(path)["c"] == {"b": 1, "d": 2}

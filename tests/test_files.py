@@ -217,3 +217,19 @@ def test_what_a_killed_writer_of_a_file_left_goes_with_the_next(tmp_path):
         left.touch()
     write_atomically(tmp_path / "scores.npy", "text")
     assert names(tmp_path) == [alive.name, "scores.npy"]
+
+
+def test_only_a_directory_of_the_same_kind_is_replaced(tmp_path):
+    for name in ("page", "model"):
+        with staged_directory(tmp_path / name) as staging:
+            (staging / "a").write_text(name)
+            write_manifest(staging, name)
+    with (
+        pytest.raises(FileExistsError, match="or an earlier page to replace, got a 'model'"),
+        staged_directory(tmp_path / "model", replace="page"),
+    ):
+        raise AssertionError("begun")
+    assert (tmp_path / "model" / "a").read_text() == "model"
+    with staged_directory(tmp_path / "page", replace="page") as staging:
+        write_manifest(staging, "page")
+    assert not (tmp_path / "page" / "a").exists()

@@ -66,7 +66,7 @@ def convert_to_parquet(
     spec = FeatureSpec.load(dataset, allow_links)
     verifier = Verifier(dataset, layout.KIND, verify_data, allow_links)
     fitted = _fitted(dataset, spec, verifier, values)
-    with staged_directory(output, replace) as staging:
+    with staged_directory(output, KIND if replace else False) as staging:
         rows = {}
         for split in spec.splits:
             (staging / split).mkdir()

@@ -57,7 +57,8 @@ def prepare_tables(
     facts = options.facts() | input_facts(on_disk)
     facts |= {f"--{split}_input": len(files) for split, files in tables.items()}
     facts |= {} if query is None else query.facts()
-    with open_work_folder(output, facts, replace, restart or in_memory) as work:
+    kind = layout.KIND if replace else False
+    with open_work_folder(output, facts, kind, restart or in_memory) as work:
         if work.resumed:
             say(f"resuming the run in {work.path.parent}")
         try:
@@ -74,6 +75,12 @@ def prepare_tables(
                 remove_work_folder(work.path.parent)
     for line in summary(result):
         say(line)
+    if (kept := options.division.keep_negatives) < 1:
+        say(
+            f"note: {kept:g} of the training rows with label 0 were kept, so a model's "
+            "probabilities will be too high; `dlrm.scripts.evaluate --sampling_rate "
+            f"{kept:g}` corrects them"
+        )
     say(f"{output}: complete, in {time.perf_counter() - began:.1f} s")
     return result
 

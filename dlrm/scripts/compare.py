@@ -27,6 +27,7 @@ from dlrm.train.checkpoints.directory import last_checkpoint
 
 HTML, JSON = "comparison.html", "comparison.json"
 _LOG, _PREFIX = "log.json", "DLLL "
+_KIND = "comparison"  # what the manifest of a page says that it is of
 _MAX_LOG_BYTES = 1 << 28
 _SPEED = "average_train_throughput"
 _LOWER_IS_BETTER = ("log_loss", "loss", "normalized_entropy", "step_time")
@@ -102,11 +103,11 @@ def run(options: argparse.Namespace) -> None:
             | {"metrics": r.metrics, "curve": r.curve, "tests": r.tests}
             for r in runs
         ]
-        with staged_directory(options.output, replace=True) as directory:
+        with staged_directory(options.output, replace=_KIND) as directory:
             text = json.dumps({"runs": facts}, indent=1) + "\n"
             (directory / JSON).write_text(text, encoding="utf-8")
             (directory / HTML).write_text(page(runs, columns), encoding="utf-8")
-            write_manifest(directory, "comparison")
+            write_manifest(directory, _KIND)
         print(f"page: {options.output / HTML}")
 
 

@@ -15,6 +15,8 @@ import torch
 from dlrm import ops
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import Datasets
+from dlrm.data.clicks.layout import TRANSFORM
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.distributed import World, agreed
 from dlrm.scripts.common import dlrm_flags, session
 from dlrm.scripts.common import run as driver
@@ -74,12 +76,26 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
         yield setup.note
     if values["dataset"] and Path(values["dataset"], "train", "weight.bin").is_file():
         yield "note: the dataset has sample weights, which training and its tests do not use"
+    if (kept := _kept_negatives(values["dataset"])) < 1:
+        yield (
+            f"note: training rows are {kept:g} of those with label 0, so probabilities and "
+            "calibration below are too high; `dlrm.scripts.evaluate --sampling_rate "
+            f"{kept:g}` corrects them"
+        )
     varies = setup.trains and setup.task.updates_vary(dlrm_flags.optimizer_config(values))
     if varies and not values["deterministic"]:
         yield session.VARIES
     if setup.adopted:
         yield setup.adopted
     yield _describe(setup.task, setup.whole, setup.world)
+
+
+def _kept_negatives(dataset: str | None) -> float:
+    """Returns the share of training rows with label 0 that preprocessing kept."""
+    folder = Path(dataset, TRANSFORM) if dataset else None
+    if folder is None or not TableTransform.is_at(folder):
+        return 1.0
+    return TableTransform.load(folder).keep_negatives
 
 
 def _execution_notices(setup: DLRMSetup) -> Iterator[str]:

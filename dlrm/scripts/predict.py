@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -39,8 +39,10 @@ from dlrm.data.tables.files import (
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import VERIFY_DATA
+from dlrm.documents import read_json
 from dlrm.files import MANIFEST, make_directories, staged_file
 from dlrm.model.dlrm import DLRMConfig
+from dlrm.preproc.convert_to_parquet import KIND as CONVERTED
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.serving.importance import contributions
@@ -214,7 +216,7 @@ def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: in
 
 def open_predictor(checkpoint: str, source: str) -> Predictor:
     """Loads a model; what it is to score, if it is a dataset, must have its transform."""
-    scored = source if Path(source).is_dir() else None
+    scored = source if Path(source).is_dir() and _is_dataset(Path(source)) else None
     allowed = FLAGS.allow_other_transform
     predictor = load(checkpoint, FLAGS.dataset or scored, allowed, print, FLAGS.allow_links)
     predictor.batch_size = FLAGS.batch_size
@@ -416,6 +418,12 @@ def _take_tables(
 ) -> Iterator[T]:
     """Takes the rows of Parquet, CSV or JSON lines, in a file or a folder."""
     label = table.schema.label.column
+    for folder in (path, *path.absolute().parents[:2]):
+        if (folder / MANIFEST).is_file() and _kind(folder) == CONVERTED:
+            raise ValueError(
+                f"{path}: numbers of {folder} are transformed already, so they are no raw rows; "
+                "score the dataset that it was converted from"
+            )
     for file in find_tables([path], FLAGS.input_format):
         text = _text_format(file, table)
         names = columns_of(file, text)
@@ -438,6 +446,12 @@ def _take_tables(
                 raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
             except ValueError as error:
                 raise ValueError(f"{file.path}: {error}") from None
+
+
+def _kind(folder: Path) -> str | None:
+    with suppress(OSError, ValueError, KeyError):
+        return str(read_json(folder / MANIFEST)["kind"])
+    return None
 
 
 def _text_format(file: TableFile, table: TableTransform) -> TextFormat:

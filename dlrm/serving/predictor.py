@@ -194,7 +194,7 @@ class Predictor:
         with in_use(self.path) as stays:
             if not stays:
                 raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
-            with staged_directory(directory, overwrite) as staging:
+            with staged_directory(directory, "checkpoint" if overwrite else False) as staging:
                 shutil.copytree(self.path, staging, dirs_exist_ok=True)
 
     @property

@@ -102,3 +102,35 @@ def test_rows(rows):
 
 
 test_rows.__test__ = False
+
+
+def test_the_share_of_kept_negatives_is_said_by_all_commands(model):
+    words = [f"--dataset={model / 'dataset'}", "--mode=test", "--base_device=cpu"]
+    words += ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
+    done = forked.run("dlrm.scripts.main", *words, f"--load_checkpoint_path={model / 'run'}")
+    assert "note: training rows are 0.3 of those with label 0" in done.stdout, done.stderr
+    assert "note: the dataset has sample weights" in done.stdout
+    scores = (f"--checkpoint={model / 'run'}", f"--output={model / 'scores.npy'}")
+    done = forked.run("dlrm.scripts.predict", *scores, f"--input={model / 'rows.parquet'}")
+    assert "was trained on 0.3 of the rows with label 0" in done.stdout, done.stderr
+    assert "has no fitted transform" not in done.stdout
+
+
+def test_converted_numbers_are_no_raw_rows(model):
+    converted = model / "converted"
+    done = forked.run(
+        "dlrm.scripts.convert", f"--dataset={model / 'dataset'}", f"--output={converted}"
+    )
+    assert done.returncode == 0, done.stderr
+    scores = (f"--checkpoint={model / 'run'}", f"--output={model / 'scores.npy'}")
+    done = forked.run("dlrm.scripts.predict", *scores, f"--input={converted / 'test'}")
+    assert done.returncode == 1
+    assert "are transformed already" in done.stderr
+
+
+def test_a_page_replaces_nothing_but_a_page(model):
+    words = [f"--checkpoint={model / 'run'}", f"--dataset={model / 'dataset'}", "--bootstrap=5"]
+    done = forked.run("dlrm.scripts.evaluate", *words, f"--output={model / 'dataset'}")
+    assert done.returncode == 1
+    assert "expected nothing, or an earlier evaluation to replace, got a 'dataset'" in done.stderr
+    assert (model / "dataset" / "feature_spec.yaml").exists()

@@ -119,6 +119,8 @@ def find_tables(inputs: Sequence[str | Path], kind: str | None = None) -> list[T
             found += [TableFile(path, kind_of(path) or "", given) for path in inside]
         elif not given.exists():
             raise FileNotFoundError(f"{given}: no such file or directory (--input)")
+        elif not given.is_file():
+            raise ValueError(f"{given}: expected a regular file or a folder (--input)")
         else:
             found.append(TableFile(given, kind or kind_of(given) or _kind_by_content(given)))
     if not found:

@@ -300,6 +300,8 @@ class Schema:
             FileNotFoundError: there is no such file.
             ValueError: it is no schema; the file, the field and the value are named.
         """
+        if not Path(path).exists():
+            raise FileNotFoundError(f"{path}: no such schema (--schema)")
         try:
             return cls.of_facts(read_yaml(path))
         except ValueError as error:

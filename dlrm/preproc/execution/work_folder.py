@@ -166,7 +166,7 @@ def _watched(results: Path, on_progress: Callable[[list[int]], None]) -> Iterato
 
 @contextmanager
 def open_work_folder(
-    final: Path, facts: dict[str, Any], replace: bool, restart: bool
+    final: Path, facts: dict[str, Any], replace: bool | str, restart: bool
 ) -> Iterator[WorkFolder]:
     """Opens the folder of a run, or goes on with one; no other process has it meanwhile.
 

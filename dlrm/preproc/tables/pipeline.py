@@ -188,11 +188,13 @@ def _parts(run: Run, inputs: Inputs) -> list[Part]:
 
 def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path | None]]:
     """Returns files of Parquet, their origin and root; others are copied into such files."""
-    if files[0].kind == PARQUET:
-        return [(file.path.resolve(), file.path, file.root) for file in files]
     options: TableOptions = run.options
-    folder = run.work.folder("staged")
     columns = _columns(options)
+    if files[0].kind == PARQUET:
+        for file in files:
+            _check_names(file, columns_of(file, options.text), columns)
+        return [(file.path.resolve(), file.path, file.root) for file in files]
+    folder = run.work.folder("staged")
     if files[0].kind == FRAME:
         return [
             _staged_frame(run, file, columns, folder / f"{i}.parquet")
@@ -213,6 +215,12 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
         names = ", ".join(done[0]["names"][:_MOST_NAMED])
         raise ValueError(f"{files[0].path}: no column {missing[0]!r}; the columns are {names}")
     return [(Path(item[1]), file.path, file.root) for item, file in zip(items, files, strict=True)]
+
+
+def _check_names(file: TableFile, names: Sequence[str], wanted: Sequence[str]) -> None:
+    if missing := [name for name in wanted if name not in names]:
+        shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
+        raise ValueError(f"{file.path}: no column {missing[0]!r}; the columns are {shown}")
 
 
 def _staged_frame(

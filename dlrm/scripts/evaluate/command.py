@@ -41,6 +41,7 @@ from dlrm.serving.recalibration import (
 )
 
 FLAGS = flags.FLAGS
+_KIND = "evaluation"  # what the manifest of a page says that it is of
 
 
 def define_flags() -> None:
@@ -130,9 +131,9 @@ def run() -> None:
 
 
 def _write(facts: dict[str, Any]) -> None:
-    with staged_directory(FLAGS.output, replace=True) as directory:
+    with staged_directory(FLAGS.output, replace=_KIND) as directory:
         problem = write_files(directory, facts)
-        write_manifest(directory, "evaluation")
+        write_manifest(directory, _KIND)
     print(problem or f"picture: {Path(FLAGS.output) / PNG}")
     print(f"page: {Path(FLAGS.output) / HTML}")
 
@@ -142,7 +143,7 @@ def _sources() -> list[str]:
     if not FLAGS.input and not FLAGS.dataset:
         raise ValueError("--dataset or --input: expected the rows to judge, got none")
     if FLAGS.output:
-        check_replaceable(Path(FLAGS.output).resolve(), replace=True)
+        check_replaceable(Path(FLAGS.output).resolve(), replace=_KIND)
     sources = FLAGS.input or [FLAGS.dataset]
     for source in sources:
         if predict.check_source(source).is_dir() and len(sources) > 1:

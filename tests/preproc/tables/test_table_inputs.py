@@ -120,7 +120,7 @@ def test_a_bad_value_is_named_and_can_be_put_aside(tmp_path, case):
 
 
 BAD_COLUMNS = {
-    "no column": ({"c": None}, "no column 'c'; the columns are y, x, i, g, w, t"),
+    "no column": ({"c": None}, "no column 'c'; the columns are y, x, i, w, g, t"),
     "list": ({"c": [["a"], [], [], []]}, "column 'c': expected a value a row, got the type list"),
     "map": ({"c": [{"p": 1}] * 4}, "column 'c': expected a value a row, got the type struct"),
     "list of numbers": ({"x": [[1.0]] * 4}, "column 'x': expected numbers, got the type list"),
