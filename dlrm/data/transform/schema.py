@@ -18,6 +18,7 @@ A schema is what a user writes; `TableTransform` is what preprocessing makes of 
 training rows. Criteo's logs need none: `--schema criteo` is built in.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -36,6 +37,7 @@ TIME_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}  # in microseconds
 MAX_BINS = 256
 QUANTILE_BINS = 64  # of the transform "quantile" where a field names no number
 _MAX_BUCKETS = 1 << 30
+_LINE_ENDS = frozenset("\x85\u2028\u2029")  # beside those of ASCII
 _LONGEST_GROUP = 200  # bytes of the name of a column in that of a file
 
 
@@ -273,8 +275,11 @@ class Schema:
         comments = comments or {}
 
         def flow(value: Any) -> str:
+            plain = not _LINE_ENDS.intersection(
+                json.dumps(value, ensure_ascii=False)
+            )  # YAML folds them
             text = yaml.safe_dump(
-                value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 20
+                value, default_flow_style=True, sort_keys=False, allow_unicode=plain, width=1 << 20
             )
             return text.removesuffix("\n").removesuffix("\n...")
 
