@@ -1,7 +1,8 @@
-"""How commands say what is wrong: one line that begins with `error:`, and an exit code."""
+"""Prints what commands say: errors in one line that begins with `error:`, and tables."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from dlrm.documents import one_line
@@ -32,3 +33,18 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process."""
         fail(message, 2)
+
+
+def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table whose columns are as wide as their longest cell.
+
+    The first column is aligned to the left and the others to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [heads, *rows]
+    ]

@@ -83,34 +83,6 @@ def cell(value: str | int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else html.escape(value)
 
 
-def bars(
-    title: str, shown: Callable[[float], str | None], names: Sequence[str], values: Sequence[float]
-) -> str:
-    """Returns a bar chart, up to the highest value; `shown` writes one."""
-    step = min(max(360 // max(len(names), 1), 18), 48)
-    height, top = 110, 24
-    base, width = top + height, step * len(names)
-    highest = max([*values, 1e-12])
-    title = f"{title}, up to {shown(highest)}"
-    shapes = [f"<text class='title' x='0' y='12'>{html.escape(title)}</text>"]
-    shapes.append(f"<path d='M0 {base}.5H{width}' stroke='#888'/>")
-    longest = max([len(name) for name in names], default=0)
-    for i, (name, value) in enumerate(zip(names, values, strict=True)):
-        bar, x = height * value / highest, step * i
-        shapes.append(
-            f"<rect x='{x + 2}' y='{base - bar:.1f}' width='{step - 4}' height='{bar:.1f}' "
-            f"fill='#4878a8'><title>{html.escape(f'{name}: {shown(value)}')}</title></rect>"
-        )
-        if longest <= 3:
-            place = f"x='{x + step // 2}' y='{base + 14}' text-anchor='middle'"
-        else:
-            place = f"transform='translate({x + step // 2 - 3},{base + 10}) rotate(60)'"
-        shapes.append(f"<text {place}>{html.escape(name)}</text>")
-    size = (max(width, 8 * len(title)) + 30, base + 10 + 6 * longest)
-    told = ", ".join(f"{n} {shown(v)}" for n, v in zip(names, values, strict=True))
-    return _figure(size, f"{title}: {told}", shapes)
-
-
 def side_bars(title: str, names: Sequence[str], values: Sequence[float], digits: int = 4) -> str:
     """Returns bars that lie, from zero to both sides, with their values beside them."""
     left = 8 + 7 * max(map(len, names), default=0)

@@ -17,7 +17,7 @@ from dlrm.api.dataset import OPTIONS, Dataset, unexpected
 from dlrm.api.defaults import training_defaults
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.data.tables.draft import draft_schema
+from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
@@ -113,7 +113,7 @@ def fit(
             raise ValueError(f"schema, label: expected a schema, or the label's column, got {got}")
         if schema is None:
             data = open_frame(data, None).read_all()  # a stream can be read only once
-            schema = draft_schema(data.to_batches(), label or "")
+            schema = draft(data.to_batches(), label or "").schema
         dataset = Dataset.from_arrow(
             data, schema, test=test, validation=validation, verbose=verbose, **options
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm.command_line import Parser, fail
+from dlrm.command_line import Parser, aligned, fail
 from dlrm.documents import parse_json, read_bytes
 from dlrm.files import MANIFEST, staged_directory
 from dlrm.manifest import write_manifest
@@ -228,15 +228,7 @@ def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Ru
 
 def lines_of(runs: Sequence[Run], columns: Sequence[str]) -> list[str]:
     """Returns a table: a run a line, its metrics and the flags in which it differs."""
-    heads, rows = _cells(runs, columns)
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [heads, *rows]
-    ]
+    return aligned(*_cells(runs, columns))
 
 
 def _cells(runs: Sequence[Run], columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:

@@ -22,7 +22,7 @@ _MOST_LINES = 100  # of a record; a stray pair of quotes makes one of all rows b
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How the records of a file are read.
+    """Describes how the records of a file are read.
 
     Attributes:
         columns: their names; without them those of the header, or 0, 1, ...

@@ -89,28 +89,6 @@ class Draft:
         write_atomically(path, self.text(source))
 
 
-def draft_schema(
-    batches: Iterable[pa.RecordBatch],
-    label: str,
-    *,
-    positive: str | None = None,
-    weight: str | None = None,
-    groups: Sequence[str] = (),
-    time: str | None = None,
-    max_rows: int = SAMPLE_ROWS,
-) -> Schema:
-    """Returns a schema for a table; see `draft`."""
-    return draft(
-        batches,
-        label,
-        positive=positive,
-        weight=weight,
-        groups=groups,
-        time=time,
-        max_rows=max_rows,
-    ).schema
-
-
 def draft(
     batches: Iterable[pa.RecordBatch],
     label: str,

@@ -56,7 +56,7 @@ class TableFile(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How CSV is read.
+    """Describes how CSV is read.
 
     Attributes:
         columns: names of its columns; without them those of the header, or 0, 1, ...

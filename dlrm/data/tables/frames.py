@@ -18,7 +18,7 @@ GROUP_ROWS = 1 << 17  # of a row group that is written
 
 
 def is_frame(value: Any) -> bool:
-    """Whether something is a table that `open_frame` reads."""
+    """Returns whether something is a table that `open_frame` reads."""
     return hasattr(value, "__arrow_c_stream__") or _is_pandas(value)
 
 

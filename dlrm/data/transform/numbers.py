@@ -4,7 +4,7 @@ Statistics that tasks fit on parts of the rows are added up exactly, so that the
 same bytes however they were divided.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -228,9 +228,3 @@ def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarr
 
 def _quantiles(count: int) -> np.ndarray:
     return np.arange(1, count + 1) / (count + 1)
-
-
-def blocks_of(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yields an array some at a time."""
-    for begin in range(0, len(array), size):
-        yield array[begin : begin + size]

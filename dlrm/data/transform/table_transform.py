@@ -290,14 +290,6 @@ class TableTransform:
         """The hashes of the texts that mean "missing"."""
         return missing_keys(self.schema)
 
-    def labels(self, cells: Sequence[str]) -> np.ndarray:
-        """Reads labels as preprocessing did, as bool `[rows]`.
-
-        Raises:
-            BadCellError: one that is missing, or that preprocessing did not meet.
-        """
-        return label_cells(self.schema, self.known_labels)(cells)
-
     @property
     def known_labels(self) -> list[str] | None:
         """The labels that preprocessing met; None where they are not known."""

@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Division:
-    """How rows are divided; fields are flag names.
+    """Says how rows are divided; fields are flag names.
 
     At most one of the ways is chosen: by time, by a column, by files, or by chance, which is by
     `test_fraction` and `validation_fraction`.

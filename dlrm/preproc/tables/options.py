@@ -12,7 +12,7 @@ from dlrm.preproc.tables.division import Division, facts
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How tables are turned into a dataset. Only `split_bytes` and `max_bad_lines` change no byte.
+    """Says how tables become a dataset. Only `split_bytes` and `max_bad_lines` change no byte.
 
     Attributes:
         schema: what the columns mean.

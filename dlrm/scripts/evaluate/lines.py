@@ -1,8 +1,8 @@
 """The results of an evaluation as lines for a terminal."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from dlrm.command_line import aligned
 from dlrm.metrics.ranked import NAMES
 
 MEANINGS = {
@@ -28,9 +28,9 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
     ]
     if facts["against"]:
         lines.append(f"against {facts['against']}; differences are the first minus the second")
-    lines += ["", *_table(*metric_table(facts))]
+    lines += ["", *aligned(*metric_table(facts))]
     for sliced in facts.get("slices", []):
-        lines += ["", *_table(*slice_table(sliced, facts["against"] is not None))]
+        lines += ["", *aligned(*slice_table(sliced, facts["against"] is not None))]
     if "recalibration" in facts:
         kind, judged = facts["recalibration"]["kind"], facts["recalibration"]["judged"]
         changed = ("log_loss", "normalized_entropy", "calibration", "ece")
@@ -43,7 +43,7 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
         ]
         heads = ["field", "AUC lost", "95 % interval", "log loss gained"]
         lines += ["", "importance: what is lost when a field's values are dealt to other rows"]
-        lines += _table(heads, rows)
+        lines += aligned(heads, rows)
     return lines + [""] * bool(facts["notes"]) + facts["notes"]
 
 
@@ -97,15 +97,3 @@ def interval_text(interval: dict[str, float | None], sign: str = "") -> str:
 def _cells(interval: dict[str, float | None], sign: str = "") -> list[str]:
     value, low, high = (number_text(interval[k], sign=sign) for k in ("value", "low", "high"))
     return [value, "–" if interval["low"] is None else f"{low} to {high}"]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The columns as wide as their longest cell; the first is aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [heads, *rows]
-    ]

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from dlrm.data.tables.draft import batches_of, draft, draft_schema
+from dlrm.data.tables.draft import batches_of, draft
 from dlrm.data.tables.files import TextFormat, find_tables
 from dlrm.data.tables.summaries import Distinct, Moments
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
@@ -169,7 +169,7 @@ def test_markers_are_missing_values():
 )
 def test_labels_say_which_of_them_is_positive(labels, expected):
     batch = table(y=labels * (ROWS // 3))
-    assert draft_schema([batch], "y").label == expected
+    assert draft([batch], "y").schema.label == expected
 
 
 def test_labels_that_cannot_be_used_are_refused():

@@ -17,7 +17,12 @@ from dlrm.data.transform.schema import (
     Schema,
     TimeField,
 )
-from dlrm.data.transform.table_transform import BadRowError, Dictionary, TableTransform
+from dlrm.data.transform.table_transform import (
+    BadRowError,
+    Dictionary,
+    TableTransform,
+    label_cells,
+)
 
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])
@@ -178,7 +183,8 @@ def test_a_transform_is_the_same_once_written_and_read(saved):
     assert ids[:, 0].tolist()[:2] == [2, 0]
     assert 3 <= ids[2, 0] < 8
     assert ids[:, 1:].tolist() == [[1, 0], [2, 0], [0, 0]]
-    assert transform.labels(["ja", "nein"]).tolist() == [True, False]
+    read = label_cells(transform.schema, transform.known_labels)
+    assert read(["ja", "nein"]).tolist() == [True, False]
     coded = transform.encode(1, Coded(np.array([7, 9], np.uint64), np.array([1, -1, 0])))
     assert coded.tolist() == [0, 0, 1]
 
