@@ -12,13 +12,15 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from dlrm.data.clicks import layout
+from dlrm.data.clicks import bags, layout
+from dlrm.data.clicks.bags import ListField, ListFiles
 from dlrm.documents import brief, read_yaml
 from dlrm.files import check_relative, within, write_atomically
 from dlrm.limits import check_features
@@ -33,7 +35,8 @@ class FeatureSpec:
     """The features of a dataset, checked when it is made.
 
     Attributes:
-        feature_spec: feature name -> {"dtype": numpy dtype name, "cardinality": rows of its table}.
+        feature_spec: feature name -> {"dtype": numpy dtype name, "cardinality": rows of its table,
+            "list": of several ids a row, see `ListField`}.
         source_spec: split -> list of chunks {"type", "features", "files"}.
         channel_spec: channel -> feature names; their order is that of the model's inputs.
         metadata: anything.
@@ -109,6 +112,7 @@ class FeatureSpec:
         cardinalities: Mapping[str, int],
         splits: Iterable[str],
         metadata: dict[str, Any] | None = None,
+        lists: Mapping[str, ListField] | None = None,
     ) -> "FeatureSpec":
         """Describes a dataset with NVIDIA's default file names and feature names of one's own.
 
@@ -119,11 +123,15 @@ class FeatureSpec:
             cardinalities: categorical feature -> rows of its table, in that order too.
             splits: "train" and "test", and possibly "validation".
             metadata: stored as it is.
+            lists: the categorical features with several ids a row.
         """
+        lists = lists or {}
         features: dict[str, dict[str, Any]] = {
             name: {"dtype": str(layout.id_dtype(size)), "cardinality": size}
             for name, size in cardinalities.items()
         }
+        for name, one in lists.items():
+            features[name]["list"] = one.facts()
         features |= {name: {"dtype": str(layout.NUMERICAL_DTYPE)} for name in numerical}
         features[label] = {"dtype": str(layout.LABEL_DTYPE)}
         channels = {
@@ -133,7 +141,7 @@ class FeatureSpec:
         }
         return cls(
             feature_spec=features,
-            source_spec={split: _default_chunks(split, channels) for split in splits},
+            source_spec={split: _default_chunks(split, channels, lists) for split in splits},
             channel_spec=channels,
             metadata=metadata or {},
             path=path,
@@ -182,17 +190,33 @@ class FeatureSpec:
         """Rows of each table, in the order of the categorical channel."""
         return [self.feature_spec[name]["cardinality"] for name in self.categorical]
 
+    @cached_property
+    def lists(self) -> dict[str, ListField]:
+        """The categorical features with several ids a row, in the order of their channel."""
+        return {
+            name: ListField.of_facts(self.feature_spec[name]["list"])
+            for name in self.categorical
+            if "list" in self.feature_spec[name]
+        }
+
     def dtype(self, feature: str) -> np.dtype:
         """Returns the dtype that a feature has in its file."""
         return np.dtype(self.feature_spec[feature]["dtype"])
 
     def file(self, split: str, feature: str) -> Path:
         """Returns the file that holds a feature of a split (the numerical features share one)."""
+        return self._files(split, feature)[0]
+
+    def list_files(self, split: str, feature: str) -> ListFiles:
+        """Returns the files of a feature of `lists`."""
+        return ListFiles(*self._files(split, feature))
+
+    def _files(self, split: str, feature: str) -> list[Path]:
         if split not in self.source_spec:
             raise ValueError(f"{self.path}: no split {split!r}, only {', '.join(self.splits)}")
         for chunk in self.source_spec[split]:
             if feature in chunk["features"]:
-                return self._within(chunk["files"][0])
+                return [self._within(name) for name in chunk["files"]]
         raise ValueError(f"{self.path}: no feature {feature!r} in split {split!r}")
 
     def num_rows(self, split: str) -> int:
@@ -210,16 +234,44 @@ class FeatureSpec:
                     f"{self.directory / name}: expected {rows * width} bytes ({rows} rows, as the "
                     f"label file has, of {width} bytes), got {size}"
                 )
+        for name in self.lists:
+            self._check_list(split, name, rows)
         return rows
+
+    def _check_list(self, split: str, name: str, rows: int) -> None:
+        """Raises ValueError where the files of a list field do not fit one another."""
+        files, one = self.list_files(split, name), self.lists[name]
+
+        def check(path: Path, count: int, of: str, dtype: np.dtype) -> None:
+            if (size := _size(path)) != count * dtype.itemsize:
+                raise ValueError(
+                    f"{path}: expected {count * dtype.itemsize} bytes ({count} {of} of "
+                    f"{dtype.itemsize} bytes), got {size}"
+                )
+
+        check(files.lengths, rows, "lengths, one a row,", one.lengths_dtype)
+        check(files.starts, bags.num_starts(rows), "starts", bags.STARTS_DTYPE)
+        with open(files.starts, "rb") as file:
+            file.seek(-bags.STARTS_DTYPE.itemsize, os.SEEK_END)
+            total = int(np.frombuffer(file.read(), bags.STARTS_DTYPE)[0])
+        if not 0 <= total <= rows * one.max_length:
+            raise ValueError(
+                f"{files.starts}: expected up to {rows * one.max_length} ids ({rows} rows of up to "
+                f"{one.max_length}), got {total}"
+            )
+        check(files.values, total, "ids", self.dtype(name))
+        if files.weights is not None:
+            check(files.weights, total, "weights", bags.WEIGHTS_DTYPE)
 
     def _within(self, name: str) -> Path:
         return within(self.directory, name, self.path, self.allow_links)
 
     def _row_bytes(self, split: str) -> dict[str, int]:
-        """File -> bytes of a row."""
+        """File -> bytes of a row, of features whose rows all have as many."""
         return {
             chunk["files"][0]: sum(self.dtype(name).itemsize for name in chunk["features"])
             for chunk in self.source_spec[split]
+            if chunk["type"] != bags.CHUNK
         }
 
 
@@ -248,15 +300,22 @@ def read_sections(path: Path) -> dict[str, Any]:
     return sections
 
 
-def _default_chunks(folder: str, channels: dict[str, list[str]]) -> list[dict]:
-    chunks = [(channels["numerical"], layout.NUMERICAL_FILE)] if channels["numerical"] else []
-    chunks += [(channels["label"], layout.LABEL_FILE)]
-    chunks += [
-        ([name], layout.categorical_name(i)) for i, name in enumerate(channels["categorical"])
-    ]
+def _default_chunks(
+    folder: str, channels: dict[str, list[str]], lists: Mapping[str, ListField]
+) -> list[dict]:
+    chunks = [(channels["numerical"], [layout.NUMERICAL_FILE])] if channels["numerical"] else []
+    chunks += [(channels["label"], [layout.LABEL_FILE])]
+    for i, name in enumerate(channels["categorical"]):
+        one = lists.get(name)
+        names = [layout.categorical_name(i)] if one is None else bags.file_names(i, one.weighted)
+        chunks.append(([name], names))
     return [
-        {"type": "split_binary", "features": list(features), "files": [f"{folder}/{file}"]}
-        for features, file in chunks
+        {
+            "type": "split_binary" if len(files) == 1 else bags.CHUNK,
+            "features": list(features),
+            "files": [f"{folder}/{file}" for file in files],
+        }
+        for features, files in chunks
     ]
 
 
@@ -289,12 +348,12 @@ def _with_validation(spec: FeatureSpec) -> FeatureSpec:
 
 def _moved(train: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Returns the chunks of train/ as those of another folder; none where they are elsewhere."""
-    parts = [Path(chunk["files"][0]).parts for chunk in train]
-    if not all(len(names) > 1 and names[0] == "train" for names in parts):
+    parts = [[Path(file).parts for file in chunk["files"]] for chunk in train]
+    if not all(len(names) > 1 and names[0] == "train" for files in parts for names in files):
         return []
     return [
-        {**chunk, "files": [Path(folder, *names[1:]).as_posix()]}
-        for chunk, names in zip(train, parts, strict=True)
+        {**chunk, "files": [Path(folder, *names[1:]).as_posix() for names in files]}
+        for chunk, files in zip(train, parts, strict=True)
     ]
 
 
@@ -374,6 +433,10 @@ def _check_features(spec: FeatureSpec) -> None:
                 _fail(spec, f"feature {name}: expected a signed integer dtype, got {dtype}")
             if size - 1 > np.iinfo(dtype).max:
                 _fail(spec, f"feature {name}: cardinality {size} does not fit dtype {dtype}")
+            try:
+                ListField.of_facts(facts.get("list", {"max_length": 1}))
+            except ValueError as error:
+                _fail(spec, f"feature {name}: {error}")
         expected = {
             **dict.fromkeys(spec.numerical, layout.NUMERICAL_DTYPE),
             spec.label: layout.LABEL_DTYPE,
@@ -406,13 +469,18 @@ def _check_chunk(spec: FeatureSpec, chunk: Any, where: str) -> None:
     if not isinstance(chunk, dict) or not {"type", "features", "files"} <= set(chunk):
         _fail(spec, f"{where}: expected type, features and files, got {brief(chunk)}")
     features, files = chunk["features"], chunk["files"]
-    if chunk["type"] != "split_binary":
-        _fail(spec, f"{where}: expected type split_binary, got {brief(chunk['type'])}")
     if not is_list_of_text(features) or not features:
         _fail(spec, f"{where}: expected one feature or more, got {brief(features)}")
-    if not is_list_of_text(files) or len(files) != 1:
-        _fail(spec, f"{where}: expected one file, got {brief(files)}")
-    check_relative(files[0], spec.path)
+    of_list = features[0] in spec.lists
+    expected = bags.CHUNK if of_list else "split_binary"
+    if chunk["type"] != expected:
+        _fail(spec, f"{where}: expected type {expected}, got {brief(chunk['type'])}")
+    count = 3 + spec.lists[features[0]].weighted if of_list else 1
+    if not is_list_of_text(files) or len(files) != count:
+        wanted = f"{count} files" if of_list else "one file"
+        _fail(spec, f"{where}: expected {wanted}, got {brief(files)}")
+    for file in files:
+        check_relative(file, spec.path)
     if set(features) & set(spec.numerical):
         if features != spec.numerical:
             _fail(

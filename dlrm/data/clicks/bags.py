@@ -1,0 +1,130 @@
+"""Fields with several ids a row: how they lie in memory and in the files of a dataset.
+
+A field whose number among the tables is i has, in each split, in place of `cat_<i>.bin`:
+
+    cat_<i>.values.bin    ids, row after row, in `layout.id_dtype` of the table's cardinality
+    cat_<i>.lengths.bin   how many ids each row has, in `lengths_dtype` of the greatest length
+    cat_<i>.starts.bin    int64: the place in the values of each 4,096th row, and last how many ids
+                          there are
+    cat_<i>.weights.bin   float32, a weight for each id, where the field has weights
+
+Only numpy and the standard library are imported.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.documents import brief
+
+CHUNK = "split_binary_list"  # readers of one id a row refuse this type
+ROWS_A_START = 4096
+STARTS_DTYPE = np.dtype("<i8")
+WEIGHTS_DTYPE = np.dtype("<f4")
+POOLINGS = ("sum", "mean")
+
+
+class Bags(NamedTuple):
+    """Ids of a field, or keys, row after row.
+
+    Attributes:
+        values: `[total]`.
+        lengths: how many each row has, `[rows]`.
+        weights: a weight for each value, float32 `[total]`; None where all are 1.
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+    weights: np.ndarray | None = None
+
+    def take(self, rows: np.ndarray) -> "Bags":
+        """Returns the bags of a mask, or of places."""
+        places, lengths = places_of(self.lengths, rows)
+        weights = None if self.weights is None else self.weights[places]
+        return Bags(self.values[places], lengths, weights)
+
+
+def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the places of the values of some rows, and how many each of these has.
+
+    Args:
+        lengths: of all rows.
+        rows: a mask, or places.
+    """
+    chosen = lengths[rows].astype(np.int64)
+    starts = (np.cumsum(lengths, dtype=np.int64) - lengths)[rows]
+    before = np.cumsum(chosen) - chosen
+    return np.repeat(starts - before, chosen) + np.arange(chosen.sum()), lengths[rows]
+
+
+class ListField(NamedTuple):
+    """What `feature_spec.yaml` says of a field with several ids a row, under `list`.
+
+    Attributes:
+        max_length: no row has more ids.
+        weighted: whether each id has a weight.
+        pooling: "sum" or "mean" of the rows looked up; None is that of `--pooling`.
+    """
+
+    max_length: int
+    weighted: bool = False
+    pooling: str | None = None
+
+    @property
+    def lengths_dtype(self) -> np.dtype:
+        """Of the lengths: the narrowest signed type."""
+        return layout.id_dtype(self.max_length + 1)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns it as YAML has it, without what has its default."""
+        defaults = self._field_defaults
+        return {k: v for k, v in self._asdict().items() if defaults.get(k, self) != v}
+
+    @classmethod
+    def of_facts(cls, facts: Any) -> "ListField":
+        """Reads what `facts` returns.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(facts, dict) or not {"max_length"} <= set(facts) <= set(cls._fields):
+            raise ValueError(f"list: expected max_length, weighted, pooling, got {brief(facts)}")
+        made = cls(**facts)
+        longest = np.iinfo(np.int32).max - 2
+        if type(made.max_length) is not int or not 1 <= made.max_length <= longest:
+            raise ValueError(
+                f"list: max_length: expected 1 to {longest}, got {brief(made.max_length)}"
+            )
+        if not isinstance(made.weighted, bool):
+            raise ValueError(f"list: weighted: expected true or false, got {brief(made.weighted)}")
+        if made.pooling not in (None, *POOLINGS):
+            raise ValueError(f"list: pooling: expected sum or mean, got {brief(made.pooling)}")
+        return made
+
+
+class ListFiles(NamedTuple):
+    """The files of a list field in a split; no `weights` where it has none."""
+
+    values: Path
+    lengths: Path
+    starts: Path
+    weights: Path | None = None
+
+
+def file_names(index: int, weighted: bool) -> list[str]:
+    """Returns the files of field `index`, in the order of `ListFiles`."""
+    names = ["values", "lengths", "starts", *["weights"] * weighted]
+    return [f"cat_{index}.{name}.bin" for name in names]
+
+
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """Returns the content of `cat_<i>.starts.bin` for the lengths of all rows."""
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return np.append(ends[:-1][::ROWS_A_START], ends[-1]).astype(STARTS_DTYPE)
+
+
+def num_starts(rows: int) -> int:
+    """Returns how many entries `cat_<i>.starts.bin` has."""
+    return -(-rows // ROWS_A_START) + 1
