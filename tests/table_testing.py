@@ -2,9 +2,10 @@
 
 import json
 
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.data.transform.table_transform import Dictionary, TableTransform
+from dlrm.data.transform.table_transform import TableTransform
 
 
 def table_transform(

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.tables.rows import extra_dtypes
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fitted import Fitted, load_transform
-from dlrm.data.transform.table_transform import Dictionary, TableTransform
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest

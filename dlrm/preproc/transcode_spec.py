@@ -15,9 +15,8 @@ from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.sources.csv_cells import Parser, id_parser, label_parser, number_parser
 from dlrm.data.sources.csv_columns import Columns, CsvFormat
-from dlrm.data.transform.numbers import Fitted, transform_numbers
+from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
 from dlrm.data.transform.schema import NumericalField
-from dlrm.data.transform.table_transform import overflow_text
 from dlrm.documents import brief
 from dlrm.files import staged_directory, within
 from dlrm.preproc.transcode import Report

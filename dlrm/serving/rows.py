@@ -14,8 +14,9 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import BadValueError, TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
+from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.fitted import Fitted, load_transform
-from dlrm.data.transform.table_transform import BadRowError, TableTransform
+from dlrm.data.transform.table_transform import TableTransform
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
 _ZEROS = np.zeros(_PADDING, np.uint8)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.tables.rows import RowReader, Rows
-from dlrm.data.transform.table_transform import BadRowError, TableTransform, stack_ids
+from dlrm.data.transform.cells import BadRowError
+from dlrm.data.transform.table_transform import TableTransform, stack_ids
 from dlrm.serving.rows import Inputs, RowError
 
 

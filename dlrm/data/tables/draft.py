@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.csv_columns import check_names
+from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.files import CSV, PARQUET, TableFile, TextFormat, chunks_of
 from dlrm.data.tables.parquet import parts_of, read_part, schema_of
-from dlrm.data.tables.rows import column_of, texts_of
 from dlrm.data.tables.summaries import BOOLEANS, OTHER, TEXT, TIMES, Summary
 from dlrm.data.transform.schema import (
     TIME_UNITS,

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.csv_cells import BadCellError, number_parser
-from dlrm.data.tables.rows import microseconds, texts_of
+from dlrm.data.tables.columns import texts_of
+from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.lookup import spread
 from dlrm.data.transform.schema import TimeField
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.sources.columns import Parsed
+from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts
 from dlrm.documents import brief
 
 DEFAULT_FREQUENCY_LIMIT = 15
@@ -185,3 +185,90 @@ def load_dictionary(path: Path, size: int) -> np.ndarray:
 def checksum(dictionary: np.ndarray) -> str:
     """Returns the CRC-32 of a dictionary's numbers, for which it is read: 0.6 s a GB."""
     return f"{zlib.crc32(np.ascontiguousarray(dictionary).data):08x}"
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """The values of a field, or of some that share it, that have ids.
+
+    Attributes:
+        keys: uint64, of the values with the ids 1, 2, ...: integers as they are, or hashes of
+            texts.
+        texts: uint8, the texts one after another; None of integers.
+        ends: int64, where each text ends.
+    """
+
+    keys: np.ndarray
+    texts: np.ndarray | None = None
+    ends: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def value(self, id: int) -> str | int:
+        """Returns the value that has an id."""
+        if self.texts is None or self.ends is None:
+            return int(self.keys[id - 1 : id].astype(np.uint64).view(np.int64)[0])
+        begin = int(self.ends[id - 2]) if id > 1 else 0
+        return self.texts[begin : int(self.ends[id - 1])].tobytes().decode()
+
+    def values(self) -> list[str | int]:
+        """Returns all values in the order of their ids."""
+        return [self.value(id) for id in range(1, len(self) + 1)]
+
+    @classmethod
+    def load(cls, directory: Path, place: int, size: int, kind: str) -> "Dictionary":
+        """Maps the files of a dictionary.
+
+        Args:
+            directory: of the transform.
+            place: of the dictionary in it.
+            size: how many values it has.
+            kind: the type of its fields.
+
+        Raises:
+            FileNotFoundError, ValueError: a file is missing or damaged; it is named.
+        """
+        keys = load_dictionary(dictionary_path(directory, place), size)
+        if kind != "string":
+            return cls(keys)
+        ends = _load_array(directory / f"ends_{place}.npy", np.dtype(np.int64))
+        texts = _load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
+        if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
+            raise ValueError(
+                f"{directory / f'ends_{place}.npy'}: expected {size} ends, the last "
+                f"{len(texts)}, got {len(ends)}"
+            )
+        return cls(keys, texts, ends)
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str]) -> "Dictionary":
+        """Makes a dictionary of texts, in the order of their ids."""
+        encoded = [text.encode() for text in texts]
+        column = TextColumn.from_bytes(encoded)
+        data = np.frombuffer(b"".join(encoded), np.uint8)
+        return cls(hash_texts(column), data, np.asarray(column.ends, np.int64))
+
+
+def _load_array(path: Path, dtype: np.dtype) -> np.ndarray:
+    try:
+        empty = path.stat().st_size <= 128  # a header alone, which cannot be mapped
+        array = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: missing") from error
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: not a dictionary ({error})") from error
+    if array.ndim != 1 or array.dtype != dtype:
+        raise ValueError(
+            f"{path}: expected one dimension of type {dtype}, got shape {list(array.shape)} of "
+            f"type {array.dtype}"
+        )
+    return array
+
+
+def arrays_of(dictionary: Dictionary) -> dict[str, np.ndarray]:
+    """The arrays of a dictionary, by the names of their files."""
+    arrays = {"dictionary": dictionary.keys}
+    if dictionary.texts is not None and dictionary.ends is not None:
+        arrays |= {"texts": dictionary.texts, "ends": dictionary.ends}
+    return arrays

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fitted import Fitted, load_transform
-from dlrm.data.transform.table_transform import Dictionary, TableTransform
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.documents import read_json

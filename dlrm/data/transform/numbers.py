@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.schema import NumericalField
 from dlrm.data.transform.transform import log_numerical
@@ -228,3 +229,21 @@ def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarr
 
 def _quantiles(count: int) -> np.ndarray:
     return np.arange(1, count + 1) / (count + 1)
+
+
+def overflow_text(value: Any, numeric_transform: str) -> str:
+    """Says that a value is too large for a dataset as it was transformed, and what to do."""
+    transformed, advice = {
+        "none": ("", "choose the transform log or standardise, or scale the column"),
+        "standardise": (
+            ", standardised,",
+            "most training rows are much closer together; choose the transform log or quantile, or "
+            "drop the column or the row",
+        ),
+        "log": (", as a logarithm,", "drop the row"),
+    }[numeric_transform]
+    greatest = np.finfo(layout.NUMERICAL_DTYPE).max
+    return (
+        f"{value}{transformed} is beyond float16 (up to {greatest:.0f}), in which "
+        f"numerical features are stored; {advice}"
+    )

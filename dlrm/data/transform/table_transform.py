@@ -11,9 +11,7 @@ A `TableTransform` is a `Schema` and what preprocessing fitted to the training r
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,96 +19,18 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.columns import Coded, Parsed, TextColumn, hash_texts, stripped
-from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, number_parser
-from dlrm.data.transform.dictionaries import checksum, dictionary_path, load_dictionary
+from dlrm.data.sources.columns import Coded, Parsed, TextColumn
+from dlrm.data.transform.cells import BadRowError, keys_of_texts, missing_keys, numbers_of_texts
+from dlrm.data.transform.dictionaries import Dictionary, arrays_of, checksum
 from dlrm.data.transform.lookup import IdLookup, spread
-from dlrm.data.transform.numbers import Fitted, transform_numbers
-from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
+from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transformed
 from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
 FILE = "table.json"
 _VERSION = 1
-_LONGEST_SHOWN = 64  # characters of a cell in a message
-_MOST_LABELS = 4  # that an error names
-
-
-class BadRowError(ValueError):
-    """A cell that cannot be transformed.
-
-    Attributes:
-        row, column: where it is.
-        problem: what was expected and what came.
-    """
-
-    def __init__(self, row: int, column: str, problem: str) -> None:
-        super().__init__(f"column {column}, row {row}: {problem}")
-        self.row, self.column, self.problem = row, column, problem
-
-
-@dataclass(frozen=True)
-class Dictionary:
-    """The values of a field, or of some that share it, that have ids.
-
-    Attributes:
-        keys: uint64, of the values with the ids 1, 2, ...: integers as they are, or hashes of
-            texts.
-        texts: uint8, the texts one after another; None of integers.
-        ends: int64, where each text ends.
-    """
-
-    keys: np.ndarray
-    texts: np.ndarray | None = None
-    ends: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def value(self, id: int) -> str | int:
-        """Returns the value that has an id."""
-        if self.texts is None or self.ends is None:
-            return int(self.keys[id - 1 : id].astype(np.uint64).view(np.int64)[0])
-        begin = int(self.ends[id - 2]) if id > 1 else 0
-        return self.texts[begin : int(self.ends[id - 1])].tobytes().decode()
-
-    def values(self) -> list[str | int]:
-        """Returns all values in the order of their ids."""
-        return [self.value(id) for id in range(1, len(self) + 1)]
-
-    @classmethod
-    def load(cls, directory: Path, place: int, size: int, kind: str) -> "Dictionary":
-        """Maps the files of a dictionary.
-
-        Args:
-            directory: of the transform.
-            place: of the dictionary in it.
-            size: how many values it has.
-            kind: the type of its fields.
-
-        Raises:
-            FileNotFoundError, ValueError: a file is missing or damaged; it is named.
-        """
-        keys = load_dictionary(dictionary_path(directory, place), size)
-        if kind != "string":
-            return cls(keys)
-        ends = _load_array(directory / f"ends_{place}.npy", np.dtype(np.int64))
-        texts = _load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
-        if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
-            raise ValueError(
-                f"{directory / f'ends_{place}.npy'}: expected {size} ends, the last "
-                f"{len(texts)}, got {len(ends)}"
-            )
-        return cls(keys, texts, ends)
-
-    @classmethod
-    def of_texts(cls, texts: Sequence[str]) -> "Dictionary":
-        """Makes a dictionary of texts, in the order of their ids."""
-        encoded = [text.encode() for text in texts]
-        column = TextColumn.from_bytes(encoded)
-        data = np.frombuffer(b"".join(encoded), np.uint8)
-        return cls(hash_texts(column), data, np.asarray(column.ends, np.int64))
 
 
 class TableTransform:
@@ -166,7 +86,7 @@ class TableTransform:
         """Returns the checksums of each dictionary, of which those that were saved are not read."""
         if self._expected:
             return [crcs for _, crcs in self._expected]
-        return [[checksum(a) for a in _arrays(one).values()] for one in self.dictionaries]
+        return [[checksum(a) for a in arrays_of(one).values()] for one in self.dictionaries]
 
     @property
     def num_numerical(self) -> int:
@@ -307,7 +227,7 @@ class TableTransform:
         if not self._expected:
             return
         directory, expected = self._expected[place]
-        arrays = _arrays(self.dictionaries[place])
+        arrays = arrays_of(self.dictionaries[place])
         for (name, array), crc in zip(arrays.items(), expected, strict=True):
             if (found := checksum(array)) != crc:
                 path = directory / f"{name}_{place}.npy"
@@ -317,7 +237,7 @@ class TableTransform:
         """Writes the files of a transform into a directory, created if need be."""
         Path(directory).mkdir(parents=True, exist_ok=True)
         for place, dictionary in enumerate(self.dictionaries):
-            for name, array in _arrays(dictionary).items():
+            for name, array in arrays_of(dictionary).items():
                 np.save(Path(directory, f"{name}_{place}.npy"), array, allow_pickle=False)
         save_facts(directory, self)
 
@@ -354,8 +274,8 @@ class TableTransform:
             if len(numerical) != len(schema.numerical):
                 raise ValueError(f"{len(numerical)} fitted of {len(schema.numerical)} numbers")
             for one, crc in zip(dictionaries, crcs, strict=True):
-                if len(crc) != len(_arrays(one)):
-                    raise ValueError(f"expected {len(_arrays(one))} checksums, got {brief(crc)}")
+                if len(crc) != len(arrays_of(one)):
+                    raise ValueError(f"expected {len(arrays_of(one))} checksums, got {brief(crc)}")
             columns = texts_in(facts["columns"])
             kept = float(facts["keep_negatives"])
             transform = cls(schema, numerical, dictionaries, facts["negatives"], columns, kept)
@@ -400,7 +320,7 @@ def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
             for one in transform.numerical
         ],
         "dictionaries": [
-            {"size": len(one), "crc32": [checksum(array) for array in _arrays(one).values()]}
+            {"size": len(one), "crc32": [checksum(array) for array in arrays_of(one).values()]}
             for one in transform.dictionaries
         ],
         "negatives": None if transform.negatives is None else list(transform.negatives),
@@ -417,204 +337,10 @@ def texts_in(values: Any) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _arrays(dictionary: Dictionary) -> dict[str, np.ndarray]:
-    """The arrays of a dictionary, by the names of their files."""
-    arrays = {"dictionary": dictionary.keys}
-    if dictionary.texts is not None and dictionary.ends is not None:
-        arrays |= {"texts": dictionary.texts, "ends": dictionary.ends}
-    return arrays
-
-
-def _load_array(path: Path, dtype: np.dtype) -> np.ndarray:
-    try:
-        empty = path.stat().st_size <= 128  # a header alone, which cannot be mapped
-        array = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path}: missing") from error
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path}: not a dictionary ({error})") from error
-    if array.ndim != 1 or array.dtype != dtype:
-        raise ValueError(
-            f"{path}: expected one dimension of type {dtype}, got shape {list(array.shape)} of "
-            f"type {array.dtype}"
-        )
-    return array
-
-
-# What the text of a cell means, in training and serving alike.
-
-
-def missing_keys(schema: Schema) -> np.ndarray:
-    """Returns the hashes of the texts that mean "missing"."""
-    texts = [text.encode() for text in schema.missing_values]
-    texts += [b"nan"] * ("nan" in map(str.lower, schema.missing_values))  # the text of NaN
-    return hash_texts(TextColumn.from_bytes(texts))
-
-
-def missing_integers(schema: Schema) -> np.ndarray:
-    """Returns the keys of the integers whose text means "missing"."""
-    found = []
-    for text in schema.missing_values:
-        with suppress(ValueError):
-            found.append(_integer(text.encode()))
-    found = [value for value in found if str(value) in schema.missing_values]
-    return np.array(found, np.int64).view(np.uint64)
-
-
-def missing_numbers(missing_values: Collection[str]) -> np.ndarray:
-    """Returns the numbers that mean "missing": -999 is one however it is written."""
-    parse, found = number_parser(()), []
-    for text in missing_values:
-        with suppress(BadCellError):
-            found += parse([text]).tolist()
-    return np.array(found, np.float64)
-
-
-def keys_of_texts(
-    field: CategoricalField,
-    column: TextColumn,
-    missing: np.ndarray,
-    problems: dict[int, str] | None = None,
-) -> Parsed:
-    """Returns the keys of texts.
-
-    Args:
-        field: of strings or integers.
-        column: the texts; blanks around them do not count.
-        missing: hashes of texts that mean "missing", besides empty ones.
-        problems: gets what is wrong with a text, by row; None refuses the first.
-
-    Raises:
-        BadRowError: the first text that is no integer, of a field of integers.
-    """
-    column = stripped(column)
-    hashes = hash_texts(column)
-    absent = column.ends == column.starts
-    if len(missing):
-        absent |= np.isin(hashes, missing)
-    if field.type == "string":
-        return Parsed(np.where(absent, np.uint64(0), hashes), absent)
-    keys = np.zeros(len(hashes), np.int64)
-    for row in np.flatnonzero(~absent).tolist():
-        text = column.data[column.starts[row] : column.ends[row]].tobytes()
-        try:
-            keys[row] = _integer(text)
-        except ValueError as error:
-            if problems is None:
-                raise BadRowError(row, field.column, str(error)) from None
-            problems[row] = str(error)
-    return Parsed(keys.view(np.uint64), absent)
-
-
-def _integer(text: bytes) -> int:
-    whole, point, rest = text.partition(b".")
-    if point and not rest.strip(b"0"):  # as floats of whole numbers are written: 5.0
-        text = whole
-    digits = text[1:] if text[:1] in (b"-", b"+") else text
-    if digits.isdigit() and len(digits) < 40:
-        value = int(text)
-        if -(1 << 63) <= value < 1 << 63:
-            return value
-    shown = _shortened(text.decode("utf-8", "backslashreplace"))
-    raise ValueError(f"expected an integer of 64 bits, got {shown!r}")
-
-
-def numbers_of_texts(
-    field: NumericalField,
-    cells: Sequence[str],
-    missing_values: Collection[str],
-    problems: dict[int, str] | None = None,
-) -> Parsed:
-    """Returns the numbers of cells, 0 where they are missing.
-
-    Args:
-        field: whose cells.
-        cells: the text; blanks around a number do not count.
-        missing_values: texts that mean "missing", besides empty ones.
-        problems: gets what is wrong with a cell, by row; None refuses the first.
-
-    Raises:
-        BadRowError: the first cell that is no finite number.
-    """
-    cells, parse = [cell.strip() for cell in cells], number_parser(missing_values)
-    try:
-        values = parse(cells)
-    except BadCellError as error:
-        if problems is None:
-            problem = _problem(error.index, error.expected_here, cells)
-            raise BadRowError(error.index, field.column, problem) from None
-        values = np.full(len(cells), np.nan)
-        for row, cell in enumerate(cells):
-            try:
-                values[row] = parse([cell])[0]
-            except BadCellError as bad:
-                problems[row] = _problem(0, bad.expected, [cell])
-    missing = np.isnan(values) | np.isin(values, missing_numbers(missing_values))
-    return Parsed(np.where(missing, 0.0, values), missing)
-
-
-def _problem(index: int, expected: str, cells: Sequence[str]) -> str:
-    return f"expected {expected}, got {_shortened(cells[index])!r}"
-
-
-def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
-    """Returns what reads the text of labels.
-
-    Args:
-        schema: whose label.
-        known: all values that are expected; None takes any.
-    """
-    label, missing = schema.label, {"", *schema.missing_values}
-    if label.positive is None:
-        return _zero_or_one
-
-    def parse(cells: Sequence[str]) -> np.ndarray:
-        for index, cell in enumerate(cells):
-            if cell in missing:
-                raise BadCellError(index, "a label that is not missing")
-            if known is not None and cell not in known:
-                shown = " or ".join(map(repr, list(known)[:_MOST_LABELS]))
-                raise BadCellError(index, shown + (", ..." if len(known) > _MOST_LABELS else ""))
-        return np.array([cell == label.positive for cell in cells], layout.LABEL_DTYPE)
-
-    return parse
-
-
-def _zero_or_one(cells: Sequence[str]) -> np.ndarray:
-    booleans = {"true": "1", "false": "0"}
-    try:
-        return label_parser()([booleans.get(cell.lower(), cell) for cell in cells])
-    except BadCellError as error:
-        hint = "--positive, or label: {positive: VALUE} in the schema, names one that counts as 1"
-        raise BadCellError(error.index, f"a label of 0 or 1 ({hint})") from None
-
-
 def _strings(column: TextColumn) -> list[str]:
     whole = column.data.tobytes()
     ends = zip(column.starts.tolist(), column.ends.tolist(), strict=True)
     return [whole[start:end].decode("utf-8", "replace") for start, end in ends]
-
-
-def _shortened(cell: str) -> str:
-    return cell if len(cell) <= _LONGEST_SHOWN else cell[:_LONGEST_SHOWN] + "..."
-
-
-def overflow_text(value: Any, numeric_transform: str) -> str:
-    """Says that a value is too large for a dataset as it was transformed, and what to do."""
-    transformed, advice = {
-        "none": ("", "choose the transform log or standardise, or scale the column"),
-        "standardise": (
-            ", standardised,",
-            "most training rows are much closer together; choose the transform log or quantile, or "
-            "drop the column or the row",
-        ),
-        "log": (", as a logarithm,", "drop the row"),
-    }[numeric_transform]
-    greatest = np.finfo(layout.NUMERICAL_DTYPE).max
-    return (
-        f"{value}{transformed} is beyond float16 (up to {greatest:.0f}), in which "
-        f"numerical features are stored; {advice}"
-    )
 
 
 # Transforms of versions that had one of their own for CSV.

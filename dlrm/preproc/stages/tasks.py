@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
-from dlrm.data.transform.table_transform import BadRowError
 from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.stages.column_statistics import Periods, Statistics
 from dlrm.preproc.stages.dictionary_merge import bucket_of

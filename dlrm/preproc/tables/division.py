@@ -9,7 +9,9 @@ import pyarrow as pa
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, hash_texts
-from dlrm.data.tables.rows import Bad, Rows, column_of, microseconds, texts_of
+from dlrm.data.tables.columns import Bad, column_of, texts_of
+from dlrm.data.tables.rows import Rows
+from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.schema import Schema, TimeField
 from dlrm.preproc.stages.hashing import splitmix64
 

@@ -26,9 +26,10 @@ from dlrm.data.tables.files import CSV, FRAME, PARQUET, TableFile, columns_of, s
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.parquet import Part, partition_of, parts_of
 from dlrm.data.tables.rows import extra_dtypes
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted, Sums
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.table_transform import Dictionary, TableTransform, save_facts
+from dlrm.data.transform.table_transform import TableTransform, save_facts
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.tables.columns import Bad, column_of, texts_of
 from dlrm.data.tables.parquet import PROBLEM, Part, read_part
-from dlrm.data.tables.rows import Bad, RowReader, Rows, column_of, texts_of
+from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.transform.dictionaries import Counts, merge_counts
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.schema import Schema

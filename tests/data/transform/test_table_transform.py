@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm.data.sources.columns import Coded, TextColumn
-from dlrm.data.transform.dictionaries import Counts, merge_counts
+from dlrm.data.transform.cells import BadRowError, label_cells
+from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import (
     CategoricalField,
@@ -17,12 +18,7 @@ from dlrm.data.transform.schema import (
     Schema,
     TimeField,
 )
-from dlrm.data.transform.table_transform import (
-    BadRowError,
-    Dictionary,
-    TableTransform,
-    label_cells,
-)
+from dlrm.data.transform.table_transform import TableTransform
 
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])

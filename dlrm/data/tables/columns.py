@@ -1,0 +1,191 @@
+"""Columns of an Arrow table, each as its distinct values, and what is wrong with a value."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlrm.data.sources.columns import TextColumn
+
+_LONGEST_SHOWN = 64  # characters of a value in a message
+
+
+class Bad(NamedTuple):
+    """A value that cannot be read: its row in the batch, its column, and why."""
+
+    row: int
+    column: str
+    problem: str
+
+
+class Found:
+    """The first bad value of each bad row of a batch."""
+
+    def __init__(self) -> None:
+        self._by_row: dict[int, Bad] = {}
+
+    def add(self, column: str, bad: np.ndarray, problem: Callable[[int], str]) -> None:
+        """Adds the rows of a mask; `problem` says what is wrong with one."""
+        for row in np.flatnonzero(bad).tolist():
+            if row not in self._by_row:
+                self._by_row[row] = Bad(row, column, problem(row))
+
+    def add_places(
+        self, column: str, codes: np.ndarray, problems: dict[int, str], missing: int
+    ) -> None:
+        """Adds rows whose place in the distinct values is bad; `missing` is that of -1."""
+        if problems:
+            wrong = np.zeros(missing + 1, bool)
+            wrong[list(problems)] = True
+            self.add(column, wrong[codes], lambda row: problems[int(codes[row]) % (missing + 1)])
+
+    def in_order(self) -> list[Bad]:
+        """Returns the bad values by row."""
+        return [self._by_row[row] for row in sorted(self._by_row)]
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Returns a column.
+
+    Raises:
+        ValueError: there is none of that name, or two.
+    """
+    places = batch.schema.get_all_field_indices(name)
+    if len(places) != 1:
+        names = ", ".join(batch.schema.names[:20])
+        if places:
+            raise ValueError(f"two columns are called {name!r}")
+        raise ValueError(f"no column {name!r}; the columns are {names}")
+    array = batch.column(places[0])
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    return array
+
+
+def texts_of(name: str, array: pa.Array) -> tuple[Sequence[str], np.ndarray]:
+    """Returns the distinct values of any column as text, and the place of each row's, or -1."""
+    distinct, codes = distinct_of(name, array)
+    return plain_texts(distinct), codes
+
+
+def distinct_of(
+    name: str, array: pa.Array, found: Found | None = None
+) -> tuple[pa.Array, np.ndarray]:
+    """Returns the distinct values, and the place of each row's; -1 where it is null.
+
+    Text that is no UTF-8 is noted, and escaped in the values.
+    """
+    kind = array.type
+    if pa.types.is_null(kind):
+        return pa.array([], pa.string()), np.full(len(array), -1, np.int32)
+    if pa.types.is_nested(kind):
+        raise ValueError(f"column {name!r}: expected a value a row, got the type {kind}")
+    if pa.types.is_float16(kind):
+        array = array.cast(pa.float32())  # Arrow finds no distinct ones of the former
+    if not pa.types.is_dictionary(kind):
+        array = array.dictionary_encode()
+    elif array.dictionary.null_count:
+        array = array.dictionary_decode().dictionary_encode()
+    indices = array.indices
+    if pa.types.is_unsigned_integer(indices.type):
+        indices = indices.cast(pa.int64())
+    codes = indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    codes = codes.astype(np.int64 if codes.dtype.itemsize > 4 else np.int32)
+    distinct = array.dictionary
+    if is_text(distinct.type) or _is_binary(distinct.type):
+        distinct = _utf_8(name, distinct, codes, found)
+    return distinct, codes
+
+
+def _utf_8(name: str, distinct: pa.Array, codes: np.ndarray, found: Found | None) -> pa.Array:
+    try:
+        if is_text(distinct.type):
+            distinct.validate(full=True)
+            return distinct
+        return distinct.cast(pa.large_binary()).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        texts, problems = [], {}
+        for place, raw in enumerate(distinct.cast(pa.large_binary()).to_pylist()):
+            texts.append(raw.decode("utf-8", "backslashreplace"))
+            if texts[-1].encode() != raw:
+                problems[place] = f"expected UTF-8, got {shown_text(raw)}"
+        if found is not None:
+            found.add_places(name, codes, problems, len(texts))
+        return pa.array(texts, pa.large_string())
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    fixed = pa.types.is_fixed_size_binary(kind)
+    return fixed or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is text of either size of offsets."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def as_text(array: pa.Array) -> pa.Array:
+    """Returns values as text: whole numbers without a point, booleans as true and false."""
+    kind = array.type
+    if pa.types.is_floating(kind):
+        values = array.cast(pa.float64())
+        whole = pc.and_(pc.is_finite(values), pc.equal(pc.floor(values), values))
+        small = pc.and_(whole, pc.less(pc.abs(values), float(1 << 53)))
+        integers = pc.if_else(small, values, 0.0).cast(pa.int64()).cast(pa.large_string())
+        text = (
+            pa.array(
+                [None if v is None else repr(v) for v in values.to_pylist()], pa.large_string()
+            )
+            if not pc.all(small).as_py()
+            else integers
+        )
+        return pc.if_else(small, integers, text)
+    if pa.types.is_decimal(kind):
+        texts = [None if v is None else _plain(v) for v in array.to_pylist()]
+        return pa.array(texts, pa.large_string())
+    return array.cast(pa.large_string())
+
+
+def _plain(value: Any) -> str:
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def plain_texts(array: pa.Array) -> list[str]:
+    """Returns values as text without the blanks around it."""
+    return [one.strip() for one in as_text(array).to_pylist()]
+
+
+def text_column(array: pa.Array) -> TextColumn:
+    """Returns the text of an array without nulls, where it is."""
+    wide = pa.types.is_large_string(array.type)
+    _, offsets, data = array.buffers()
+    if offsets is None:
+        places = np.zeros(1, np.int64)
+    else:
+        every = np.frombuffer(offsets, np.int64 if wide else np.int32).astype(np.int64)
+        places = every[array.offset : array.offset + len(array) + 1]  # type: ignore[assignment]
+    content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return TextColumn(content, places[:-1], places[1:])
+
+
+def array_of(column: TextColumn) -> pa.Array:
+    """Returns texts as an array, one after another."""
+    lengths = column.ends - column.starts
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    if len(lengths) and (column.starts[1:] == column.ends[:-1]).all():
+        data = column.data[column.starts[0] : column.ends[-1]]
+    else:
+        places = np.repeat(column.starts - ends[:-1], lengths) + np.arange(ends[-1])
+        data = column.data[places] if len(places) else np.empty(0, np.uint8)
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data.tobytes())]
+    )
+
+
+def shown_text(text: str | bytes) -> str:
+    """Returns a value in quotes as messages show it, shortened."""
+    shown = repr(text[:_LONGEST_SHOWN])
+    return shown if len(text) <= _LONGEST_SHOWN else f"{shown[:-1]}...{shown[-1]}"

@@ -1,0 +1,114 @@
+"""Times of an Arrow table as microseconds since 1970 in UTC."""
+
+import re
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlrm.data.tables.columns import Found, distinct_of, is_text, plain_texts, shown_text
+from dlrm.data.transform.schema import TIME_UNITS, TimeField
+
+_YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999, in microseconds
+_EXPECTED_YEAR = "expected a time in the years 1 to 9999"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
+
+
+def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
+    """Returns microseconds since 1970 in UTC, int64 `[rows]`; missing ones are bad."""
+    name, kind = field.column, array.type
+    if pa.types.is_dictionary(kind):
+        array, kind = array.dictionary_decode(), kind.value_type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        zone = getattr(kind, "tz", None)
+        if zone is None and field.zone is None:
+            raise ValueError(
+                f"column {name!r}: expected timestamps with a time zone, got the type {kind}; "
+                "time: {zone: UTC} in the schema says which it is"
+            )
+        if pa.types.is_date(kind):
+            array = array.cast(pa.timestamp("s" if pa.types.is_date32(kind) else "ms"))
+        local = field.zone if zone is None else None
+        return _of_counts(name, array.cast(pa.int64()), _unit(array.type), local, found)
+    if pa.types.is_integer(kind):
+        if field.unit is None:
+            raise ValueError(
+                f"column {name!r}: expected timestamps, got the type {kind}; time: {{unit: s}} in "
+                "the schema says that they are seconds since 1970"
+            )
+        return _of_counts(name, array, TIME_UNITS[field.unit], None, found)
+    if is_text(kind):
+        return _times_of_text(field, array, found)
+    raise ValueError(f"column {name!r}: expected timestamps, got the type {kind}")
+
+
+def _unit(kind: pa.TimestampType) -> int:
+    """Returns the microseconds of a unit; 0 of nanoseconds."""
+    return TIME_UNITS.get(kind.unit, 0)
+
+
+def _of_counts(
+    name: str, array: pa.Array, unit: int, local: str | None, found: Found
+) -> np.ndarray:
+    """Returns microseconds of integers that count units of time, in UTC or in a local zone."""
+    missing = array.is_null().to_numpy(zero_copy_only=False)
+    found.add(name, missing, lambda row: "expected a time, got no value")
+    counts = array.fill_null(0).to_numpy(zero_copy_only=False)
+    if counts.dtype == np.uint64:
+        counts = np.minimum(counts, np.uint64(1 << 62))
+    counts = counts.astype(np.int64)
+    first, last = (limit // (unit or 1) for limit in _YEARS)  # beyond which are no nanoseconds
+    beyond = ((counts < first) | (counts > last)) & bool(unit)
+    found.add(name, beyond, lambda row: f"{_EXPECTED_YEAR}, got {array[row]}")
+    times = np.where(beyond, 0, counts) * unit if unit else counts // 1000
+    return _in_utc(times, local) if local else times
+
+
+def _in_utc(times: np.ndarray, zone: str) -> np.ndarray:
+    """Returns local times in UTC: the first where there are two, the last before where none."""
+    array = pc.assume_timezone(
+        pa.array(times).cast(pa.timestamp("us")), zone, ambiguous="earliest", nonexistent="earliest"
+    )
+    return array.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def _times_of_text(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
+    distinct, codes = distinct_of(field.column, array, found)
+    cells = [*plain_texts(distinct), ""]
+    values, problems = np.zeros(len(cells), np.int64), dict[int, str]()
+    for place, cell in enumerate(cells):
+        try:
+            values[place] = microseconds(cell, field)
+        except ValueError as error:
+            problems[place] = str(error)
+    found.add_places(field.column, codes, problems, len(distinct))
+    return values[codes]
+
+
+def microseconds(text: str, field: TimeField) -> int:
+    """Returns a time in ISO 8601, or in `field.unit`, as microseconds since 1970 in UTC.
+
+    Raises:
+        ValueError: it is none, or has no zone where the field has none.
+    """
+    if field.unit is not None and _INTEGER.fullmatch(text):
+        count = int(text) * TIME_UNITS[field.unit]
+        if not _YEARS[0] <= count <= _YEARS[1]:
+            raise ValueError(f"{_EXPECTED_YEAR}, got {shown_text(text)}")
+        return count
+    try:
+        time = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise ValueError(
+            f"expected a time such as 2026-11-20T08:00:00+00:00, got {shown_text(text)}"
+        ) from None
+    if time.tzinfo is None:
+        if field.zone is None:
+            raise ValueError(
+                f"expected a time with a zone, got {shown_text(text)}; time: {{zone: UTC}} in the "
+                "schema says which it is"
+            )
+        since = time - datetime(1970, 1, 1)
+        return int(_in_utc(np.array([since // timedelta(microseconds=1)]), field.zone)[0])
+    return (time - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
