@@ -30,7 +30,7 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoin
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.schedule import ScheduleConfig, check_schedule
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
@@ -99,6 +99,7 @@ def fit(
     chosen = {name: value for name, value in settings.items() if name in SETTINGS}
     if unknown := [name for name in settings if name not in options and name not in chosen]:
         raise unexpected("fit", unknown[0], sorted({*SETTINGS, *OPTIONS}))
+    check_schedule(chosen.get("schedule", "nvidia"), chosen)
     device = choose_device(base_device)
     if isinstance(data, Dataset | str | os.PathLike):
         dataset = data if isinstance(data, Dataset) else Dataset(data)

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import ScheduleConfig, learning_rate
+from dlrm.train.schedule import ScheduleConfig
 from dlrm.train.task import TrainConfig
 
 
@@ -59,7 +58,7 @@ class ClickTraining:
         one_look_up = train.one_id_each and self.train.gradient_accumulation_steps == 1
         return {
             "optimizers": task.optimizers(self.optimizers, one_look_up),
-            "schedule": partial(learning_rate, self.schedule),
+            "schedule": self.schedule.rates(self.train.num_steps(len(train)), len(train)),
             "config": self.train,
             "scaler": self.precision.scaler(task.world.device, self.max_grad_norm),
             "recorder": task.recorder,

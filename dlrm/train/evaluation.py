@@ -111,6 +111,30 @@ class Evaluation:
         self._log.line(f"{self._task.metric} {score:.6f} has reached --auc_threshold {threshold}")
         return True
 
+    def is_stale(self) -> bool:
+        """Whether to stop, since the last tests were no better; lowers the rate on a plateau."""
+        config, progress = self._config, self._progress
+        if progress.step >= config.num_steps(self._steps_per_epoch):
+            return False
+        since_drop = self._tests_since(max([*progress.drops, progress.best.get("step", 0)]))
+        if config.plateau_patience and since_drop >= config.plateau_patience:
+            progress.drops.append(progress.step)
+            self._log.line(
+                f"no new best in {_tests(since_drop)}: the learning rate is multiplied by "
+                f"{config.plateau_factor:g}"
+            )
+        since_best = self._tests_since(progress.best.get("step", 0))
+        if not config.early_stop or since_best < config.early_stop:
+            return False
+        self._log.line(f"no new best in {_tests(since_best)}: --early_stop ends the training")
+        return True
+
+    def _tests_since(self, step: float) -> int:
+        """How many tests were due after a step; one more ends a run that `max_steps` cuts short."""
+        every = self._config.test_freq or self._steps_per_epoch
+        tested = [e["step"] for e in self._progress.history if self._task.metric in e]
+        return sum(after > step and after % every == 0 for after in tested)
+
     def summary(self, validation: Loader | None, has_best: bool) -> dict[str, float]:
         """Evaluates the weights to keep, and returns all results of the run.
 
@@ -157,6 +181,10 @@ class Evaluation:
     def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:
         with self._ema.applied() if self._ema else nullcontext():
             return self._task.evaluate(Watched(loader, title, self._log.quiet, self._on_batch))
+
+
+def _tests(count: int) -> str:
+    return f"{count} test{'s' * (count > 1)}"
 
 
 def _shown(metrics: dict[str, float]) -> str:

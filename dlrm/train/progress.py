@@ -31,6 +31,7 @@ class Progress:
         tested_step: the step of the last evaluation, 0 before the first.
         best: the best evaluation so far: its metrics, and "step" and "epoch".
         history: what was printed: "step" with "loss" and "lr", or with an evaluation's metrics.
+        drops: after which steps the learning rate was lowered on a plateau.
         curve: about fifty points of the training loss: "step", and the mean "loss" of the steps
             since the point before.
         curve_loss: sum of the losses since the last point.
@@ -43,6 +44,7 @@ class Progress:
     tested_step: int = 0
     best: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
+    drops: list[int] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
     curve_loss: float = 0.0
     curve_steps: int = 0

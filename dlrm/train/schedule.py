@@ -1,10 +1,14 @@
 """The learning rate of every step: NVIDIA's for DLRM, and those of image and text networks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 LR_SCHEDULES = ("constant", "cosine", "exponential", "stepped", "poly", "linear")
+SCHEDULES = ("nvidia", "constant", "linear", "cosine")
+UNITS = ("epochs", "steps", "run")
+OF_NVIDIA = ("warmup_steps", "warmup_factor", "decay_start_step", "decay_steps", "decay_power")
 _SMALL_RUN = "--mlp_optimizer adam --embedding_optimizer adam --embedding_init_scale 0.1 --lr 1e-3 "
 
 MAX_RATE = 3e38  # within float32, in which updates are computed
@@ -15,7 +19,12 @@ class ScheduleConfig:
     """A learning-rate schedule; field names are those of the command line's flags.
 
     Attributes:
-        lr: the rate of the plateau.
+        schedule: "nvidia" warms up, stays on a plateau and decays, at the steps of the next
+            fields; the others know how long the run is: "constant" stays at `lr`, "linear" and
+            "cosine" fall from it to `decay_end_lr` by the end of the run.
+        lr: the highest rate.
+        warmup: length of the warm-up of the others.
+        warmup_unit: of `warmup`: "epochs", "steps" or "run", which is a share of the run.
         warmup_steps: steps until the plateau is reached; 0 starts on it.
         warmup_factor: f >= 0; the rate grows from lr * (1 - 2**-f), which is 0 by default.
         decay_start_step: the plateau's last step; None is right after the warm-up.
@@ -27,7 +36,10 @@ class ScheduleConfig:
         ValueError: values that do not fit together; flag and value are named.
     """
 
+    schedule: str = "nvidia"
     lr: float = 28.0
+    warmup: float = 0.0
+    warmup_unit: str = "run"
     warmup_steps: int = 6400
     warmup_factor: int = 0
     decay_start_step: int | None = 64000
@@ -45,19 +57,67 @@ class ScheduleConfig:
             raise ValueError(
                 f"--decay_end_lr {self.decay_end_lr}: expected 0 to --lr {self.lr}, both included"
             )
-        if self.decay_steps and self.decay_start < self.warmup_steps:
+        for flag, choices in (("schedule", SCHEDULES), ("warmup_unit", UNITS)):
+            if getattr(self, flag) not in choices:
+                raise ValueError(
+                    f"--{flag} {getattr(self, flag)}: expected one of {', '.join(choices)}"
+                )
+        self._check_warmup()
+        if self.schedule == "nvidia" and self.decay_steps and self.decay_start < self.warmup_steps:
             raise ValueError(
                 f"--decay_start_step {self.decay_start_step}: expected at least --warmup_steps "
                 f"{self.warmup_steps}"
             )
+
+    def _check_warmup(self) -> None:
+        most = 1.0 if self.warmup_unit == "run" else math.inf
+        if not 0 <= self.warmup < most:
+            raise ValueError(
+                f"--warmup {self.warmup}: expected 0 or more"
+                + (", below 1, a share of the run" if most == 1 else "")
+            )
+        if self.warmup and self.schedule == "nvidia":
+            raise ValueError(
+                f"--warmup {self.warmup} needs --schedule {', '.join(SCHEDULES[1:-1])} or "
+                f"{SCHEDULES[-1]}; --schedule nvidia takes --warmup_steps"
+            )
+
+    @property
+    def knows_the_run(self) -> bool:
+        """Whether rates depend on how long the run is."""
+        by_share = self.warmup > 0 and self.warmup_unit == "run"
+        return self.schedule in ("linear", "cosine") or by_share
+
+    def rates(self, num_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+        """Returns the learning rate of each step, counted from 1, of a run of `num_steps`."""
+        if self.schedule == "nvidia":
+            return partial(learning_rate, self)
+        curve = CurveConfig(
+            self.schedule, self.lr, self.warmup, self.warmup_unit, lr_end=self.decay_end_lr
+        )
+        return learning_rate_curve(curve, num_steps, steps_per_epoch)
 
     @property
     def decay_start(self) -> int:
         return self.warmup_steps if self.decay_start_step is None else self.decay_start_step
 
 
+def check_schedule(schedule: str, given: Collection[str]) -> None:
+    """Raises ValueError where flags were given that a schedule does not read.
+
+    Args:
+        schedule: its name.
+        given: flags that somebody chose.
+    """
+    if schedule != "nvidia" and (unread := [flag for flag in OF_NVIDIA if flag in given]):
+        raise ValueError(
+            f"--{unread[0]} contradicts --schedule {schedule}, which has --warmup, and whose decay "
+            "takes the whole run"
+        )
+
+
 def learning_rate(config: ScheduleConfig, step: int) -> float:
-    """Returns the learning rate of a step, counted from 1 (NVIDIA's formula).
+    """Returns the learning rate of a step, counted from 1, of the schedule "nvidia".
 
     Through `warmup_steps` W it is lr * (1 - (W - step) / (W * 2**f)), then lr; after
     `decay_start_step` S it is lr * ((S + N - step) / N)**p with N = `decay_steps`, but never under
@@ -83,7 +143,7 @@ def short_run_advice(config: ScheduleConfig, num_steps: int, by_default: bool) -
         by_default: whether nobody chose the rate and the optimizers, which then do not fit either:
             on its plateau the default rate ruins the weights within such a run.
     """
-    if num_steps >= config.warmup_steps:
+    if config.schedule != "nvidia" or num_steps >= config.warmup_steps:
         return None
     warmup, half = num_steps // 20, num_steps // 2
     return (
@@ -100,11 +160,12 @@ class CurveConfig:
 
     Attributes:
         lr_schedule: with i of N steps done, lr is multiplied by 1 ("constant"); by
-            (1 + cos(pi * i / N)) / 2 ("cosine"); by `lr_decay_rate` at each of `lr_num_decays`
-            equally spaced points ("exponential"); by `lr_drop_rate` at each of `lr_drops`
-            ("stepped"). "poly" is NVIDIA's of BERT: step i of N, counted from 1, has a rate of
-            lr * i / W in the warm-up (i < W), and then lr * (1 - i / N)**p, which is less than lr
-            at once. "linear" goes from `lr_end` to lr in the warm-up, and back by the end.
+            (1 + cos(pi * i / N)) / 2 ("cosine", which ends at `lr_end`); by `lr_decay_rate` at
+            each of `lr_num_decays` equally spaced points ("exponential"); by `lr_drop_rate` at
+            each of `lr_drops` ("stepped"). "poly" is NVIDIA's of BERT: step i of N, counted from
+            1, has a rate of lr * i / W in the warm-up (i < W), and then lr * (1 - i / N)**p, which
+            is less than lr at once. "linear" goes from `lr_end` to lr in the warm-up, and back by
+            the end.
         lr: the rate that is multiplied.
         lr_warmup: length of the warm-up W, in which the rate of the others is also multiplied by
             i / W.
@@ -114,7 +175,7 @@ class CurveConfig:
         lr_decay_rate, lr_num_decays: of "exponential".
         lr_drop_rate: of "stepped".
         lr_power: p of "poly".
-        lr_end: of "linear".
+        lr_end: of "linear" and "cosine".
         lr_update_every: "linear" keeps a rate for so many steps, in the warm-up and after it.
 
     Raises:
@@ -138,7 +199,7 @@ class CurveConfig:
         if self.lr_schedule not in LR_SCHEDULES:
             raise ValueError(f"--lr_schedule {self.lr_schedule}: expected one of {LR_SCHEDULES}")
         for flag in ("lr_warmup_unit", "lr_drops_unit"):
-            if getattr(self, flag) not in ("epochs", "steps", "run"):
+            if getattr(self, flag) not in UNITS:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: expected epochs, steps or run")
         if not 0 < self.lr <= MAX_RATE:
             raise ValueError(f"--lr {self.lr}: expected a number above 0, up to {MAX_RATE:g}")
@@ -179,7 +240,8 @@ def learning_rate_curve(
             return _linear(config, done, warmup, num_steps)
         lr = config.lr
         if config.lr_schedule == "cosine":
-            lr *= 0.5 * (1 + math.cos(math.pi * done / num_steps))
+            share = 0.5 * (1 + math.cos(math.pi * done / num_steps))
+            lr = config.lr_end + (lr - config.lr_end) * share
         elif config.lr_schedule == "exponential":
             lr *= config.lr_decay_rate ** (config.lr_num_decays * done // num_steps)
         elif config.lr_schedule == "stepped":

@@ -91,6 +91,10 @@ class TrainConfig:
         test_after: no evaluation before this many epochs.
         checkpoint_freq: steps between checkpoints; None: only the best and the last.
         auc_threshold: stop when an evaluation reaches this metric.
+        plateau_patience: after so many evaluations without a new best, the learning rate is
+            multiplied by `plateau_factor`; None never does.
+        plateau_factor: see `plateau_patience`.
+        early_stop: stop after so many evaluations without a new best; None never does.
         benchmark_warmup_steps: steps that the throughput leaves out.
         gradient_accumulation_steps: micro-batches that a process's batch is computed in, one after
             the other: less memory, the same gradients.
@@ -106,12 +110,16 @@ class TrainConfig:
     test_after: float = 0.0
     checkpoint_freq: int | None = None
     auc_threshold: float | None = None
+    plateau_patience: int | None = None
+    plateau_factor: float = 0.1
+    early_stop: int | None = None
     benchmark_warmup_steps: int = 0
     gradient_accumulation_steps: int = 1
 
     def __post_init__(self) -> None:
-        at_least_one = ("epochs", "max_steps", "print_freq", "test_freq", "checkpoint_freq")
-        for flag in (*at_least_one, "gradient_accumulation_steps"):
+        at_least_one = ["epochs", "max_steps", "print_freq", "test_freq", "checkpoint_freq"]
+        at_least_one += ["gradient_accumulation_steps", "plateau_patience", "early_stop"]
+        for flag in at_least_one:
             value = getattr(self, flag)
             if value is not None and value < 1:
                 raise ValueError(f"--{flag} {value}: expected 1 or more")
@@ -121,6 +129,10 @@ class TrainConfig:
         if self.auc_threshold is not None and not 0 < self.auc_threshold <= 1:
             raise ValueError(
                 f"--auc_threshold {self.auc_threshold}: expected more than 0, at most 1"
+            )
+        if not 0 < self.plateau_factor < 1:
+            raise ValueError(
+                f"--plateau_factor {self.plateau_factor}: expected a number between 0 and 1"
             )
 
     def num_steps(self, steps_per_epoch: int) -> int:

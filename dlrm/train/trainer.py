@@ -94,6 +94,11 @@ class Trainer:
         self._window = LossWindow(self.progress, world, checkpoints)
         self._clock = Stopwatch(world.device)
 
+    def rate(self, step: int) -> float:
+        """Returns the learning rate of a step, counted from 1, lowered on each plateau before."""
+        drops = sum(drop < step for drop in self.progress.drops)
+        return self.schedule(step) * self.config.plateau_factor**drops
+
     def resume(self, directory: Any) -> None:
         """Goes on from a checkpoint of this run: weights, optimizers, random state, position."""
         saved = load_checkpoint(directory, self.parameters, resume=True, world=self.world)
@@ -126,7 +131,7 @@ class Trainer:
             self._window,
             self._clock,
             config=self.config,
-            schedule=self.schedule,
+            schedule=self.rate,
             scaler=self.scaler,
             log=self.log,
             steps_per_epoch=len(train),
@@ -163,7 +168,7 @@ class Trainer:
         if progress.tested_step < progress.step:  # saved just before its test
             return self._evaluate_if_due(evaluation)
         last = progress.history[-1] if progress.history else {}
-        return evaluation.is_enough(last.get(self.task.metric, math.nan))
+        return evaluation.is_enough(last.get(self.task.metric, math.nan)) or evaluation.is_stale()
 
     def _train(self, train: Loader, total: int, evaluation: Evaluation, report: StepReport) -> bool:
         """Takes the steps that are left; returns whether to stop before the run is done."""
@@ -185,7 +190,7 @@ class Trainer:
         return stopped
 
     def _train_step(self, batch: Any) -> Tensor:
-        set_learning_rate(self.optimizers, self.schedule(self.progress.step + 1))
+        set_learning_rate(self.optimizers, self.rate(self.progress.step + 1))
         loss = self._update(batch)
         self.progress.step += 1
         return loss
@@ -242,7 +247,7 @@ class Trainer:
             self._save()
             self.checkpoints.mark_best(self.progress.best)
         self._clock.resume()
-        return evaluation.is_enough(metrics[self.task.metric])
+        return evaluation.is_enough(metrics[self.task.metric]) or evaluation.is_stale()
 
     def _checkpoint_if_due(self, total: int) -> None:
         freq = self.config.checkpoint_freq

@@ -83,6 +83,12 @@ LATER = {
 }
 
 OURS = {
+    "schedule": "nvidia",
+    "warmup": 0.0,
+    "warmup_unit": "run",
+    "plateau_patience": None,
+    "plateau_factor": 0.1,
+    "early_stop": None,
     "allow_other_transform": False,
     "amp_dtype": None,
     "async_checkpoint": False,

@@ -169,6 +169,18 @@ def test_the_defaults_of_2021_are_recorded_as_the_flags_that_they_set(command, t
     command("--resume", "--defaults=2021", *saving, "--epochs=2", "--warmup_steps=4", training=[])
 
 
+def test_a_run_whose_rate_falls_to_its_end_keeps_its_length(command):
+    falling = ["--schedule=linear", "--warmup=0.5", "--batch_size=64", "--lr=0.02"]
+    falling += ["--save_checkpoint_path=run", "--print_freq=1", "--max_steps=8"]
+    command(*falling, training=[])
+    steps = [e["data"] for e in log_entries("run/log.json") if e["type"] == "LOG"]
+    rates = [data["lr"] for data in steps if "step_time" in data]
+    top = 0.02 * np.array([1, 2, 3, 4, 3, 2, 1]) / 4  # of the steps 2 to 8
+    assert rates == pytest.approx(top)
+    with pytest.raises(ValueError, match="--max_steps: 8 in the checkpoint, now 9"):
+        command(*falling, "--resume", "--max_steps=9", training=[])
+
+
 def test_resume_refuses_other_arithmetic_by_name(command, tmp_path):
     command("--max_steps=2", "--save_checkpoint_path=run")
     with pytest.raises(ValueError, match="--lr: 0.02 in the checkpoint, now 0.5"):
@@ -450,6 +462,8 @@ def test_recorded_steps_need_our_row_updates(command, recording):
         (["--resume"], "--resume needs --save_checkpoint_path"),
         (["--resume", "--mode=test", "--save_checkpoint_path=run"], "--resume contradicts --mode"),
         (["--checkpoint_freq=5"], "--checkpoint_freq 5 needs --save_checkpoint_path"),
+        (["--early_stop=2"], "--early_stop 2 needs --save_checkpoint_path"),
+        (["--schedule=linear"], "--warmup_steps contradicts --schedule linear"),
         (["--Adam_MLP_optimizer", "--mlp_optimizer=sgd"], "--Adam_MLP_optimizer contradicts"),
         (["--embedding_dim=8"], "--bottom_mlp_sizes 8,4.*--embedding_dim 8"),
         (["--top_mlp_sizes=16,x,1"], "--top_mlp_sizes 16,x,1: expected integers"),

@@ -8,6 +8,7 @@ import torch
 from dlrm.train.schedule import (
     CurveConfig,
     ScheduleConfig,
+    check_schedule,
     learning_rate,
     learning_rate_curve,
     short_run_advice,
@@ -66,9 +67,45 @@ def test_a_run_shorter_than_its_warmup_gets_flags_that_fit():
     assert short_run_advice(fits, 200, by_default=True) is None
 
 
+def test_rates_that_fall_over_the_whole_run():
+    shape = {"lr": 8, "decay_end_lr": 4}
+    linear = ScheduleConfig(schedule="linear", **shape).rates(4, 2)
+    assert [linear(step) for step in (1, 2, 3, 4)] == [8, 7, 6, 5]
+    cosine = ScheduleConfig(schedule="cosine", **shape).rates(4, 2)
+    expected = [4 + 2 * (1 + math.cos(math.pi * done / 4)) for done in range(4)]
+    assert [cosine(step) for step in (1, 2, 3, 4)] == pytest.approx(expected)
+    constant = ScheduleConfig(schedule="constant", lr=8).rates(4, 2)
+    assert [constant(step) for step in (1, 4)] == [8, 8]
+
+
+@pytest.mark.parametrize(("warmup", "unit"), [(0.5, "run"), (2, "epochs"), (4, "steps")])
+def test_a_warmup_in_shares_epochs_or_steps(warmup, unit):
+    config = ScheduleConfig(schedule="constant", lr=8, warmup=warmup, warmup_unit=unit)
+    rates = config.rates(num_steps=8, steps_per_epoch=2)
+    assert [rates(step) for step in range(1, 9)] == [0, 2, 4, 6, 8, 8, 8, 8]
+
+
+def test_the_default_schedule_is_that_of_nvidia():
+    rates = ScheduleConfig().rates(10, 10)
+    assert [rates(index + 1) for index, _ in PUBLISHED] == [
+        learning_rate(ScheduleConfig(), index + 1) for index, _ in PUBLISHED
+    ]
+
+
+def test_flags_that_a_schedule_does_not_read_are_refused():
+    check_schedule("nvidia", ["warmup_steps"])
+    check_schedule("linear", ["lr", "warmup"])
+    with pytest.raises(ValueError, match="--decay_steps contradicts --schedule cosine"):
+        check_schedule("cosine", ["decay_steps"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"schedule": "fast"}, "--schedule fast"),
+        ({"schedule": "linear", "warmup": 1.0}, "--warmup 1.0: .*below 1"),
+        ({"schedule": "linear", "warmup_unit": "days"}, "--warmup_unit days"),
+        ({"warmup": 0.1}, "--warmup 0.1 needs --schedule constant, linear or cosine"),
         ({"lr": 0}, "--lr 0"),
         ({"lr": float("nan")}, "--lr nan"),
         ({"warmup_steps": -1}, "--warmup_steps -1"),

@@ -210,6 +210,43 @@ def test_the_threshold_stops_the_run_and_still_saves(tmp_path, capsys):
     assert "score 0.810000 has reached --auc_threshold 0.8" in capsys.readouterr().out
 
 
+def test_an_early_stop_ends_with_the_best_weights(tmp_path, capsys):
+    task = Line(scores=[0.5, 0.7, 0.6, math.nan, 0.9])
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    run = trainer(task, checkpoints=checkpoints, epochs=9, early_stop=2)
+    summary = run.fit(Points(), Points(2))
+    assert run.progress.step == 40  # the tests after epochs 3 and 4 were no better
+    assert (summary["best_score"], summary["best_epoch"]) == (0.7, 2)
+    two_epochs = trainer(Line(), epochs=2)
+    two_epochs.fit(Points(), Points(2))
+    torch.testing.assert_close(run.task.weights(), two_epochs.task.weights(), rtol=0, atol=0)
+    assert "no new best in 2 tests: --early_stop ends" in capsys.readouterr().out
+    again = trainer(Line(scores=[0.9]), checkpoints=checkpoints, epochs=9, early_stop=2)
+    again.resume(checkpoints.last())
+    again.fit(Points(), Points(2))
+    assert again.progress.step == 40
+
+
+def test_a_plateau_lowers_the_rate_and_is_resumed(tmp_path):
+    scores = [0.5, 0.4, 0.4, 0.6, 0.6, 0.6, 0.6]
+    config = {"epochs": 7, "plateau_patience": 2, "plateau_factor": 0.25, "print_freq": 10}
+    config |= {"schedule": lambda step: 0.01, "kind": "adam"}
+    whole = trainer(Line(scores=list(scores)), **config)
+    whole.fit(Points(), Points(2))
+    assert whole.progress.drops == [30, 60]  # after the tests of epochs 2 and 3, and of 5 and 6
+    rates = [whole.rate(step) for step in (1, 30, 31, 60, 61, 70)]
+    assert rates == [0.01, 0.01, 0.0025, 0.0025, 0.000625, 0.000625]
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    first = trainer(Line(scores=scores[:5]), checkpoints=checkpoints, **config, max_steps=45)
+    first.fit(Points(), Points(2))
+    second = trainer(Line(scores=scores[4:]), checkpoints=checkpoints, **config)
+    second.resume(checkpoints.last())
+    second.checkpoints = None
+    second.fit(Points(), Points(2))
+    assert second.progress.drops == [30, 60]
+    assert all(map(torch.equal, second.task.weights(), whole.task.weights()))
+
+
 def test_a_nan_loss_stops_the_run_and_is_not_saved(tmp_path, device):
     task = Line(device=device)
     original, calls = task.loss, []
@@ -281,6 +318,9 @@ def test_the_throughput_counts_all_steps_after_the_warmup(monkeypatch):
         ({"test_freq": -1}, "--test_freq -1"),
         ({"test_after": -0.5}, "--test_after -0.5"),
         ({"auc_threshold": 1.5}, "--auc_threshold 1.5"),
+        ({"plateau_patience": 0}, "--plateau_patience 0"),
+        ({"plateau_factor": 1.0}, "--plateau_factor 1.0"),
+        ({"early_stop": 0}, "--early_stop 0"),
         ({"benchmark_warmup_steps": -1}, "--benchmark_warmup_steps -1"),
     ],
 )

@@ -34,7 +34,7 @@ from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import DENSE_OPTIMIZERS
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 from dlrm.train.precision import PRECISIONS, PrecisionConfig
-from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.schedule import SCHEDULES, UNITS, ScheduleConfig
 from dlrm.train.task import TrainConfig
 
 # What NVIDIA's program of October 2021 and later has for flags that are not given, on one GPU and
@@ -308,8 +308,28 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "gradient_accumulation_steps": "Compute each batch in so many micro-batches, one after "
         "the other: less memory",
         "auc_threshold": "Stop the training after achieving this AUC",
+        "early_stop": Help(
+            "Stop the training after so many tests in a row without a new best AUC; the weights of "
+            "the best are those that count",
+            least=1,
+        ),
+    },
+    ("Learning rate", TrainConfig): {
+        "plateau_patience": Help(
+            "Multiply the learning rate by --plateau_factor after so many tests in a row without a "
+            "new best AUC",
+            least=1,
+        ),
+        "plateau_factor": "See --plateau_patience",
     },
     ("Learning rate", ScheduleConfig): {
+        "schedule": Help(
+            "nvidia: warmup, plateau and polynomial decay at given steps; constant; linear or "
+            "cosine: falls to --decay_end_lr by the end of the run",
+            SCHEDULES,
+        ),
+        "warmup": "Length of the warmup of --schedule constant, linear and cosine",
+        "warmup_unit": Help("Unit of --warmup; run: a share of the run, such as 0.05", UNITS),
         "lr": "Base learning rate",
         "warmup_factor": "Learning rate warmup factor. Must be a non-negative integer",
         "warmup_steps": "Number of warmup optimization steps",
@@ -317,7 +337,7 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "decay_start_step": "Optimization step after which the learning rate decays; None: right "
         "after the warmup",
         "decay_power": "Polynomial learning rate decay power",
-        "decay_end_lr": "LR after the decay ends",
+        "decay_end_lr": "Learning rate at the end of the decay",
     },
     ("Optimizers", OptimizerConfig): {
         "embedding_optimizer": Help("Optimizer of the embedding tables", TABLE_OPTIMIZERS),
@@ -333,7 +353,8 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
 # Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
 RESUME_MAY_CHANGE = frozenset(
     [
-        *("mode", "epochs", "max_steps", "resume", "auc_threshold", "auc_device", "backend"),
+        *("mode", "epochs", "max_steps", "resume", "auc_device", "backend"),
+        *("auc_threshold", "early_stop"),
         *(
             "dataset",
             "verify_data",

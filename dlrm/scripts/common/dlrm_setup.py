@@ -29,7 +29,7 @@ from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.schedule import ScheduleConfig, check_schedule
 from dlrm.train.task import TrainConfig
 
 
@@ -78,6 +78,7 @@ def training(values: Values) -> ClickTraining:
     Raises:
         ValueError: flags that are impossible; they are named.
     """
+    check_schedule(values["schedule"], values.given)
     return ClickTraining(
         schedule=values.config(ScheduleConfig),
         train=values.config(TrainConfig),
@@ -116,6 +117,11 @@ def _check_mode(values: Values, world: World) -> None:
     if values["checkpoint_freq"] and not values["save_checkpoint_path"]:
         freq = values["checkpoint_freq"]
         raise ValueError(f"--checkpoint_freq {freq} needs --save_checkpoint_path")
+    if values["early_stop"] and not values["save_checkpoint_path"]:
+        raise ValueError(
+            f"--early_stop {values['early_stop']} needs --save_checkpoint_path, which the best "
+            "weights are restored from"
+        )
 
 
 def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
@@ -159,13 +165,19 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
         trains=values["mode"] == "train",
         checkpoint=checkpoint,
         dataset=told_by,
-        may_change=RESUME_MAY_CHANGE,
+        may_change=_may_change(values),
         transform=transform if transform and transform.is_dir() else None,
         whole=whole,
         adopted=f"architecture from {known}: {', '.join(changed)}" if changed else None,
         note=note,
         unrecorded=unrecorded,
     )
+
+
+def _may_change(values: Values) -> frozenset[str]:
+    """Returns the flags that a resumed run may change: its length only if no rate depends on it."""
+    length = {"epochs", "max_steps"} if values.config(ScheduleConfig).knows_the_run else set()
+    return RESUME_MAY_CHANGE - length
 
 
 def _open_datasets(values: Values, world: World) -> Datasets:
