@@ -20,6 +20,7 @@ import numpy as np
 
 from dlrm.command_line import Parser
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import Bags
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.documents import brief, one_line
@@ -85,14 +86,15 @@ class _BinaryFile(SplitWriter):
         return self
 
     def write(
-        self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray]
+        self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray | Bags]
     ) -> None:
-        """Appends samples."""
-        for name, ids in zip(self._spec.categorical, categorical, strict=True):
+        """Appends samples, whose categorical features have one id a row."""
+        columns = [ids for ids in categorical if not isinstance(ids, Bags)]
+        for name, ids in zip(self._spec.categorical, columns, strict=True):
             self._check_ids(name, ids)
         self._to_half(numerical)  # a number that a split-binary dataset could not hold is refused
         words = [labels[:, None].astype("<i4"), numerical.astype("<f4").view("<i4")]
-        words += [ids[:, None].astype("<i4") for ids in categorical]
+        words += [ids[:, None].astype("<i4") for ids in columns]
         self._file.write(np.concatenate(words, axis=1).data)
         self.num_rows += len(labels)
 

@@ -121,8 +121,58 @@ def file_names(index: int, weighted: bool) -> list[str]:
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:
     """Returns the content of `cat_<i>.starts.bin` for the lengths of all rows."""
-    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return np.append(ends[:-1][::ROWS_A_START], ends[-1]).astype(STARTS_DTYPE)
+    _, starts = starts_within(lengths, 0, 0)
+    return np.append(starts, lengths.sum(dtype=np.int64)).astype(STARTS_DTYPE)
+
+
+def starts_within(lengths: np.ndarray, first_row: int, first_value: int) -> tuple[int, np.ndarray]:
+    """Returns the entries of `cat_<i>.starts.bin` that some rows of a split decide.
+
+    Args:
+        lengths: of these rows.
+        first_row: the first of them in the split.
+        first_value: the place of its values in the split.
+
+    Returns:
+        The number of the first entry, and the entries; its last one, the total, is not among them.
+    """
+    first = -(-first_row // ROWS_A_START)
+    begins = first_value + np.cumsum(lengths, dtype=np.int64) - lengths
+    return first, begins[first * ROWS_A_START - first_row :: ROWS_A_START].astype(STARTS_DTYPE)
+
+
+def first_problem(bags: Bags, field: ListField, cardinality: int) -> tuple[int, str] | None:
+    """Returns the first row, from 0, that no dataset can have, and why; None if there is none.
+
+    Raises:
+        ValueError: lengths, values and weights do not fit one another.
+    """
+    lengths, total = bags.lengths, len(bags.values)
+    wrong = np.flatnonzero((lengths < 0) | (lengths > field.max_length))
+    if len(wrong):
+        expected = f"expected a length of 0 to {field.max_length}"
+        return int(wrong[0]), f"{expected}, got {lengths[wrong[0]]}"
+    if (added := int(lengths.sum(dtype=np.int64))) != total:
+        raise ValueError(f"expected lengths that add up to {total} ids, got {added}")
+    if (bags.weights is not None) != field.weighted or len(
+        bags.values if bags.weights is None else bags.weights
+    ) != total:
+        wanted = f"{total} weights" if field.weighted else "no weights"
+        got = "none" if bags.weights is None else len(bags.weights)
+        raise ValueError(f"expected {wanted} beside {total} ids, got {got}")
+    outside = (bags.values < 0) | (bags.values >= cardinality)
+    infinite = np.zeros(0, bool) if bags.weights is None else ~np.isfinite(bags.weights)
+    if not outside.any() and not infinite.any():
+        return None
+    ends = np.cumsum(lengths, dtype=np.int64)
+    places = [int(np.argmax(bad)) if bad.any() else total for bad in (outside, infinite)]
+    place = min(places)
+    row = int(np.searchsorted(ends, place, side="right"))
+    where = f"place {place - (ends[row] - lengths[row])} of the list"
+    if place == places[0]:
+        return row, f"{where}: expected an id in [0, {cardinality}), got {bags.values[place]}"
+    assert bags.weights is not None
+    return row, f"{where}: expected a finite weight, got {bags.weights[place]}"
 
 
 def num_starts(rows: int) -> int:

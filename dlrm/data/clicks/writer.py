@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data.clicks import bags, layout
+from dlrm.data.clicks.bags import Bags
 from dlrm.data.clicks.feature_spec import FeatureSpec
 
 
@@ -22,17 +25,33 @@ class SplitWriter:
         self.num_rows = 0
         self._spec, self._split = spec, split
         self._files = ExitStack()
+        self._ids: dict[str, BinaryIO] = {}
+        self._lists: dict[str, list[BinaryIO]] = {}
+        self._totals: dict[str, int] = {}  # ids of each list field
 
     def __enter__(self) -> "SplitWriter":
+        spec, split = self._spec, self._split
         with ExitStack() as opened:
-            self._label = opened.enter_context(self._open(self._spec.label))
+
+            def create(path: Path) -> BinaryIO:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return opened.enter_context(open(path, "xb"))
+
+            self._label = create(spec.file(split, spec.label))
             self._numerical = (
-                opened.enter_context(self._open(self._spec.numerical[0]))
-                if self._spec.numerical
-                else None
+                create(spec.file(split, spec.numerical[0])) if spec.numerical else None
             )
-            self._ids = [opened.enter_context(self._open(n)) for n in self._spec.categorical]
+            self._ids = {
+                name: create(spec.file(split, name))
+                for name in spec.categorical
+                if name not in spec.lists
+            }
+            self._lists = {
+                name: [create(path) for path in spec.list_files(split, name) if path is not None]
+                for name in spec.lists
+            }
             self._files = opened.pop_all()
+        self._totals = dict.fromkeys(self._lists, 0)
         return self
 
     def __exit__(
@@ -41,34 +60,58 @@ class SplitWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._files.close()
-
-    def _open(self, feature: str):
-        path = self._spec.file(self._split, feature)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "xb")
+        with self._files:
+            for name, (_, _, starts, *_) in self._lists.items():
+                starts.write(np.array(self._totals[name], bags.STARTS_DTYPE).tobytes())
 
     def write(
-        self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray]
+        self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray | Bags]
     ) -> None:
         """Appends samples.
 
         Args:
             labels: `[rows]`, 0 or 1.
             numerical: `[rows, num_numerical]`, finite as float16.
-            categorical: for each table, in channel order, ids `[rows]`.
+            categorical: for each table, in channel order, ids `[rows]`, or bags of them for a
+                feature of `spec.lists`.
 
         Raises:
-            ValueError: an id is not in its table or a numerical overflows float16; the feature, the
-                row of the split and the value are named.
+            ValueError: an id is not in its table, a bag is too long, a weight is not finite or a
+                numerical overflows float16; the feature, the row of the split and the value are
+                named.
         """
-        for name, file, ids in zip(self._spec.categorical, self._ids, categorical, strict=True):
+        for name, ids in zip(self._spec.categorical, categorical, strict=True):
+            assert isinstance(ids, Bags) == (name in self._lists), name
+            if isinstance(ids, Bags):
+                self._write_bags(name, ids)
+                continue
             self._check_ids(name, ids)
-            file.write(np.ascontiguousarray(ids, self._spec.dtype(name)).data)
+            self._ids[name].write(np.ascontiguousarray(ids, self._spec.dtype(name)).data)
         if self._numerical is not None:
             self._numerical.write(self._to_half(numerical).data)
         self._label.write(np.ascontiguousarray(labels, layout.LABEL_DTYPE).data)
         self.num_rows += len(labels)
+
+    def _write_bags(self, name: str, rows: Bags) -> None:
+        one = self._spec.lists[name]
+        try:
+            problem = bags.first_problem(rows, one, self._spec.feature_spec[name]["cardinality"])
+        except ValueError as error:
+            raise ValueError(f"feature {name} of {self._split}: {error}") from None
+        if problem is not None:
+            row, why = problem
+            raise ValueError(f"feature {name}, row {self.num_rows + row} of {self._split}: {why}")
+        _, starts = bags.starts_within(rows.lengths, self.num_rows, self._totals[name])
+        columns = [
+            np.ascontiguousarray(rows.values, self._spec.dtype(name)),
+            np.ascontiguousarray(rows.lengths, one.lengths_dtype),
+            starts,
+        ]
+        if rows.weights is not None:
+            columns.append(np.ascontiguousarray(rows.weights, bags.WEIGHTS_DTYPE))
+        for file, column in zip(self._lists[name], columns, strict=True):
+            file.write(column.tobytes())
+        self._totals[name] += len(rows.values)
 
     def _check_ids(self, name: str, ids: np.ndarray) -> None:
         size = self._spec.feature_spec[name]["cardinality"]
