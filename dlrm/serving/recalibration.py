@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ FOLDER = "recalibration"  # in a checkpoint
 _FILE = "recalibration.json"
 KINDS = ("platt", "isotonic")
 _BINS = 512  # of isotonic regression
-_MOST_STEPS, _MOST_CONDITION = 100, 1e12  # of Newton's method
 
 
 class Recalibration(nn.Module):
@@ -135,6 +135,7 @@ def fit(
         weights: `[rows]`; None counts every row once.
 
     Raises:
+        ImportError: scikit-learn is missing; see `check_fitting`.
         ValueError: the rows have one class only, or no increasing map fits them.
     """
     weights = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
@@ -150,56 +151,70 @@ def fit(
     return made
 
 
+def check_fitting() -> None:
+    """Raises ValueError where scikit-learn, which `fit` needs, is missing."""
+    try:
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"--recalibrate: {error}; pip install 'dlrm[evaluate]' has it") from None
+
+
 def _platt(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
-    """Newton's method, from the map that changes nothing."""
+    """A logistic regression without a penalty on the logit's distance from its mean."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    held = weights > 0
+    clicked, other = x[held & (y > 0)], x[held & (y == 0)]
+    if clicked.min() >= other.max() or clicked.max() <= other.min():  # no finite line is the best
+        raise _not_rising("they separate the classes, or are constant")
     middle = float(np.average(x, weights=weights))
-    features = np.stack([np.ones(len(x)), x - middle])
-    found, converged = np.array([middle, 1.0]), False
-    for _ in range(_MOST_STEPS):
-        chance = 1 / (1 + np.exp(-(found @ features)))
-        gradient = features @ (weights * (y - chance))
-        curvature = (features * (weights * chance * (1 - chance))) @ features.T
-        if np.linalg.cond(curvature) > _MOST_CONDITION:
-            break
-        step = np.clip(np.linalg.solve(curvature, gradient), -5, 5)
-        found = found + step
-        if converged := bool(np.abs(step).max() < 1e-9):
-            break
-    if not converged or found[1] <= 0:
-        raise ValueError(
-            f"--recalibrate platt: expected scores that rise with the clicks, got the slope "
-            f"{found[1]:g}: they separate the classes, are constant, or order them wrongly"
-        )
-    return Recalibration("platt", np.array([middle]), found[:1], found[1], found[1])
+    regression = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        try:
+            regression.fit((x - middle)[:, None], y, sample_weight=weights)
+        except ConvergenceWarning:
+            raise _not_rising("the fit does not converge") from None
+    slope, value = float(regression.coef_[0, 0]), float(regression.intercept_[0])
+    if slope <= 0:
+        raise _not_rising(f"the slope is {slope:g}")
+    return Recalibration("platt", np.array([middle]), np.array([value]), slope, slope)
+
+
+def _not_rising(found: str) -> ValueError:
+    return ValueError(
+        f"--recalibrate platt: expected scores that rise with the click rate, but {found}"
+    )
 
 
 def _isotonic(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
-    """Pools adjacent bins until their click rates rise."""
+    """Isotonic regression of bins of equal weight; bins of one rate are a knot."""
+    from sklearn.isotonic import isotonic_regression
+
     order = np.argsort(x, kind="stable")
     total = np.cumsum(weights[order])
     places = np.minimum((total / total[-1] * _BINS).astype(np.int64), _BINS - 1)
-    sums = [np.bincount(places, w[order], _BINS) for w in (weights, weights * y, weights * x)]
-    blocks: list[np.ndarray] = []  # rows, clicks, sum of logits
-    for block in np.stack(sums, axis=1):
-        if not block[0]:
-            continue
-        blocks.append(block)
-        while len(blocks) > 1 and _rate(blocks[-2]) >= _rate(blocks[-1]):
-            last = blocks.pop()
-            blocks[-1] = blocks[-1] + last
-    knots: list[float] = []
-    values: list[float] = []
-    for rows, clicks, logits in blocks:
-        chance = (clicks + 0.5) / (rows + 1)  # a block of one class has a finite logit, too
-        knot, value = logits / rows, math.log(chance / (1 - chance))
-        if not knots or (knot > knots[-1] and value > values[-1]):
-            knots.append(knot)
-            values.append(value)
-    return Recalibration("isotonic", np.array(knots), np.array(values))
+    bins = np.stack(
+        [np.bincount(places, w[order], _BINS) for w in (weights, weights * y, weights * x)]
+    )
+    bins = bins[:, bins[0] > 0]
+    rates = isotonic_regression(bins[1] / bins[0], sample_weight=bins[0])
+    block = np.unique(rates, return_inverse=True)[1]
+    rows, clicks, logits = (np.bincount(block, part) for part in bins)
+    chances = (clicks + 0.5) / (rows + 1)  # a block of one class has a finite logit, too
+    knots, values = logits / rows, np.log(chances / (1 - chances))
+    rises = _rising(knots, values)
+    return Recalibration("isotonic", knots[rises], values[rises])
 
 
-def _rate(block: np.ndarray) -> float:
-    return block[1] / block[0]
+def _rising(knots: np.ndarray, values: np.ndarray) -> list[int]:
+    """The places of knots above all before them, and so their values."""
+    chosen = [0]
+    for place in range(1, len(knots)):
+        if knots[place] > knots[chosen[-1]] and values[place] > values[chosen[-1]]:
+            chosen.append(place)
+    return chosen
 
 
 def load_recalibration(checkpoint: Path) -> Recalibration | None:

@@ -1,19 +1,21 @@
 """Recalibration: fits, with scikit-learn as the oracle, and every place that scores applies it."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
 
 import dlrm
 from dlrm.serving import platforms
 from dlrm.serving.exportable import ExportableDLRM
 from dlrm.serving.quantize import quantize_tables
 from dlrm.serving.recalibration import (
+    KINDS,
     Recalibration,
+    check_fitting,
     fit,
     load_recalibration,
     of_sampling_rate,
@@ -31,21 +33,50 @@ def rows(count=20_000, seed=0):
     return (1.7 * true + 0.8).astype(np.float32), labels, true
 
 
-def test_platt_is_a_logistic_regression():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_platt_is_a_logistic_regression(weighted):
     logits, labels, true = rows()
-    weights = np.random.default_rng(1).integers(0, 3, len(labels)) / 2
-    for weight in (None, weights):
-        oracle = LogisticRegression(C=np.inf, tol=1e-10).fit(
-            logits[:, None], labels, sample_weight=weight
-        )
-        expected = oracle.decision_function(logits[:, None])
-        np.testing.assert_allclose(
-            fit("platt", logits, labels, weight).of(logits), expected, atol=1e-4
-        )
-    assert np.abs(fit("platt", logits, labels).of(logits) - true).max() < 0.3
+    weights = np.random.default_rng(1).integers(0, 3, len(labels)) / 2 if weighted else None
+    mapped = fit("platt", logits, labels, weights).of(logits).astype(np.float64)
+    slope, level = np.polyfit(logits, mapped, 1)
+    np.testing.assert_allclose(mapped, slope * logits + level, atol=1e-5)
+    # The likelihood has its only maximum where both of its derivatives are zero.
+    missed = (1.0 if weights is None else weights) * (labels - 1 / (1 + np.exp(-mapped)))
+    assert abs(missed.sum()) < 1e-6 * len(labels)
+    assert abs(missed @ logits.astype(np.float64)) < 1e-6 * len(labels)
+    assert np.abs(mapped - true).max() < 0.4
 
 
-def test_isotonic_is_near_scikit_learns_and_changes_no_ranking():
+def isotonic_rates(labels, weights):
+    """The rates of an isotonic regression by their min-max formula (Robertson et al., 1988)."""
+    count = len(labels)
+    rates = np.empty(count)
+    for row in range(count):
+        rates[row] = max(
+            min(np.average(labels[i:j], weights=weights[i:j]) for j in range(row + 1, count + 1))
+            for i in range(row + 1)
+        )
+    return rates
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_isotonic_joins_the_steps_of_an_isotonic_regression(weighted):
+    logits, labels, _ = rows(60)
+    weights = np.random.default_rng(1).integers(1, 4, 60).astype(float) if weighted else None
+    found = fit("isotonic", logits, labels, weights).to_json()
+    weight = np.ones(60) if weights is None else weights
+    order = np.argsort(logits)
+    x, y, w = logits[order].astype(float), labels[order], weight[order]
+    rates = isotonic_rates(y, w)
+    steps = [np.isclose(rates, rate) for rate in np.unique(rates.round(9))]
+    odds = [((w * y)[s].sum() + 0.5) / ((w * (1 - y))[s].sum() + 0.5) for s in steps]
+    knots = [np.average(x[s], weights=w[s]) for s in steps]
+    rises = [i for i in range(len(odds)) if odds[i] > max(odds[:i], default=0)]
+    np.testing.assert_allclose(found["knots"], np.array(knots)[rises], rtol=1e-9)
+    np.testing.assert_allclose(found["values"], np.log(odds)[rises], rtol=1e-9)
+
+
+def test_isotonic_is_near_that_of_all_rows_and_changes_no_ranking():
     logits, labels, true = rows()
     found = fit("isotonic", logits, labels)
     mapped = found.of(logits)
@@ -62,6 +93,15 @@ def test_isotonic_is_near_scikit_learns_and_changes_no_ranking():
     inside = (ascending > knots["knots"][0]) & (ascending < knots["knots"][-1])
     expected = np.interp(ascending[inside], knots["knots"], knots["values"])
     np.testing.assert_allclose(found.of(ascending[inside]), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_repeated_rows(kind):
+    logits, labels, _ = rows(300)  # so few that each repetition has a bin of its own
+    weights = np.random.default_rng(1).integers(0, 3, 300)
+    found = fit(kind, logits, labels, weights)
+    repeated = fit(kind, np.repeat(logits, weights), np.repeat(labels, weights))
+    np.testing.assert_allclose(found.of(logits), repeated.of(logits), atol=1e-5)
 
 
 def test_the_sampling_rate_corrects_the_odds():
@@ -102,11 +142,17 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
     np.testing.assert_array_equal(dlrm.load(trained.checkpoint).logits(lines), before)
 
 
+def test_a_missing_scikit_learn_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ValueError, match=r"--recalibrate: .*pip install 'dlrm\[evaluate\]'"):
+        check_fitting()
+
+
 def test_what_cannot_be_fitted_is_named(tmp_path):
     logits, labels, _ = rows(100)
     with pytest.raises(ValueError, match="--recalibrate isotonic: expected rows of both classes"):
         fit("isotonic", logits, np.zeros(100))
-    for wrong in (-logits, np.zeros(100), 10 * labels):
+    for wrong in (-logits, np.zeros(100), 10 * labels, -10 * labels):
         with pytest.raises(ValueError, match="--recalibrate platt: expected scores that rise"):
             fit("platt", wrong, labels)
     (tmp_path / "recalibration").mkdir()
