@@ -12,9 +12,13 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-from dlrm.train.reports.trackers import Tracker
+from dlrm.train.reports.trackers import Outcome, Tracker
 
 UNITS = {"throughput": "samples/s", "latency": "s"}
+
+
+class StoppedError(Exception):
+    """The training was asked to stop, and has saved what there was to save."""
 
 
 class RunLog:
@@ -49,10 +53,10 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *where: object) -> None:
         self.end_progress()
         for tracker in self.trackers:
-            tracker.close()
+            tracker.close(_outcome(error))
         if self._file:
             self._file.close()
 
@@ -124,6 +128,13 @@ class RunLog:
             entry["data"] = {k: None if v != v else v for k, v in data.items()}
         self._file.write("DLLL " + json.dumps(head | entry) + "\n")
         self._file.flush()
+
+
+def _outcome(error: BaseException | None) -> Outcome:
+    if error is None:
+        return "finished"
+    stopped = isinstance(error, StoppedError) or not isinstance(error, Exception)
+    return "killed" if stopped else "failed"
 
 
 def _unit(name: str) -> str:

@@ -19,15 +19,11 @@ from dlrm.train.cuda_graph import GraphedCallable, Recorder, make_capturable
 from dlrm.train.ema import EMA
 from dlrm.train.evaluation import Evaluation
 from dlrm.train.gradient_sum import GradientSum, average_statistics
-from dlrm.train.log import Loader, RunLog
+from dlrm.train.log import Loader, RunLog, StoppedError
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.progress import LossWindow, Progress, StepReport
 from dlrm.train.task import Accumulate, Task, TrainConfig, one_after_another
-
-
-class StoppedError(Exception):
-    """The training was asked to stop, and has saved what there was to save."""
 
 
 class Trainer:

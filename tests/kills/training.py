@@ -31,10 +31,10 @@ from dlrm.train.checkpoints.directory import (
     last_checkpoint,
 )
 from dlrm.train.checkpoints.saved_model import read_saved
-from dlrm.train.log import RunLog
+from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.task import TrainConfig
-from dlrm.train.trainer import StoppedError, Trainer
+from dlrm.train.trainer import Trainer
 
 torch.set_num_threads(1)
 tqdm.get_lock()  # starts a process, which those with the shim cannot

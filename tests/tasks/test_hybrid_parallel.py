@@ -13,10 +13,11 @@ from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import OtherRankError, World, gather
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.log import StoppedError
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
-from dlrm.train.trainer import StoppedError, Trainer
+from dlrm.train.trainer import Trainer
 
 SIZES = (50, 7, 200)  # four ranks are more than tables
 BATCH, STEPS = 13, 20  # which nothing divides

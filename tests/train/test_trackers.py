@@ -9,7 +9,7 @@ import pytest
 import trained_model
 
 from dlrm.preproc.images.tfrecord import find_records, read_record
-from dlrm.train.log import RunLog
+from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.reports import trackers
 from dlrm.train.reports.trackers import Background, MLflow, TensorBoard, open_trackers
 
@@ -36,8 +36,8 @@ class Kept:
     def file(self, path):
         self._take("file", path)
 
-    def close(self):
-        self._take("close")
+    def close(self, outcome):
+        self._take("close", outcome)
 
 
 def report(tracker, path, steps=3):
@@ -54,8 +54,29 @@ def test_a_tracker_gets_flags_values_and_files_in_order(tmp_path):
     kept, said = Kept(), []
     report(Background("kept", lambda: kept, said.append), tmp_path)
     values = [("scalars", step, {"loss": 1.0 / step}) for step in (1, 2, 3)]
-    assert kept.calls == [("flags", {"lr": 0.1}), *values, ("file", tmp_path), ("close",)]
+    assert kept.calls == [
+        ("flags", {"lr": 0.1}),
+        *values,
+        ("file", tmp_path),
+        ("close", "finished"),
+    ]
     assert not said
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ValueError("diverged"), "failed"),
+        (StoppedError("stopped after step 3"), "killed"),
+        (KeyboardInterrupt(), "killed"),
+    ],
+)
+def test_a_tracker_is_told_how_a_run_ended(error, outcome):
+    kept, log = Kept(), RunLog(quiet=True)
+    log.trackers = [Background("kept", lambda: kept, print)]
+    with pytest.raises(type(error)), log:
+        raise error
+    assert kept.calls == [("close", outcome)]
 
 
 @pytest.mark.parametrize("fails_at", [0, 2, 5])
@@ -156,8 +177,10 @@ def test_mlflow_gets_parameters_metrics_and_artifacts(tmp_path, monkeypatch):
         (run, "sizes", "9" * 500),
         (run, "loss", 0.5, 5),
         (run, str(tmp_path / "MODEL.md")),
-        (run,),
+        (run, "FINISHED"),
     ]
+    MLflow(str(tmp_path), "run-2").close("failed")
+    assert Client.entries[-1] == ("3/run-2", "FAILED")
 
 
 def test_the_real_mlflow_keeps_a_run(tmp_path, monkeypatch):
@@ -175,6 +198,13 @@ def test_the_real_mlflow_keeps_a_run(tmp_path, monkeypatch):
     (run,) = client.search_runs([experiment.experiment_id])
     assert (run.data.params, run.data.metrics) == ({"lr": "0.1"}, {"loss": 0.5})
     assert [item.path for item in client.list_artifacts(run.info.run_id)] == ["MODEL.md"]
+    assert run.info.status == "FINISHED"
+    for outcome in ("failed", "killed"):
+        MLflow(uri, outcome).close(outcome)
+    ended = {
+        run.info.run_name: run.info.status for run in client.search_runs([experiment.experiment_id])
+    }
+    assert ended == {"run-1": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
 
 def test_a_run_goes_on_without_a_server(trained, tmp_path):

@@ -26,10 +26,10 @@ from dlrm.distributed import (
 from dlrm.documents import one_line
 from dlrm.train.checkpoints.checkpoint import check_unchanged, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, checkpoint_in_use, last_checkpoint
-from dlrm.train.log import RunLog
+from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
-from dlrm.train.trainer import StoppedError, Trainer
+from dlrm.train.trainer import Trainer
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL: stopped by a signal, and saved; the same command with --resume goes on

@@ -9,8 +9,9 @@ import threading
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+Outcome = Literal["finished", "failed", "killed"]
 _PATIENCE = 10.0  # seconds to wait at the end of a run, and for a server to answer at its begin
 _MLFLOW_EXPERIMENT = "dlrm"
 _MLFLOW_PARAM = 500  # characters of a flag's value, as servers of any version take
@@ -31,8 +32,8 @@ class Tracker(Protocol):
         """Takes a file of the run: curves, or the card of the model."""
         ...
 
-    def close(self) -> None:
-        """Ends the run."""
+    def close(self, outcome: Outcome = "finished") -> None:
+        """Ends the run, and says how it ended."""
         ...
 
 
@@ -70,7 +71,7 @@ class TensorBoard:
         else:
             self._writer.add_text(path.name, path.read_text(encoding="utf-8"))
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome = "finished") -> None:
         self._writer.close()
 
 
@@ -112,8 +113,8 @@ class MLflow:
     def file(self, path: Path) -> None:
         self._client.log_artifact(self._run, str(path))
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    def close(self, outcome: Outcome = "finished") -> None:
+        self._client.set_terminated(self._run, outcome.upper())
 
 
 class Background:
@@ -143,9 +144,9 @@ class Background:
     def file(self, path: Path) -> None:
         self._put("file", path)
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome = "finished") -> None:
         """Waits some seconds for what was not reported yet."""
-        self._put("close")
+        self._put("close", outcome)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
             self._fail(f"it has not taken everything within {_PATIENCE:g} s")

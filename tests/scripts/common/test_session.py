@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dlrm.scripts.common import session
-from dlrm.train.trainer import StoppedError
+from dlrm.train.log import StoppedError
 
 
 def test_a_second_sigterm_does_not_kill_a_rank_that_has_stopped():
