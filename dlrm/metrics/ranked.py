@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 BINS = 15  # of the reliability curve
+_MOST_WEIGHT = 1e100  # of all rows, so that products of sums are finite
 TOPS = (0.01, 0.05, 0.1, 0.2)  # shares of the rows, highest scores first
 
 
@@ -238,9 +239,18 @@ def check_rows(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | Non
     _check("score", logits, np.isfinite(logits), "a finite number")
     _check("label", labels, (labels == 0) | (labels == 1), "0 or 1")
     if weights is not None:
-        _check("weight", weights, np.isfinite(weights) & (weights >= 0), "a finite number >= 0")
-        if len(weights) and not weights.any():
-            raise ValueError(f"weights: expected one above 0, got {len(weights):,} zeros")
+        check_weights(weights)
+
+
+def check_weights(weights: np.ndarray) -> None:
+    """Raises ValueError where rows cannot have such weights; the row is named."""
+    _check("weight", weights, np.isfinite(weights) & (weights >= 0), "a finite number of 0 or more")
+    if len(weights) and not weights.any():
+        raise ValueError(f"expected a weight above 0, got {len(weights):,} zeros")
+    with np.errstate(over="ignore"):
+        total = float(weights.sum(dtype=np.float64))
+    if total > _MOST_WEIGHT:
+        raise ValueError(f"expected weights whose sum is at most {_MOST_WEIGHT:g}, got {total:g}")
 
 
 def _check(what: str, values: np.ndarray, good: np.ndarray, expected: str) -> None:

@@ -7,6 +7,8 @@ import numpy as np
 
 Slices = list[tuple[str, np.ndarray]]  # name, bool [rows]
 _MOST_VALUES = 10
+_MOST_DAYS = 31
+_MICROSECONDS = 86_400_000_000  # of a day
 _UNKNOWN = (0, 1, 2, 3, 6, 10)  # the least of each slice
 
 
@@ -71,3 +73,18 @@ def by_source(index: np.ndarray, names: Sequence[str]) -> Slices:
         names: of the files.
     """
     return [(name, index == place) for place, name in enumerate(names)]
+
+
+def by_day(times: np.ndarray) -> Slices:
+    """Returns the rows of each of the latest days in UTC, and those before.
+
+    Args:
+        times: `[rows]`, microseconds since 1970 in UTC.
+    """
+    days = times // _MICROSECONDS
+    found = np.unique(days)
+    latest = found[-_MOST_DAYS:]
+    slices = [(str(np.datetime64(int(day), "D")), days == day) for day in latest]
+    if len(found) > len(latest):
+        slices.insert(0, (f"before {slices[0][0]}", days < latest[0]))
+    return slices

@@ -37,6 +37,7 @@ from dlrm.data.tables.files import (
     find_tables,
 )
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.documents import read_json
@@ -76,11 +77,13 @@ class Block(NamedTuple):
         inputs: of the model.
         labels: None where they are not known.
         inputs_of: returns the inputs of another model; None where rows are inputs already.
+        extra: weight, groups and time of rows of tables, where they are read; see `extra_dtypes`.
     """
 
     inputs: Inputs
     labels: np.ndarray | None
     inputs_of: Callable[[Predictor], Inputs] | None = None
+    extra: dict[str, np.ndarray] | None = None
 
 
 def define_flags() -> None:
@@ -311,7 +314,11 @@ class ScoreFile:
 
 
 def taken(
-    predictor: Predictor, source: str, shares: Shares, take: Callable[[Block], T]
+    predictor: Predictor,
+    source: str,
+    shares: Shares,
+    take: Callable[[Block], T],
+    schema: Schema | None = None,
 ) -> Iterator[T]:
     """Yields what `take` returns of each block of a source's rows, in their order.
 
@@ -320,6 +327,7 @@ def taken(
         source: a log, a table, the directory of a dataset, or - for standard input.
         shares: counts the values that the transform knows.
         take: what is done with a block, such as scoring it.
+        schema: of tables, the model's, whose weight, groups and time are read as well.
 
     Raises:
         FileNotFoundError: there is no such source.
@@ -329,13 +337,20 @@ def taken(
     table = predictor.transform.table if predictor.transform else None
     if table is None and (given := [name for name in _CSV_FLAGS if FLAGS[name].present]):
         raise ValueError(f"--{given[0]}: is for models of tables; {predictor.path} is none")
-    if source != "-" and path.is_dir() and (table is None or _is_dataset(path)):
+    if reads_dataset(predictor, source):
         return _take_dataset(predictor, path, shares, take)
     if table is None:
         return _take_log(predictor, path, shares, take)
     if source == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return _take_tables(table, path, shares, take)
+    return _take_tables(table, path, shares, take, schema)
+
+
+def reads_dataset(predictor: Predictor, source: str) -> bool:
+    """Returns whether a source is a dataset's directory, and not a file or a folder of tables."""
+    of_tables = predictor.transform is not None and predictor.transform.table is not None
+    path = Path(source)
+    return source != "-" and path.is_dir() and (not of_tables or _is_dataset(path))
 
 
 def _is_dataset(path: Path) -> bool:
@@ -414,7 +429,11 @@ def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
 
 
 def _take_tables(
-    table: TableTransform, path: Path, shares: Shares, take: Callable[[Block], T]
+    table: TableTransform,
+    path: Path,
+    shares: Shares,
+    take: Callable[[Block], T],
+    schema: Schema | None,
 ) -> Iterator[T]:
     """Takes the rows of Parquet, CSV or JSON lines, in a file or a folder."""
     label = table.schema.label.column
@@ -427,18 +446,19 @@ def _take_tables(
     for file in find_tables([path], FLAGS.input_format):
         text = _text_format(file, table)
         names = columns_of(file, text)
-        if missing := [name for name in table.names if name not in names]:
+        labelled = FLAGS.label and label in names
+        reader = scoring_reader(table, labelled, schema)
+        if missing := [name for name in reader.columns if name not in names]:
             hint = "" if FLAGS.columns else "; where the file has no header, --columns names them"
             raise ValueError(
                 f"{file.path}: no column {missing[0]!r}; the columns are {names}{hint}"
             )
-        labelled = FLAGS.label and label in names
-        reader = scoring_reader(table, labelled)
         for batch, where in batches_of(file, text, reader.columns):
             try:
                 inputs, rows = read_inputs(table, reader, batch)
                 shares.add(rows.missing(), inputs.ids)
-                yield take(Block(inputs, labels_of(rows), partial(_inputs_of_batch, batch)))
+                inputs_of = partial(_inputs_of_batch, batch)
+                yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
             except RowError as error:
                 hint = ""
                 if labelled and error.problem.startswith(f", column {label}:"):

@@ -6,13 +6,22 @@ import numpy as np
 
 from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.transform.cells import BadRowError
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform, stack_ids
 from dlrm.serving.rows import Inputs, RowError
 
 
-def scoring_reader(table: TableTransform, labelled: bool) -> RowReader:
-    """Returns what reads the columns of a batch that a model takes, and labels if there are any."""
-    return RowReader(table.schema, labelled, table.known_labels, inputs_only=True)
+def scoring_reader(
+    table: TableTransform, labelled: bool, schema: Schema | None = None
+) -> RowReader:
+    """Returns what reads the columns of a batch that a model takes, and labels if there are any.
+
+    Args:
+        table: of the model.
+        labelled: whether labels are read.
+        schema: the model's, whose weight, groups and time are read as well; None reads none.
+    """
+    return RowReader(schema or table.schema, labelled, table.known_labels, schema is None)
 
 
 def read_inputs(table: TableTransform, reader: RowReader, batch: Any) -> tuple[Inputs, Rows]:

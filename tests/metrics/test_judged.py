@@ -1,11 +1,13 @@
 """Models judged on the same rows, and slices of the rows."""
 
+from datetime import datetime, timedelta, timezone
+
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dlrm.metrics.judged import ScoredRows, judge, judge_slices
-from dlrm.metrics.slices import by_decile, by_source, by_unknown, by_value
+from dlrm.metrics.slices import by_day, by_decile, by_source, by_unknown, by_value
 
 
 def scored(count=600, seed=0, **others):
@@ -89,3 +91,16 @@ def test_scores_that_are_no_numbers_are_named():
         judge(rows, 0)
     with pytest.raises(ValueError, match="expected one score, label and weight a row"):
         judge(ScoredRows((rows.logits[0][1:],), rows.labels), 0)
+
+
+def test_days_are_those_of_utc_and_the_earliest_of_many_are_together():
+    first = datetime(1969, 12, 1, tzinfo=timezone.utc)  # negative numbers, too
+    stamps = [first + timedelta(hours=7 * i) for i in range(200)]  # 59 days
+    days = [stamp.strftime("%Y-%m-%d") for stamp in stamps]
+    slices = by_day(np.array([int(stamp.timestamp()) * 10**6 for stamp in stamps]))
+    names = sorted(set(days))
+    assert [name for name, _ in slices] == [f"before {names[-31]}", *names[-31:]]
+    for name, chosen in slices[1:]:
+        assert chosen.tolist() == [day == name for day in days]
+    assert slices[0][1].tolist() == [day < names[-31] for day in days]
+    assert len(by_day(np.array([5, 7]))) == 1

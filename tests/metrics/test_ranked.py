@@ -131,7 +131,13 @@ def test_constant_scores_are_worth_nothing():
         ([0.0, 1.0], [0, 2], None, "row 1: expected 0 or 1 as its label, got 2"),
         ([0.0, 1.0], [0, 1, 1], None, r"expected one score, label .* scores \[2\], labels \[3\]"),
         ([0.0, 1.0], [0, 1], [1.0, -1.0], "row 1: .* as its weight, got -1.0"),
-        ([0.0, 1.0], [0, 1], [0.0, 0.0], "weights: expected one above 0, got 2 zeros"),
+        ([0.0, 1.0], [0, 1], [0.0, 0.0], "expected a weight above 0, got 2 zeros"),
+        (
+            [0.0, 1.0],
+            [0, 1],
+            [1e308, 1e308],
+            "expected weights whose sum is at most 1e.100, got inf",
+        ),
     ],
 )
 def test_rows_that_cannot_be_judged_are_named(logits, labels, weights, message):

@@ -110,6 +110,7 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
         trained,
         *(data, f"--against={recalibrated}", f"--groups={groups}", f"--output={output}"),
         *("--bootstrap=30", "--slices=categorical 2,numerical 0", "--importance"),
+        "--importance_rows=300",  # a power of two is the distance of the rows
         curves=True,
     )
     assert done.returncode == 0, done.stderr
@@ -128,6 +129,8 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     assert sum(one["rows"] for one in sliced["categorical 2"]) == 1000
     assert len(sliced["numerical 0"]) == 10
     assert len(facts["importance"]) == 7
+    assert facts["importance_rows"] == 250
+    assert "importance (250 of 1,000 rows)" in done.stdout
     assert (output / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     text = (output / "evaluation.html").read_text()
     page = Outline(text)
@@ -174,6 +177,9 @@ def test_columns_are_read_row_for_row(tmp_path):
         texts.write_text(f"1\n{value}\n")
         with pytest.raises(ValueError, match=message):
             read_weights(texts, 2)
+    texts.write_bytes(b"a\n\xff\n")
+    with pytest.raises(ValueError, match="users.txt: expected text in UTF-8, got the byte 255"):
+        read_groups(texts, 2)
     with pytest.raises(ValueError, match="--groups .*: expected integers or texts, got float64"):
         read_groups(numbers, 3)
 
@@ -182,6 +188,7 @@ def test_bad_input_is_named(trained, other_trained, tmp_path):
     one_class = tmp_path / "one_class.tsv"
     one_class.write_text("\n".join(x for x in trained.lines if x[0] == "0") + "\n")
     (tmp_path / "zeros.txt").write_text("0\n" * 1000)
+    (tmp_path / "huge.txt").write_text("1e308\n" * 1000)
     (tmp_path / "short.txt").write_text("1\n" * 999)
     data = f"--dataset={trained.dataset}"
     for flags, message in (
@@ -190,12 +197,23 @@ def test_bad_input_is_named(trained, other_trained, tmp_path):
             [f"--input={trained.log},{trained.dataset}"],
             "expected files, or one dataset, got several",
         ),
-        ([data, "--slices=nothing"], "--slices nothing: expected a field of the model, one of num"),
+        (
+            [data, "--slices=nothing"],
+            "--slices nothing: expected day, or a field of the model, one of",
+        ),
         (
             [data, f"--groups={tmp_path}/short.txt"],
             "expected one value for each of 1,000 rows, got 999",
         ),
         ([data, f"--weights={tmp_path}/zeros.txt"], "expected a weight above 0, got 1,000 zeros"),
+        (
+            [data, f"--weights={tmp_path}/huge.txt"],
+            "huge.txt: expected weights whose sum is at most 1e+100, got inf",
+        ),
+        ([data, "--groups=nope"], "test has, which are none; got neither"),
+        ([f"--input={trained.log}", "--groups=nope"], "nope: no such file (--groups)"),
+        ([data, "--slices=day"], "--slices day: expected rows with a time, got"),
+        ([f"--input={trained.log}", "--slices=day"], "expected rows of a table with a time, got a"),
         ([data, f"--against={other_trained.checkpoint}"], "its transform is not that of"),
         (
             [data, f"--recalibrated_checkpoint={tmp_path}/x"],
@@ -210,3 +228,4 @@ def test_bad_input_is_named(trained, other_trained, tmp_path):
     done = evaluate(trained, f"--input={one_class}", "--bootstrap=10", "--importance")
     assert done.returncode == 0, done.stderr
     assert "rows have the label 0, so metrics of two classes are undefined" in done.stdout
+    assert "rows of --importance have one class, so no field is measured" in done.stdout

@@ -5,6 +5,7 @@ import json
 import forked
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
@@ -17,7 +18,9 @@ numerical: [age]
 categorical: [city]
 weight: importance
 groups: [user]
+time: {column: seen, unit: s}
 """
+DAY = 86_400
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +37,13 @@ def model(tmp_path_factory):
         "city": cities,
         "importance": random.integers(0, 3, rows),
         "user": [f"u{user}" for user in random.integers(0, 30, rows)],
+        "device": random.choice(list("pq"), rows),
+        "seen": 19_000 * DAY + random.integers(-2 * DAY, 2 * DAY, rows),
     }
     pq.write_table(pa.table(columns), folder / "rows.parquet")
+    pa.csv.write_csv(pa.table(columns), folder / "rows.csv")
+    lines = [json.dumps(row) for row in pa.table(columns).to_pylist()]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "schema.yaml").write_text(SCHEMA)
     for words in (
         ["prepare", f"--schema={folder / 'schema.yaml'}", f"--input={folder / 'rows.parquet'}"]
@@ -50,29 +58,96 @@ def model(tmp_path_factory):
     return folder
 
 
-def evaluated(model, *flags):
-    words = [f"--checkpoint={model / 'run'}", f"--dataset={model / 'dataset'}", "--bootstrap=5"]
-    done = forked.run("dlrm.scripts.evaluate", *words, f"--output={model / 'out'}", *flags)
+def judged(model, *flags):
+    words = [f"--checkpoint={model / 'run'}", "--bootstrap=5", f"--output={model / 'out'}"]
+    done = forked.run("dlrm.scripts.evaluate", *words, *flags)
     assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads((model / "out" / "evaluation.json").read_text())["models"][0]
+    return done.stdout, json.loads((model / "out" / "evaluation.json").read_text())
 
 
-def test_groups_and_weights_are_those_of_the_dataset(model):
-    _, found = evaluated(model, "--groups=user", "--weights=weight")
-    rows = {name: np.asarray(column) for name, column in column_of(model).items()}
-    chances = dlrm.load(model / "run").predict({name: rows[name] for name in ("age", "city")})
-    test = test_rows(len(chances))
-    labels, weights, users = (rows[name][test] for name in ("clicked", "importance", "user"))
-    expected = roc_auc_score(labels, chances[test], sample_weight=weights)
+def evaluated(model, *flags):
+    said, facts = judged(model, f"--dataset={model / 'dataset'}", *flags)
+    return said, facts["models"][0]
+
+
+def check_metrics(found, labels, chances, weights, groups):
+    """Compares a model's metrics with those of scikit-learn, group by group."""
+    expected = roc_auc_score(labels, chances, sample_weight=weights)
     assert found["auc"]["value"] == pytest.approx(expected, rel=1e-5)
     grouped, impressions = 0.0, 0.0
-    for user in np.unique(users):
-        mine = (users == user) & (weights > 0)
+    for group in np.unique(groups):
+        mine = (groups == group) & (weights > 0)
         if 0 < labels[mine].sum() < mine.sum():
             share = weights[mine].sum()
-            auc = roc_auc_score(labels[mine], chances[test][mine], sample_weight=weights[mine])
+            auc = roc_auc_score(labels[mine], chances[mine], sample_weight=weights[mine])
             grouped, impressions = grouped + share * auc, impressions + share
     assert found["gauc_by_impressions"]["value"] == pytest.approx(grouped / impressions, rel=1e-5)
+
+
+def test_groups_weights_and_days_are_those_of_the_dataset(model):
+    data = f"--dataset={model / 'dataset'}"
+    _, facts = judged(model, data, "--groups=user", "--weights=importance", "--slices=day")
+    rows, chances = rows_and_chances(model)
+    test = test_rows(len(chances))
+    labels, weights, users = (rows[name][test] for name in ("clicked", "importance", "user"))
+    check_metrics(facts["models"][0], labels, chances[test], weights, users)
+    check_days(facts, rows["seen"][test], labels, chances[test], weights)
+
+
+def check_days(facts, times, labels, chances, weights):
+    (slices,) = [one["slices"] for one in facts["slices"] if one["by"] == "day (UTC)"]
+    expected = {18_998: "2022-01-06", 18_999: "2022-01-07", 19_000: "2022-01-08"}
+    expected[19_001] = "2022-01-09"
+    assert [one["name"] for one in slices] == list(expected.values())
+    for day, one in zip(expected, slices, strict=True):
+        mine = times // DAY == day
+        assert (one["rows"], one["clicks"]) == (mine.sum(), labels[mine].sum())
+        auc = roc_auc_score(labels[mine], chances[mine], sample_weight=weights[mine])
+        assert one["models"][0]["auc"]["value"] == pytest.approx(auc, rel=1e-5)
+
+
+def test_groups_weights_and_days_are_columns_of_a_raw_table(model):
+    rows, chances = rows_and_chances(model)
+    for groups, weights, kind in (
+        ("user", "weight", "parquet"),
+        ("device", "age", "csv"),
+        ("city", "importance", "jsonl"),
+    ):
+        column = rows["importance" if weights == "weight" else weights]
+        given = (f"--groups={groups}", f"--weights={weights}", "--slices=day")
+        said, facts = judged(model, f"--input={model / 'rows'}.{kind}", *given)
+        assert "over groups" in said
+        check_metrics(facts["models"][0], rows["clicked"], chances, column, rows[groups])
+        check_days(facts, rows["seen"], rows["clicked"], chances, column)
+
+
+def refused(model, *flags):
+    done = forked.run("dlrm.scripts.evaluate", f"--checkpoint={model / 'run'}", *flags)
+    assert done.returncode == 1, done.stdout
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_columns_that_are_not_there_are_named(model, tmp_path):
+    dataset, table = f"--dataset={model / 'dataset'}", f"--input={model / 'rows.parquet'}"
+    assert "test has, which are user; got neither" in refused(model, dataset, "--groups=nope")
+    line = refused(model, dataset, "--weights=nope")
+    assert "weights that" in line
+    assert "test has, which are weight; got neither" in line
+    assert "no column 'nope'; the columns are ['clicked', 'age'," in refused(
+        model, table, "--groups=nope"
+    )
+    assert "no/such.npy: no such file (--weights)" in refused(model, table, "--weights=no/such.npy")
+    line = refused(model, table, "--weights=city")
+    assert "row 0, column city: expected a number" in line
+
+
+def rows_and_chances(model):
+    """The columns of the table, and what the model predicts of each row."""
+    rows = {name: np.asarray(column) for name, column in column_of(model).items()}
+    inputs = {name: rows[name] for name in ("age", "city")}
+    return rows, dlrm.load(model / "run").predict(inputs)
 
 
 def test_a_sample_of_negatives_is_said_and_corrected(model):

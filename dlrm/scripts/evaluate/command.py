@@ -22,19 +22,20 @@ from dlrm import __version__
 from dlrm.files import check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
-from dlrm.metrics.slices import Slices, by_decile, by_source, by_unknown, by_value
+from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
 from dlrm.scripts import predict
 from dlrm.scripts.common.command import no_arguments
 from dlrm.scripts.compare import different_flags, read_run
-from dlrm.scripts.evaluate.columns import of_dataset, read_groups, read_weights
+from dlrm.scripts.evaluate.columns import Columns, of_dataset, of_files, of_table
 from dlrm.scripts.evaluate.lines import lines_of
 from dlrm.scripts.evaluate.page import HTML, PNG, curves_of, write_files
-from dlrm.scripts.evaluate.rows import MAX_KEPT, Collected, collect
+from dlrm.scripts.evaluate.rows import Collected, collect
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.recalibration import (
     KINDS,
     Recalibration,
+    check_fitting,
     fit,
     of_sampling_rate,
     write_recalibrated,
@@ -42,6 +43,8 @@ from dlrm.serving.recalibration import (
 
 FLAGS = flags.FLAGS
 _KIND = "evaluation"  # what the manifest of a page says that it is of
+_DAY = "day"  # in --slices
+_NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no field is measured"
 
 
 def define_flags() -> None:
@@ -50,12 +53,19 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "groups",
         None,
-        "Column of groups of the dataset, such as users, or a file: .npy, or lines",
+        "Column of groups of the dataset or the table, such as users, or a file: .npy, or lines",
     )
     flags.DEFINE_string(
-        "weights", None, "`weight` of a dataset that has it, or a file: .npy, or lines"
+        "weights",
+        None,
+        "`weight`, that of the schema, or a column of the table, or a file: .npy, or lines",
     )
-    flags.DEFINE_list("slices", [], "Fields by whose commonest values, or deciles, rows are sliced")
+    flags.DEFINE_list(
+        "slices",
+        [],
+        "Fields by whose commonest values, or deciles, rows are sliced; `day` is that of the "
+        "schema's time, in UTC",
+    )
     flags.DEFINE_integer(
         "bootstrap", 200, "Replicates that intervals are made of; 0: none", lower_bound=0
     )
@@ -82,8 +92,14 @@ def define_flags() -> None:
     flags.DEFINE_boolean(
         "importance",
         False,
-        f"Score up to {MAX_KEPT:,} of the rows once more for each field, its values dealt to other "
-        "rows: what the model loses is the field's importance",
+        "Score a sample of the rows once more for each field, its values dealt to other rows: what "
+        "the model loses is the field's importance",
+    )
+    flags.DEFINE_integer(
+        "importance_rows",
+        100_000,
+        "Rows of the sample of --importance, at most, at even distances",
+        lower_bound=2,
     )
     predict.define_source_flags(
         "Dataset whose rows are judged; with --input, whose fitted transform is applied where a "
@@ -107,20 +123,25 @@ def run() -> None:
     correction = _correction(models[0])
     if (note := models[0].sampling_note) and correction is None and not FLAGS.recalibrate:
         print(note)
-    found = collect(models, sources, list(dict.fromkeys(FLAGS.slices)))
-    rows = _with_columns(found.rows, sources)
+    fields = [name for name in dict.fromkeys(FLAGS.slices) if not _is_day(models[0], name)]
+    columns = _columns(models[0], sources[0])
+    found = collect(models, sources, fields, columns.schema, FLAGS.importance_rows)
+    rows, times = _with_columns(found, columns)
     if correction is not None:
         rows = _corrected(rows, correction)
     judgement = judge(rows, FLAGS.bootstrap, FLAGS.seed)
     facts = _facts(models, found, judgement)
     facts["slices"] = [
         {"by": name, "slices": judge_slices(rows, slices, FLAGS.bootstrap, FLAGS.seed)}
-        for name, slices in _slices(models[0], found)
+        for name, slices in _slices(models[0], found, times)
     ]
     if FLAGS.recalibrate:
         correction, facts["recalibration"] = _recalibrated(rows)
     if FLAGS.importance:
         facts["importance"] = _importance(models[0], found)
+        facts["importance_rows"] = len(found.kept[1])
+        if not facts["importance"]:
+            facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
     facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
     print("\n".join(lines_of(facts)))
     if FLAGS.output:
@@ -165,6 +186,8 @@ def _correction(model: Predictor) -> Recalibration | None:
             f"--{asked[0]}: expected a checkpoint without a recalibration, got {model.path}, which "
             f"has one ({model.recalibration.kind}); name the one that it was made from"
         )
+    if FLAGS.recalibrate:
+        check_fitting()
     if FLAGS.recalibrated_checkpoint:
         if not asked:
             raise ValueError("--recalibrated_checkpoint needs --recalibrate or --sampling_rate")
@@ -172,16 +195,28 @@ def _correction(model: Predictor) -> Recalibration | None:
     return None if FLAGS.sampling_rate is None else of_sampling_rate(FLAGS.sampling_rate)
 
 
-def _with_columns(rows: ScoredRows, sources: Sequence[str]) -> ScoredRows:
-    """Adds the groups and weights of their files, or of the dataset."""
-    count, paths = len(rows.labels), {}
-    for flag in ("groups", "weights"):
-        if name := FLAGS[flag].value:
-            split = Path(sources[0], FLAGS.split)
-            paths[flag] = of_dataset(split, flag, name) or name
-    groups = read_groups(paths["groups"], count) if "groups" in paths else None
-    weights = read_weights(paths["weights"], count) if "weights" in paths else None
-    return replace(rows, groups=groups, weights=weights)
+def _is_day(model: Predictor, name: str) -> bool:
+    """Whether a name of `--slices` is that of the days, which a field of this name hides."""
+    return name == _DAY and not any(name in kind for kind in field_names(model))
+
+
+def _columns(model: Predictor, source: str) -> Columns:
+    """Where the groups, weights and times of the rows are that flags ask for."""
+    table = model.transform.table if model.transform else None
+    schema = table.schema if table else None
+    times = any(_is_day(model, name) for name in FLAGS.slices)
+    asked = FLAGS.groups, FLAGS.weights, times
+    if predict.reads_dataset(model, source):
+        return of_dataset(Path(source, FLAGS.split), schema, *asked)
+    return of_table(schema, *asked) if schema else of_files(*asked)
+
+
+def _with_columns(found: Collected, columns: Columns) -> tuple[ScoredRows, np.ndarray | None]:
+    """Returns the rows with groups and weights, and the times of the rows."""
+    count = len(found.rows.labels)
+    groups, weights = (read(found.extra, count) for read in (columns.groups, columns.weights))
+    rows = replace(found.rows, groups=groups, weights=weights)
+    return rows, columns.times(found.extra, count)
 
 
 def _corrected(rows: ScoredRows, correction: Recalibration) -> ScoredRows:
@@ -224,7 +259,7 @@ def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) 
         "checkpoint": str(models[0].path),
         "against": str(models[1].path) if len(models) > 1 else None,
         "sources": found.sources,
-        "split": FLAGS.split if Path(found.sources[0]).is_dir() else None,
+        "split": FLAGS.split if predict.reads_dataset(models[0], found.sources[0]) else None,
         "values": found.shares.line(),
         "fields": found.shares.by_field(),
         "flags_changed": _flags_changed(models),
@@ -254,11 +289,15 @@ def _notes(found: Collected, judgement: Judgement) -> list[str]:
     return notes
 
 
-def _slices(model: Predictor, found: Collected) -> list[tuple[str, Slices]]:
-    """What the rows are divided by: files, unknown values, and the fields of `--slices`."""
+def _slices(
+    model: Predictor, found: Collected, times: np.ndarray | None
+) -> list[tuple[str, Slices]]:
+    """What the rows are divided by: files, days, unknown values, and the fields of `--slices`."""
     slices = []
     if len(found.sources) > 1:
         slices.append(("file", by_source(found.source, found.sources)))
+    if times is not None:
+        slices.append(("day (UTC)", by_day(times)))
     if found.unknown is not None:
         slices.append(("values without an id", by_unknown(found.unknown)))
     numerical, categorical = field_names(model)

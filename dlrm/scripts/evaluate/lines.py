@@ -42,7 +42,11 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
             for one in facts["importance"]
         ]
         heads = ["field", "AUC lost", "95 % interval", "log loss gained"]
-        lines += ["", "importance: what is lost when a field's values are dealt to other rows"]
+        sample = f"{facts['importance_rows']:,} of {facts['rows']:,} rows"
+        lines += [
+            "",
+            f"importance ({sample}): what is lost when a field's values are dealt to other rows",
+        ]
         lines += aligned(heads, rows)
     return lines + [""] * bool(facts["notes"]) + facts["notes"]
 

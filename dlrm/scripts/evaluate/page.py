@@ -66,7 +66,7 @@ def page(facts: dict[str, Any]) -> str:
         heads, rows = slice_table(sliced, compared)
         parts.append(table([("", heads)], rows, f"metrics by {sliced['by']}"))
     if facts.get("importance"):
-        parts += _importance(facts["importance"])
+        parts += _importance(facts["importance"], facts["importance_rows"])
     return document("Evaluation of " + "/".join(Path(names[0]).parts[-3:]), parts)
 
 
@@ -177,7 +177,7 @@ def _fields(facts: dict[str, Any]) -> list[str]:
     return [*parts, table([("", ["field", "missing", "without an id"])], rows, "shares of values")]
 
 
-def _importance(found: list[dict[str, Any]]) -> list[str]:
+def _importance(found: list[dict[str, Any]], rows_scored: int) -> list[str]:
     shown = found[:_MOST_BARS]
     rows = [
         [one["field"], *(_signed(one["auc_lost"][k]) for k in ("value", "low", "high"))]
@@ -187,7 +187,10 @@ def _importance(found: list[dict[str, Any]]) -> list[str]:
     head = ["field", "AUC lost", "low", "high", "log loss gained"]
     return [
         "<h2>Importance of fields</h2>",
-        _note("What the model loses when the values of a field are dealt to other rows."),
+        _note(
+            "What the model loses when the values of a field are dealt to other rows, measured on "
+            f"{rows_scored:,} rows."
+        ),
         side_bars(
             "AUC lost", [one["field"] for one in shown], [one["auc_lost"]["value"] for one in shown]
         ),

@@ -6,13 +6,12 @@ from functools import partial
 
 import numpy as np
 
+from dlrm.data.transform.schema import Schema
 from dlrm.metrics.judged import ScoredRows
 from dlrm.scripts import predict
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows import Inputs
 from dlrm.serving.shares import Shares
-
-MAX_KEPT = 100_000  # rows whose inputs are kept, for the importance of fields
 
 
 @dataclass
@@ -26,7 +25,8 @@ class Collected:
         fields: name of a field that divides the rows -> its values, ids or numbers.
         unknown: of each row, how many values have no id; None where the model has no transform.
         shares: of missing and unknown values of each field.
-        kept: inputs of rows at even distances, `MAX_KEPT` at most, and their labels.
+        extra: weight, groups and time of rows of tables, where they were read.
+        kept: inputs of rows at even distances, and their labels.
     """
 
     rows: ScoredRows
@@ -35,11 +35,16 @@ class Collected:
     fields: dict[str, np.ndarray]
     unknown: np.ndarray | None
     shares: Shares
+    extra: dict[str, np.ndarray]
     kept: tuple[Inputs, np.ndarray]
 
 
 def collect(
-    models: Sequence[Predictor], sources: Sequence[str], fields: Sequence[str]
+    models: Sequence[Predictor],
+    sources: Sequence[str],
+    fields: Sequence[str],
+    schema: Schema | None = None,
+    most_kept: int = 0,
 ) -> Collected:
     """Reads and scores all rows.
 
@@ -47,6 +52,8 @@ def collect(
         models: the first one's transform says what the rows are; the others take the same rows.
         sources: logs, CSVs or directories of datasets.
         fields: names of those whose values are kept.
+        schema: of tables, the first model's, whose weight, groups and time are read as well.
+        most_kept: rows whose inputs are kept, at most.
 
     Raises:
         ValueError: a row cannot be read or scored, rows have no labels, or the models do not take
@@ -61,7 +68,8 @@ def collect(
     places: list[np.ndarray] = []
     unknown: list[np.ndarray] = []
     values: dict[str, list[np.ndarray]] = {name: [] for name in fields}
-    sample = _Sample()
+    extra: dict[str, list[np.ndarray]] = {}
+    sample = _Sample(most_kept)
 
     def take(place: int, block: predict.Block) -> None:
         if block.labels is None:
@@ -73,10 +81,12 @@ def collect(
         unknown.append((block.inputs.ids == 0).sum(1))
         for name, (index, of_inputs) in columns.items():
             values[name].append(of_inputs(block.inputs)[:, index].copy())
+        for name, column in (block.extra or {}).items():
+            extra.setdefault(name, []).append(column)
         sample.add(block.inputs, block.labels)
 
     for place, source in enumerate(sources):
-        for _ in predict.taken(first, source, shares, partial(take, place)):
+        for _ in predict.taken(first, source, shares, partial(take, place), schema):
             pass
     if not sum(map(len, labels)):
         raise ValueError(f"{', '.join(sources)}: expected rows, got none")
@@ -88,6 +98,7 @@ def collect(
         {name: np.concatenate(parts) for name, parts in values.items()},
         np.concatenate(unknown) if first.transform is not None else None,
         shares,
+        {name: np.concatenate(parts) for name, parts in extra.items()},
         sample.rows(),
     )
 
@@ -103,7 +114,9 @@ def _columns(predictor: Predictor, fields: Sequence[str]) -> dict:
             found[name] = (categorical.index(name), _ids)
         else:
             known = ", ".join([*numerical, *categorical])
-            raise ValueError(f"--slices {name}: expected a field of the model, one of {known}")
+            raise ValueError(
+                f"--slices {name}: expected day, or a field of the model, one of {known}"
+            )
     return found
 
 
@@ -133,17 +146,17 @@ def _inputs(model: Predictor, first: Predictor, block: predict.Block) -> Inputs:
 
 
 class _Sample:
-    """Rows at even distances, so many at most, of blocks whose number is not known."""
+    """Rows at even distances, `most` at most, of blocks whose number is not known."""
 
-    def __init__(self) -> None:
-        self._stride, self._seen = 1, 0
+    def __init__(self, most: int) -> None:
+        self._most, self._stride, self._seen = most, 1, 0
         self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def add(self, inputs: Inputs, labels: np.ndarray) -> None:
         chosen = np.arange(-self._seen % self._stride, len(labels), self._stride)
         self._seen += len(labels)
         self._parts.append((inputs.numerical[chosen], inputs.ids[chosen], labels[chosen]))
-        while sum(len(part[2]) for part in self._parts) > MAX_KEPT:
+        while sum(len(part[2]) for part in self._parts) > self._most:
             self._stride *= 2
             joined = tuple(np.concatenate(arrays)[::2] for arrays in zip(*self._parts, strict=True))
             self._parts = [joined]  # type: ignore[list-item]
