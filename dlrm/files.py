@@ -99,6 +99,7 @@ def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> It
 
     Raises:
         FileExistsError: something that may not be replaced stands at `path`.
+        OSError: nothing can be written there.
     """
     final, staging = stage_directory(path, replace)
     try:
@@ -125,7 +126,12 @@ def stage_directory(path: str | os.PathLike, replace: bool | str = False) -> tup
 
 
 def check_replaceable(path: Path, replace: bool | str) -> None:
-    """Raises FileExistsError where `staged_directory` would refuse `path`."""
+    """Raises OSError where `staged_directory` would refuse `path`, before there is any work."""
+    parent = next(folder for folder in path.parents if folder.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(f"{parent}: expected a directory to write in, got a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{parent}: expected a directory that may be written in")
     if path.is_mount():
         raise FileExistsError(
             f"{path}: a mount point cannot be replaced by a new directory; name one inside it"

@@ -21,6 +21,7 @@ td:first-child, th:first-child { text-align: left } th.group { text-align: cente
 figure { display: inline-block; margin: 1em 2em 0 0; vertical-align: top; max-width: 100%;
          overflow-x: auto }
 svg text { font: 11px system-ui, sans-serif; fill: #444 }
+@media (max-width: 30em) { table { font-size: .86em } td, th { padding: .15em .35em } }
 svg .title { font-weight: 600; fill: #222 }
 """
 COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
@@ -147,7 +148,7 @@ def chart(
     Args:
         title: over it.
         x_name, y_name: of the axes.
-        lines: what is drawn, in this order.
+        lines: what is drawn, in this order; those without points keep their colours to themselves.
         told: what screen readers say of it: what a person sees in it.
         limits: least and greatest x, least and greatest y; by default those of the lines.
     """
@@ -170,7 +171,8 @@ def chart(
         shapes.append(f"<path d='M{left} {at:.1f}H{left + width}' stroke='#e2e2e2'/>")
         shapes.append(_text(left - 5, at + 4, number(y), "end"))
     for index, line in enumerate(lines):
-        shapes += _drawn(line, _colour(line, index), place)
+        if len(line.x):
+            shapes += _drawn(line, _colour(line, index), place)
     bottom = top + height + 30
     shapes.append(_text(left + width / 2, bottom, x_name, "middle"))
     shapes.append(
@@ -178,6 +180,8 @@ def chart(
         f"{html.escape(y_name)}</text>"
     )
     for index, line in enumerate(lines):
+        if not len(line.x):
+            continue
         bottom += 16
         dash = " stroke-dasharray='5 3'" if line.dashed else ""
         colour = _colour(line, index)

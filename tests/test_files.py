@@ -1,13 +1,14 @@
 """Directories and files appear whole or not at all, and manifests tell when they changed."""
 
 import json
+import os
 import subprocess
 import sys
 import zlib
 
 import pytest
 
-from dlrm.files import staged_directory, write_atomically
+from dlrm.files import check_replaceable, staged_directory, write_atomically
 from dlrm.manifest import crc32, read_manifest, sealed_json, write_manifest
 
 
@@ -91,7 +92,7 @@ def test_an_error_while_replacing_keeps_the_old_directory(tmp_path):
 
 def test_a_killed_writer_leaves_nothing_at_the_final_name(tmp_path):
     code = (
-        "import os, sys; from dlrm.files import staged_directory\n"
+        "import os, sys; from dlrm.files import check_replaceable, staged_directory\n"
         "with staged_directory(sys.argv[1]) as staging:\n"
         "    (staging / 'file').write_text('half')\n"
         "    os._exit(3)\n"
@@ -233,3 +234,16 @@ def test_only_a_directory_of_the_same_kind_is_replaced(tmp_path):
     with staged_directory(tmp_path / "page", replace="page") as staging:
         write_manifest(staging, "page")
     assert not (tmp_path / "page" / "a").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_may_not_be_written_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError, match="expected a directory that may be written in"):
+        check_replaceable(tmp_path / "a/b", replace=False)
+
+
+def test_a_directory_inside_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file: expected a directory to write in, got a f"):
+        check_replaceable(tmp_path / "file/a/b", replace=False)

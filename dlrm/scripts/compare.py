@@ -4,13 +4,15 @@
     python -m dlrm.scripts.compare FOLDER_OF_RUNS
 
 A run is the directory that --save_checkpoint_path named, one that contains it as `checkpoints/`, or
-a single checkpoint. Its `log.json` is read where it is beside the checkpoints. With --output a page
-has the same table, which sorts, and the curves of all runs in one chart.
+a single checkpoint. Its `log.json` is read where it is beside the checkpoints. Metrics are those of
+the best test. With --output a page has the same table, which sorts, and the curves of all runs in
+one chart; a picture of the curves and all numbers as JSON are beside it.
 """
 
 import argparse
 import html
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +21,13 @@ from typing import Any
 
 from dlrm.command_line import Parser, aligned, fail
 from dlrm.documents import parse_json, read_bytes
-from dlrm.files import MANIFEST, staged_directory
+from dlrm.files import MANIFEST, check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
-from dlrm.pages import Line, chart, document, scrolled
+from dlrm.pages import COLOURS, Line, chart, document, scrolled
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.directory import last_checkpoint
 
-HTML, JSON = "comparison.html", "comparison.json"
+HTML, JSON, PNG = "comparison.html", "comparison.json", "comparison.png"
 _LOG, _PREFIX = "log.json", "DLLL "
 _KIND = "comparison"  # what the manifest of a page says that it is of
 _MAX_LOG_BYTES = 1 << 28
@@ -63,6 +65,7 @@ class Run:
         metrics: of the best test, and of the summary of the log.
         tested: names of those of the best test.
         step: steps done.
+        best_step: that of the best test; None where nothing was tested.
         curve: "step" and training "loss".
         tests: "step" and the metrics of each test.
     """
@@ -73,6 +76,7 @@ class Run:
     metrics: dict[str, float]
     tested: list[str]
     step: int
+    best_step: int | None
     curve: list[dict[str, float]]
     tests: list[dict[str, float]]
 
@@ -93,21 +97,27 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ValueError, OSError: what the user can fix.
     """
+    if options.output:
+        check_replaceable(options.output.resolve(), replace=_KIND)
     runs = [read_run(path) for path in find_runs(options.runs)]
     columns = metric_columns(runs)
     runs = _sorted(runs, options.sort, columns)
     print("\n".join(lines_of(runs, columns)))
+    for folder in left_out(options.runs):
+        print(f"note: {folder} has a log and no checkpoint, and is left out")
     if options.output:
         facts = [
-            {"name": r.name, "path": str(r.path), "step": r.step, "flags": r.flags}
-            | {"metrics": r.metrics, "curve": r.curve, "tests": r.tests}
+            {"name": r.name, "path": str(r.path), "step": r.step, "best_step": r.best_step}
+            | {"flags": r.flags, "metrics": r.metrics, "curve": r.curve, "tests": r.tests}
             for r in runs
         ]
         with staged_directory(options.output, replace=_KIND) as directory:
             text = json.dumps({"runs": facts}, indent=1) + "\n"
             (directory / JSON).write_text(text, encoding="utf-8")
             (directory / HTML).write_text(page(runs, columns), encoding="utf-8")
+            problem = draw(runs, columns, directory / PNG)
             write_manifest(directory, _KIND)
+        print(problem or f"picture: {options.output / PNG}")
         print(f"page: {options.output / HTML}")
 
 
@@ -116,7 +126,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__, program)
     parser.add_argument("runs", type=Path, nargs="+", help="runs, or a folder of runs")
     parser.add_argument("--sort", help="metric, or flag, to sort by; the best first")
-    parser.add_argument("--output", type=Path, help="directory of the page and the JSON")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="directory of the page, the picture and the JSON; an earlier one is replaced",
+    )
     return parser.parse_args(arguments)
 
 
@@ -135,13 +149,28 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if checkpoint := _checkpoint(path):
             found.append(checkpoint)
             continue
-        inside = [_checkpoint(folder) for folder in sorted(path.iterdir()) if folder.is_dir()]
-        if not any(inside):
+        folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
+        inside = [checkpoint for folder in folders if (checkpoint := _checkpoint(folder))]
+        if not inside:
             raise FileNotFoundError(
                 f"{path}: no run here (expected step-*/ or checkpoints/step-*/)"
             )
-        found += [checkpoint for checkpoint in inside if checkpoint]
+        found += inside
     return found
+
+
+def left_out(paths: Sequence[Path]) -> list[Path]:
+    """Returns runs in folders of runs that have a log and no checkpoint, as after a divergence."""
+    folders = [
+        folder for path in paths if not _checkpoint(path) for folder in sorted(path.iterdir())
+    ]
+    logs = [folder for folder in folders if any(map(Path.is_file, _logs(folder)))]
+    return [folder for folder in logs if not _checkpoint(folder)]
+
+
+def _logs(folder: Path) -> tuple[Path, Path]:
+    """Where a run's log may be."""
+    return folder / "checkpoints" / _LOG, folder / _LOG
 
 
 def _checkpoint(path: Path) -> Path | None:
@@ -175,6 +204,7 @@ def read_run(checkpoint: Path) -> Run:
         metrics,
         list(best),
         int(progress.get("step", 0)),
+        int(progress["best"]["step"]) if best else None,
         curve,
         [entry for entry in history if "lr" not in entry],
     )
@@ -233,9 +263,9 @@ def lines_of(runs: Sequence[Run], columns: Sequence[str]) -> list[str]:
 
 def _cells(runs: Sequence[Run], columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     flags = different_flags(runs)
-    heads = ["run", "steps", *columns, *(f"--{name}" for name in flags)]
+    heads = ["run", "steps", "best_step", *columns, *(f"--{name}" for name in flags)]
     rows = [
-        [one.name, str(one.step)]
+        [one.name, str(one.step), "–" if one.best_step is None else str(one.best_step)]
         + [_number(name, one.metrics.get(name)) for name in columns]
         + [_flag(one.flags.get(name)) for name in flags]
         for one in runs
@@ -261,7 +291,7 @@ def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     shown = runs[:_MOST_CURVES]
     note = f" of the first {_MOST_CURVES} runs" if len(runs) > len(shown) else ""
-    loss = _lines(shown, "loss", "curve")
+    loss, metric = _lines(shown, "loss", "curve"), _tested(shown, columns)
     parts = [
         "<p class='note'>Press the head of a column to sort by it. "
         "Flags that agree are left out.</p>",
@@ -269,13 +299,44 @@ def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
         f"<h2>Curves{note}</h2>",
         chart("Training loss", "step", "loss", loss, _told(shown, "log_loss")),
     ]
-    metric = next(
-        (name for name in columns if any(name in e for r in shown for e in r.tests)), None
-    )
     if metric:
         lines = _lines(shown, metric, "tests")
         parts.append(chart(f"Test {metric}", "step", metric, lines, _told(shown, metric)))
     return document("Runs side by side", [*parts, _SORT])
+
+
+def _tested(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
+    """The first metric that any run was tested for."""
+    return next((n for n in columns if any(n in e for r in runs for e in r.tests)), None)
+
+
+def draw(runs: Sequence[Run], columns: Sequence[str], path: Path) -> str | None:
+    """Draws the curves of runs over each other; returns None, or why there is no picture."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    try:
+        import matplotlib
+    except ImportError:
+        return "no picture: matplotlib is missing (pip install matplotlib)"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = runs[:_MOST_CURVES]
+    panels = [("training loss", "loss", "curve")]
+    if metric := _tested(shown, columns):
+        panels.append((f"test {metric}", metric, "tests"))
+    size = (6.5 * len(panels), 4.6)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=size, layout="constrained", squeeze=False
+    )
+    for axis, (title, name, kind) in zip(axes[0], panels, strict=True):
+        for colour, line in zip(COLOURS, _lines(shown, name, kind), strict=False):
+            axis.plot(line.x, line.y, "o-" if line.dots else "-", color=colour, label=line.name)
+        axis.set(title=title, xlabel="step", ylabel=name)
+        axis.grid(alpha=0.3)
+    axes[0][0].legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return None
 
 
 def _cell(text: str) -> str:

@@ -56,14 +56,15 @@ class Shares:
         fewer = f"; the other {rest} {verb} fewer" if rest else ""
         return f"values: {', '.join(parts)}{fewer}"
 
-    def by_field(self) -> list[tuple[str, float, float]]:
+    def by_field(self) -> list[tuple[str, float | None, float]]:
         """Returns name, share of missing and share of other values without an id of each field.
 
-        Where only ids are known, missing values count among those without an id.
+        Where only ids are known, the share of missing values is None, and they count among those
+        without an id.
         """
-        rows = max(self._rows, 1)
+        rows, only_ids = max(self._rows, 1), self._word != "unknown"
         counts = zip(self._names, self._missing.tolist(), self._unknown.tolist(), strict=True)
-        return [(name, missing / rows, unknown / rows) for name, missing, unknown in counts]
+        return [(n, None if only_ids else missing / rows, own / rows) for n, missing, own in counts]
 
     def _of(self, index: int) -> str:
         counts = ((self._word, self._unknown[index]), ("missing", self._missing[index]))

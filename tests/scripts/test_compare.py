@@ -25,12 +25,12 @@ def said(capsys, *arguments):
 
 def test_a_folder_is_a_table_of_what_differs(runs, capsys):
     head, *rows = said(capsys, runs, "--sort=auc")
-    assert head.split()[:3] == ["run", "steps", "auc"]
+    assert head.split()[:4] == ["run", "steps", "best_step", "auc"]
     assert head.split()[-1] == "--lr"
     assert [row.split()[0] for row in rows] == ["fast", "slow"]
     assert [row.split()[-1] for row in rows] == ["0.02", "0.0001"]
     best = json.loads((runs / "fast/checkpoints/best.json").read_text())
-    assert f"{best['auc']:.6f}" == rows[0].split()[2]
+    assert [str(best["step"]), f"{best['auc']:.6f}"] == rows[0].split()[2:4]
     log = (runs / "fast/log.json").read_text().splitlines()[-1].removeprefix("DLLL ")
     speed = json.loads(log)["data"]["average_train_throughput"]
     assert f"{speed:,.0f}" in rows[0].split()
@@ -38,7 +38,7 @@ def test_a_folder_is_a_table_of_what_differs(runs, capsys):
     assert [row.split()[0] for row in rows] == ["slow", "fast"]
 
 
-def test_the_page_has_the_table_and_all_curves(runs, tmp_path, capsys):
+def test_the_page_has_the_table_and_all_curves(runs, tmp_path, capsys, curves):
     said(capsys, runs, f"--output={tmp_path / 'out'}")
     text = (tmp_path / "out/comparison.html").read_text()
     assert text.count("<tr>") == 3
@@ -48,6 +48,37 @@ def test_the_page_has_the_table_and_all_curves(runs, tmp_path, capsys):
     assert "http" not in text
     facts = json.loads((tmp_path / "out/comparison.json").read_text())
     assert len(facts["runs"][0]["curve"]) >= 25
+    assert (tmp_path / "out/comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_without_a_test_or_a_checkpoint_are_said(runs, trained, tmp_path, capsys):
+    trained_model.train(trained.dataset, tmp_path / "untested/checkpoints", "--max_steps=5")
+    shutil.copytree(runs / "fast", tmp_path / "fast")
+    (tmp_path / "diverged").mkdir()
+    shutil.copy(runs / "fast/log.json", tmp_path / "diverged")
+    _, fast, untested, note = said(capsys, tmp_path)
+    assert fast.split()[0] == "fast"
+    assert untested.split()[:4] == ["untested", "5", "–", "–"]
+    assert note == f"note: {tmp_path / 'diverged'} has a log and no checkpoint, and is left out"
+    said(capsys, tmp_path, f"--output={tmp_path / 'out'}")
+    page = (tmp_path / "out/comparison.html").read_text()
+    loss, auc = page.split("<figure>")[1:]
+    assert (">untested<" in loss, ">untested<" in auc) == (True, False)
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(runs, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes").touch()
+    for path, message in (
+        (tmp_path / "file/out", "file: expected a directory to write in, got a file"),
+        (tmp_path / "full", "has no manifest.json, so it was not written by this program"),
+    ):
+        with pytest.raises(SystemExit):
+            main([str(runs), f"--output={path}"])
+        out, err = capsys.readouterr()
+        assert not out
+        assert message in err
 
 
 def test_what_is_no_run_is_named(runs, tmp_path, capsys):

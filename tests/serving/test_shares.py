@@ -43,6 +43,7 @@ def test_of_ids_alone_neither_is_known():
         "values: city is without an id in 66.7 % of the rows, job without an id in 33.3 %; the "
         "other 1 field has fewer"
     )
+    assert [of[1] for of in shares.by_field()] == [None] * len(shares.by_field())
 
 
 def test_a_small_share_is_not_shown_as_none():

@@ -13,6 +13,7 @@ from dlrm.scripts.evaluate.lines import MEANINGS, metric_table, slice_table
 
 HTML, JSON, PNG = "evaluation.html", "evaluation.json", "evaluation.png"
 _MOST_BARS = 40
+_LONGEST = 24  # characters of the name of a slice, beside a chart
 
 
 def curves_of(ranked: RankedRows) -> dict[str, Any]:
@@ -159,18 +160,20 @@ def _told_reliability(facts: dict[str, Any]) -> str:
 
 def _slice_chart(sliced: dict[str, Any]) -> str:
     """The AUC of each slice that has one, with its interval."""
-    aucs = {part["name"][:24]: part["models"][0]["auc"] for part in sliced["slices"]}
-    known = {name: auc for name, auc in aucs.items() if auc["value"] is not None}
+    aucs = [(part["name"], part["models"][0]["auc"]) for part in sliced["slices"]]
+    known = [(name, auc) for name, auc in aucs if auc["value"] is not None]
     if len(known) < 2:
         return ""
-    intervals = [(auc["value"], auc["low"], auc["high"]) for auc in known.values()]
-    return whiskers("AUC and its interval", list(known), intervals)
+    names = [name if len(name) <= _LONGEST else "…" + name[1 - _LONGEST :] for name, _ in known]
+    intervals = [(auc["value"], auc["low"], auc["high"]) for _, auc in known]
+    return whiskers("AUC and its interval", names, intervals)
 
 
 def _fields(facts: dict[str, Any]) -> list[str]:
     """The fields with the most values that say nothing to the model."""
-    fields = sorted(facts["fields"], key=lambda field: -field[1] - field[2])
-    rows = [[n, f"{100 * m:.2f} %", f"{100 * u:.2f} %"] for n, m, u in fields if m or u]
+    fields = sorted(facts["fields"], key=lambda field: -(field[1] or 0) - field[2])
+    shown = [(name, *shares) for name, *shares in fields if any(shares)]
+    rows = [[n, *(None if s is None else f"{100 * s:.2f} %" for s in of)] for n, *of in shown]
     parts = ["<h2>Values that are missing or have no id</h2>"]
     if not rows:
         return [*parts, _paragraph("There are none.")]
