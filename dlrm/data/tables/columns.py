@@ -77,6 +77,15 @@ def distinct_of(
 
     Text that is no UTF-8 is noted, and escaped in the values.
     """
+    raw, codes = places_of(name, array)
+    distinct, problems = utf_8(raw)
+    if found is not None:
+        found.add_places(name, codes, problems, len(distinct))
+    return distinct, codes
+
+
+def places_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Returns the distinct values, whose text may be any bytes, and the place of each row's."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([], pa.string()), np.full(len(array), -1, np.int32)
@@ -92,28 +101,24 @@ def distinct_of(
     if pa.types.is_unsigned_integer(indices.type):
         indices = indices.cast(pa.int64())
     codes = indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    codes = codes.astype(np.int64 if codes.dtype.itemsize > 4 else np.int32)
-    distinct = array.dictionary
-    if is_text(distinct.type) or _is_binary(distinct.type):
-        distinct = _utf_8(name, distinct, codes, found)
-    return distinct, codes
+    return array.dictionary, codes.astype(np.int64 if codes.itemsize > 4 else np.int32, copy=False)
 
 
-def _utf_8(name: str, distinct: pa.Array, codes: np.ndarray, found: Found | None) -> pa.Array:
+def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+    """Returns values with bytes as text, escaped where they are no UTF-8, and these by place."""
     try:
         if is_text(distinct.type):
             distinct.validate(full=True)
-            return distinct
-        return distinct.cast(pa.large_binary()).cast(pa.large_string())
+        elif _is_binary(distinct.type):
+            distinct = distinct.cast(pa.large_binary()).cast(pa.large_string())
+        return distinct, {}
     except pa.ArrowInvalid:
         texts, problems = [], {}
         for place, raw in enumerate(distinct.cast(pa.large_binary()).to_pylist()):
             texts.append(raw.decode("utf-8", "backslashreplace"))
             if texts[-1].encode() != raw:
                 problems[place] = f"expected UTF-8, got {shown_text(raw)}"
-        if found is not None:
-            found.add_places(name, codes, problems, len(texts))
-        return pa.array(texts, pa.large_string())
+        return pa.array(texts, pa.large_string()), problems
 
 
 def _is_binary(kind: pa.DataType) -> bool:

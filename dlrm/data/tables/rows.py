@@ -23,9 +23,11 @@ from dlrm.data.tables.columns import (
     column_of,
     distinct_of,
     is_text,
+    places_of,
     plain_texts,
     shown_text,
     text_column,
+    utf_8,
 )
 from dlrm.data.tables.times import times
 from dlrm.data.transform.cells import (
@@ -89,9 +91,9 @@ def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
 
 
 class _Keyed(NamedTuple):
-    """The distinct values of a categorical field, and what was made of them."""
+    """The distinct values of a categorical field as they were read, and what was made of them."""
 
-    distinct: pa.Array
+    raw: pa.Array
     keys: np.ndarray
     missing: np.ndarray
     problems: dict[int, str]
@@ -184,22 +186,23 @@ class RowReader:
         self, field: CategoricalField, array: pa.Array, found: Found
     ) -> tuple[Coded, pa.Array | None]:
         name = field.column
-        distinct, codes = distinct_of(name, array, found)
+        raw, codes = places_of(name, array)
         earlier = self._earlier.get(name)
-        if earlier is None or not earlier.distinct.equals(distinct):
-            problems: dict[int, str] = {}
-            texts = None
+        if earlier is None or not earlier.raw.equals(raw):
+            problems, texts = dict[int, str](), None
+            distinct, not_utf_8 = utf_8(raw)
             if field.type == "integer" and pa.types.is_integer(distinct.type):
                 keys, missing = _integers(distinct, self._missing_integers, problems)
             else:
                 column = text_column(as_text(distinct))
                 keys, missing = keys_of_texts(field, column, self._missing, problems)
                 texts = array_of(stripped(column)) if field.type == "string" else None
-            earlier = self._earlier[name] = _Keyed(distinct, keys, missing, problems, texts)
-        found.add_places(name, codes, earlier.problems, len(distinct))
+            problems |= not_utf_8
+            earlier = self._earlier[name] = _Keyed(raw, keys, missing, problems, texts)
+        found.add_places(name, codes, earlier.problems, len(raw))
         if earlier.missing.any():
-            places = np.append(np.where(earlier.missing, -1, np.arange(len(distinct))), -1)
-            codes = places[codes]
+            places = np.append(np.where(earlier.missing, -1, np.arange(len(raw))), -1)
+            codes = places.take(codes, mode="wrap")
         return Coded(earlier.keys, codes), earlier.texts
 
     def _extra(self, batch: pa.RecordBatch, found: Found) -> dict[str, np.ndarray]:

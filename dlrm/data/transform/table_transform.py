@@ -150,7 +150,7 @@ class TableTransform:
                 found = self.encode(index, Parsed(column.keys, present))
                 ids = np.append(found, found.dtype.type(0))  # of -1
                 self._earlier[index] = column.keys, ids
-            return ids[column.codes]
+            return ids.take(column.codes, mode="wrap")  # twice as fast as with checks
         dtype = layout.id_dtype(self.cardinalities[index])
         ids = self.lookup(self.dictionary_of[index])(column)
         buckets = self.schema.categorical[index].hash_buckets

@@ -107,7 +107,10 @@ def return_memory() -> None:
 def local_engine(cores: int) -> Iterator[LocalEngine]:
     """Starts processes, one a core, and ends them with the block, or with this process."""
     return_memory()
-    engine = LocalEngine(cores, process_pool(cores))
+    pool = process_pool(cores)
+    for _ in range(cores):
+        pool.submit(os.getpid)  # starts a process, which imports while this one prepares
+    engine = LocalEngine(cores, pool)
     try:
         yield engine
     finally:

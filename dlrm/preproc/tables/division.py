@@ -1,5 +1,6 @@
 """Which split a row belongs to: by chance, by its time, by a column or by its file."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
 _DIVIDE, _KEEP = 0x5EED_0001, 0x5EED_0002  # added to the seed, so that choices are independent
 _WHOLE = 1 << 64
-_ROWS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,9 @@ class Divider:
             else:
                 seed = division.seed + _DIVIDE
                 counts = [int(num_rows * fraction) for fraction in fractions]
-                self._limits = (
-                    smallest_hashes(seed, num_rows, counts[0]),
-                    smallest_hashes(seed, num_rows, sum(counts)),
-                )
+                first = smallest_hashes(seed, num_rows, counts[0])
+                last = smallest_hashes(seed, num_rows, sum(counts)) if counts[1] else first
+                self._limits = (first, last)
 
     @property
     def columns(self) -> list[str]:
@@ -229,29 +229,28 @@ def _shown(texts: Sequence[str], code: int) -> str:
 def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
     """Returns the limit below which as many rows as wanted have their hash.
 
-    Hashes of different numbers are different, so there is one; it is found 16 bits at a time.
+    Hashes of different numbers are different, so there is one. They are spread evenly, so it is
+    searched for within some standard deviations of its expected place, then in a wider range.
     """
     if count <= 0:
         return 0
     if count >= num_rows:
         return _WHOLE
-    prefix, left = 0, count  # the limit is within [prefix, prefix + 1) of the bits seen so far
-    for bits in (48, 32, 16, 0):
-        found = np.zeros(1 << 16, np.int64)
+    expected = _WHOLE * count // num_rows
+    deviation = _WHOLE * math.isqrt(count * (num_rows - count) // num_rows + 1) // num_rows
+    reach = 8
+    while True:
+        lowest, highest = (expected + side * reach * deviation for side in (-1, 1))
+        first, last = np.uint64(max(lowest, 0)), np.uint64(min(highest, _WHOLE - 1))
+        below, near = 0, []
         for begin in range(0, num_rows, _ROWS_AT_ONCE):
-            numbers = np.arange(begin, min(begin + _ROWS_AT_ONCE, num_rows))
-            hashes = splitmix64(seed, numbers)
-            if bits < 48:
-                hashes = hashes[hashes >> np.uint64(bits + 16) == np.uint64(prefix)]
-            digits = (hashes >> np.uint64(bits)).astype(np.uint16)
-            found += np.bincount(digits, minlength=1 << 16)
-        below = np.cumsum(found)
-        digit = int(np.searchsorted(below, left, "left"))
-        left -= int(below[digit - 1]) if digit else 0
-        prefix = (prefix << 16) | digit
-        if left == found[digit]:
-            return (prefix + 1) << bits
-    raise AssertionError("two rows have one hash")
+            hashes = splitmix64(seed, np.arange(begin, min(begin + _ROWS_AT_ONCE, num_rows)))
+            below += int(np.count_nonzero(hashes < first))
+            near.append(hashes[(first <= hashes) & (hashes <= last)])
+        found = np.sort(np.concatenate(near))
+        if 0 < count - below <= len(found):
+            return int(found[count - below - 1]) + 1
+        reach *= reach
 
 
 def facts(division: Division) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.sources.columns import Coded
 from dlrm.data.tables.columns import Bad, column_of, texts_of
 from dlrm.data.tables.parquet import PROBLEM, Part, read_part
 from dlrm.data.tables.rows import RowReader, Rows
@@ -67,6 +68,7 @@ class TableSource:
         rows, positives = [0, 0, 0], [0, 0, 0]
         labels: Counter[str] = Counter()
         times: list[int] = []
+        fields = [_FieldCounts() for _ in schema.categorical]
         for batch, read, splits, _ in self._read(part, rejected):
             assert read.labels is not None
             if schema.time and (splits != DROPPED).any():
@@ -80,32 +82,38 @@ class TableSource:
                 labels += _label_counts(schema, batch)
             training = np.flatnonzero(splits == TRAIN)
             if len(training):
-                self._add_counts(counts, read, training)
+                self._add_counts(counts, fields, read, training)
                 for i, field in enumerate(schema.numerical):
                     if field.transform == "standardise":
                         values, missing = read.numerical[i]
                         present = training[~missing[training]]
                         sums[i] += Sums.of(values[present])
+        for place, field in zip(self._places(), fields, strict=True):
+            field.finish(counts[place])
         if len(labels) > _MOST_LABELS:
             labels = Counter(dict(labels.most_common(_MOST_LABELS)))
         facts: dict[str, Any] = {"rows": rows, "positives": positives, "labels": labels}
         facts |= {"times": times, "crc": part.checksum(), "sums": [one.facts() for one in sums]}
         return facts, [merge_counts(parts) for parts in counts]
 
-    def _add_counts(self, counts: list[list[Counts]], read: Rows, training: np.ndarray) -> None:
-        schema, place_of = self.schema, dict[str, int]()
-        for place, fields in enumerate(schema.dictionaries().values()):
+    def _places(self) -> list[int]:
+        """Returns which of the counted columns has the values of each categorical field."""
+        place_of = dict[str, int]()
+        for place, fields in enumerate(self.schema.dictionaries().values()):
             place_of |= {field.column: place for field in fields}
-        for field, coded, texts in zip(
-            schema.categorical, read.categorical, read.texts, strict=True
-        ):
-            occurrences = coded.occurrences(training)
-            there = np.flatnonzero(occurrences)
-            chosen = None if texts is None else texts.take(there)
-            found = Counts(coded.keys[there], occurrences[there], chosen)
-            _append(counts[place_of[field.column]], merge_counts([found]))
-        place = len(schema.dictionaries())
-        for i, number in enumerate(schema.numerical):
+        return [place_of[field.column] for field in self.schema.categorical]
+
+    def _add_counts(
+        self,
+        counts: list[list[Counts]],
+        fields: list["_FieldCounts"],
+        read: Rows,
+        training: np.ndarray,
+    ) -> None:
+        for i, (place, field) in enumerate(zip(self._places(), fields, strict=True)):
+            field.add(read.categorical[i], read.texts[i], training, counts[place])
+        place = len(self.schema.dictionaries())
+        for i, number in enumerate(self.schema.numerical):
             if number.fitted_bins:
                 values, missing = read.numerical[i]
                 keys = ordered(values[training[~missing[training]]])
@@ -161,6 +169,30 @@ class TableSource:
             else:
                 done += batch.num_rows
             yield batch, read, splits, numbers  # even if all are dropped: their labels count
+
+
+class _FieldCounts:
+    """Counts the values of a field by their places, as long as batches have the same values."""
+
+    def __init__(self) -> None:
+        self._keys, self._occurrences = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._texts: Any = None
+
+    def add(self, coded: Coded, texts: Any, rows: np.ndarray, counts: list[Counts]) -> None:
+        """Counts chosen rows; values that a batch has no more are added to `counts`."""
+        if coded.keys is not self._keys:
+            self.finish(counts)
+            self._keys, self._texts = coded.keys, texts
+            self._occurrences = np.zeros(len(coded.keys), np.int64)
+        self._occurrences += coded.occurrences(rows)
+
+    def finish(self, counts: list[Counts]) -> None:
+        """Adds what was counted last to `counts`."""
+        there = np.flatnonzero(self._occurrences)
+        if len(there):
+            texts = None if self._texts is None else self._texts.take(there)
+            found = Counts(self._keys[there], self._occurrences[there], texts)
+            _append(counts, merge_counts([found]))
 
 
 _PLACES = {"train": 0, "test": 1, "validation": 2}
