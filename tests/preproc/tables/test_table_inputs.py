@@ -119,6 +119,23 @@ def test_a_bad_value_is_named_and_can_be_put_aside(tmp_path, case):
     assert (tmp_path / "dataset" / "train" / "label.bin").stat().st_size == 3
 
 
+@pytest.mark.parametrize("batch_rows", [1, 7, 60])
+def test_batches_with_the_same_values_are_counted_and_refused_alike(
+    tmp_path, monkeypatch, batch_rows
+):
+    texts = [b"a", b"b", b"x\xff", b"a", b"c", b"a"] * 20
+    table = pa.table({"y": [i % 2 for i in range(120)], "c": text_of_bytes(*texts)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=60)
+    monkeypatch.setattr("dlrm.data.tables.parquet.BATCH_VALUES", 2 * batch_rows)
+    options = {"bad_lines": "quarantine", "max_bad_lines": 0.2, "output_ordering": "input"}
+    schema = {"label": "y", "categorical": ["c"]}
+    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "dataset", **options)
+    (found,) = contents(tmp_path / "dataset" / "quarantine").values()
+    assert found.count(b"expected UTF-8, got b'x\\xff'") == 20
+    ids = np.fromfile(tmp_path / "dataset" / "train" / "cat_0.bin", np.int8)
+    assert ids.tolist() == [1, 2, 1, 3, 1] * 20  # by count, then text
+
+
 BAD_COLUMNS = {
     "no column": ({"c": None}, "no column 'c'; the columns are y, x, i, w, g, t"),
     "list": ({"c": [["a"], [], [], []]}, "column 'c': expected a value a row, got the type list"),
