@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em;
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 84em; padding: 0 1em;
        color: #222; background: #fff }
 h1 { font-size: 1.6em; overflow-wrap: anywhere } h2 { margin-top: 2em }
 p { max-width: 56em; overflow-wrap: anywhere } .note { color: #555 } .wide { overflow-x: auto }

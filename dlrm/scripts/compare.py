@@ -25,7 +25,7 @@ from dlrm.files import MANIFEST, check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.pages import COLOURS, Line, chart, document, scrolled
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
-from dlrm.train.checkpoints.directory import last_checkpoint
+from dlrm.train.checkpoints.directory import last_checkpoint, run_directory
 
 HTML, JSON, PNG = "comparison.html", "comparison.json", "comparison.png"
 _LOG, _PREFIX = "log.json", "DLLL "
@@ -186,9 +186,7 @@ def read_run(checkpoint: Path) -> Run:
         ValueError: a file is damaged; it is named.
     """
     config, progress = read_config(checkpoint), read_progress(checkpoint)
-    folder = checkpoint.absolute().parent
-    if folder.name == "checkpoints":
-        folder = folder.parent
+    folder = run_directory(checkpoint.absolute().parent)
     best = {k: v for k, v in progress.get("best", {}).items() if k not in ("step", "epoch")}
     metrics = dict(best)
     for log in (checkpoint.parent / _LOG, folder / _LOG):

@@ -18,7 +18,7 @@ from dlrm.scripts.common import session
 from dlrm.scripts.common.config_flags import HelpAsked, Values, help_of_absl, show
 from dlrm.scripts.common.profiling import StepProfiler
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
-from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint, run_directory
 from dlrm.train.log import Loader, RunLog
 from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
@@ -192,7 +192,7 @@ def _open_trackers(setup: Setup, log: RunLog) -> None:
     if asked and not setup.trains:
         log.line(f"note: --{asked[0]} is not used: only a training reports to trackers")
     elif asked and setup.world.rank == 0:
-        name = Path(values["log_path"]).absolute().parent.name
+        name = run_directory(Path(values["log_path"]).absolute().parent).name
         trackers = open_trackers(values["tensorboard"], values["mlflow"], name, log.line)
         log.trackers = [*trackers]
 

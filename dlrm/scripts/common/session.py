@@ -25,7 +25,12 @@ from dlrm.distributed import (
 )
 from dlrm.documents import one_line
 from dlrm.train.checkpoints.checkpoint import check_unchanged, read_config
-from dlrm.train.checkpoints.directory import CheckpointDirectory, checkpoint_in_use, last_checkpoint
+from dlrm.train.checkpoints.directory import (
+    CheckpointDirectory,
+    checkpoint_in_use,
+    last_checkpoint,
+    run_directory,
+)
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
@@ -236,7 +241,7 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
         task.metric,
         task.loss_metric,
         curves,
-        title=f"{curves.parent.name}, step {progress.step}\n{data}",
+        title=f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
         schedule=trainer.schedule,
         best_step=progress.best.get("step"),
     )

@@ -64,7 +64,7 @@ def metric_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         if others:
             difference = facts["differences"][name]
             row += [number_text(others[0][name]["value"]), *_cells(difference, sign="+")]
-            row.append(number_text(difference["p"], digits=3))
+            row.append(_p_text(difference["p"]))
         rows.append(row)
     return heads, rows
 
@@ -96,6 +96,10 @@ def interval_text(interval: dict[str, float | None], sign: str = "") -> str:
     if interval["low"] is None:
         return text
     return f"{text} [{number_text(interval['low'], 4)}, {number_text(interval['high'], 4)}]"
+
+
+def _p_text(p: float | None) -> str:
+    return "< 0.001" if p is not None and p < 0.001 else number_text(p, digits=3)
 
 
 def _cells(interval: dict[str, float | None], sign: str = "") -> list[str]:

@@ -173,11 +173,17 @@ def _fields(facts: dict[str, Any]) -> list[str]:
     """The fields with the most values that say nothing to the model."""
     fields = sorted(facts["fields"], key=lambda field: -(field[1] or 0) - field[2])
     shown = [(name, *shares) for name, *shares in fields if any(shares)]
+    heads = ["field", "missing", "without an id"]
+    if all(missing is None for _, missing, _ in shown):  # of a dataset only ids are known
+        shown, heads = (
+            [(name, unknown) for name, _, unknown in shown],
+            ["field", "missing or without an id"],
+        )
     rows = [[n, *(None if s is None else f"{100 * s:.2f} %" for s in of)] for n, *of in shown]
     parts = ["<h2>Values that are missing or have no id</h2>"]
     if not rows:
         return [*parts, _paragraph("There are none.")]
-    return [*parts, table([("", ["field", "missing", "without an id"])], rows, "shares of values")]
+    return [*parts, table([("", heads)], rows, "shares of values")]
 
 
 def _importance(found: list[dict[str, Any]], rows_scored: int) -> list[str]:

@@ -171,6 +171,12 @@ class CheckpointDirectory:
                 remove_unused(old)
 
 
+def run_directory(path: Path) -> Path:
+    """Returns the directory of a run: that of its checkpoints, or the one above `checkpoints`."""
+    path = path.absolute()
+    return path.parent if path.name == "checkpoints" else path
+
+
 def last_checkpoint(path: str | os.PathLike) -> Path | None:
     """Returns the newest checkpoint in a run's directory, or None; nothing is changed."""
     found = all_checkpoints(path)

@@ -46,6 +46,8 @@ def _data_lines(
     if splits := config.get("splits"):
         lines.append("* rows: " + ", ".join(f"{name} {n:,}" for name, n in splits.items()))
     for name, value in data.items():
+        if name == "rows" and splits:  # those of the training, once more
+            continue
         if isinstance(value, list) and len(value) > 8:
             value = (
                 f"{len(value)}, of {min(value):,} to {max(value):,}"

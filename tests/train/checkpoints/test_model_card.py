@@ -16,6 +16,7 @@ def test_a_checkpoint_has_a_card_with_data_metrics_and_a_way_to_load_it(trained,
     assert f"# Model card: step {int(best['step'])}" in card
     assert f"| auc | {best['auc']:.6f} |" in card
     assert "* rows: train 4,000, test 1,000" in card
+    assert card.count("* rows") == 1
     assert f"* source: `{trained.dataset}`" in card
     assert "--embedding_dim=8" in card
     assert "--bottom_mlp_sizes=16,8" in card
