@@ -1,9 +1,9 @@
 """Scores rows with a trained model: python -m dlrm.scripts.predict --checkpoint DIR --input FILE
 
 The input is a log as it was trained on (`day_0`: a label, integers and hashes, separated by tabs;
-"-" reads standard input), a table (Parquet, CSV or JSON lines, in a file or a folder), or a
-dataset's directory. It is read and scored some megabytes at a time, and the scores, a float32 each,
-are written in the order of the rows.
+"-" reads standard input), a table (Parquet, CSV or JSON lines, in a file or a folder), a table or
+query of Spark (`--spark_table`, `--spark_sql`), or a dataset's directory. It is read and scored
+some megabytes at a time, and the scores, a float32 each, are written in the order of the rows.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -11,12 +11,14 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import io
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,8 +46,12 @@ from dlrm.documents import read_json
 from dlrm.files import MANIFEST, make_directories, staged_file
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.preproc.convert_to_parquet import KIND as CONVERTED
+from dlrm.preproc.execution.choice import open_engine
+from dlrm.preproc.execution.engines import EngineError
+from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
+from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
 from dlrm.serving.importance import contributions
 from dlrm.serving.predictor import (
     BATCH_SIZE,
@@ -65,6 +71,7 @@ from dlrm.train.metrics import click_metrics, metrics_note, one_class_note
 FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
+_MOST_NAMED = 20  # columns in a message
 _LONGEST_BAR = 30  # of an explanation
 _CSV_FLAGS = ("columns", "header", "delimiter", "input_format")
 T = TypeVar("T")
@@ -87,9 +94,8 @@ class Block(NamedTuple):
 
 
 def define_flags() -> None:
-    flags.DEFINE_string(
-        "input", None, "Log, table or dataset to score; - is standard input", required=True
-    )
+    flags.DEFINE_string("input", None, "Log, table or dataset to score; - is standard input")
+    define_spark_flags()
     flags.DEFINE_string("output", None, "File of the scores, .npy; replaced", required=True)
     flags.DEFINE_enum(
         "output_kind", "probability", OUTPUT_KINDS, "Probability of a click, or the model's logit"
@@ -161,10 +167,43 @@ def run() -> None:
     Raises:
         ValueError, OSError: what the user can mend.
     """
-    _check_paths()
+    query = spark_query("input", "dataset_type", *_CSV_FLAGS)
+    _check_paths(query)
     predictor = open_predictor(FLAGS.checkpoint, FLAGS.input)
     if note := predictor.sampling_note:
         print(note)
+    if query is None:
+        _score(predictor, FLAGS.input, FLAGS.input)
+        return
+    with _rows_of_query(query, predictor) as folder:
+        _score(predictor, folder, query.flag)
+
+
+@contextmanager
+def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
+    """Yields a folder beside the output with the rows as Spark writes them, for the block."""
+    table = predictor.transform.table if predictor.transform else None
+    if table is None:
+        raise ValueError(f"{query.flag}: expected a model of tables, got {predictor.path}")
+    output = Path(FLAGS.output).resolve()
+    make_directories(output.parent)
+    cores, log, memory = os.cpu_count() or 1, output.parent / "spark.log", FLAGS.memory_gib
+    with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+        labels = [table.schema.label.column] * FLAGS.label
+        try:
+            settings = spark_settings(query)
+            with open_engine("spark", cores, log, FLAGS.master, memory, settings) as engine:
+                read_query(engine, query, table.names, Path(folder), labels)
+            yield folder
+        except EngineError as error:
+            raise ValueError(str(error)) from None
+        except ValueError as error:  # of a row of a file that will be gone
+            message = str(error).removeprefix(f"{query.flag}: ").replace(f"{folder}/", "")
+            raise ValueError(f"{query.flag}: {message}") from None
+
+
+def _score(predictor: Predictor, source: str, name: str) -> None:
+    """Writes the scores of a source, which messages call by a name, and says how good they are."""
     began, labels, logits = time.perf_counter(), [], []
     shares = value_shares(predictor)
 
@@ -177,7 +216,7 @@ def run() -> None:
         return logits, block.labels
 
     with score_file(Path(FLAGS.output)) as file:
-        for part, known in taken(predictor, FLAGS.input, shares, score):
+        for part, known in taken(predictor, source, shares, score):
             file.write(probability(part) if FLAGS.output_kind == "probability" else part)
             if known is not None:
                 labels.append(known)
@@ -190,7 +229,7 @@ def run() -> None:
         f"{file.rows / seconds:,.0f} rows/s"
     )
     if not file.rows:
-        print(f"note: there are no rows in {FLAGS.input}")
+        print(f"note: there are no rows in {name}")
     if labels and file.rows:
         _print_metrics(np.concatenate(logits), np.concatenate(labels))
     if line := shares.line() if file.rows else None:
@@ -217,9 +256,10 @@ def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: in
     return lines
 
 
-def open_predictor(checkpoint: str, source: str) -> Predictor:
+def open_predictor(checkpoint: str, source: str | None) -> Predictor:
     """Loads a model; what it is to score, if it is a dataset, must have its transform."""
-    scored = source if Path(source).is_dir() and _is_dataset(Path(source)) else None
+    is_dataset = source is not None and Path(source).is_dir() and _is_dataset(Path(source))
+    scored = source if is_dataset else None
     allowed = FLAGS.allow_other_transform
     predictor = load(checkpoint, FLAGS.dataset or scored, allowed, print, FLAGS.allow_links)
     predictor.batch_size = FLAGS.batch_size
@@ -254,13 +294,20 @@ def check_source(source: str) -> Path:
     return Path(source)
 
 
-def _check_paths() -> None:
-    source = check_source(FLAGS.input)
+def _check_paths(query: SparkQuery | None) -> None:
+    if query is None and FLAGS.input is None:
+        raise ValueError(
+            "--input: expected a log, a table or a dataset, or --spark_table or --spark_sql in its "
+            "place, got none"
+        )
     output = Path(FLAGS.output)
     if not FLAGS.output or output.is_dir():
         raise ValueError(f"--output {FLAGS.output!r}: expected a file for the scores")
     if output.exists() and not output.is_file():
         raise ValueError(f"--output {output}: expected a regular file, which is replaced")
+    if query is not None:
+        return
+    source = check_source(FLAGS.input)
     if FLAGS.input != "-" and output.exists() and output.samefile(source):
         raise ValueError(f"--output {output}: is the --input, which it would replace")
 
@@ -449,9 +496,11 @@ def _take_tables(
         labelled = FLAGS.label and label in names
         reader = scoring_reader(table, labelled, schema)
         if missing := [name for name in reader.columns if name not in names]:
-            hint = "" if FLAGS.columns else "; where the file has no header, --columns names them"
+            shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
+            hint = "; where the file has no header, --columns names them"
+            hint *= file.kind == CSV and not FLAGS.columns
             raise ValueError(
-                f"{file.path}: no column {missing[0]!r}; the columns are {names}{hint}"
+                f"{file.path}: no column {missing[0]!r}; the columns are {shown}{hint}"
             )
         for batch, where in batches_of(file, text, reader.columns):
             try:

@@ -26,6 +26,7 @@ from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common.command import no_arguments, run_command
+from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
 from dlrm.scripts.common.table_flags import define_text_flags, text_format
 
 FLAGS = flags.FLAGS
@@ -37,10 +38,6 @@ _TABLE_FLAGS = (  # that logs have no use for
     *("test_from", "validation_from", "split_column", "keep_negatives"),
     *("columns", "header", "delimiter"),
 )
-# A query has work for the JVM, and so for its best compiler, which tasks alone do without.
-_COMPILED = {
-    f"spark.{who}.defaultJavaOptions": "-XX:+UseSerialGC" for who in ("driver", "executor")
-}
 _LOG_FLAGS = ("cores", "engine", "seed", "bad_lines", "max_bad_lines", "split_bytes", "master")
 
 
@@ -49,8 +46,6 @@ def define_flags() -> None:
         "schema", None, "schema.yaml, or criteo for logs in Criteo's format", required=True
     )
     flags.DEFINE_list("input", [], "files, or folders of them")
-    flags.DEFINE_string("spark_table", None, "table or view of Spark, in place of --input")
-    flags.DEFINE_string("spark_sql", None, "query of Spark, in place of --input")
     flags.DEFINE_string("output", None, "directory of the dataset", required=True)
     flags.DEFINE_list("test_input", [], "files whose rows are all test rows")
     flags.DEFINE_list("validation_input", [], "files whose rows are all validation rows")
@@ -82,9 +77,7 @@ def define_flags() -> None:
     flags.DEFINE_enum("engine", "local", ENGINES, "processes of this machine, or Spark: same bytes")
     flags.DEFINE_integer("cores", os.cpu_count(), "of this machine")
     flags.DEFINE_integer("split_bytes", None, "input that one task reads; changes no result")
-    flags.DEFINE_string("master", None, "Spark master")
-    flags.DEFINE_integer("memory_gib", 4, "memory of Spark, in GiB", lower_bound=1)
-    flags.DEFINE_multi_string("conf", [], "NAME=VALUE, a setting of Spark; may be repeated")
+    define_spark_flags()
     flags.DEFINE_boolean("overwrite", False, "replace an earlier dataset once this one is whole")
     flags.DEFINE_boolean("restart", False, "give up an unfinished run and begin anew")
 
@@ -110,13 +103,8 @@ def main(argv: list[str]) -> int | None:
 
 def _query() -> SparkQuery | None:
     """Returns what Spark reads, or None where files are read."""
-    if FLAGS.spark_table is None and FLAGS.spark_sql is None:
-        return None
-    query = SparkQuery(FLAGS.spark_table, FLAGS.spark_sql)
-    for name in ("input", "test_input", "validation_input"):
-        if FLAGS[name].value:
-            raise ValueError(f"--{name}: expected no {query.flag} beside it, got both")
-    if FLAGS.engine != "spark":
+    query = spark_query("input", "test_input", "validation_input")
+    if query is not None and FLAGS.engine != "spark":
         raise ValueError(f"{query.flag}: expected --engine spark, got {FLAGS.engine}")
     return query
 
@@ -149,10 +137,7 @@ def _options(by_files: bool) -> TableOptions:
 
 
 def _engine(output: Path, query: SparkQuery | None):
-    if wrong := [item for item in FLAGS.conf if "=" not in item]:
-        raise ValueError(f"--conf: expected NAME=VALUE, got {wrong[0]!r}")
-    settings = dict(_COMPILED) if query is not None else {}
-    settings |= dict(item.split("=", 1) for item in FLAGS.conf)
+    settings = spark_settings(query)
     log = output.resolve().parent / "spark.log"
     return lambda: open_engine(
         FLAGS.engine, FLAGS.cores, log, FLAGS.master, FLAGS.memory_gib, settings

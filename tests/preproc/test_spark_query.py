@@ -84,6 +84,38 @@ def test_a_table_gives_the_bytes_of_its_files(spark, parquet, tmp_path, partitio
     assert facts == {"--spark_table": "sales", "partitions": partitions, "spark": session.version}
 
 
+@pytest.mark.slow
+def test_rows_of_spark_get_the_scores_of_their_file(java, local, parquet, tmp_path):
+    pytest.importorskip("pyspark")
+    prepare(local, tmp_path / "dataset", {"train": find_tables([parquet])})
+    model = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
+    run = ["--max_steps=20", "--batch_size=64", "--warmup_steps=0", "--decay_steps=0", "--lr=0.1"]
+    run += ["--dataset=dataset", "--base_device=cpu", "--save_checkpoint_path=run"]
+    done = forked.run("dlrm.scripts.main", *model, *run, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    def predict(source, name):
+        flags = ["--checkpoint=run", f"--output={name}.npy", "--memory_gib=1", source]
+        return forked.run("dlrm.scripts.predict", *flags, cwd=tmp_path)
+
+    here = f"parquet.`{parquet}`"
+    for name, source in (("file", f"--input={parquet}"), ("query", f"--spark_sql=FROM {here}")):
+        done = predict(source, name)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        assert "auc 0." in done.stdout
+    scores = [np.load(tmp_path / f"{name}.npy").tolist() for name in ("file", "query")]
+    assert len(scores[0]) == ROWS
+    assert scores[0] == scores[1]
+    query = f"SELECT * EXCEPT (x, y), IF(n = 7, 'old', STRING(x)) x FROM {here} ORDER BY n"
+    done = predict(f"--spark_sql={query}", "none")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: --spark_sql {query}: part-00000-")
+    assert done.stderr.endswith(", row group 0, row 7, column x: expected a number, got 'old'\n")
+    left = {path.name for path in tmp_path.iterdir() if not path.name.startswith("spark-")}
+    assert left - {"log.json"} == {"dataset", "run", "spark.log", "file.npy", "query.npy"}
+
+
 def test_what_spark_cannot_read_is_said_in_a_line(spark, parquet, tmp_path):
     spark.session().read.parquet(str(parquet)).createOrReplaceTempView("sales")
     cases = {

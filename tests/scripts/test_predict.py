@@ -6,6 +6,8 @@ import shutil
 
 import forked
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import trained_model
 from sklearn.metrics import log_loss, roc_auc_score
@@ -151,11 +153,11 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
     done = predict(*words[1:], "--header")
     assert done.returncode == 1
     assert (
-        f"{csv}: no column 'age'; the columns are ['x', '1', '30']; where the file has no header, "
+        f"{csv}: no column 'age'; the columns are x, 1, 30; where the file has no header, "
         "--columns names them" in done.stderr
     )
     done = predict(*words[1:], "--columns=city,clicked,years")
-    assert done.stderr.endswith("the columns are ['city', 'clicked', 'years']\n")
+    assert done.stderr.endswith("the columns are city, clicked, years\n")
 
 
 @pytest.mark.parametrize("kind", ["input", "directory", "pipe"])
@@ -255,6 +257,32 @@ def test_a_csv_with_labels_is_judged(csv_model):
     assert re.search(r"^values: city is missing in 2\d\.\d % of the rows; ", done.stdout, re.M)
     assert done.stdout.count("calibration: predicted over observed clicks, 1 is right\n") == 1
     assert "auc" not in predict(*flags, f"--input={csv}", "--nolabel").stdout
+
+
+def test_a_column_that_parquet_lacks_is_named(csv_model, tmp_path):
+    _, _, flags = csv_model
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"city": ["x"]} | {f"c{i}": [i] for i in range(20)}), path)
+    done = predict(*flags, f"--input={path}")
+    names = ", ".join(["city", *(f"c{i}" for i in range(19))])
+    assert done.stderr == f"error: {path}: no column 'age'; the columns are {names}, ...\n"
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ([], "--input: expected a log, a table or a dataset, or --spark_table or --spark_sql in"),
+        (["--spark_table=a", "--spark_sql=b"], "expected one of the two"),
+        (["--spark_table=a", "--input=b"], "--input: expected no --spark_table a beside it"),
+        (["--spark_table=a", "--header"], "--header: expected no --spark_table a beside it"),
+        (["--spark_table=a", "--conf=b"], "--spark_table a: --conf: expected NAME=VALUE, got 'b'"),
+    ],
+)
+def test_one_source_is_scored(csv_model, sources, message):
+    done = predict(*csv_model[2], *sources)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
 
 
 def test_a_csv_without_labels_is_scored(csv_model, tmp_path):

@@ -153,6 +153,7 @@ def spark_engine(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # absl shows what it says of connections
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)

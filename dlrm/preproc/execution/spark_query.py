@@ -49,7 +49,11 @@ class SparkQuery:
 
 
 def read_query(
-    engine: Engine, query: SparkQuery, columns: Sequence[str], folder: Path
+    engine: Engine,
+    query: SparkQuery,
+    columns: Sequence[str],
+    folder: Path,
+    optional: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Writes the rows of a query as Parquet, a file for each partition that has rows.
 
@@ -62,6 +66,7 @@ def read_query(
         query: what is read.
         columns: which of its columns.
         folder: for the files, on storage that every node sees; what is in it is replaced.
+        optional: columns that are read where the query has them.
 
     Returns:
         `files`, in the order of their rows; and for the `manifest` the query, how many `partitions`
@@ -78,8 +83,9 @@ def read_query(
         session = engine.session()
         version = _version(session, query.table) if query.table else None
         frame = _frame(session, query, version)
-        _check_columns(query, frame.columns, columns)
-        writer = frame.select(*map(_quoted, columns)).write.mode("overwrite")
+        wanted = [*columns, *(name for name in optional if name in frame.columns)]
+        _check_columns(query, frame.columns, wanted)
+        writer = frame.select(*map(_quoted, wanted)).write.mode("overwrite")
         writer.option("parquet.block.size", _GROUP_BYTES).parquet(folder.as_uri())
     files = sorted(folder.glob("part-*.parquet"))  # by the number of the partition
     facts = {"partitions": len(files), "spark": session.version}

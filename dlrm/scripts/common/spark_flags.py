@@ -1,0 +1,50 @@
+"""Flags of commands that read tables and queries of Spark."""
+
+from absl import flags
+
+from dlrm.preproc.execution.spark_query import SparkQuery
+
+FLAGS = flags.FLAGS
+# A query has work for the JVM, and so for its best compiler, which tasks alone do without.
+_COMPILED = {
+    f"spark.{who}.defaultJavaOptions": "-XX:+UseSerialGC" for who in ("driver", "executor")
+}
+
+
+def define_spark_flags() -> None:
+    """Defines the flags of a query and of the session of Spark."""
+    flags.DEFINE_string("spark_table", None, "table or view of Spark, in place of --input")
+    flags.DEFINE_string("spark_sql", None, "query of Spark, in place of --input")
+    flags.DEFINE_string("master", None, "Spark master")
+    flags.DEFINE_integer("memory_gib", 4, "memory of Spark, in GiB", lower_bound=1)
+    flags.DEFINE_multi_string("conf", [], "NAME=VALUE, a setting of Spark; may be repeated")
+
+
+def spark_query(*others: str) -> SparkQuery | None:
+    """Returns what Spark reads, or None where files are read.
+
+    Args:
+        others: flags that say something about files.
+
+    Raises:
+        ValueError: both a table and a query are given, or one of `others` beside them.
+    """
+    if FLAGS.spark_table is None and FLAGS.spark_sql is None:
+        return None
+    query = SparkQuery(FLAGS.spark_table, FLAGS.spark_sql)
+    for name in others:
+        if FLAGS[name].present:
+            raise ValueError(f"--{name}: expected no {query.flag} beside it, got both")
+    return query
+
+
+def spark_settings(query: SparkQuery | None) -> dict[str, str]:
+    """Returns the settings of a session, by which a query is compiled.
+
+    Raises:
+        ValueError: a setting is not of the form NAME=VALUE.
+    """
+    if wrong := [item for item in FLAGS.conf if "=" not in item]:
+        raise ValueError(f"--conf: expected NAME=VALUE, got {wrong[0]!r}")
+    settings = {} if query is None else dict(_COMPILED)
+    return settings | dict(item.split("=", 1) for item in FLAGS.conf)
