@@ -35,7 +35,14 @@ from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 _CONFIGS = (DLRMConfig, DataConfig, TrainConfig, ScheduleConfig, OptimizerConfig, PrecisionConfig)
-_OF_THE_DATA = {"table_sizes", "num_numerical_features", "dataset", "dataset_type", "device"}
+_OF_THE_DATA = {
+    "table_sizes",
+    "table_poolings",
+    "num_numerical_features",
+    "dataset",
+    "dataset_type",
+    "device",
+}
 _Config = TypeVar("_Config")
 
 
@@ -143,6 +150,7 @@ def _train(
         values,
         table_sizes=tuple(datasets.train.table_sizes),
         num_numerical_features=datasets.train.num_numerical,
+        table_poolings=datasets.train.poolings,
     )
     world, optimizers = World(device=device), training.optimizers
     trained = None if optimizers.freeze_embeddings else optimizers.embedding_optimizer

@@ -44,6 +44,8 @@ class DLRMConfig:
         embedding_type: "joint_fused" and "joint_sparse" look up natively, "joint" by one
             `nn.Embedding`, "multi_table" by one a table; "custom_cuda" is "joint_fused".
         pooling: "sum" or "mean" of the rows that a sample has of a table, where they are several.
+        table_poolings: that of each table, where the data set says so; None, of one table or of
+            all, is `pooling`.
         embedding_dtype: "fp32" or "bf16", in which tables are looked up. Beside bf16 tables lies
             the rest of float32 values, and updates are as exact as those of fp32 tables; needs
             `embedding_type` "joint_fused".
@@ -65,6 +67,7 @@ class DLRMConfig:
     interaction_op: str = "cuda_dot"
     embedding_type: str = "joint_fused"
     pooling: str = "sum"
+    table_poolings: tuple[str | None, ...] | None = None
     embedding_dtype: str = "fp32"
     hash_indices: bool = False
     max_table_size: int | None = None
@@ -82,6 +85,7 @@ class DLRMConfig:
         for flag, choices in _CHOICES.items():
             if getattr(self, flag) not in choices:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: expected one of {choices}")
+        self._check_poolings()
         if self.embedding_dtype != "fp32" and self.embedding_type not in FUSED_TYPES:
             raise ValueError(
                 f"--embedding_dtype {self.embedding_dtype} needs --embedding_type joint_fused, got "
@@ -107,6 +111,22 @@ class DLRMConfig:
             raise ValueError(
                 f"--top_mlp_sizes {_listed(self.top_mlp_sizes)}: the last size must be 1, the logit"
             )
+
+    def _check_poolings(self) -> None:
+        poolings = self.table_poolings
+        if poolings is not None and (
+            len(poolings) != len(self.table_sizes) or not {*poolings} <= {None, *ops.POOLINGS}
+        ):
+            raise ValueError(
+                f"table_poolings: expected one of {ops.POOLINGS}, or None, for each of "
+                f"{len(self.table_sizes)} tables, got {poolings}"
+            )
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """How the rows that a sample has of each table become one vector."""
+        said = self.table_poolings or [None] * len(self.table_sizes)
+        return tuple(one or self.pooling for one in said)
 
     @property
     def embedding_rows(self) -> tuple[int, ...]:
@@ -173,6 +193,10 @@ class DLRM(nn.Module):
         self.table_rows: torch.Tensor
         own_rows = torch.tensor(list(own.values()), dtype=torch.int64)
         self.register_buffer("table_rows", own_rows, persistent=False)
+        own_mean = torch.tensor([config.poolings[t] == "mean" for t in own], dtype=torch.bool)
+        self._pooling = "sum" if not own_mean.any() else "mean" if own_mean.all() else None
+        self.mean_tables: torch.Tensor
+        self.register_buffer("mean_tables", own_mean, persistent=False)
         hidden = config.top_mlp_sizes[:-1]
         inputs, options = config.num_numerical_features, (dtype, optimized_mlp)
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
@@ -196,6 +220,7 @@ class DLRM(nn.Module):
         categorical: Tensor,
         lengths: Tensor | None = None,
         samples_by_rank: Sequence[int] | None = None,
+        id_weights: Tensor | None = None,
     ) -> Tensor:
         """Returns logits, float32 `[samples]`.
 
@@ -206,6 +231,8 @@ class DLRM(nn.Module):
                 bag after bag as `ops.joint_embedding_bag` takes them.
             lengths: ids of each sample and table, `[batch, own tables]`; None is one each.
             samples_by_rank: how many samples each process has of the batch; None is `World.part`.
+            id_weights: with `lengths`, a factor for the row of each id, `[total]` float32; None is
+                1 for each. A mean is the sum over the number of ids, whatever the weights.
 
         Raises:
             RuntimeError: an id is outside its table, or lengths do not fit the ids; table, row and
@@ -219,10 +246,19 @@ class DLRM(nn.Module):
         if lengths is None:
             own = self.embeddings(categorical, dtype=self.dtype)
         else:
-            own = self.embeddings.pool(categorical, lengths, self.config.pooling, dtype=self.dtype)
+            own = self._pool(categorical, lengths, id_weights)
         embeddings = exchange(own, self.tables_by_rank, self.world, samples_by_rank)
         bottom_mlp, score = self._parts
         return score(bottom_mlp(numerical), embeddings())
+
+    def _pool(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """Looks bags up; where tables differ in pooling, a mean is a sum of weighted rows."""
+        pooling = self._pooling
+        if pooling is None:
+            counts = torch.where(self.mean_tables, lengths, 1).clamp(min=1)
+            shares = counts.float().reciprocal().flatten()[ops.bags_of_ids(ids, lengths)]
+            pooling, weights = "sum", shares if weights is None else shares * weights
+        return self.embeddings.pool(ids, lengths, pooling, self.dtype, weights)
 
     def run_parts(self, run: Callable[[Any], Callable[..., Tensor]]) -> None:
         """Lets the bottom MLP, and the interaction with the top MLP, run in another way.

@@ -91,12 +91,27 @@ class JointEmbedding(_Tables):
         rows = ids + self.table_offsets[:-1]
         return nn.functional.embedding(rows, self.weight, sparse=True).to(dtype)
 
-    def pool(self, ids: Tensor, lengths: Tensor, pooling: str, dtype: torch.dtype) -> Tensor:
-        """As `forward`, for bags of ids; see `ops.joint_embedding_bag`."""
+    def pool(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        pooling: str,
+        dtype: torch.dtype,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """As `forward`, for bags of ids and their weights; see `ops.joint_embedding_bag`."""
         look_up = ops.joint_embedding_bag if self.native else ops.joint_embedding_bag_reference
         if not self.native:
             ops.check_bags("embedding", ids, lengths, self.table_offsets)
-        return look_up(self.weight, ids, lengths, self.table_offsets, pooling=pooling, dtype=dtype)
+        return look_up(
+            self.weight,
+            ids,
+            lengths,
+            self.table_offsets,
+            sample_weights=weights,
+            pooling=pooling,
+            dtype=dtype,
+        )
 
 
 class MultiTableEmbedding(_Tables):
@@ -138,17 +153,33 @@ class MultiTableEmbedding(_Tables):
         vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
         return self._stack(vectors, len(ids), dtype)
 
-    def pool(self, ids: Tensor, lengths: Tensor, pooling: str, dtype: torch.dtype) -> Tensor:
-        """As `forward`, for bags of ids; see `ops.joint_embedding_bag`."""
+    def pool(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        pooling: str,
+        dtype: torch.dtype,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """As `forward`, for bags of ids and their weights; see `ops.joint_embedding_bag`."""
         ops.check_bags("embedding", ids, lengths, self.table_offsets)
-        tables = ops.bags_of_ids(ids, lengths) % max(lengths.shape[1], 1)
-        wide, vectors = ids.long(), []
+        bags = ops.bags_of_ids(ids, lengths)
+        tables, wide, vectors = bags % max(lengths.shape[1], 1), ids.long(), []
+        mode = pooling
+        if weights is not None and pooling == "mean":  # torch weights sums alone
+            mode, weights = "sum", weights / lengths.flatten()[bags]
         for i, weight in enumerate(self.embeddings.parameters()):
-            own = lengths[:, i].long()
+            own, chosen = lengths[:, i].long(), tables == i
             begins = own.cumsum(0) - own
+            factors = None if weights is None else weights[chosen]
             vectors.append(
                 nn.functional.embedding_bag(
-                    wide[tables == i], weight, begins, mode=pooling, sparse=True
+                    wide[chosen],
+                    weight,
+                    begins,
+                    mode=mode,
+                    sparse=True,
+                    per_sample_weights=factors,
                 )
             )
         return self._stack(vectors, len(lengths), dtype)

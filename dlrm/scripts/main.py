@@ -15,7 +15,7 @@ import torch
 from dlrm import ops
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import Datasets
-from dlrm.data.clicks.layout import TRANSFORM
+from dlrm.data.clicks.layout import TRANSFORM, WEIGHT_FILE
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.distributed import World, agreed
 from dlrm.scripts.common import dlrm_flags, session
@@ -74,8 +74,9 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
         yield "note: --loss_scale is not used; it is for fp16 only"
     if setup.note:
         yield setup.note
-    if values["dataset"] and Path(values["dataset"], "train", "weight.bin").is_file():
-        yield "note: the dataset has sample weights, which training and its tests do not use"
+    split = "train" if setup.trains else "test"
+    if values["dataset"] and Path(values["dataset"], split, WEIGHT_FILE).is_file():
+        yield _said_of_weights(values)
     if (kept := _kept_negatives(values["dataset"])) < 1:
         yield (
             f"note: training rows are {kept:g} of those with label 0, so probabilities and "
@@ -88,6 +89,12 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
     if setup.adopted:
         yield setup.adopted
     yield _describe(setup.task, setup.whole, setup.world)
+
+
+def _said_of_weights(values: Values) -> str:
+    if not values["sample_weights"]:
+        return "note: --nosample_weights: every row counts once, though the dataset has weights"
+    return "note: the dataset's sample weights weight the loss and the metrics of tests"
 
 
 def _kept_negatives(dataset: str | None) -> float:

@@ -333,6 +333,8 @@ def model_config(path: Path) -> DLRMConfig:
             if field.name in saved
         }
         values["table_sizes"] = tuple(config["dataset"]["table sizes"])
+        poolings = config["dataset"].get("poolings")
+        values["table_poolings"] = None if poolings is None else tuple(poolings)
         values["num_numerical_features"] = _num_numerical(path)
         return DLRMConfig(**values)
     except (KeyError, TypeError) as error:

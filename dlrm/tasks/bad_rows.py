@@ -1,5 +1,6 @@
 """Says which row of a dataset has an id outside its table, or a score that is no finite number."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,8 @@ from dlrm.data.clicks.datasets import Datasets
 from dlrm.distributed import agreed
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.metrics import unscored_text
+
+_OF_AN_ID = re.compile("embedding(_bag)?: id ")
 
 
 @contextmanager
@@ -21,7 +24,7 @@ def bad_ids_named(datasets: Datasets, name: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        where = _bad_id(datasets, name) if "embedding: id " in str(error) else None
+        where = _bad_id(datasets, name) if _OF_AN_ID.search(str(error)) else None
         if where is None:
             raise
         raise ValueError(where) from error
@@ -39,11 +42,14 @@ def _bad_id(datasets: Datasets, name: str) -> str | None:
                 place = place.repeat_interleave(batch.lengths.flatten().cpu().long())
             wrong = ((ids < 0) | (ids >= sizes[place % len(sizes)])).nonzero()
             if len(wrong):
-                first = wrong[0].item()
+                first = int(wrong[0])
                 row, table = divmod(int(place[first]), len(sizes))
+                within = ""
+                if batch.lengths is not None and batch.lengths[row, table] > 1:
+                    within = f", place {first - int((place < place[first]).sum())} of the list"
                 return (
                     f"{name}: {split} row {index * data.batch_size + row}, feature "
-                    f"{data.categorical_names[table]}: expected an id from 0 to "
+                    f"{data.categorical_names[table]}{within}: expected an id from 0 to "
                     f"{data.table_sizes[table] - 1}, got {ids[first].item()}. "
                     "--hash_indices takes ids modulo the size of their table"
                 )

@@ -88,8 +88,10 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
     ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
     tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
     content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
+    poolings = {} if data.poolings is None else {"poolings": list(data.poolings)}
     return {
         "rows": data.num_samples,
         "table sizes": data.table_sizes,
+        **poolings,
         "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
     }

@@ -98,8 +98,18 @@ class Recommendation:
             self._infer = GraphedCallable(self.predict, recorder, world)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns this process's share of the mean binary cross-entropy of a batch."""
+        """Returns this process's share of the mean binary cross-entropy of a batch.
+
+        With sample weights it is the weighted mean, of all processes and micro-batches together; a
+        batch whose weights are all 0 has the loss 0.
+        """
         logits = self.predict(batch)
+        if batch.weights is not None and batch.total_weight is not None:
+            summed = F.binary_cross_entropy_with_logits(
+                logits, batch.labels, weight=batch.weights, reduction="sum"
+            )
+            weight = batch.total_weight
+            return summed / torch.where(weight > 0, weight, 1).to(summed.dtype)
         total = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
         return total / (batch.global_size or self.num_samples(batch))
 
@@ -108,7 +118,13 @@ class Recommendation:
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch, float32 `[samples]`."""
-        return self.model(batch.numerical, batch.categorical, batch.lengths, batch.samples_by_rank)
+        return self.model(
+            batch.numerical,
+            batch.categorical,
+            batch.lengths,
+            batch.samples_by_rank,
+            batch.id_weights,
+        )
 
     @torch.no_grad()
     def infer(self, batch: Batch) -> Tensor:
@@ -130,21 +146,27 @@ class Recommendation:
         """Returns AUC, log loss, normalised entropy and calibration over a data set.
 
         Of fractional labels it returns the log loss alone. All are NaN where a score is no finite
-        number; `unscored` says of which row.
+        number; `unscored` says of which row. They are weighted where the batches have weights.
+
+        Raises:
+            ValueError: all sample weights are 0.
         """
         device = "cpu" if self.auc_on_cpu else self.world.device
-        logits, labels, rows, done = [], [], [], 0
+        logits, labels, weights, rows, done = [], [], [], [], 0
         with self._tested(loader) as batches:
             for batch in batches:
                 logits.append(self.infer(batch).to(device))
                 labels.append(batch.labels.to(device))
+                if batch.weights is not None:
+                    weights.append(batch.weights.to(device))
                 count = self.num_samples(batch)
                 rows.append(done + self.world.part(count).start)
                 done += count
         raise_device_errors(self.world)
         self.unscored = _first_unscored(logits, rows, self.world)
         metrics = click_metrics if self.has_clicks else fraction_metrics
-        return metrics(torch.cat(logits), torch.cat(labels), self.world)
+        weight = torch.cat(weights) if weights else None
+        return metrics(torch.cat(logits), torch.cat(labels), self.world, weight)
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:

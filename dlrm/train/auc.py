@@ -4,6 +4,8 @@ Over many it is a sample sort: every rank sorts its own positives and negatives,
 cut the line of scores in as many ranges as there are ranks, each rank gets what lies in its range
 and counts, in integers, the pairs there. Scores that very many rows have in common are counted
 and not sent: no cut can divide them.
+
+Weighted rows are added up by score first, so that no score is frequent; pairs are then weights.
 """
 
 import math
@@ -23,7 +25,9 @@ _SAMPLES = 128  # times the square of the ranks: no range has 6/128 more than it
 _NEEDLES = 1 << 14  # looked up at once, so that what is searched stays in the cache
 
 
-def roc_auc(scores: Tensor, labels: Tensor, world: World = World()) -> float:
+def roc_auc(
+    scores: Tensor, labels: Tensor, world: World = World(), weights: Tensor | None = None
+) -> float:
     """Returns the exact area under the ROC curve; tied scores count half, as in scikit-learn.
 
     It is the share of (negative, positive) pairs that the scores put in order. Every rank returns
@@ -33,14 +37,18 @@ def roc_auc(scores: Tensor, labels: Tensor, world: World = World()) -> float:
         scores: `[n]`, any floating dtype; logits and probabilities give the same.
         labels: `[n]`, 0 or 1.
         world: the processes that have rows, each its own: any number of them, or none.
+        weights: `[n]`, 0 or more, on every rank or on none: a pair counts as the product of its
+            weights, which are added up in float64. None is 1 for each row.
 
     Returns:
         The area, or NaN where there are only positives or only negatives.
 
     Raises:
-        ValueError: shapes differ, a score is NaN, or a label is neither 0 nor 1. Where one rank
-            has them, all raise, and name it.
+        ValueError: shapes differ, a score is NaN, a label is neither 0 nor 1, or a weight is no
+            number of 0 or more. Where one rank has them, all raise, and name it.
     """
+    if weights is not None:
+        return _weighted_auc(scores, labels, weights, world)
     problem, sides = _by_label(scores, labels)
     facts = gather((problem, len(sides[0]), len(sides[1]), sides[0].dtype), world)
     raise_problems("roc_auc", [fact[0] for fact in facts], world.rank)
@@ -78,6 +86,15 @@ def shape_problem(scores: Tensor, labels: Tensor) -> str:
     if scores.ndim == 1 and scores.shape == labels.shape:
         return ""
     return f"expected scores and labels [n], got {list(scores.shape)} and {list(labels.shape)}"
+
+
+def weights_problem(weights: Tensor | None, labels: Tensor) -> str:
+    """Says what is wrong with the weights of rows, or "" where nothing is."""
+    if weights is None:
+        return ""
+    if weights.shape != labels.shape:
+        return f"expected weights {list(labels.shape)}, got {list(weights.shape)}"
+    return "" if (weights.isfinite() & (weights >= 0)).all() else "expected weights of 0 or more"
 
 
 def sample_stride(num_scores: int, num_ranks: int) -> int:
@@ -131,14 +148,9 @@ def frequent_pairs(
 def _by_label(scores: Tensor, labels: Tensor) -> tuple[str, list[Tensor]]:
     """What is wrong, or "", and the scores of negatives and of positives, each sorted."""
     nothing = [torch.empty(0), torch.empty(0)]
-    if problem := shape_problem(scores, labels):
+    if problem := shape_problem(scores, labels) or _labels_problem(labels):
         return problem, nothing
-    positive = labels == 1
-    if not (positive | (labels == 0)).all():
-        return "expected labels 0 and 1", nothing
-    scores = scores.detach()
-    if scores.dtype != torch.float64:
-        scores = scores.float()
+    positive, scores = labels == 1, _sortable(scores)
     if scores.is_cuda:
         sides = [scores[~positive], scores[positive]]
     else:  # numpy selects and sorts several times as fast
@@ -148,6 +160,15 @@ def _by_label(scores: Tensor, labels: Tensor) -> tuple[str, list[Tensor]]:
     if any(len(side) and side[-1].isnan() for side in sides):  # NaN sorts last
         return "a score is NaN", nothing
     return "", sides
+
+
+def _labels_problem(labels: Tensor) -> str:
+    return "" if ((labels == 1) | (labels == 0)).all() else "expected labels 0 and 1"
+
+
+def _sortable(scores: Tensor) -> Tensor:
+    scores = scores.detach()
+    return scores if scores.dtype == torch.float64 else scores.float()
 
 
 def _sort(scores: Tensor, runs: bool = False) -> Tensor:
@@ -213,10 +234,66 @@ def _united(values: Tensor, world: World) -> Tensor:
 
 def _exchange(side: Tensor, cuts: Tensor, world: World) -> Tensor:
     """Sends every rank what is in its range; returns what is in this one's, sorted."""
-    places = [0, *torch.searchsorted(side, cuts, right=True).tolist(), len(side)]
+    (received,) = _dealt([side], _places(side, cuts), world)
+    return _sort(received, runs=True)
+
+
+def _places(scores: Tensor, cuts: Tensor) -> list[int]:
+    """Where the range of each rank begins among sorted scores, and where the last one ends."""
+    return [0, *torch.searchsorted(scores, cuts, right=True).tolist(), len(scores)]
+
+
+def _dealt(columns: list[Tensor], places: list[int], world: World) -> list[Tensor]:
+    """Sends each rank its rows of some columns, `[n, ...]`; returns what this one gets."""
     sent = [end - begin for begin, end in pairwise(places)]
     sent += [0] * (world.size - len(sent))  # where nothing was sampled, rank 0 gets the little
     received = [sizes[world.rank] for sizes in gather(sent, world)]
-    result = side.new_empty(sum(received))
-    dist.all_to_all_single(result, side, received, sent, group=world.group)
-    return _sort(result, runs=True)
+    results = []
+    for column in columns:
+        result = column.new_empty(sum(received), *column.shape[1:])
+        dist.all_to_all_single(result, column, received, sent, group=world.group)
+        results.append(result)
+    return results
+
+
+def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World) -> float:
+    """As `roc_auc`, where rows have weights."""
+    problem, scores, sums = _added_up(scores, labels, weights)
+    facts = gather((problem, sums.sum(0).tolist(), len(scores), scores.dtype), world)
+    raise_problems("roc_auc", [fact[0] for fact in facts], world.rank)
+    negatives, positives = (math.fsum(fact[1][side] for fact in facts) for side in (0, 1))
+    if not negatives or not positives:
+        return math.nan
+    if world.size > 1:
+        scores = scores.to(max((fact[3] for fact in facts), key=lambda dtype: dtype.itemsize))
+        stride = sample_stride(sum(fact[2] for fact in facts), world.size)
+        places = _places(scores, _cuts([scores], stride, world))
+        _, sums = _by_score(*_dealt([scores, sums], places, world))
+    sums = sums.cpu()  # no GPU adds up in the same order every time
+    below = sums[:, 0].cumsum(0) - sums[:, 0] / 2
+    mine = (*sums.sum(0).tolist(), float(below @ sums[:, 1]))
+    ordered = begin = 0.0
+    for range_negatives, range_positives, range_ordered in gather(mine, world):
+        ordered += range_ordered + begin * range_positives
+        begin += range_negatives
+    return ordered / (negatives * positives)
+
+
+def _added_up(scores: Tensor, labels: Tensor, weights: Tensor) -> tuple[str, Tensor, Tensor]:
+    """What is wrong, or "", and `_by_score` of the weights of rows."""
+    nothing = torch.empty(0), torch.empty(0, 2, dtype=torch.float64)
+    problem = shape_problem(scores, labels) or _labels_problem(labels)
+    if problem := problem or weights_problem(weights, labels):
+        return problem, *nothing
+    scores = _sortable(scores)
+    if scores.isnan().any():
+        return "a score is NaN", *nothing
+    weight, positive = weights.double(), labels == 1
+    of_sides = torch.stack([weight.where(~positive, 0), weight.where(positive, 0)], dim=1)
+    return "", *_by_score(scores, of_sides)
+
+
+def _by_score(scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the different scores, ascending, and the sums of their weights, `[scores, 2]`."""
+    different, places = scores.unique(return_inverse=True)
+    return different, weights.new_zeros(len(different), 2).index_add_(0, places, weights)

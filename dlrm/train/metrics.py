@@ -7,18 +7,21 @@ import torch
 from torch import Tensor
 
 from dlrm.distributed import World, gather
-from dlrm.train.auc import raise_problems, roc_auc, shape_problem
+from dlrm.train.auc import raise_problems, roc_auc, shape_problem, weights_problem
 
 _ROWS_AT_ONCE = 1 << 20  # in float64
 
 
-def click_metrics(logits: Tensor, labels: Tensor, world: World = World()) -> dict[str, float]:
+def click_metrics(
+    logits: Tensor, labels: Tensor, world: World = World(), weights: Tensor | None = None
+) -> dict[str, float]:
     """Returns what is reported of a test set; every rank returns the same, of the rows of all.
 
     Args:
         logits: `[n]`.
         labels: `[n]`, 0 or 1.
         world: the processes that have rows, each its own: any number of them, or none.
+        weights: `[n]`, 0 or more, on every rank or on none; None is 1 for each row.
 
     Returns:
         `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
@@ -26,36 +29,40 @@ def click_metrics(logits: Tensor, labels: Tensor, world: World = World()) -> dic
         All are NaN where a logit is NaN or infinite.
 
     Raises:
-        ValueError: shapes differ, or a label is neither 0 nor 1; all ranks raise it.
+        ValueError: shapes differ, a label is neither 0 nor 1, or a weight is no number of 0 or
+            more, or all weights are 0; all ranks raise it.
     """
-    rows, loss, clicks, predicted = _sums_of_all("click_metrics", logits, labels, world)
+    rows, loss, clicks, predicted = _sums_of_all("click_metrics", logits, labels, world, weights)
     if not rows or not math.isfinite(loss):
         return dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration"), math.nan)
     rate, log_loss = clicks / rows, loss / rows
     entropy = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
     return {
-        "auc": roc_auc(logits.float(), labels, world),
+        "auc": roc_auc(logits.float(), labels, world, weights),
         "log_loss": log_loss,
         "normalized_entropy": log_loss / entropy if entropy else math.nan,
         "calibration": predicted / clicks if clicks else math.nan,
     }
 
 
-def fraction_metrics(logits: Tensor, targets: Tensor, world: World = World()) -> dict[str, float]:
+def fraction_metrics(
+    logits: Tensor, targets: Tensor, world: World = World(), weights: Tensor | None = None
+) -> dict[str, float]:
     """Returns what is reported of a test set whose targets are fractions.
 
     Args:
         logits: `[n]`.
         targets: `[n]`, from 0 to 1.
         world: the processes that have rows, as in `click_metrics`.
+        weights: as there.
 
     Returns:
         `log_loss` in nats, the mean binary cross-entropy; NaN where a logit is NaN or infinite.
 
     Raises:
-        ValueError: shapes differ; all ranks raise it.
+        ValueError: shapes differ, or see the weights of `click_metrics`; all ranks raise it.
     """
-    rows, loss, *_ = _sums_of_all("fraction_metrics", logits, targets, world)
+    rows, loss, *_ = _sums_of_all("fraction_metrics", logits, targets, world, weights)
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}
 
 
@@ -86,23 +93,34 @@ def unscored_text(score: float) -> str:
 
 
 def _sums_of_all(
-    operation: str, logits: Tensor, labels: Tensor, world: World
-) -> tuple[int, float, float, float]:
+    operation: str, logits: Tensor, labels: Tensor, world: World, weights: Tensor | None
+) -> tuple[float, float, float, float]:
     """As `_sums`, over the rows of all ranks."""
-    problem = shape_problem(logits, labels)
-    own = (0, 0.0, 0.0, 0.0) if problem else _sums(logits, labels)
-    facts = gather((problem, own), world)
-    raise_problems(operation, [rank_problem for rank_problem, _ in facts], world.rank)
-    rows, losses, clicks, predicted = zip(*(sums for _, sums in facts), strict=True)
+    problem = shape_problem(logits, labels) or weights_problem(weights, labels)
+    own = (0, 0.0, 0.0, 0.0) if problem else _sums(logits, labels, weights)
+    facts = gather((problem, own, len(labels)), world)
+    raise_problems(operation, [fact[0] for fact in facts], world.rank)
+    rows, losses, clicks, predicted = zip(*(sums for _, sums, _ in facts), strict=True)
+    if weights is not None and not sum(rows) and (count := sum(fact[2] for fact in facts)):
+        none = f"expected sample weights above 0, got {count:,} zeros"
+        raise_problems(operation, [none] * world.size, world.rank)
     return sum(rows), sum(losses), sum(clicks), sum(predicted)
 
 
-def _sums(logits: Tensor, labels: Tensor) -> tuple[int, float, float, float]:
-    """Rows; sums of losses, labels and predicted probabilities."""
+def _sums(
+    logits: Tensor, labels: Tensor, weights: Tensor | None
+) -> tuple[float, float, float, float]:
+    """Rows, or their weights; sums of losses, labels and predicted probabilities."""
     parts = []
-    for x, y in zip(logits.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True):
-        x, y = x.double(), y.double()
+    for begin in range(0, max(len(logits), 1), _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        x, y = logits[part].double(), labels[part].double()
         losses = torch.nn.functional.binary_cross_entropy_with_logits(x, y, reduction="none")
-        parts.append(torch.stack([losses.sum(), y.sum(), x.sigmoid().sum()]))
-    loss, clicks, predicted = torch.stack(parts).sum(0).tolist()
-    return len(logits), loss, clicks, predicted
+        columns = [losses, y, x.sigmoid()]
+        if weights is not None:
+            weight = weights[part].double()
+            columns = [weight, *(column * weight for column in columns)]
+        parts.append(torch.stack([column.sum() for column in columns]))
+    sums = torch.stack(parts).sum(0).tolist()
+    weight, loss, clicks, predicted = sums if weights is not None else [len(logits), *sums]
+    return weight, loss, clicks, predicted

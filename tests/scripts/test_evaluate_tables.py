@@ -184,7 +184,7 @@ def test_the_share_of_kept_negatives_is_said_by_all_commands(model):
     words += ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
     done = forked.run("dlrm.scripts.main", *words, f"--load_checkpoint_path={model / 'run'}")
     assert "note: training rows are 0.3 of those with label 0" in done.stdout, done.stderr
-    assert "note: the dataset has sample weights" in done.stdout
+    assert "note: the dataset's sample weights weight the loss" in done.stdout
     scores = (f"--checkpoint={model / 'run'}", f"--output={model / 'scores.npy'}")
     done = forked.run("dlrm.scripts.predict", *scores, f"--input={model / 'rows.parquet'}")
     assert "was trained on 0.3 of the rows with label 0" in done.stdout, done.stderr

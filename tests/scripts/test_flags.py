@@ -97,6 +97,7 @@ OURS = {
     "deterministic": False,
     "verify_data": "first",
     "allow_links": False,
+    "sample_weights": True,
     "embedding_dtype": "fp32",
     "embedding_init_scale": 1.0,
     "embedding_optimizer": "sgd",

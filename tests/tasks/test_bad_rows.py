@@ -16,6 +16,8 @@ BAGS = [  # the second batch: row 2 has ids 9 | none, row 3 has 1, 9 | 4, 10
 
 
 def named(batches, batch_size, sizes):
+    operator = "joint_embedding" if batches is ONE_EACH else "joint_embedding_bag"
+
     class Rows:
         table_sizes, categorical_names = sizes, ["user", "item"]
 
@@ -34,7 +36,7 @@ def named(batches, batch_size, sizes):
         pytest.raises(ValueError, match=r"^data: train row") as caught,
         bad_ids_named(splits, "data"),
     ):
-        raise RuntimeError("joint_embedding: id 9 of table 1")
+        raise RuntimeError(f"{operator}: id 9 of table 1")
     return str(caught.value)
 
 
@@ -43,7 +45,7 @@ def named(batches, batch_size, sizes):
     [
         (ONE_EACH, 3, [10, 5], "row 2, feature item: expected an id from 0 to 4, got 9."),
         (ONE_EACH, 3, [9, 10], "row 1, feature user: expected an id from 0 to 8, got 9."),
-        (BAGS, 2, [10, 10], "row 3, feature item: expected an id from 0 to 9, got 10."),
+        (BAGS, 2, [10, 10], "row 3, feature item, place 1 of the list: expected an id from 0 to 9"),
         (BAGS, 2, [10, 9], "row 0, feature item: expected an id from 0 to 8, got 9."),
     ],
 )

@@ -220,3 +220,70 @@ def test_the_most_that_a_rank_gets_is_a_twentieth_above_its_share(num_scores, nu
     assert share <= most_received(num_scores, num_ranks) < 1.05 * share
     shown = num_scores / sample_stride(num_scores, num_ranks)
     assert shown <= 128 * num_ranks**2  # what every rank sees of the others
+
+
+def weighted_of(world, *rows):
+    return (roc_auc(*rows[:2], world, rows[2]), click_metrics(*rows[:2], world, rows[2]))
+
+
+def over_weighted(ranks, scores, labels, weights, parts):
+    own = [[column[parts == rank] for column in (scores, labels, weights)] for rank in range(4)]
+    results = ranks.call(weighted_of, own[: ranks.size])
+    assert all(str(result) == str(results[0]) for result in results)
+    return results[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dealt", ["by turns", "by score", "to one"])
+def test_weighted_pairs_count_as_in_scikit_learn_on_any_number_of_ranks(ranks, kind, dealt):
+    scores, labels = rows_of(kind, 10_000)
+    random = torch.Generator().manual_seed(2)
+    weights = torch.rand(len(labels), generator=random) * 3
+    weights[::3] = 0
+    rows = np.arange(len(labels))
+    parts = {
+        "by turns": rows % ranks.size,
+        "by score": scores.double().argsort().argsort().numpy() * ranks.size // len(rows),
+        "to one": np.full(len(rows), ranks.size - 1),
+    }[dealt]
+    area, metrics = over_weighted(ranks, scores, labels, weights, parts)
+    finite = scores.double().clamp(-1e9, 1e9)
+    expected = roc_auc_score(labels, finite, sample_weight=weights.double())
+    assert abs(area - expected) < EXACT
+    assert abs(roc_auc(scores, labels, weights=weights) - expected) < EXACT
+    alone = click_metrics(scores, labels, weights=weights)
+    assert metrics == pytest.approx(alone, rel=1e-12)
+
+
+def test_equal_weights_change_nothing(ranks):
+    scores, labels = rows_of("many frequent values")
+    weights, parts = torch.full_like(labels, 0.5), np.arange(len(labels)) % ranks.size
+    _, metrics = over_weighted(ranks, scores, labels, weights, parts)
+    assert metrics == pytest.approx(click_metrics(scores, labels), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0, -1.0], "expected weights of 0 or more"),
+        ([1.0, math.nan], "expected weights of 0 or more"),
+        ([1.0], r"expected weights \[2\], got \[1\]"),
+    ],
+)
+def test_weights_that_are_none_are_refused_on_all_ranks(ranks, weights, message):
+    scores, labels = torch.tensor([0.5, 0.25]), torch.tensor([1, 0])
+    own = [
+        (scores, labels, torch.tensor(weights if rank == 1 else [1.0, 0.0]))
+        for rank in range(ranks.size)
+    ]
+    for rank, error in enumerate(ranks.call(weighted_of, own)):
+        assert isinstance(error, ValueError if rank == 1 else OtherRankError)
+        assert rank != 1 or re.match(rf"rank 1: roc_auc: {message}", str(error))
+
+
+def test_only_weights_of_zero_are_refused(ranks):
+    own = [(torch.ones(2), torch.tensor([1.0, 0.0]), torch.zeros(2))] * ranks.size
+    errors = ranks.call(weighted_of, own)
+    count = 2 * ranks.size
+    assert f"expected sample weights above 0, got {count} zeros" in str(errors[0])
+    assert all(isinstance(error, OtherRankError) for error in errors[1:])

@@ -105,3 +105,47 @@ def test_all_metrics_are_those_of_scikit_learn(device):
 def test_impossible_input_is_refused(scores, labels, message, device):
     with pytest.raises(ValueError, match=message):
         roc_auc(torch.tensor(scores, device=device), torch.tensor(labels, device=device))
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.booleans(), st.sampled_from([0.0, 0.1, 1.0, 7.5])),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_weighted_ties_count_as_in_scikit_learn(rows):
+    scores, labels, weights = (torch.tensor(column).double() for column in zip(*rows, strict=True))
+    counted = weights > 0
+    if len(labels[counted].unique()) < 2:
+        assert math.isnan(roc_auc(scores, labels, weights=weights))
+    else:
+        expected = roc_auc_score(labels, scores, sample_weight=weights)
+        assert abs(roc_auc(scores, labels, weights=weights) - expected) < EXACT
+
+
+def test_all_weighted_metrics_are_those_of_scikit_learn(device):
+    random = np.random.default_rng(0)
+    logits = random.normal(-1, 2, 10_000).astype(np.float32)
+    labels = random.random(10_000) < 0.2
+    weights = np.where(random.random(10_000) < 0.3, 0, random.exponential(size=10_000)).astype("f4")
+    rows = [torch.tensor(values, device=device).float() for values in (logits, labels)]
+    found = click_metrics(*rows, weights=torch.tensor(weights, device=device))
+    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    kept = {"sample_weight": weights.astype(np.float64)}
+    base = log_loss(labels, np.full(10_000, np.average(labels, weights=weights)), **kept)
+    loss = log_loss(labels, probabilities, **kept)
+    assert found == pytest.approx(
+        {
+            "auc": roc_auc_score(labels, logits, **kept),
+            "log_loss": loss,
+            "normalized_entropy": loss / base,
+            "calibration": np.average(probabilities, weights=weights)
+            / np.average(labels, weights=weights),
+        },
+        rel=1e-9,
+    )
+    assert fraction_metrics(*rows, weights=torch.tensor(weights, device=device)) == {
+        "log_loss": found["log_loss"]
+    }

@@ -24,6 +24,9 @@ class Batch(NamedTuple):
         lengths: ids of each sample and table, `[batch, tables]`, int8 to int64; None is one each.
         global_size: samples of the batch that this is a part of; None: it is a whole one.
         samples_by_rank: of this part, where it is one; None is `World.part`.
+        id_weights: a factor for the vector of each id, `[total]` float32; None is 1 for each.
+        weights: of the samples in the loss and in metrics, `[batch]` float32; None is 1 for each.
+        total_weight: the sum of the weights of the whole batch, of all processes, `[]` float64.
     """
 
     numerical: Tensor
@@ -32,6 +35,9 @@ class Batch(NamedTuple):
     lengths: Tensor | None = None
     global_size: int | None = None
     samples_by_rank: tuple[int, ...] | None = None
+    id_weights: Tensor | None = None
+    weights: Tensor | None = None
+    total_weight: Tensor | None = None
 
     @property
     def one_id_each(self) -> bool:
@@ -65,7 +71,7 @@ class Batch(NamedTuple):
             bounds = [
                 (o.start + c.start, o.start + c.stop) for o, c in zip(slices, cuts, strict=True)
             ]
-            categorical, lengths = self._ids_of(bounds)
+            categorical, lengths, id_weights = self._ids_of(bounds)
             mine = cuts[world.rank]
             counts = tuple(end - begin for begin, end in bounds)
             result.append(
@@ -76,17 +82,27 @@ class Batch(NamedTuple):
                     lengths,
                     self.global_size or whole,
                     counts,
+                    id_weights,
+                    None if self.weights is None else self.weights[mine],
+                    self.total_weight,
                 )
             )
         return result
 
-    def _ids_of(self, bounds: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
-        """The ids, and their lengths, of samples from `begin` to `end`, for each pair of them."""
+    def _ids_of(
+        self, bounds: Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Ids, lengths and id weights of samples from `begin` to `end`, for each pair of them."""
         if self.lengths is None:
-            return torch.cat([self.categorical[begin:end] for begin, end in bounds]), None
+            return torch.cat([self.categorical[begin:end] for begin, end in bounds]), None, None
         ends = [0, *self.lengths.sum(1, dtype=torch.int64).cumsum(0).tolist()]
-        ids = [self.categorical[ends[begin] : ends[end]] for begin, end in bounds]
-        return torch.cat(ids), torch.cat([self.lengths[begin:end] for begin, end in bounds])
+
+        def of_ids(values: Tensor) -> Tensor:
+            return torch.cat([values[ends[begin] : ends[end]] for begin, end in bounds])
+
+        lengths = torch.cat([self.lengths[begin:end] for begin, end in bounds])
+        weights = None if self.id_weights is None else of_ids(self.id_weights)
+        return of_ids(self.categorical), lengths, weights
 
 
 @dataclass(frozen=True)
@@ -103,8 +119,8 @@ class Shard:
 
     def take(self, batch: Batch) -> Batch:
         """Cuts the shard out of a whole batch."""
-        numerical, categorical, labels, lengths, *_ = batch
-        own = self.world.part(len(labels))
+        own = self.world.part(len(batch.labels))
+        categorical, lengths, id_weights = batch.categorical, batch.lengths, batch.id_weights
         if self.tables is not None:
             tables = list(self.tables)
             if lengths is None:
@@ -112,9 +128,18 @@ class Shard:
             else:
                 wanted = torch.zeros_like(lengths, dtype=torch.bool)
                 wanted[:, tables] = True
-                categorical = categorical[wanted.flatten().repeat_interleave(lengths.flatten())]
-                lengths = lengths[:, tables]
-        return Batch(numerical[own], categorical, labels[own], lengths)
+                of_ids = wanted.flatten().repeat_interleave(lengths.flatten().long())
+                categorical, lengths = categorical[of_ids], lengths[:, tables]
+                id_weights = None if id_weights is None else id_weights[of_ids]
+        return Batch(
+            batch.numerical[own],
+            categorical,
+            batch.labels[own],
+            lengths,
+            id_weights=id_weights,
+            weights=None if batch.weights is None else batch.weights[own],
+            total_weight=batch.total_weight,
+        )
 
 
 class Sharded:
@@ -130,7 +155,7 @@ class Sharded:
         self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
         self.categorical_names = dataset.categorical_names
         self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
-        self.one_id_each = dataset.one_id_each
+        self.one_id_each, self.poolings = dataset.one_id_each, dataset.poolings
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -154,6 +179,8 @@ class Dataset(Protocol):
         num_samples: samples in all batches together.
         batch_size: samples of every batch but possibly the last.
         one_id_each: whether every sample has one id for each table; see `Batch.one_id_each`.
+        poolings: of each table, "sum" or "mean" where the dataset says how several ids of a sample
+            become one vector, else None; None where it says so of no table.
     """
 
     table_sizes: list[int]
@@ -162,6 +189,7 @@ class Dataset(Protocol):
     num_samples: int
     batch_size: int
     one_id_each: bool
+    poolings: tuple[str | None, ...] | None
 
     def __len__(self) -> int:
         """Returns the number of batches, the short last one included."""

@@ -63,6 +63,8 @@ class DataConfig:
         verify_data: "first" compares files with the dataset's checksums before they are first read,
             "always" in every run, "never" not at all.
         allow_links: whether files of the dataset may be symbolic links that lead out of it.
+        sample_weights: weight samples as the dataset says, where it has `weight.bin`, in the loss
+            and in the metrics of tests.
 
     Raises:
         ValueError: an impossible value; the flag, what it expects and what came are named.
@@ -87,6 +89,7 @@ class DataConfig:
     device: str = "cpu"
     verify_data: str = "first"
     allow_links: bool = False
+    sample_weights: bool = True
 
     def __post_init__(self) -> None:
         _expect("dataset_type", self.dataset_type, tuple(DATASET_TYPES))
@@ -238,9 +241,10 @@ def _split_datasets(
 ) -> Datasets:
     _check_manifest(spec)
     size, subset = config.test_batch_size, config.dataset_subset or 1.0
-    train = SplitDataset(spec, "train", config.batch_size, subset, shard, verifier)
+    weights = config.sample_weights
+    train = SplitDataset(spec, "train", config.batch_size, subset, shard, verifier, weights)
     test, validation = (
-        SplitDataset(spec, split, size, shard=shard, verifier=verifier)
+        SplitDataset(spec, split, size, 1.0, shard, verifier, weights)
         if split in spec.splits
         else None
         for split in ("test", "validation")

@@ -199,6 +199,20 @@ class FeatureSpec:
             if "list" in self.feature_spec[name]
         }
 
+    @property
+    def poolings(self) -> tuple[str | None, ...] | None:
+        """Of each table "sum", "mean" or, where nothing is said, None; None: nothing is of any.
+
+        Where all lists have the same, so have the features of one id a row, which any leaves alone.
+        """
+        said = {one.pooling for one in self.lists.values()}
+        if said <= {None}:
+            return None
+        if len(said) == 1:
+            return tuple(said) * len(self.categorical)
+        of_lists = {name: one.pooling for name, one in self.lists.items()}
+        return tuple(of_lists.get(name) for name in self.categorical)
+
     def dtype(self, feature: str) -> np.dtype:
         """Returns the dtype that a feature has in its file."""
         return np.dtype(self.feature_spec[feature]["dtype"])
@@ -210,6 +224,13 @@ class FeatureSpec:
     def list_files(self, split: str, feature: str) -> ListFiles:
         """Returns the files of a feature of `lists`."""
         return ListFiles(*self._files(split, feature))
+
+    def weights_file(self, split: str) -> Path | None:
+        """Returns the file of the sample weights of a split; None where it has none."""
+        path = self.file(split, self.label).with_name(layout.WEIGHT_FILE)
+        if not path.is_file():
+            return None
+        return self._within(os.path.relpath(path, self.directory))
 
     def _files(self, split: str, feature: str) -> list[Path]:
         if split not in self.source_spec:

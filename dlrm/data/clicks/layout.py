@@ -28,8 +28,10 @@ TRANSFORM = "transform"  # directory of what was fitted, which serving loads
 LABEL = "label"
 LABEL_FILE = "label.bin"
 NUMERICAL_FILE = "numerical.bin"
+WEIGHT_FILE = "weight.bin"  # of samples
 LABEL_DTYPE = np.dtype(bool)
 NUMERICAL_DTYPE = np.dtype(np.float16)
+WEIGHT_DTYPE = np.dtype("<f4")
 MAX_CARDINALITY = int(np.iinfo(np.int32).max) - 1  # rows of the largest table, see `id_dtype`
 _FIRST_CRITEO_COLUMN = 14  # model_size.json calls the tables _c14, _c15, ... whatever the dataset
 

@@ -9,6 +9,7 @@ import torch
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.list_columns import ListColumn, SampleWeights, interleave, map_file
 from dlrm.data.prefetch import BatchedRows
 from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import within
@@ -26,7 +27,8 @@ class SplitDataset(BatchedRows):
 
     The ids of a batch come as one matrix of the widest id dtype that the split has. Filling it
     column by column from the mapped files reads each byte once (48 M samples/s at batch 4096, 33 M
-    at 32768, on one thread of a Zen 4; nine int32, nine int16 and eight int8 tables).
+    at 32768, on one thread of a Zen 4; nine int32, nine int16 and eight int8 tables). Where a
+    feature has several ids a row, all ids of a batch come one after the other, with lengths.
 
     Args:
         spec: the dataset's features; `FeatureSpec.load(directory)`.
@@ -35,13 +37,12 @@ class SplitDataset(BatchedRows):
         subset: fraction of the batches to use.
         shard: what this process reads; by default everything.
         verifier: compares what is read with the dataset's checksums; by default nothing is.
+        sample_weights: whether batches have the weights of `weight.bin`, where the split has it.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is longer or shorter than the label file says.
     """
-
-    one_id_each = True
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class SplitDataset(BatchedRows):
         subset: float = 1.0,
         shard: Shard = Shard(),
         verifier: Verifier | None = None,
+        sample_weights: bool = True,
     ) -> None:
         num_rows = spec.num_rows(split)
         super().__init__(num_rows, batch_size, subset)
@@ -59,31 +61,46 @@ class SplitDataset(BatchedRows):
         self.categorical_names = list(spec.categorical)
         self.num_numerical = len(spec.numerical)
         self._label_file = spec.file(split, spec.label)
-        self._labels = _map(self._label_file, np.dtype(np.uint8), (num_rows,))
+        self._labels = map_file(self._label_file, np.dtype(np.uint8), (num_rows,))
         self._numerical_names, self._numerical_file = spec.numerical, self._label_file
         self._numerical = np.empty((num_rows, 0), layout.NUMERICAL_DTYPE)
         dense = {self._label_file: self._labels}
         if spec.numerical:
             self._numerical_file = spec.file(split, spec.numerical[0])
             shape = (num_rows, self.num_numerical)
-            self._numerical = _map(self._numerical_file, layout.NUMERICAL_DTYPE, shape)
+            self._numerical = map_file(self._numerical_file, layout.NUMERICAL_DTYPE, shape)
             dense[self._numerical_file] = self._numerical
         tables = range(len(spec.categorical)) if shard.tables is None else shard.tables
         names = [self.categorical_names[table] for table in tables]
-        files = [spec.file(split, name) for name in names]
-        dtypes = [spec.dtype(name) for name in names]
-        self._ids = [_map(f, dtype, (num_rows,)) for f, dtype in zip(files, dtypes, strict=True)]
-        self._id_dtype = np.result_type(np.int8, *dtypes)
-        self._verifier, self._files = verifier, [*dense, *files]
+        self.one_id_each, self.poolings = not spec.lists, spec.poolings
+        self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
+        self._ids: list[np.ndarray | ListColumn] = []
+        single, files = {}, [*dense]
+        for name in names:
+            if name in spec.lists:
+                lists = ListColumn(spec, split, name, num_rows, verifier)
+                files += filter(None, lists.files)
+                self._ids.append(lists)
+            else:
+                path = spec.file(split, name)
+                single[path] = map_file(path, spec.dtype(name), (num_rows,))
+                files.append(path)
+                self._ids.append(single[path])
+        self._weights = None
+        weights = spec.weights_file(split) if sample_weights else None
+        if weights is not None:
+            self._weights = SampleWeights(weights, num_rows, verifier)
+            files.append(weights)
+        self._verifier, self._files = verifier, files
         self._checked_dense = _checked(verifier, dense)
-        self._checked_ids = _checked(verifier, dict(zip(files, self._ids, strict=True)))
+        self._checked_ids = _checked(verifier, single)
 
     def batch(self, index: int) -> Batch:
         """Returns a batch; see `Dataset.batch`.
 
         Raises:
-            ValueError: a file is damaged, a label is neither 0 nor 1, or a numerical is NaN or
-                infinite; file and row are named.
+            ValueError: a file is damaged, a label is neither 0 nor 1, a numerical is NaN or
+                infinite, or a weight is no number of 0 or more; file and row are named.
         """
         start, stop = self.rows(index)
         own = self._world.part(stop - start)
@@ -92,16 +109,36 @@ class SplitDataset(BatchedRows):
             file.touch(first * row_bytes, last * row_bytes)
         for file, row_bytes in self._checked_ids:
             file.touch(start * row_bytes, stop * row_bytes)
-        ids = np.empty((stop - start, len(self._ids)), self._id_dtype)
-        for table, column in enumerate(self._ids):
-            ids[:, table] = column[start:stop]
         numerical = self._numerical[first:last].copy()
         _check_finite(numerical, self._numerical_file, first, self._numerical_names)
+        ids, lengths, id_weights = self._read_ids(start, stop)
+        weights = None if self._weights is None else self._weights.read(start, stop)
+        total = None if weights is None else weights.sum(dtype=np.float64)
         return Batch(
             torch.from_numpy(numerical),
             torch.from_numpy(ids),
             _labels(self._labels[first:last], self._label_file, first),
+            None if lengths is None else torch.from_numpy(lengths),
+            id_weights=None if id_weights is None else torch.from_numpy(id_weights),
+            weights=None if weights is None else torch.from_numpy(weights[own].copy()),
+            total_weight=None if total is None else torch.tensor(total),
         )
+
+    def _read_ids(
+        self, start: int, stop: int
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Ids, lengths and id weights of rows `start` to `stop`, as a batch has them."""
+        if not self.one_id_each:
+            columns = [
+                one.read(start, stop) if isinstance(one, ListColumn) else one[start:stop]
+                for one in self._ids
+            ]
+            return interleave(columns, stop - start, self._id_dtype)
+        ids = np.empty((stop - start, len(self._ids)), self._id_dtype)
+        for table, column in enumerate(self._ids):
+            assert isinstance(column, np.ndarray)
+            ids[:, table] = column[start:stop]
+        return ids, None, None
 
     def check_files(self) -> None:
         """Compares now what could only be compared as a whole: files with a single checksum."""
@@ -129,6 +166,7 @@ class BinaryDataset(BatchedRows):
     """
 
     one_id_each = True
+    poolings: tuple[str | None, ...] | None = None
 
     def __init__(
         self,
@@ -154,7 +192,7 @@ class BinaryDataset(BatchedRows):
         self.categorical_names = [layout.categorical_name(i) for i in range(len(table_sizes))]
         self.num_numerical = num_numerical
         self._path = path
-        self._rows = _map(path, _WORD, (size // row_bytes, width))
+        self._rows = map_file(path, _WORD, (size // row_bytes, width))
         self._verifier = verifier
         self._checked = _checked(verifier, {path: self._rows})
 
@@ -206,13 +244,6 @@ def open_binary(
     path = within(directory, name, directory, allow_links)
     sizes = layout.read_model_size(directory)
     return BinaryDataset(path, num_numerical, sizes, batch_size, subset, verifier)
-
-
-def _map(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    if 0 in shape:
-        return np.empty(shape, dtype)  # an empty file cannot be mapped
-    # A plain array: a slice of np.memmap itself costs 1 µs more, 26 times a batch.
-    return np.memmap(path, dtype, mode="r", shape=shape).view(np.ndarray)
 
 
 def _checked(

@@ -50,6 +50,8 @@ class SyntheticDataset(BatchedRows):
         ValueError: a table is too large, or the hotness is of another number of tables.
     """
 
+    poolings: tuple[str | None, ...] | None = None
+
     def __init__(
         self,
         spec: FeatureSpec,

@@ -243,6 +243,8 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "shuffle_batch_order": Help(
             "Read the training batches in random order", short_name="shuffle"
         ),
+        "sample_weights": "Weight samples in the loss and in the metrics of tests, where the "
+        "dataset has weights",
         "dataset_subset": "Fraction of the training batches to use, in (0,1]; default: all",
         "num_numerical_features": Help(
             "Numerical features of a binary or synthetic dataset; others know theirs", least=0

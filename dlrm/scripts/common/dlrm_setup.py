@@ -26,6 +26,7 @@ from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
 from dlrm.scripts.common.run import Setup
 from dlrm.tasks.click_training import ClickTraining, agree_on_memory, fingerprint
 from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.precision import PrecisionConfig
@@ -147,6 +148,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
             DLRMConfig,
             table_sizes=tuple(whole.train.table_sizes),
             num_numerical_features=whole.train.num_numerical,
+            table_poolings=_poolings(known, whole.train),
         )
     _agree_that_tables_fit(values, architecture, world, checkpoint, resumed)
     with agreed(world, *session.USER_ERRORS):
@@ -195,6 +197,12 @@ def _check_numericals(values: Values, datasets: Datasets) -> None:
     asked, found = values["num_numerical_features"], datasets.train.num_numerical
     if "num_numerical_features" in values.given and asked != found:
         raise ValueError(f"--num_numerical_features {asked}: the dataset has {found}")
+
+
+def _poolings(checkpoint: Path | None, data: Dataset) -> tuple[str | None, ...] | None:
+    """Returns the poolings of the data set that a checkpoint was trained on, else of this one."""
+    saved = read_config(checkpoint)["dataset"].get("poolings") if checkpoint else None
+    return data.poolings if saved is None else tuple(saved)
 
 
 def _compare_transforms(

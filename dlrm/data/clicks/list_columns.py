@@ -1,0 +1,205 @@
+"""Reads fields with several ids a row, and puts the ids of a batch in the order of its samples."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dlrm.data.clicks import bags, layout
+from dlrm.data.clicks.bags import Bags
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.verification import Verifier
+
+
+class ListColumn:
+    """A list field of one split, memory-mapped; see `dlrm.data.clicks.bags` for the files.
+
+    Args:
+        spec: the dataset's features.
+        split: "train", "test" or "validation".
+        name: of the field, which is one of `spec.lists`.
+        rows: of the split; the sizes of the files fit them (`FeatureSpec.num_rows`).
+        verifier: compares what is read with the dataset's checksums; None compares nothing.
+    """
+
+    def __init__(
+        self, spec: FeatureSpec, split: str, name: str, rows: int, verifier: Verifier | None
+    ) -> None:
+        self.files, self._list = spec.list_files(split, name), spec.lists[name]
+        starts = map_file(self.files.starts, bags.STARTS_DTYPE, (bags.num_starts(rows),))
+        self._starts, self._total = starts.astype(np.int64), int(starts[-1])
+        self._lengths = map_file(self.files.lengths, self._list.lengths_dtype, (rows,))
+        self._values = map_file(self.files.values, spec.dtype(name), (self._total,))
+        self._weights = None
+        if self.files.weights is not None:
+            self._weights = map_file(self.files.weights, bags.WEIGHTS_DTYPE, (self._total,))
+        self._checked = {}
+        for path in filter(None, self.files):
+            if verifier is not None and (file := verifier.open(path)):
+                self._checked[path] = file
+
+    def read(self, begin: int, end: int) -> Bags:
+        """Returns rows `begin` to `end`, in time that depends on their number alone.
+
+        Raises:
+            ValueError: a file is damaged, or a weight is NaN or infinite; file and row are named.
+        """
+        first = begin // bags.ROWS_A_START
+        known = first * bags.ROWS_A_START  # the row that the starts lead to
+        self._touch(self.files.starts, first, bags.num_starts(end))
+        self._touch(self.files.lengths, known, end)
+        lengths = self._lengths[known:end]
+        self._check_lengths(lengths, known)
+        ends = self._starts[first] + np.cumsum(lengths, dtype=np.int64)
+        self._check_ends(ends, first, end)
+        own = lengths[begin - known :]
+        last = int(ends[-1]) if len(ends) else int(self._starts[first])
+        start = last - int(own.sum(dtype=np.int64))
+        self._touch(self.files.values, start, last)
+        weights = None
+        if self._weights is not None and self.files.weights is not None:
+            self._touch(self.files.weights, start, last)
+            weights = self._weights[start:last]
+            self._check_weights(weights, own, begin)
+        return Bags(self._values[start:last], own, weights)
+
+    def _touch(self, path: Path, first: int, last: int) -> None:
+        if (file := self._checked.get(path)) is not None:
+            arrays = (self._values, self._lengths, self._starts, self._weights)
+            (array,) = (a for p, a in zip(self.files, arrays, strict=True) if p == path)
+            assert array is not None
+            file.touch(first * array.itemsize, last * array.itemsize)
+
+    def _check_lengths(self, lengths: np.ndarray, first_row: int) -> None:
+        longest = self._list.max_length
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > longest:
+            row = int(((lengths < 0) | (lengths > longest)).argmax())
+            raise ValueError(
+                f"{self.files.lengths}: row {first_row + row}: expected a length of 0 to "
+                f"{longest}, got {lengths[row]}"
+            )
+
+    def _check_ends(self, ends: np.ndarray, first: int, end: int) -> None:
+        """Compares where rows end with what the starts say of each 4,096th row and of the last."""
+        found = ends[bags.ROWS_A_START - 1 :: bags.ROWS_A_START]
+        if end == len(self._lengths) and end % bags.ROWS_A_START:
+            found = np.append(found, ends[-1:])
+        expected = self._starts[first : first + 1 + len(found)]
+        wrong = np.append(not 0 <= expected[0] <= self._total, found != expected[1:])
+        if wrong.any():
+            number = int(wrong.argmax())
+            row = min((first + number) * bags.ROWS_A_START, len(self._lengths))
+            what = f"the lengths before row {row}"
+            if not number:
+                raise ValueError(
+                    f"{self.files.starts}: expected {what} to add up to 0 to {self._total}, the "
+                    f"number of ids, got {expected[0]}"
+                )
+            raise ValueError(
+                f"{self.files.lengths}: expected {what} to add up to {expected[number]}, as "
+                f"{self.files.starts.name} says, got {found[number - 1]}"
+            )
+        if len(ends) and ends[-1] > self._total:
+            raise ValueError(
+                f"{self.files.lengths}: expected the lengths before row {end} to add up to at "
+                f"most {self._total}, the number of ids, got {ends[-1]}"
+            )
+
+    def _check_weights(self, weights: np.ndarray, lengths: np.ndarray, first_row: int) -> None:
+        if not np.isfinite(weights).all():
+            place = int((~np.isfinite(weights)).argmax())
+            ends = np.cumsum(lengths, dtype=np.int64)
+            row = int(np.searchsorted(ends, place, side="right"))
+            raise ValueError(
+                f"{self.files.weights}: row {first_row + row}, place "
+                f"{place - (ends[row] - lengths[row])} of the list: expected a finite weight, got "
+                f"{weights[place]}"
+            )
+
+
+def interleave(
+    columns: Sequence[np.ndarray | Bags], num_rows: int, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Joins the ids of fields, sample by sample and table by table.
+
+    Args:
+        columns: of each table ids `[num_rows]`, or bags of them.
+        num_rows: samples.
+        dtype: of the ids returned.
+
+    Returns:
+        Ids `[total]`, lengths `[num_rows, tables]`, and the weights of the ids, float32 `[total]`,
+        where a field has weights, else None.
+    """
+    lists = [column for column in columns if isinstance(column, Bags)]
+    lengths_dtype = np.result_type(np.int8, *(one.lengths.dtype for one in lists))
+    lengths = np.ones((num_rows, len(columns)), lengths_dtype)
+    for table, column in enumerate(columns):
+        if isinstance(column, Bags):
+            lengths[:, table] = column.lengths
+    ends = np.cumsum(lengths, dtype=np.int64)
+    begins = (ends - lengths.ravel()).reshape(lengths.shape)
+    total = int(ends[-1]) if len(ends) else 0
+    ids = np.empty(total, dtype)
+    weighted = any(one.weights is not None for one in lists)
+    weights = np.ones(total, bags.WEIGHTS_DTYPE) if weighted else None
+    for table, column in enumerate(columns):
+        if not isinstance(column, Bags):
+            ids[begins[:, table]] = column
+            continue
+        shifts = begins[:, table] - (np.cumsum(column.lengths, dtype=np.int64) - column.lengths)
+        places = np.repeat(shifts, column.lengths)
+        places += np.arange(len(places))
+        ids[places] = column.values
+        if weights is not None and column.weights is not None:
+            weights[places] = column.weights
+    return ids, lengths, weights
+
+
+def map_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Maps a file's rows; an array without rows has no file to map."""
+    if 0 in shape:
+        return np.empty(shape, dtype)  # an empty file cannot be mapped
+    # A plain array: a slice of np.memmap itself costs 1 µs more, 26 times a batch.
+    return np.memmap(path, dtype, mode="r", shape=shape).view(np.ndarray)
+
+
+class SampleWeights:
+    """The sample weights of one split, memory-mapped.
+
+    Args:
+        path: `weight.bin`.
+        rows: of the split.
+        verifier: compares what is read with the dataset's checksums; None compares nothing.
+
+    Raises:
+        ValueError: the file is longer or shorter than the rows.
+    """
+
+    def __init__(self, path: Path, rows: int, verifier: Verifier | None) -> None:
+        dtype, size = layout.WEIGHT_DTYPE, path.stat().st_size
+        if size != rows * dtype.itemsize:
+            raise ValueError(
+                f"{path}: expected {rows * dtype.itemsize} bytes ({rows} rows, as the label file "
+                f"has, of {dtype.itemsize} bytes), got {size}"
+            )
+        self.path, self._weights = path, map_file(path, dtype, (rows,))
+        self._checked = verifier.open(path) if verifier else None
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Returns the weights of rows `begin` to `end`.
+
+        Raises:
+            ValueError: the file is damaged, or a weight is negative, NaN or infinite.
+        """
+        if self._checked is not None:
+            size = self._weights.itemsize
+            self._checked.touch(begin * size, end * size)
+        weights = self._weights[begin:end]
+        if not (np.isfinite(weights).all() and weights.min(initial=0) >= 0):
+            row = int((~(np.isfinite(weights) & (weights >= 0))).argmax())
+            raise ValueError(
+                f"{self.path}: row {begin + row}: expected a weight of 0 or more, got "
+                f"{weights[row]}"
+            )
+        return weights
