@@ -98,6 +98,7 @@ def fit(
 
     Raises:
         TypeError: an unknown setting.
+        FileNotFoundError: there is no such schema or dataset.
         ValueError: data, schema and settings do not fit together; column and row, or setting and
             value, are named.
         FloatingPointError: the loss is NaN or infinite.
@@ -116,6 +117,10 @@ def fit(
         if refused := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{refused[0]}: is for a table in memory; {dataset.path} is a dataset")
     else:
+        if isinstance(schema, str) and not Path(schema).exists():
+            raise FileNotFoundError(
+                f"schema {schema!r}: no such file; label={schema!r} names the column of the label"
+            )
         if (schema is None) == (label is None):
             got = "neither" if schema is None else "both"
             raise ValueError(f"schema, label: expected a schema, or the label's column, got {got}")

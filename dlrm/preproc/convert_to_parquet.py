@@ -3,8 +3,10 @@
     OUTPUT/train/part-0.parquet  test/part-0.parquet  validation/part-0.parquet  manifest.json
 
 Row k of a split is row k of the dataset. The first column is the label, bool; numerical features
-are float32, transformed as the dataset has them; then come the categorical features, and `weight`,
-`group_<column>` (a 64-bit hash) and `time` where the dataset has them.
+are float32, transformed as the dataset has them; then come the categorical features, and the sample
+weight, the groups (64-bit hashes) and the time where the dataset has them. Columns have the names
+of the source; a group or another of the latter that is an input as well is `group_<column>`,
+`weight` or `time`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +24,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fitted import Fitted, load_transform
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
@@ -142,14 +145,24 @@ def _columns(spec: FeatureSpec, split: str, fitted: Fitted | None, values: str) 
         make = partial(_ids, path, size, decode)
         columns.append(_Column(path, [names[i]], dtype, kind, make))
     if isinstance(fitted, TableTransform):
+        sources = _extra_sources(fitted.schema)
         taken = {name for column in columns for name in column.names}
         for name, dtype in extra_dtypes(fitted.schema).items():
             path = label.parent / f"{name}.bin"
             kind = _TIME if name == "time" else pa.from_numpy_dtype(dtype)
+            name = sources[name] if sources[name] not in taken else name
             while name in taken:
                 name += "_"
+            taken.add(name)
             columns.append(_Column(path, [name], dtype, kind, partial(_extra, kind)))
     return columns
+
+
+def _extra_sources(schema: Schema) -> dict[str, str]:
+    """Returns the columns of the source that the names of `extra_dtypes` stand for."""
+    sources = {f"group_{name}": name for name in schema.groups}
+    sources |= {"weight": schema.weight} if schema.weight else {}
+    return sources | ({"time": schema.time.column} if schema.time else {})
 
 
 def _without_endings(spec: FeatureSpec) -> list[str]:

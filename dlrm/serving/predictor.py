@@ -72,6 +72,14 @@ def load(
     return Predictor(model, transform, path, recalibration=recalibration)
 
 
+def _trained_rows(checkpoint: Path) -> int | None:
+    """Returns how many rows the training data had; None where the checkpoint does not say."""
+    try:
+        return int(read_config(checkpoint)["dataset"]["rows"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 class ScoreError(RowError):
     """A row whose score is no finite number."""
 
@@ -101,6 +109,17 @@ class Predictor:
         self.model, self.transform, self.path = model.eval(), transform, path
         self.batch_size, self.recalibration = batch_size, recalibration
         self.results: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        config, results = self.model.config, self.results
+        kinds = f"{config.num_numerical_features} numerical and {len(config.table_sizes)}"
+        shown = f"Predictor({str(self.path)!r}: {kinds} categorical fields"
+        if (rows := _trained_rows(self.path)) is not None:
+            shown += f", trained on {rows:,} rows"
+        if "test_auc" in results:
+            auc, loss = results["test_auc"], results["test_log_loss"]
+            shown += f"; test auc {auc:.4f}, log loss {loss:.4f}"
+        return f"{shown})"
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""
@@ -146,15 +165,17 @@ class Predictor:
             rows. See `dlrm.train.metrics.click_metrics`.
 
         Raises:
-            ValueError: the model's training data were no table, a column is missing, or a value
-                cannot be read; row and column are named.
+            ValueError: the model's training data were no table, the table has no rows, a column is
+                missing, or a value cannot be read; row and column are named.
         """
         table = self.row_transform.table
         if table is None or not table.label_known:
             raise ValueError(f"{self.path}: the model does not say which column has the labels")
         parts = list(self._of_frame(frame, labelled=True))
-        logits = [logits for logits, _ in parts] or [np.empty(0, np.float32)]
-        labels = [labels for _, labels in parts if labels is not None] or logits
+        logits = [logits for logits, _ in parts]
+        labels = [labels for _, labels in parts if labels is not None]
+        if not sum(map(len, logits)):
+            raise ValueError("frame: expected rows to evaluate, got none")
         return click_metrics(
             torch.from_numpy(np.concatenate(logits)), torch.from_numpy(np.concatenate(labels))
         )

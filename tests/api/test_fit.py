@@ -134,11 +134,24 @@ def test_bad_rows_are_named_by_their_place_in_the_table(model):
     changed = rows.set_column(1, "price", texts)
     with pytest.raises(ValueError, match="^row 40, column price: expected a number, got 'dear'"):
         model.evaluate(changed)
+    with pytest.raises(ValueError, match="^frame: expected rows to evaluate, got none$"):
+        model.evaluate(rows.slice(0, 0))
     with pytest.raises(ValueError, match="^frame: no column 'bought'"):
         model.evaluate(rows.drop_columns("bought"))
     labels = pa.array(["yes", "perhaps"] * (ROWS // 2))
     with pytest.raises(ValueError, match="^row 1, column bought: expected .*got 'perhaps'"):
         model.evaluate(rows.set_column(0, "bought", labels))
+
+
+def test_a_model_says_what_it_is(model, tmp_path):
+    shown = repr(model)
+    assert shown.startswith(f"Predictor({str(model.path)!r}: 1 numerical and 2 categorical fields")
+    auc, loss = model.results["test_auc"], model.results["test_log_loss"]
+    rows = round(ROWS * 0.8)
+    assert shown.endswith(f", trained on {rows:,} rows; test auc {auc:.4f}, log loss {loss:.4f})")
+    model.save(tmp_path / "saved")
+    loaded = repr(dlrm.load(tmp_path / "saved"))
+    assert loaded.endswith(f"1 numerical and 2 categorical fields, trained on {rows:,} rows)")
 
 
 def test_nothing_is_printed_unless_asked(capfd):
@@ -160,6 +173,11 @@ def test_nothing_is_printed_unless_asked(capfd):
         ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal --embedding_dim 4"),
         ({"base_device": "gpu"}, ValueError, "--base_device gpu: expected"),
         ({"schema": None}, ValueError, "schema, label: expected a schema, or the label's column"),
+        (
+            {"schema": "bought"},
+            FileNotFoundError,
+            "^schema 'bought': no such file; label='bought' names the column of the label$",
+        ),
         ({"data": "nowhere"}, FileNotFoundError, "nowhere"),
     ],
 )

@@ -117,7 +117,7 @@ def test_decoded_values_are_those_of_the_table(dataset, frame, tmp_path):
         np.testing.assert_array_equal(found["x"], x.astype("<f4").astype("<f2"))
         assert found["weight"].to_pylist() == rows["weight"]
         assert found["weight_"].to_pylist() == rows["weight"]  # the sample weight
-        assert found["time"].to_pylist() == rows["when"]
+        assert found["when"].to_pylist() == rows["when"]
         groups = defaultdict(set)
         for number, group in zip(rows["number"], found["group_number"].to_pylist(), strict=True):
             groups[number].add(group)

@@ -272,7 +272,7 @@ def begin(raw, output, monkeypatch, **options):
 def test_a_changed_option_is_named(raw, tmp_path, monkeypatch, change, message):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     begin(raw, tmp_path, monkeypatch, **options)
-    with pytest.raises(ValueError, match=f"{message}. Go on with what it was, or .* --restart"):
+    with pytest.raises(ValueError, match=f"{message}. --restart discards it and begins"):
         prepare(Inline(), raw, tmp_path, **(options | change))
     prepare(Inline(), raw, tmp_path, restart=True, **(options | change))
     prepare(Inline(), raw, tmp_path / "direct", **(options | change))

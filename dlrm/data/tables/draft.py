@@ -131,8 +131,8 @@ def draft(
         max_rows: how many rows are read at most.
 
     Raises:
-        ValueError: a column is missing or there twice, labels are missing or not two values, or no
-            column is left as an input.
+        ValueError: a column is missing or there twice, weights are no numbers, labels are missing
+            or not two values, or no column is left as an input.
     """
     columns, labels, rows, whole = _summaries(batches, label, max_rows)
     if not rows:
@@ -141,6 +141,8 @@ def draft(
         if name is not None and name not in columns:
             shown = ", ".join(list(columns)[:20])
             raise ValueError(f"--{role}: no column {name!r}; the columns are {shown}")
+    if weight is not None:
+        _check_weight(columns[weight])
     said, label_comment = _label(columns[label], labels, positive, whole)
     drafter = _Drafter(columns, time)
     for name, summary in columns.items():
@@ -167,6 +169,15 @@ def draft(
     if weight is not None:
         comments[weight] = _described(columns[weight])
     return Draft(schema, comments, drafter.left_out, label_comment, rows, whole)
+
+
+def _check_weight(summary: Summary) -> None:
+    if summary.is_number or summary.kind in (None, BOOLEANS):
+        return
+    shown = f"the type {', '.join(summary.types)}"
+    if summary.examples:
+        shown += f" with {', '.join(map(_shown, summary.examples))}"
+    raise ValueError(f"--weight: column {summary.name!r}: expected numbers, got {shown}")
 
 
 def batches_of(

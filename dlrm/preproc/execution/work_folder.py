@@ -276,8 +276,8 @@ def _check_same(folder: Path, facts: dict[str, Any]) -> None:
     ]
     if changed:
         raise ValueError(
-            f"{folder}: an unfinished run was begun otherwise: {'; '.join(changed)}. Go on with "
-            "what it was, or give it up with --restart"
+            f"{folder}: has a run that did not finish, of other settings: {'; '.join(changed)}. "
+            "--restart discards it and begins with the new settings; the earlier ones resume it"
         )
 
 

@@ -88,8 +88,8 @@ class TableSource:
                         values, missing = read.numerical[i]
                         present = training[~missing[training]]
                         sums[i] += Sums.of(values[present])
-        for place, field in zip(self._places(), fields, strict=True):
-            field.finish(counts[place])
+        for place, counted in zip(self._places(), fields, strict=True):
+            counted.finish(counts[place])
         if len(labels) > _MOST_LABELS:
             labels = Counter(dict(labels.most_common(_MOST_LABELS)))
         facts: dict[str, Any] = {"rows": rows, "positives": positives, "labels": labels}

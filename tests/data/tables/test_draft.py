@@ -189,6 +189,10 @@ def test_labels_that_cannot_be_used_are_refused():
         draft([table()], "z")
     with pytest.raises(ValueError, match="--weight: no column 'w'; the columns are y, x"):
         draft([table()], "y", weight="w")
+    match = "^--weight: column 'w': expected numbers, got the type string with 'heavy', 'light'$"
+    with pytest.raises(ValueError, match=match):
+        draft([table(w=["heavy", "light"] * 1500)], "y", weight="w")
+    assert draft([table(w=["1.5", "2"] * 1500)], "y", weight="w").schema.weight == "w"
     with pytest.raises(ValueError, match=r"no column is left as an input \(x: one value, '5'"):
         draft([table(x=[5] * ROWS)], "y")
     with pytest.raises(ValueError, match="no rows"):

@@ -223,7 +223,7 @@ def test_bad_last_row_leaves_the_earlier_dataset(engine, tmp_path):
         prepare(by_turns, days, tmp_path / "out", log_format=SMALL)
     assert all_files(earlier) == before
     write_days(days, GOOD, GOOD + GOOD)
-    with pytest.raises(ValueError, match=r"day_1 was of .* bytes, .* give it up with --restart"):
+    with pytest.raises(ValueError, match=r"day_1 was of .* bytes, .*--restart discards it"):
         prepare(engine, days, tmp_path / "out", log_format=SMALL)
     assert all_files(earlier) == before
     prepare(engine, days, tmp_path / "out", restart=True, log_format=SMALL)

@@ -136,11 +136,11 @@ def test_another_schema_or_input_is_named_and_not_mixed(schema, whole, tmp_path)
         prepare(schema, [path], tmp_path / "d", Stops(), **OPTIONS)
     other = schema | {"numerical": ["x"]}
     with pytest.raises(
-        ValueError, match=r"begun otherwise: --schema numerical was .* is \['x'\]\. "
+        ValueError, match=r"other settings: --schema numerical was .* is \['x'\]\. "
     ):
         prepare(other, [path], tmp_path / "d", **OPTIONS)
     pq.write_table(table().slice(1), path)
-    with pytest.raises(ValueError, match=r"begun otherwise: .*a\.parquet was of \d+ bytes"):
+    with pytest.raises(ValueError, match=r"other settings: .*a\.parquet was of \d+ bytes"):
         prepare(schema, [path], tmp_path / "d", **OPTIONS)
     pq.write_table(table(), path)
     prepare(schema, [path], tmp_path / "d", restart=True, **OPTIONS)
