@@ -218,8 +218,8 @@ def _limits(points: Sequence[tuple[float, float]]) -> tuple[float, float, float,
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Returns four to eight round numbers from `low` to `high`."""
-    raw = (high - low) / 5
+    """Returns three to seven round numbers from `low` to `high`."""
+    raw = (high - low) / 6
     power = 10.0 ** _floor_log10(raw)
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
     first = -(-low // step)

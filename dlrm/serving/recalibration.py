@@ -22,6 +22,7 @@ from dlrm.documents import brief, read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.train.checkpoints.writer import link_or_copy
+from dlrm.train.reports.model_card import MODEL_CARD
 
 FOLDER = "recalibration"  # in a checkpoint
 _FILE = "recalibration.json"
@@ -232,6 +233,17 @@ def load_recalibration(checkpoint: Path) -> Recalibration | None:
         raise ValueError(f"{path}: not a recalibration ({brief(error)})") from error
 
 
+def _note_in_card(card: Path, recalibration: Recalibration) -> None:
+    """Adds a section to the model card, where there is one, in a file of its own."""
+    if not card.is_file():
+        return
+    text = card.read_text(encoding="utf-8")
+    facts = ", ".join(f"{name} {value:,}" for name, value in recalibration.facts.items())
+    card.unlink()  # it may be a link to that of the other checkpoint
+    note = f"Scores are recalibrated ({recalibration.kind}{': ' + facts if facts else ''})."
+    card.write_text(f"{text}\n## Recalibration\n\n{note}\n", encoding="utf-8")
+
+
 def write_recalibrated(
     checkpoint: Path, recalibration: Recalibration, directory: str | os.PathLike
 ) -> None:
@@ -252,4 +264,6 @@ def write_recalibrated(
         text = json.dumps(recalibration.to_json(), indent=1) + "\n"
         (staging / FOLDER / _FILE).write_text(text, encoding="utf-8")
         known.pop(f"{FOLDER}/{_FILE}", None)
+        _note_in_card(staging / MODEL_CARD, recalibration)
+        known.pop(MODEL_CARD, None)
         write_manifest(staging, "checkpoint", known)

@@ -23,6 +23,7 @@ from dlrm.serving.recalibration import (
 )
 from dlrm.serving.rows import text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.reports.model_card import MODEL_CARD
 
 
 def rows(count=20_000, seed=0):
@@ -122,6 +123,8 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
     for found in (fit("isotonic", before, labels), of_sampling_rate(0.1)):
         target = tmp_path / found.kind
         write_recalibrated(find_checkpoint(trained.checkpoint), found, target)
+        assert f"Scores are recalibrated ({found.kind}: " in (target / MODEL_CARD).read_text()
+        assert "Recal" not in (find_checkpoint(trained.checkpoint) / MODEL_CARD).read_text()
         loaded = dlrm.load(target)
         np.testing.assert_allclose(loaded.logits(lines), found.of(before), rtol=1e-5, atol=1e-5)
         exported = ExportableDLRM(
