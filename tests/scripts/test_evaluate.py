@@ -210,7 +210,7 @@ def test_bad_input_is_named(trained, other_trained, tmp_path):
             [data, f"--weights={tmp_path}/huge.txt"],
             "huge.txt: expected weights whose sum is at most 1e+100, got inf",
         ),
-        ([data, "--groups=nope"], "test has, which are none; got neither"),
+        ([data, "--groups=nope"], "test, which has none"),
         ([f"--input={trained.log}", "--groups=nope"], "nope: no such file (--groups)"),
         ([data, "--slices=day"], "--slices day: expected rows with a time, got"),
         ([f"--input={trained.log}", "--slices=day"], "expected rows of a table with a time, got a"),

@@ -131,10 +131,12 @@ def refused(model, *flags):
 
 def test_columns_that_are_not_there_are_named(model, tmp_path):
     dataset, table = f"--dataset={model / 'dataset'}", f"--input={model / 'rows.parquet'}"
-    assert "test has, which are user; got neither" in refused(model, dataset, "--groups=nope")
+    assert "test, which has user" in refused(model, dataset, "--groups=nope")
     line = refused(model, dataset, "--weights=nope")
-    assert "weights that" in line
-    assert "test has, which are weight; got neither" in line
+    assert "weights of" in line
+    assert "test, which has weight" in line
+    line = refused(model, dataset, "--groups=user", "--split=validation")
+    assert "validation, which does not exist" in line
     assert "no column 'nope'; the columns are ['clicked', 'age'," in refused(
         model, table, "--groups=nope"
     )

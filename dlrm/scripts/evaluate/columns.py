@@ -87,9 +87,9 @@ def of_dataset(
         own = split / f"{column}.bin"
         if not Path(name).is_file() and not (column and own.is_file()):
             known = sorted(path.stem.removeprefix("group_") for path in split.glob(_FILES[flag]))
+            has = f"has {', '.join(known) or 'none'}" if split.is_dir() else "does not exist"
             raise FileNotFoundError(
-                f"--{flag} {name}: expected a file, or {flag} that {split} has, which are "
-                f"{', '.join(known) or 'none'}; got neither"
+                f"--{flag} {name}: expected a file, or {flag} of {split}, which {has}"
             )
         files[flag] = Path(name) if Path(name).is_file() else own
     if times:
