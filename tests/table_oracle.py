@@ -173,7 +173,12 @@ class Oracle:
             if name == "train":
                 chosen.sort(key=lambda i: splitmix64(seed, i))
             for file, cells in columns.items():
-                self.files[f"{name}/{file}"] = b"".join(cells[i] for i in chosen)
+                content = self.files[f"{name}/{file}"] = b"".join(cells[i] for i in chosen)
+                if file.endswith(".lengths.bin"):
+                    width = len(content) // max(len(chosen), 1)
+                    lengths = memoryview(content).cast({1: "b", 2: "h", 4: "i", 0: "b"}[width])
+                    starts = file.replace("lengths", "starts")
+                    self.files[f"{name}/{starts}"] = starts_of(lengths.tolist())
 
     def _columns(self):
         """The bytes of each row, whatever its split, by file."""
@@ -185,7 +190,12 @@ class Oracle:
         categorical = [field_of(entry) for entry in schema.get("categorical", ())]
         dictionaries = self._dictionaries(categorical)
         for i, field in enumerate(categorical):
-            columns[f"cat_{i}.bin"] = self._ids(field, dictionaries[field["column"]])
+            id_of, code = self._ids(field, dictionaries[field["column"]])
+            if "max_length" in field:
+                columns |= self._lists(field, id_of, code, f"cat_{i}")
+                continue
+            ids = (id_of(row[field["column"]]) for row in rows)
+            columns[f"cat_{i}.bin"] = [struct.pack(f"<{code}", one) for one in ids]
         if "weight" in schema:
             weights = (self._number(row[schema["weight"]]) for row in rows)
             columns["weight.bin"] = [struct.pack("<f", weight) for weight in weights]
@@ -237,9 +247,10 @@ class Oracle:
         found = {}
         for name, members in groups.items():
             keys = (
-                self._key(field, self.rows[i][field["column"]])
+                self._key(field, value)
                 for field in members
                 for i in self.training
+                for value in values_of(field, self.rows[i])
             )
             counts = Counter(key for key in keys if key is not None)
             first = members[0]
@@ -256,7 +267,7 @@ class Oracle:
         ids = {key: 1 + place for place, key in enumerate(dictionary)}
         buckets, own = field.get("hash_buckets", 0), 1 + len(dictionary)
         self.sizes.append(own + buckets)
-        code = "b" if own + buckets < 127 else "h" if own + buckets < 32767 else "i"
+        code = code_of(own + buckets)
 
         def id_of(value):
             key = self._key(field, value)
@@ -269,7 +280,47 @@ class Oracle:
             mixed = (mixed * 0x9E3779B97F4A7C15 & WORD) >> 32
             return own + (mixed * buckets >> 32)
 
-        return [struct.pack(f"<{code}", id_of(row[field["column"]])) for row in self.rows]
+        return id_of, code
+
+    def _lists(self, field, id_of, code, name):
+        """The bytes of each row of the files of a list field, but for the starts."""
+        most, weighted = field["max_length"], "weights" in field
+        found = {f"{name}.values.bin": [], f"{name}.lengths.bin": []}
+        found |= {f"{name}.weights.bin": []} if weighted else {}
+        for row in self.rows:
+            ids = [id_of(value) for value in values_of(field, row)]
+            weights = (row[field["weights"]] or []) if weighted else [1.0] * len(ids)
+            weights = [struct.unpack("<f", struct.pack("<f", one))[0] for one in weights]
+            pairs = list(zip(ids, weights, strict=True))
+            if not field.get("ordered", True):
+                pairs.sort()
+            pairs = pairs[:most] if field.get("keep") == "first" else pairs[-most:]
+            found[f"{name}.lengths.bin"].append(struct.pack(f"<{code_of(most + 1)}", len(pairs)))
+            packed = [struct.pack(f"<{code}", one) for one, _ in pairs]
+            found[f"{name}.values.bin"].append(b"".join(packed))
+            if weighted:
+                packed = [struct.pack("<f", weight) for _, weight in pairs]
+                found[f"{name}.weights.bin"].append(b"".join(packed))
+        return found
+
+
+def values_of(field, row):
+    """The values of a field in a row: of a list, several or none."""
+    value = row[field["column"]]
+    return (value or []) if "max_length" in field else [value]
+
+
+def code_of(size):
+    """What `struct` calls the narrowest type of numbers below a size."""
+    return "b" if size < 127 else "h" if size < 32767 else "i"
+
+
+def starts_of(lengths):
+    """Where the values of rows 0, 4096, ... begin, and how many there are."""
+    ends = [0]
+    for length in lengths:
+        ends.append(ends[-1] + length)
+    return struct.pack(f"<{(len(ends) + 4094) // 4096 + 1}q", *ends[:-1][::4096], ends[-1])
 
 
 def signed(key):

@@ -31,6 +31,7 @@ from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.tables.files import (
     CSV,
     KINDS,
+    Lists,
     TableFile,
     TextFormat,
     batches_of,
@@ -502,7 +503,7 @@ def _take_tables(
             raise ValueError(
                 f"{file.path}: no column {missing[0]!r}; the columns are {shown}{hint}"
             )
-        for batch, where in batches_of(file, text, reader.columns):
+        for batch, where in batches_of(file, text, reader.columns, Lists.of(reader.schema)):
             try:
                 inputs, rows = read_inputs(table, reader, batch)
                 shares.add(rows.missing(), inputs.ids)
@@ -534,7 +535,7 @@ def _text_format(file: TableFile, table: TableTransform) -> TextFormat:
         first = next((rows[0] for _, _, rows in chunks_of(file, plain)), [])
         numbered = list(table.columns) == list(map(str, range(len(table.columns))))
         if header is None and not numbered:
-            header = not {(cell or "").strip() for cell in first}.isdisjoint(table.names)
+            header = not {str(cell or "").strip() for cell in first}.isdisjoint(table.names)
         if not header:
             header, columns = False, table.columns
             label = table.schema.label.column

@@ -16,7 +16,7 @@ from dlrm.data.sources.columns import BadValueError, TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.fitted import Fitted, load_transform
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.table_transform import TableTransform, stack_ids
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
 _ZEROS = np.zeros(_PADDING, np.uint8)
@@ -120,6 +120,8 @@ class RowTransform:
     @property
     def names(self) -> list[str]:
         """The columns of a row: numerical ones first, no label."""
+        if isinstance(self.fitted, TableTransform):
+            return self.fitted.names
         return self.numerical_names + self.categorical_names
 
     def value(self, table: int, number: int) -> str:
@@ -139,7 +141,8 @@ class RowTransform:
         if isinstance(self.fitted, TableTransform):
             try:
                 columns = [text.column(i) for i in range(len(self.names))]
-                return Inputs(*self.fitted.of_texts(columns))
+                numbers, ids, _ = self.fitted.of_texts(columns)
+                return Inputs(numbers, stack_ids(ids, len(numbers)))
             except BadRowError as bad:
                 raise RowError(bad.row, f", {bad.column}: {bad.problem}") from None
         try:

@@ -264,7 +264,7 @@ def test_the_fitted_transform_that_is_kept_gives_the_bytes_that_were_written(tmp
             TextColumn.from_bytes([str(row[name]).encode() for row in rows])
             for name in ("price", "user", "shop")
         ]
-        numerical, ids = fitted.of_texts(columns)
+        numerical, ids, _ = fitted.of_texts(columns)
         test = test_rows(200, 40)
         train = [key for key in order_of(200, SEED) if key not in test]
         written = [
@@ -272,7 +272,7 @@ def test_the_fitted_transform_that_is_kept_gives_the_bytes_that_were_written(tmp
             for name in ("numerical.bin", "cat_0.bin", "cat_1.bin")
         ]
         dtypes = [np.float16, *map(id_dtype, fitted.cardinalities)]
-        found = [numerical[train, 0], ids[train, 0], ids[train, 1]]
+        found = [numerical[train, 0], ids[0][train], ids[1][train]]
         assert written == [c.astype(d).tobytes() for c, d in zip(found, dtypes, strict=True)]
     bad = [TextColumn.from_bytes(cells) for cells in ([b"1", b"x"], [b"a", b"b"], [b"", b""])]
     with pytest.raises(ValueError, match="column price, row 1: expected a number, got 'x'"):

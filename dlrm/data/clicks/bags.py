@@ -24,6 +24,7 @@ ROWS_A_START = 4096
 STARTS_DTYPE = np.dtype("<i8")
 WEIGHTS_DTYPE = np.dtype("<f4")
 POOLINGS = ("sum", "mean")
+MAX_LENGTH = int(np.iinfo(np.int32).max) - 2  # of a list, see `ListField.lengths_dtype`
 
 
 class Bags(NamedTuple):
@@ -92,10 +93,9 @@ class ListField(NamedTuple):
         if not isinstance(facts, dict) or not {"max_length"} <= set(facts) <= set(cls._fields):
             raise ValueError(f"list: expected max_length, weighted, pooling, got {brief(facts)}")
         made = cls(**facts)
-        longest = np.iinfo(np.int32).max - 2
-        if type(made.max_length) is not int or not 1 <= made.max_length <= longest:
+        if type(made.max_length) is not int or not 1 <= made.max_length <= MAX_LENGTH:
             raise ValueError(
-                f"list: max_length: expected 1 to {longest}, got {brief(made.max_length)}"
+                f"list: max_length: expected 1 to {MAX_LENGTH}, got {brief(made.max_length)}"
             )
         if not isinstance(made.weighted, bool):
             raise ValueError(f"list: weighted: expected true or false, got {brief(made.weighted)}")

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import TextColumn
+from dlrm.data.transform.lists import in_list, row_of
 
 _LONGEST_SHOWN = 64  # characters of a value in a message
 
@@ -40,6 +41,17 @@ class Found:
             wrong = np.zeros(missing + 1, bool)
             wrong[list(problems)] = True
             self.add(column, wrong[codes], lambda row: problems[int(codes[row]) % (missing + 1)])
+
+    def add_lists(self, inner: "Found", lengths: np.ndarray) -> None:
+        """Adds what is wrong with values of lists, whose rows are places among those of all rows.
+
+        Args:
+            inner: what is wrong.
+            lengths: how many values each row has.
+        """
+        for bad in inner.in_order():
+            row, place = row_of(lengths, bad.row)
+            self._by_row.setdefault(row, Bad(row, bad.column, in_list(place, bad.problem)))
 
     def in_order(self) -> list[Bad]:
         """Returns the bad values by row."""
@@ -90,7 +102,11 @@ def places_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     if pa.types.is_null(kind):
         return pa.array([], pa.string()), np.full(len(array), -1, np.int32)
     if pa.types.is_nested(kind):
-        raise ValueError(f"column {name!r}: expected a value a row, got the type {kind}")
+        hint = " (max_length in the schema makes a field one of lists)"
+        raise ValueError(
+            f"column {name!r}: expected a value a row, got the type {kind}"
+            + hint * (not pa.types.is_struct(kind))
+        )
     if pa.types.is_float16(kind):
         array = array.cast(pa.float32())  # Arrow finds no distinct ones of the former
     if not pa.types.is_dictionary(kind):

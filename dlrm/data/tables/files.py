@@ -3,8 +3,8 @@
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from dlrm.data.tables.parquet import (
     read_part,
     schema_of,
 )
+from dlrm.data.transform.lists import in_list, split_text
+from dlrm.data.transform.schema import Schema
 from dlrm.documents import brief
 from dlrm.files import staged_file
 
@@ -35,7 +37,8 @@ _KINDS = {
 _PACKED = (".gz", ".zst")
 _STAGED_ROWS = 1 << 16  # of a row group
 _LONGEST_LINE = 1 << 24  # characters
-Chunk = tuple[list[str], list[int], Sequence[Sequence[str | None]]]  # names, lines, cells
+Cell = str | list[str | None] | None
+Chunk = tuple[list[str], list[int], Sequence[Sequence[Cell]]]  # names, lines, cells
 
 
 class TableFile(NamedTuple):
@@ -159,8 +162,41 @@ def columns_of(file: TableFile, text: TextFormat) -> list[str]:
     return next((names for names, _, _ in chunks_of(file, text, {})), [])
 
 
+@dataclass(frozen=True)
+class Lists:
+    """The columns of lists, and how CSV has them.
+
+    Attributes:
+        separators: column -> what separates its values.
+        missing_values: texts that mean "missing" in place of a list, besides empty ones.
+    """
+
+    separators: Mapping[str, str] = field(default_factory=dict)
+    missing_values: Collection[str] = ()
+
+    @classmethod
+    def of(cls, schema: Schema) -> "Lists":
+        """Returns those of a schema."""
+        return cls(schema.separators, schema.missing_values)
+
+    def type_of(self, name: str) -> pa.DataType:
+        """Returns the type of a column whose cells are text."""
+        return pa.list_(pa.string()) if name in self.separators else pa.string()
+
+    def array(self, name: str, cells: Iterable[Cell]) -> pa.Array:
+        """Returns the cells of a column."""
+        separator, missing = self.separators.get(name), self.missing_values
+        if separator is None:
+            return pa.array(list(cells), pa.string())
+        rows = [split_text(c, separator, missing) if isinstance(c, str) else c for c in cells]
+        return pa.array(rows, self.type_of(name))
+
+
 def chunks_of(
-    file: TableFile, text: TextFormat, problems: dict[int, str] | None = None
+    file: TableFile,
+    text: TextFormat,
+    problems: dict[int, str] | None = None,
+    lists: Collection[str] | None = None,
 ) -> Iterator[Chunk]:
     """Yields names, line numbers and cells of text, some rows at a time.
 
@@ -168,15 +204,16 @@ def chunks_of(
         file: CSV or JSON lines.
         text: how CSV is read.
         problems: gets what is wrong with a row, by line; see `CsvFormat.chunks`.
+        lists: columns that have lists in JSON lines, and no others; None takes them anywhere.
     """
     if file.kind == CSV:
         yield from text.of(file.path).chunks(file.path, problems)
     else:
-        yield from _json_lines(file.path, text.chunk_size, problems)
+        yield from _json_lines(file.path, text.chunk_size, problems, lists)
 
 
 def batches_of(
-    file: TableFile, text: TextFormat, columns: Sequence[str]
+    file: TableFile, text: TextFormat, columns: Sequence[str], lists: Lists | None = None
 ) -> Iterator[tuple[pa.RecordBatch, Callable[[int], str]]]:
     """Yields the rows of a file some at a time, and what says where a row of them is.
 
@@ -184,6 +221,7 @@ def batches_of(
         file: what to read.
         text: how CSV is read.
         columns: names of those that are read; ones that are not there are left out.
+        lists: the columns of lists; None for none.
 
     Raises:
         ValueError: the file is damaged, or two columns have one name; file and line are named.
@@ -195,12 +233,16 @@ def batches_of(
                 yield batch, partial(_row_of_part, part, done)
                 done += batch.num_rows
         return
-    for names, lines, records in chunks_of(file, text):
+    lists = lists or Lists()
+    for names, lines, records in chunks_of(file, text, lists=lists.separators):
         there = [name for name in columns if name in names]
         if twice := [name for name in there if names.count(name) > 1]:
             raise ValueError(f"{file.path}: two columns are called {twice[0]!r}")
         places = [names.index(name) for name in there]
-        arrays = [pa.array([record[place] for record in records], pa.string()) for place in places]
+        arrays = [
+            lists.array(name, [record[place] for record in records])
+            for name, place in zip(there, places, strict=True)
+        ]
         batch = pa.RecordBatch.from_arrays(arrays, names=there)
         yield batch, partial(_line_of, file.path, lines)
 
@@ -214,12 +256,17 @@ def _line_of(path: Path, lines: Sequence[int], row: int) -> str:
 
 
 def stage(
-    file: TableFile, target: str, text: TextFormat, columns: Sequence[str], quarantine: bool = False
+    file: TableFile,
+    target: str,
+    text: TextFormat,
+    columns: Sequence[str],
+    quarantine: bool = False,
+    lists: Lists | None = None,
 ) -> dict[str, Any]:
     """Copies the columns of a text file into a Parquet file, which appears when it is whole.
 
-    Every cell stays as text. The lines are a column `LINE`, and what is wrong with a row as a
-    whole is a column `PROBLEM`.
+    Every cell stays as text, and a list as one of texts. The lines are a column `LINE`, and what is
+    wrong with a row as a whole is a column `PROBLEM`.
 
     Args:
         file: CSV or JSON lines.
@@ -227,6 +274,7 @@ def stage(
         text: how CSV is read.
         columns: those that are copied.
         quarantine: whether a row may be wrong.
+        lists: the columns of lists; None for none.
 
     Returns:
         How many `rows` there are, and the `names` of the file's columns.
@@ -238,24 +286,24 @@ def stage(
     problems: dict[int, str] | None = {} if quarantine else None
     found: dict[str, None] = {}
     own = [(LINE, pa.int64()), (PROBLEM, pa.string())]
-    schema = pa.schema([*((name, pa.string()) for name in columns), *own])
+    lists = lists or Lists()
+    schema = pa.schema([*((name, lists.type_of(name)) for name in columns), *own])
     options = {"compression": "none", "write_statistics": False}
     with (
         staged_file(Path(target)) as partial,
         pq.ParquetWriter(partial, schema, **options) as writer,
     ):
-        for names, lines, records in chunks_of(file, text, problems):
+        for names, lines, records in chunks_of(file, text, problems, lists.separators):
             found |= dict.fromkeys(names)
             if file.kind == CSV:
                 check_names(file.path, names, text.of(file.path), columns)
             if not lines:
                 continue
             places = [names.index(name) if name in names else None for name in columns]
-            cells = [
-                [None] * len(lines) if place is None else [record[place] for record in records]
-                for place in places
+            arrays = [
+                lists.array(name, [None if place is None else row[place] for row in records])
+                for name, place in zip(columns, places, strict=True)
             ]
-            arrays = [pa.array(column, pa.string()) for column in cells]
             wrong = pa.array([(problems or {}).get(line) for line in lines], pa.string())
             arrays += [pa.array(lines, pa.int64()), wrong]
             writer.write_table(pa.table(arrays, schema=schema))
@@ -263,11 +311,16 @@ def stage(
     return {"rows": rows, "names": [*found]}
 
 
-def _json_lines(path: Path, chunk_size: int, problems: dict[int, str] | None) -> Iterator[Chunk]:
+def _json_lines(
+    path: Path,
+    chunk_size: int,
+    problems: dict[int, str] | None,
+    lists: Collection[str] | None,
+) -> Iterator[Chunk]:
     """Yields rows of JSON lines; numbers are the text that stands there."""
     names: dict[str, int] = {}
     lines: list[int] = []
-    rows: list[dict[str, str | None]] = []
+    rows: list[dict[str, Cell]] = []
     number = 0
     try:
         with open_text(path) as file:
@@ -280,7 +333,7 @@ def _json_lines(path: Path, chunk_size: int, problems: dict[int, str] | None) ->
                 if not line.strip():
                     continue
                 try:
-                    rows.append(_json_row(line))
+                    rows.append(_json_row(line, lists))
                 except ValueError as error:
                     if problems is None:
                         raise ValueError(f"{path}, line {number}, {error}") from None
@@ -299,7 +352,7 @@ def _json_lines(path: Path, chunk_size: int, problems: dict[int, str] | None) ->
     yield list(names), lines, [[row.get(name) for name in names] for row in rows]
 
 
-def _json_row(line: str) -> dict[str, str | None]:
+def _json_row(line: str, lists: Collection[str] | None) -> dict[str, Cell]:
     if not line.isascii() and (problem := not_utf_8(line)):
         raise ValueError(problem)
     try:
@@ -310,16 +363,28 @@ def _json_row(line: str) -> dict[str, str | None]:
         raise ValueError(f"no JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"expected a map of columns to values, got {brief(row)}")
-    found: dict[str, str | None] = {}
+    found: dict[str, Cell] = {}
     for name, value in row.items():
-        if isinstance(value, dict | list):
-            raise ValueError(f"column {name}: expected one value, got {brief(value)}")
-        if isinstance(value, bool):
-            value = "true" if value else "false"
-        found[name] = None if value is None else str(value)
-        if isinstance(value, str) and not value.isascii() and not_utf_8(value):
-            raise ValueError(f"column {name}: expected text, got half of a UTF-16 pair")
+        if isinstance(value, list) and (lists is None or name in lists):
+            found[name] = [
+                _json_value(f"column {name}: {in_list(place, '')}", one)
+                for place, one in enumerate(value)
+            ]
+        elif lists and name in lists and value is not None:
+            raise ValueError(f"column {name}: expected a list of values, got {brief(value)}")
+        else:
+            found[name] = _json_value(f"column {name}: ", value)
     return found
+
+
+def _json_value(where: str, value: Any) -> str | None:
+    if isinstance(value, dict | list):
+        raise ValueError(f"{where}expected one value, got {brief(value)}")
+    if isinstance(value, bool):
+        value = "true" if value else "false"
+    if isinstance(value, str) and not value.isascii() and not_utf_8(value):
+        raise ValueError(f"{where}expected text, got half of a UTF-16 pair")
+    return None if value is None else str(value)
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dlrm.data.tables.lists import is_list
 from dlrm.files import staged_file
 
 GROUP_ROWS = 1 << 17  # of a row group that is written
@@ -97,10 +98,15 @@ def _plain(field: pa.Field) -> pa.Field:
     text one by one takes 2.1 s.
     """
     kind, index = field.type, pa.int32()
+    if is_list(kind):  # those of a fixed size as well, whose nulls Parquet's reader does not take
+        values = _VIEWS.get(kind.value_type, kind.value_type)
+        return pa.field(field.name, pa.large_list(values))
     if pa.types.is_dictionary(kind):
         kind, index = kind.value_type, kind.index_type
-    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    return pa.field(field.name, pa.dictionary(index, views[kind])) if kind in views else field
+    return pa.field(field.name, pa.dictionary(index, _VIEWS[kind])) if kind in _VIEWS else field
+
+
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 def _chosen(
@@ -122,6 +128,8 @@ def _chosen(
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
         return array
+    if is_list(kind):
+        return array.cast(kind)
     return (array if pa.types.is_dictionary(array.type) else array.dictionary_encode()).cast(kind)
 
 

@@ -9,6 +9,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dlrm.data.tables.columns import is_text
+from dlrm.data.tables.lists import is_list
+
 BATCH_VALUES = 1 << 20  # read at a time, of all columns: 15 MB as Arrow and as fields
 LINE = " line"  # column of a staged text file: the line that a row stood in
 _BLOCK_BYTES = 1 << 20
@@ -170,11 +173,7 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     names = file.schema_arrow.names
     if twice := [name for name in columns if names.count(name) > 1]:
         raise ValueError(f"{part.source}: two columns are called {twice[0]!r}")
-    text = [
-        field.name
-        for field in file.schema_arrow
-        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-    ]
+    text = [path for field in file.schema_arrow for path in _text_paths(file, field)]
     added = {name: value for name, value in part.partition.items() if name in columns}
     wanted = [name for name in columns if name in names and name not in added]
     file = _open(part.path, part.source, text)
@@ -184,7 +183,7 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
             if not wanted:
                 batches = iter([_empty(rows)] if rows else [])
             else:
-                size = max(BATCH_VALUES // len(wanted), 1)
+                size = max(BATCH_VALUES * rows // max(_values(file, group, wanted), 1), 1)
                 batches = file.iter_batches(size, [group], wanted, use_threads=False)
             for batch in batches:
                 yield _with_constants(batch, added)
@@ -194,6 +193,26 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
             raise ValueError(
                 f"{part.source}: row group {group}: damaged ({_first_line(error)})"
             ) from None
+
+
+def _text_paths(file: pq.ParquetFile, field: pa.Field) -> list[str]:
+    """Returns where a column has text, or lists of it, as Parquet names the place."""
+    if is_text(field.type):
+        return [field.name]
+    if not is_list(field.type) or not is_text(field.type.value_type):
+        return []
+    paths = (file.metadata.schema.column(i).path for i in range(file.metadata.num_columns))
+    return [path for path in paths if path.startswith(f"{field.name}.")]
+
+
+def _values(file: pq.ParquetFile, group: int, columns: Sequence[str]) -> int:
+    """Returns how many values columns have in a row group: one a row, or those of its list."""
+    facts, found = file.metadata.row_group(group), 0
+    for i in range(facts.num_columns):
+        path = facts.column(i).path_in_schema
+        if path in columns or any(path.startswith(f"{name}.") for name in columns):
+            found += facts.column(i).num_values
+    return found
 
 
 def _empty(rows: int) -> pa.RecordBatch:

@@ -29,6 +29,7 @@ from dlrm.data.tables.columns import (
     text_column,
     utf_8,
 )
+from dlrm.data.tables.lists import check_lengths, checked_weights, lists_of
 from dlrm.data.tables.times import times
 from dlrm.data.transform.cells import (
     keys_of_texts,
@@ -38,6 +39,7 @@ from dlrm.data.transform.cells import (
     missing_numbers,
     numbers_of_texts,
 )
+from dlrm.data.transform.lists import ListValues
 from dlrm.data.transform.numbers import overflow_text
 from dlrm.data.transform.schema import (
     CategoricalField,
@@ -52,7 +54,7 @@ class Rows(NamedTuple):
     Attributes:
         labels: bool `[rows]`; None where there are none to read.
         numerical: a column for each numerical field.
-        categorical: a column for each categorical field.
+        categorical: a column for each categorical field, of lists for a list field.
         texts: the distinct values of each categorical field of strings, as `Coded.keys` has them;
             None of integers.
         extra: weight, groups and time by their names in a dataset; see `extra_dtypes`.
@@ -60,21 +62,29 @@ class Rows(NamedTuple):
 
     labels: np.ndarray | None
     numerical: list[Parsed]
-    categorical: list[Coded]
+    categorical: list[Coded | ListValues]
     texts: list[pa.Array | None]
     extra: dict[str, np.ndarray]
 
     def missing(self) -> np.ndarray:
-        """Returns which fields have no value, bool `[fields, rows]`."""
+        """Returns which fields have no value, or an empty list, bool `[fields, rows]`."""
         absent = [column.missing for column in self.numerical]
-        return np.array(absent + [column.codes < 0 for column in self.categorical])
+        for column in self.categorical:
+            empty = column.lengths == 0 if isinstance(column, ListValues) else column.codes < 0
+            absent.append(empty)
+        return np.array(absent)
 
     def take(self, rows: np.ndarray) -> "Rows":
         """Returns the rows of a mask, or of places."""
         return Rows(
             None if self.labels is None else self.labels[rows],
             [Parsed(column.values[rows], column.missing[rows]) for column in self.numerical],
-            [Coded(column.keys, column.codes[rows]) for column in self.categorical],
+            [
+                column.take(rows)
+                if isinstance(column, ListValues)
+                else Coded(column.keys, column.codes[rows])
+                for column in self.categorical
+            ],
             self.texts,
             {name: values[rows] for name, values in self.extra.items()},
         )
@@ -132,7 +142,7 @@ class RowReader:
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
         schema = self.schema
-        names = [*schema.numerical_names, *schema.categorical_names]
+        names = [*schema.numerical_names, *schema.categorical_names, *schema.weights_names]
         if self.labelled:
             names.insert(0, schema.label.column)
         if not self.inputs_only:
@@ -162,10 +172,15 @@ class RowReader:
             if rule.transform == "none":
                 large = _is_infinite(values, layout.NUMERICAL_DTYPE)
                 found.add(rule.column, large, partial(_too_large, values))
-        categorical, texts = [], []
+        categorical: list[Coded | ListValues] = []
+        texts = []
         for field in schema.categorical:
-            coded, text = self._keys(field, column_of(batch, field.column), found)
-            categorical.append(coded)
+            if field.max_length is None:
+                coded, text = self._keys(field, column_of(batch, field.column), found)
+                categorical.append(coded)
+            else:
+                lists, text = self._lists(field, batch, found)
+                categorical.append(lists)
             texts.append(text)
         extra = {} if self.inputs_only else self._extra(batch, found)
         return Rows(labels, numerical, categorical, texts, extra), found.in_order()
@@ -205,11 +220,31 @@ class RowReader:
             codes = places.take(codes, mode="wrap")
         return Coded(earlier.keys, codes), earlier.texts
 
+    def _lists(
+        self, field: CategoricalField, batch: pa.RecordBatch, found: Found
+    ) -> tuple[ListValues, pa.Array | None]:
+        flat, lengths = lists_of(field.column, column_of(batch, field.column))
+        if field.weights is None:
+            check_lengths(field, lengths, None, found)
+        else:
+            numbers, of_weights = lists_of(field.weights, column_of(batch, field.weights))
+            check_lengths(field, lengths, of_weights, found)
+        inner = Found()
+        coded, texts = self._keys(field, flat, inner)
+        found.add_lists(inner, lengths)
+        if field.weights is None:
+            return ListValues(coded, lengths), texts
+        inner, rule = Found(), NumericalField(field.weights, "none")
+        weights = _numbers(rule, numbers, self.schema, inner, hint="")
+        found.add_lists(inner, of_weights)
+        checked = checked_weights(field.weights, weights, of_weights, lengths, found)
+        return ListValues(coded, lengths, checked), texts
+
     def _extra(self, batch: pa.RecordBatch, found: Found) -> dict[str, np.ndarray]:
         schema, extra = self.schema, {}
         if schema.weight:
             field = NumericalField(schema.weight, "none")
-            weights = _numbers(field, column_of(batch, schema.weight), schema, found)
+            weights = _numbers(field, column_of(batch, schema.weight), schema, found, hint="")
             bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values, "<f4")
             found.add(schema.weight, bad, lambda row: _bad_weight(weights, row))
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
@@ -251,7 +286,13 @@ def _integers(distinct: pa.Array, missing: np.ndarray, problems: dict[int, str])
     return Parsed(keys, np.isin(keys, missing))
 
 
-def _numbers(field: NumericalField, array: pa.Array, schema: Schema, found: Found) -> Parsed:
+def _numbers(
+    field: NumericalField,
+    array: pa.Array,
+    schema: Schema,
+    found: Found,
+    hint: str = "; missing_values: [nan] takes NaN as missing",
+) -> Parsed:
     name, kind = field.column, array.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -278,7 +319,6 @@ def _numbers(field: NumericalField, array: pa.Array, schema: Schema, found: Foun
         bad = ~finite
         if "nan" in (text.lower() for text in schema.missing_values):
             missing, bad = missing | np.isnan(values), np.isinf(values)
-        hint = "; missing_values: [nan] takes NaN as missing"
         found.add(
             name,
             bad,

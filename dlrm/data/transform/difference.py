@@ -159,6 +159,8 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
             name = f"categorical {one.column}"
             yield from _unequal(f"{name}: type", one.type, two.type)
             yield from _unequal(f"{name}: hash buckets", one.hash_buckets, two.hash_buckets)
+            for entry in ("max_length", "keep", "ordered", "weights", "pooling"):
+                yield from _unequal(f"{name}: {entry}", getattr(one, entry), getattr(two, entry))
 
 
 def _hexadecimal(number: np.integer) -> str:

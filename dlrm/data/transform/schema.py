@@ -10,6 +10,7 @@
       - workclass                                  # strings, every value has an id
       - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
+      - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
     weight: sample_weight
     groups: [user]
     time: {column: logged_at, zone: UTC}
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
+from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
@@ -34,9 +36,12 @@ VERSION = 1
 NUMERIC_TRANSFORMS = ("log", "standardise", "quantile", "none")
 CATEGORICAL_TYPES = ("string", "integer")
 TIME_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}  # in microseconds
+KEEP = ("first", "last", "all")
 MAX_BINS = 256
 QUANTILE_BINS = 64  # of the transform "quantile" where a field names no number
 _MAX_BUCKETS = 1 << 30
+_OF_LISTS = ("keep", "ordered", "weights", "pooling", "separator")  # entries of list fields alone
+_NO_SEPARATORS = '"\r\n\0'
 _LINE_ENDS = frozenset("\x85\u2028\u2029")  # beside those of ASCII
 _LONGEST_GROUP = 200  # bytes of the name of a column in that of a file
 
@@ -94,7 +99,7 @@ class NumericalField:
 
 @dataclass(frozen=True)
 class CategoricalField:
-    """A column of values, each with a row of an embedding table.
+    """A column of values, or of lists of them, each with a row of an embedding table.
 
     Attributes:
         column: its name.
@@ -106,6 +111,16 @@ class CategoricalField:
             id 0, which is that of missing values.
         dictionary: name of a dictionary that fields share, whose counts are added up; None is one
             of the field's own.
+        max_length: of a list field, which has several values a row: how many are kept; None for one
+            value a row.
+        keep: which values of a longer list are kept: the "first" or the "last" ones; "all" refuses
+            longer lists.
+        ordered: whether ids stay in the order of the list; else they are sorted before a longer
+            list is cut, so that the order in the source changes nothing.
+        weights: column with a list of numbers, one for each value; None for none.
+        pooling: "sum" or "mean" of the rows that are looked up; None is what the model's
+            `--pooling` says.
+        separator: of the values in CSV.
     """
 
     column: str
@@ -114,6 +129,12 @@ class CategoricalField:
     max_ids: int | None = None
     hash_buckets: int = 0
     dictionary: str | None = None
+    max_length: int | None = None
+    keep: str = "last"
+    ordered: bool = True
+    weights: str | None = None
+    pooling: str | None = None
+    separator: str = "|"
 
     def __post_init__(self) -> None:
         where = f"categorical field {self.column}"
@@ -134,6 +155,37 @@ class CategoricalField:
             )
         if self.max_ids == 0 and not self.hash_buckets:
             raise ValueError(f"{where}: max_ids 0: expected hash_buckets, as no value has an id")
+        self._check_list(where)
+
+    def _check_list(self, where: str) -> None:
+        if self.max_length is None:
+            for field in fields(self):
+                if field.name in _OF_LISTS and getattr(self, field.name) != field.default:
+                    raise ValueError(
+                        f"{where}: {field.name}: expected max_length too, which makes a field one "
+                        "of lists, got none"
+                    )
+            return
+        if not 1 <= self.max_length <= MAX_LENGTH:
+            raise ValueError(
+                f"{where}: max_length: expected 1 to {MAX_LENGTH}, got {self.max_length}"
+            )
+        for name, allowed in (("keep", KEEP), ("pooling", (None, *POOLINGS))):
+            if (value := getattr(self, name)) not in allowed:
+                shown = ", ".join(filter(None, allowed))
+                raise ValueError(f"{where}: {name}: expected one of {shown}, got {brief(value)}")
+        if len(self.separator) != 1 or self.separator in _NO_SEPARATORS:
+            raise ValueError(
+                f"{where}: separator: expected one character, and no quote or end of a line, got "
+                f"{brief(self.separator)}"
+            )
+
+    @property
+    def list_field(self) -> ListField | None:
+        """What a dataset says of a list field; None of a field with one value a row."""
+        if self.max_length is None:
+            return None
+        return ListField(self.max_length, self.weights is not None, self.pooling)
 
 
 @dataclass(frozen=True)
@@ -202,6 +254,7 @@ class Schema:
         check_features("number of numerical fields:", len(self.numerical))
         check_features("number of categorical fields:", len(self.categorical))
         inputs = [self.label.column, *self.numerical_names, *self.categorical_names]
+        inputs += self.weights_names
         if repeated := _repeated(inputs):
             raise ValueError(f"columns used twice: {', '.join(repeated)}")
         if repeated := _repeated(self.groups):
@@ -238,9 +291,22 @@ class Schema:
         return [field.column for field in self.categorical]
 
     @property
+    def weights_names(self) -> list[str]:
+        """Columns of the weights of list fields."""
+        return [field.weights for field in self.categorical if field.weights]
+
+    @property
+    def separators(self) -> dict[str, str]:
+        """Columns of lists, of weights too, and what separates their values in CSV."""
+        lists = [field for field in self.categorical if field.max_length is not None]
+        found = {field.column: field.separator for field in lists}
+        return found | {field.weights: field.separator for field in lists if field.weights}
+
+    @property
     def columns(self) -> list[str]:
         """Every column that is read, each once."""
-        used = [self.label.column, *self.numerical_names, *self.categorical_names, *self.groups]
+        used = [self.label.column, *self.numerical_names, *self.categorical_names]
+        used += [*self.weights_names, *self.groups]
         used += [self.weight] if self.weight else []
         used += [self.time.column] if self.time else []
         return list(dict.fromkeys(used))
@@ -329,7 +395,9 @@ class Schema:
             raise ValueError("label: expected {column: NAME}, got none")
         for name in ("lists", "sequences"):
             if name in facts:
-                raise ValueError(f"{name}: fields of several values are not supported yet")
+                raise ValueError(
+                    f"{name}: expected fields of lists under categorical, with max_length"
+                )
         made: dict[str, Any] = {}
         kinds = {"label": Label, "time": TimeField}
         lists = {"numerical": NumericalField, "categorical": CategoricalField}
@@ -347,11 +415,12 @@ class Schema:
 
 _Kind = TypeVar("_Kind")
 _TYPES: dict[str, tuple[type | None, ...]] = {
-    **dict.fromkeys(("column", "transform", "type"), (str,)),
+    **dict.fromkeys(("column", "transform", "type", "keep", "separator"), (str,)),
     **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight"), (str, None)),
+    **dict.fromkeys(("weights", "pooling"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins"), (int,)),
-    "max_ids": (int, None),
-    "any_negative": (bool,),
+    **dict.fromkeys(("max_ids", "max_length"), (int, None)),
+    **dict.fromkeys(("any_negative", "ordered"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups"), (tuple,)),
 }

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import Bags, ListField
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn
 from dlrm.data.transform.cells import BadRowError, keys_of_texts, missing_keys, numbers_of_texts
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of, checksum
+from dlrm.data.transform.lists import ListValues, bags_of, lists_of_texts
 from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
 from dlrm.data.transform.schema import Schema
@@ -100,8 +102,15 @@ class TableTransform:
 
     @property
     def names(self) -> list[str]:
-        """The columns of a row: numerical ones first, no label."""
-        return self.schema.numerical_names + self.schema.categorical_names
+        """The columns of a row: numerical ones first, weights of lists last, no label."""
+        schema = self.schema
+        return schema.numerical_names + schema.categorical_names + schema.weights_names
+
+    @property
+    def lists(self) -> dict[int, ListField]:
+        """The tables with several ids a row."""
+        found = {i: field.list_field for i, field in enumerate(self.schema.categorical)}
+        return {i: one for i, one in found.items() if one is not None}
 
     @property
     def own_ids(self) -> list[int]:
@@ -111,22 +120,20 @@ class TableTransform:
     def apply(
         self,
         numerical: Sequence[Parsed],
-        categorical: Sequence[Parsed | Coded],
+        categorical: Sequence[Parsed | Coded | ListValues],
         dtype: np.dtype = layout.NUMERICAL_DTYPE,
     ) -> Transformed:
         """Transforms rows whose fields are numbers and keys already.
 
         Args:
             numerical: float64 columns.
-            categorical: keys, or places in keys.
+            categorical: keys, or places in keys, or lists of these.
             dtype: of the numericals.
 
         Raises:
-            BadRowError: a numerical is too large for float16.
+            BadRowError: a numerical is too large for float16, or a list too long.
         """
-        columns = [*numerical, *categorical]
-        first = columns[0]
-        rows = len(first.codes if isinstance(first, Coded) else first.values)
+        rows = _num_rows([*numerical, *categorical][0])
         numbers = np.empty((rows, self.num_numerical), dtype)
         clamped = 0
         rules = zip(self.schema.numerical, self.numerical, numerical, strict=True)
@@ -138,8 +145,14 @@ class TableTransform:
                 row = int(finite.argmin())
                 problem = overflow_text(column.values[row], rule.transform)
                 raise BadRowError(row, rule.column, problem)
-        ids = [self.encode(i, column) for i, column in enumerate(categorical)]
+        ids = [
+            self._bags(i, column) if isinstance(column, ListValues) else self.encode(i, column)
+            for i, column in enumerate(categorical)
+        ]
         return Transformed(numbers, ids, clamped)
+
+    def _bags(self, index: int, column: ListValues) -> Bags:
+        return bags_of(self.schema.categorical[index], self.encode(index, column.values), column)
 
     def encode(self, index: int, column: Parsed | Coded) -> np.ndarray:
         """Returns the ids of a categorical field, in `layout.id_dtype` of its cardinality."""
@@ -184,26 +197,27 @@ class TableTransform:
             for i, one in enumerate(self.dictionaries)
         ]
 
-    def of_texts(self, columns: Sequence[TextColumn]) -> tuple[np.ndarray, np.ndarray]:
+    def of_texts(self, columns: Sequence[TextColumn]) -> Transformed:
         """Transforms rows, given as the text of each of `names`.
-
-        Returns:
-            Numericals `[rows, num_numerical]`, and ids `[rows, tables]`.
 
         Raises:
             BadRowError: the first cell, by column, that cannot be read.
         """
-        numerical = []
-        for field, column in zip(self.schema.numerical, columns, strict=False):
-            numerical.append(numbers_of_texts(field, _strings(column), self.schema.missing_values))
-        categorical = [
-            keys_of_texts(field, column, self.missing_keys)
-            for field, column in zip(
-                self.schema.categorical, columns[self.num_numerical :], strict=True
-            )
+        by_name = dict(zip(self.names, columns, strict=True))
+        numerical = [
+            numbers_of_texts(field, _strings(by_name[field.column]), self.schema.missing_values)
+            for field in self.schema.numerical
         ]
-        numbers, ids, _ = self.apply(numerical, categorical)
-        return numbers, stack_ids(ids, len(numbers))
+        categorical: list[Parsed | ListValues] = []
+        for field in self.schema.categorical:
+            column = by_name[field.column]
+            if field.max_length is None:
+                categorical.append(keys_of_texts(field, column, self.missing_keys))
+                continue
+            weights = _strings(by_name[field.weights]) if field.weights else None
+            missing = self.missing_keys, self.schema.missing_values
+            categorical.append(lists_of_texts(field, _strings(column), weights, *missing))
+        return self.apply(numerical, categorical)
 
     @cached_property
     def missing_keys(self) -> np.ndarray:
@@ -288,9 +302,22 @@ class TableTransform:
         return transform
 
 
-def stack_ids(ids: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """Returns the ids of all tables, `[rows, tables]`, of the widest of their types."""
-    return np.stack(ids, 1) if len(ids) else np.empty((rows, 0), np.int8)
+def stack_ids(ids: Sequence[np.ndarray | Bags], rows: int) -> np.ndarray:
+    """Returns the ids of all tables, `[rows, tables]`, of the widest of their types.
+
+    Raises:
+        ValueError: a table has several ids a row.
+    """
+    columns = [column for column in ids if not isinstance(column, Bags)]
+    if len(columns) < len(ids):
+        raise ValueError("expected one id a row of each table, got a list field")
+    return np.stack(columns, 1) if columns else np.empty((rows, 0), np.int8)
+
+
+def _num_rows(column: Parsed | Coded | ListValues) -> int:
+    if isinstance(column, ListValues):
+        return len(column.lengths)
+    return len(column.codes if isinstance(column, Coded) else column.values)
 
 
 def _fitted(facts: dict[str, Any]) -> Fitted:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import Bags, ListField
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import (
     BadValueError,
@@ -66,10 +67,10 @@ def log_numerical(
 
 
 class Transformed(NamedTuple):
-    """Inputs of a model: numbers `[rows, num_numerical]`, and ids `[rows]` of each table."""
+    """Inputs of a model: numbers `[rows, num_numerical]`; of each table ids `[rows]`, or bags."""
 
     numerical: np.ndarray
-    ids: list[np.ndarray]
+    ids: Sequence[np.ndarray | Bags]
     clamped: int
 
 
@@ -106,6 +107,11 @@ class Transform:
     def num_categorical(self) -> int:
         """Categorical columns, a dictionary each."""
         return len(self.dictionaries)
+
+    @property
+    def lists(self) -> dict[int, ListField]:
+        """The tables with several ids a row: none, as logs have one."""
+        return {}
 
     @property
     def cardinalities(self) -> list[int]:

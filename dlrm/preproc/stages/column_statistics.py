@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import Bags
 from dlrm.data.transform.fitted import Fitted
 from dlrm.data.transform.transform import Transformed
 from dlrm.files import staged_file
 
 _SHIFT = 4  # bits of a float16 that a bin leaves out: bins are 0.8 % wide
 _SIGN = np.uint16(1 << 15)
+_LARGEST_HALF = 65504
 NUMBER_BINS = 1 << (16 - _SHIFT)
 ID_BINS = 33  # 0 for no id, then by the number of binary digits, and the last for hash buckets
 HASH_BUCKETS = ID_BINS - 1
@@ -65,28 +67,34 @@ class Statistics:
         totals: rows, clicks, values raised to 1.
         missing: `[columns]`, fields without a value.
         numbers: `[num_numerical, NUMBER_BINS]`, of the transformed fields that are there.
-        ids: `[num_categorical, ID_BINS]`, of the fields that are there.
+        ids: `[num_categorical, ID_BINS]`, of the fields that are there; of lists, of all values.
+        lengths: `[lists, NUMBER_BINS]`, of the lists of each list field.
+        lists: `[lists, 2]`, how many ids they have, and how many of them were cut.
     """
 
     totals: np.ndarray
     missing: np.ndarray
     numbers: np.ndarray
     ids: np.ndarray
+    lengths: np.ndarray
+    lists: np.ndarray
 
     @classmethod
-    def empty(cls, num_numerical: int, num_categorical: int) -> "Statistics":
+    def empty(cls, num_numerical: int, num_categorical: int, num_lists: int = 0) -> "Statistics":
         """Counts of no rows."""
         return cls(
             np.zeros(3, np.int64),
             np.zeros(num_numerical + num_categorical, np.int64),
             np.zeros((num_numerical, NUMBER_BINS), np.int64),
             np.zeros((num_categorical, ID_BINS), np.int64),
+            np.zeros((num_lists, NUMBER_BINS), np.int64),
+            np.zeros((num_lists, 2), np.int64),
         )
 
     @classmethod
     def empty_by_name(cls, transform: Fitted) -> dict[str, "Statistics"]:
         """Counts of no rows for any name."""
-        shape = transform.num_numerical, transform.num_categorical
+        shape = transform.num_numerical, transform.num_categorical, len(transform.lists)
         return defaultdict(lambda: cls.empty(*shape))
 
     def add(
@@ -95,6 +103,7 @@ class Statistics:
         rows: Transformed,
         missing: np.ndarray,
         own_ids: Sequence[int],
+        cut: np.ndarray | None = None,
     ) -> None:
         """Counts more rows.
 
@@ -103,6 +112,7 @@ class Statistics:
             rows: their inputs of the model.
             missing: which fields have no value, bool `[columns, rows]`.
             own_ids: for each table, the greatest id that is not that of a hash bucket.
+            cut: which lists were cut, bool `[lists, rows]`; None where there are no list fields.
         """
         self.totals += [len(labels), int(np.count_nonzero(labels)), rows.clamped]
         self.missing += np.count_nonzero(missing, axis=1)
@@ -114,18 +124,26 @@ class Statistics:
             if absent:  # all of them have the same value
                 counts[bins[missing[i].argmax(), i]] -= absent
             self.numbers[i] += counts
-        for i, (ids, own) in enumerate(zip(rows.ids, own_ids, strict=True)):
-            digits = np.frexp(ids.astype(np.float32 if ids.itemsize < 4 else np.float64))[1]
-            digits[ids > own] = HASH_BUCKETS
+        lists = 0
+        for i, (column, own) in enumerate(zip(rows.ids, own_ids, strict=True)):
+            absent = int(np.count_nonzero(missing[num_numerical + i]))
+            if isinstance(column, Bags):
+                assert cut is not None
+                in_bins = np.bincount(length_bins(column.lengths), minlength=NUMBER_BINS)
+                self.lengths[lists] += in_bins
+                self.lists[lists] += [len(column.values), int(np.count_nonzero(cut[lists]))]
+                column, absent, lists = column.values, 0, lists + 1
+            digits = np.frexp(column.astype(np.float32 if column.itemsize < 4 else np.float64))[1]
+            digits[column > own] = HASH_BUCKETS
             counts = np.bincount(digits, minlength=ID_BINS)
-            counts[0] -= int(np.count_nonzero(missing[num_numerical + i]))
+            counts[0] -= absent
             self.ids[i] += counts
 
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(*(a + b for a, b in zip(self._arrays(), other._arrays(), strict=True)))
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self.totals, self.missing, self.numbers, self.ids
+        return self.totals, self.missing, self.numbers, self.ids, self.lengths, self.lists
 
     @staticmethod
     def save(path: Path, by_name: dict[str, "Statistics"]) -> None:
@@ -143,13 +161,18 @@ class Statistics:
         """Reads what `save` wrote."""
         with np.load(path, allow_pickle=False) as arrays:
             names = dict.fromkeys(name.partition("/")[0] for name in arrays)
-            return {name: cls(*(arrays[f"{name}/{i}"] for i in range(4))) for name in names}
+            return {name: cls(*(arrays[f"{name}/{i}"] for i in range(6))) for name in names}
 
 
 def _bins(numbers: np.ndarray) -> np.ndarray:
     """Returns the bins of float16 numbers, which ascend with them."""
     bits = numbers.view(np.uint16)
     return np.where(bits & _SIGN, ~bits, bits | _SIGN) >> _SHIFT
+
+
+def length_bins(lengths: np.ndarray) -> np.ndarray:
+    """Returns the bins of lengths, one for each up to 128."""
+    return _bins(np.minimum(lengths.astype(np.int64), _LARGEST_HALF).astype(np.float16))
 
 
 def number_of_bin(index: np.ndarray) -> np.ndarray:

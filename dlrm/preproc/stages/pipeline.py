@@ -11,7 +11,6 @@ Every task leaves a file when it is done, and every stage a marker, in a `WorkFo
 import shutil
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from dlrm.preproc.stages.stage import Run
 from dlrm.preproc.stages.tasks import Job, create_files, transform_split, write_bucket
 
 _BUCKET_ROWS = 1 << 19  # that one task sorts: 60 MB of Criteo's rows as they are packed
+_BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and places
 _GROUPS = 12
 
 
@@ -106,6 +106,7 @@ def transform(
     extra: dict[str, np.dtype] | None = None,
     starts: list[list[int]] | None = None,
     periods: Periods | None = None,
+    list_starts: list[list[list[int]]] | None = None,
 ) -> dict[str, dict[str, int]]:
     """Transforms the rows of targets into the files of the output.
 
@@ -119,6 +120,8 @@ def transform(
         extra: columns beside the model's inputs.
         starts: for each split, its first row in each target; None where rows are ranges.
         periods: that the report compares; None of rows without a time.
+        list_starts: for each split, its first id in each target and list field; None of rows
+            without lists.
 
     Returns:
         For each target: rows, clicks, and so on, as `transform_split` counts them.
@@ -139,6 +142,7 @@ def transform(
         str(work.folder(f"{name}.statistics")) if options.report else None,
         extra or {},
         starts,
+        list_starts or [],
         periods,
     )
     with run.stage(name) as stage:
@@ -166,7 +170,9 @@ def _shuffle_buckets(run: Run, name: str, targets: Sequence[Target]) -> int:
     """Into how many buckets rows are put, so that one task can sort a bucket."""
     if (buckets := run.work.result(f"{name}.buckets")) is None:
         rows = max(target.rows for target in targets)
-        buckets = max(2 * run.engine.cores, -(-rows // _BUCKET_ROWS))
+        num_ids = max(sum(target.num_ids) for target in targets)
+        least = max(-(-rows // _BUCKET_ROWS), -(-num_ids // _BUCKET_IDS))
+        buckets = max(2 * run.engine.cores, least)
         run.work.finish(f"{name}.buckets", buckets)
     return buckets
 
@@ -176,13 +182,14 @@ def _shuffle(run: Run, target: Target, job: Job) -> None:
         stage.rows = target.rows
         if run.work.result("shuffled") is None:
             sources = bucket_files(Path(job.shuffle))
-            rows = total_counts(sources).tolist()
-            first_rows = [0, *accumulate(rows)][:-1]
+            counts = total_counts(sources)
+            rows, first = counts[:, 0].tolist(), (np.cumsum(counts, axis=0) - counts).tolist()
+            assert tuple(counts.sum(axis=0).tolist()) == (target.rows, *target.num_ids)
             width = sum(dtype.itemsize for dtype in job.files(target).values())
             stage.tasks(
                 "shuffle",
                 partial(write_bucket, sources=[str(path) for path in sources], job=job),
-                list(enumerate(first_rows)),
+                [(bucket, row, ids) for bucket, (row, *ids) in enumerate(first)],
                 [width * count for count in rows],
                 rows,
             )
@@ -231,7 +238,8 @@ def finish_dataset(
     output = run.work.output
     if spec is not None:
         spec.save()
-    layout.write_model_size(output, cardinalities)
+    if spec is None or not spec.lists:  # readers of it alone expect one id a row
+        layout.write_model_size(output, cardinalities)
     remove_unfinished(output)
     rows = {name: totals[name].get("rows", 0) for name in names}
     made_of = run.options.manifest_facts() | (origin or {})

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.preproc.stages.column_statistics import Statistics
+from dlrm.preproc.stages.column_statistics import Statistics, length_bins, number_of_bin
 from dlrm.preproc.stages.report_page import page
 
 JSON, HTML = "report.json", "report.html"
@@ -35,13 +35,14 @@ class Counted:
     """Counts of the rows of a dataset.
 
     Attributes:
-        num_numerical, num_categorical: fields of a row.
+        num_numerical, num_categorical, num_lists: fields of a row; list fields are categorical.
         splits: of each split, by its name.
         slices: of each part of the rows that is compared with the training rows, such as a day.
     """
 
     num_numerical: int
     num_categorical: int
+    num_lists: int = 0
     splits: dict[str, Statistics] = field(default_factory=dict)
     slices: dict[Any, Statistics] = field(default_factory=dict)
 
@@ -51,7 +52,8 @@ class Counted:
 
     def split(self, name: str) -> Statistics:
         """Returns the counts of a split, which may have no rows."""
-        return self.splits.get(name) or Statistics.empty(self.num_numerical, self.num_categorical)
+        shape = self.num_numerical, self.num_categorical, self.num_lists
+        return self.splits.get(name) or Statistics.empty(*shape)
 
     @property
     def train(self) -> Statistics:
@@ -93,13 +95,36 @@ class Counted:
 
     def quantile_bins(self, i: int) -> np.ndarray | None:
         """Returns the bins in which the `QUANTILES` of a numerical field are, of training rows."""
-        histogram = self.train.numbers[i]
-        if not histogram.sum():
-            return None
-        places = np.searchsorted(
-            np.cumsum(histogram), np.array(QUANTILES) * histogram.sum(), side="left"
-        )
-        return np.minimum(places, len(histogram) - 1)
+        return _quantile_bins(self.train.numbers[i])
+
+    def lists(self, i: int, names: Sequence[str]) -> dict[str, Any]:
+        """Returns what the lists of a list field are like: lengths of training rows, and shares.
+
+        Args:
+            i: the number of the list field.
+            names: of the splits.
+        """
+        parts, train = {name: self.split(name) for name in names}, self.train
+        lengths: dict[str, Any] = dict.fromkeys(map(str, QUANTILES))
+        if (bins := _quantile_bins(train.lengths[i])) is not None:
+            found = np.rint(number_of_bin(bins)).astype(int).tolist()
+            lengths = dict(zip(lengths, found, strict=True))
+        empty = int(length_bins(np.zeros(1, int))[0])
+        return {
+            "mean_length": share(train.lists[i, 0], train.totals[0]),
+            "length_quantiles": lengths,
+            "empty": {n: share(one.lengths[i, empty], one.totals[0]) for n, one in parts.items()},
+            "cut": {n: share(one.lists[i, 1], one.totals[0]) for n, one in parts.items()},
+        }
+
+
+def _quantile_bins(histogram: np.ndarray) -> np.ndarray | None:
+    if not histogram.sum():
+        return None
+    places = np.searchsorted(
+        np.cumsum(histogram), np.array(QUANTILES) * histogram.sum(), side="left"
+    )
+    return np.minimum(places, len(histogram) - 1)
 
 
 def share(part: Any, whole: Any) -> float | None:

@@ -76,6 +76,8 @@ def page(facts: dict[str, Any]) -> str:
         parts.append(_section("Numerical features", _numerical(facts), whole=True))
     if facts["categorical"]:
         parts.append(_section("Categorical features", _categorical(facts), whole=True))
+    if lists := [one for one in facts["categorical"] if "list" in one]:
+        parts.append(_section("Lists", _lists(lists), whole=True))
     if facts["left_out"]:
         table = _table("Rows that could not be read", [("", ["file", "rows"])], facts["left_out"])
         parts.append(_section("Rows left out", table))
@@ -262,6 +264,29 @@ def _categorical(facts: dict[str, Any]) -> str:
         [
             [f["name"], *(f[key] for key in counts.values())]
             + [_bar_of(f[key][name]) for key in shares.values() for name in splits]
+            for f in features
+        ],
+    )
+
+
+def _lists(features: Sequence[dict[str, Any]]) -> str:
+    first = features[0]["list"]
+    splits, quantiles = list(first["empty"]), list(first["length_quantiles"])
+    return (
+        "<p class='note'>Lengths are those of the training rows, after longer lists are cut. "
+        "Missing values within a list count as values without id.</p>"
+    ) + _table(
+        "Lists",
+        [
+            ("", ["feature", "longest", "mean length"]),
+            ("quantiles of lengths", [f"{100 * float(q):.0f} %" for q in quantiles]),
+            ("empty in", splits),
+            ("cut in", splits),
+        ],
+        [
+            [f["name"], f["list"]["max_length"], _number(f["list"]["mean_length"])]
+            + [_number(q) for q in f["list"]["length_quantiles"].values()]
+            + [_bar_of(f["list"][key][name]) for key in ("empty", "cut") for name in splits]
             for f in features
         ],
     )

@@ -7,6 +7,7 @@ import numpy as np
 
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.dictionaries import Counts
+from dlrm.data.transform.lists import ListValues
 
 
 class Rejected(NamedTuple):
@@ -30,7 +31,7 @@ class Columns(Protocol):
 
     @property
     def categorical(self) -> Any:
-        """Keys, `Parsed` or `Coded`, a column a field."""
+        """Keys, `Parsed` or `Coded`, or a `ListValues` of these, a column a field."""
 
     @property
     def extra(self) -> dict[str, np.ndarray]:
@@ -38,13 +39,14 @@ class Columns(Protocol):
 
 
 def missing_fields(rows: Columns) -> np.ndarray:
-    """Returns which fields have no value, bool `[columns, rows]`."""
-    return np.array(
-        [
-            column.codes < 0 if isinstance(column, Coded) else column.missing
-            for column in (*rows.numerical, *rows.categorical)
-        ]
-    )
+    """Returns which fields have no value, or an empty list, bool `[columns, rows]`."""
+    return np.array([_missing(column) for column in (*rows.numerical, *rows.categorical)])
+
+
+def _missing(column: Parsed | Coded | ListValues) -> np.ndarray:
+    if isinstance(column, ListValues):
+        return column.lengths == 0
+    return column.codes < 0 if isinstance(column, Coded) else column.missing
 
 
 class Target(NamedTuple):
@@ -56,6 +58,7 @@ class Target(NamedTuple):
             many there are.
         shuffled: whether the rows come in random order.
         labelled: whether the rows have labels.
+        num_ids: of each list field, how many ids the rows have.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Target(NamedTuple):
     last_row: int
     shuffled: bool = False
     labelled: bool = True
+    num_ids: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:

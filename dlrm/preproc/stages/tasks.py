@@ -4,7 +4,6 @@ Rows are numbered from 0 over all days. Files of a dataset are created at their 
 every task writes its rows at their place: what is written does not depend on how the work was cut.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,10 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import Bags, places_of
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
 from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.stages.column_statistics import Periods, Statistics
+from dlrm.preproc.stages.dataset_files import ListColumns, write_rows
 from dlrm.preproc.stages.dictionary_merge import bucket_of
 from dlrm.preproc.stages.hashing import splitmix64
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
@@ -25,6 +26,7 @@ from dlrm.preproc.stages.source import Columns, Source, Target, missing_fields
 OUTPUT_FORMATS = ("split_binary", "binary")
 _WORD = np.dtype("<i4")
 _HELD_ROWS = 1 << 17  # 14 MB of Criteo's rows
+_HELD_IDS = 1 << 22  # of list fields: 50 MB with weights
 _PACKED_ROWS = 1 << 14
 
 
@@ -44,6 +46,7 @@ class Job(NamedTuple):
     statistics: str | None  # directory for them
     extra: dict[str, np.dtype] = {}  # columns beside the model's inputs: name -> type
     starts: list[list[int]] | None = None  # first row of each part in each target
+    list_starts: list[list[list[int]]] = []  # first id of each part, target and list field
     periods: Periods | None = None  # counted separately in the statistics, of rows with a time
 
     def fitted(self) -> Fitted:
@@ -57,8 +60,20 @@ class Job(NamedTuple):
             return max(split.first_row - target.first_row, 0)
         return self.starts[number][self.targets.index(target)]
 
+    def list_start(self, number: int, target: Target) -> list[int]:
+        """Returns which ids of a target, of each list field, are the first of a part."""
+        return self.list_starts[number][self.targets.index(target)] if target.num_ids else []
+
+    def lists(self, target: Target) -> list[ListColumns]:
+        """Returns the files of the list fields."""
+        fitted = self.fitted()
+        return [
+            ListColumns.of(target.folder, i, field, fitted.cardinalities[i])
+            for i, field in fitted.lists.items()
+        ]
+
     def files(self, target: Target) -> dict[str, np.dtype]:
-        """File, relative to the dataset -> dtype of its rows."""
+        """File, relative to the dataset -> dtype of its rows; of list fields that of lengths."""
         fitted = self.fitted()
         if self.output_format == "binary":
             words = 1 + fitted.num_numerical + fitted.num_categorical
@@ -66,22 +81,32 @@ class Job(NamedTuple):
         files = layout.row_dtypes(fitted.num_numerical, fitted.cardinalities)
         if not target.labelled:
             del files[layout.LABEL_FILE]
+        for i in fitted.lists:
+            del files[layout.categorical_name(i)]
         files |= {f"{name}.bin": dtype for name, dtype in self.extra.items()}
-        return {target.folder + file: dtype for file, dtype in files.items()}
+        found = {target.folder + file: dtype for file, dtype in files.items()}
+        return found | {one.lengths: one.dtypes[one.lengths] for one in self.lists(target)}
 
     def columns(self, target: Target, read: Columns, rows: Transformed) -> dict[str, np.ndarray]:
-        """File -> its rows; `rows` has what `numerical_dtype` says."""
-        labels = read.labels
+        """File -> its rows, or values of their lists; `rows` has what `numerical_dtype` says."""
+        labels, ids = (
+            read.labels,
+            {i: c for i, c in enumerate(rows.ids) if isinstance(c, np.ndarray)},
+        )
         if self.output_format == "binary":
             words = [labels[:, None].astype(_WORD), rows.numerical.view(_WORD)]
-            words += [ids[:, None] for ids in rows.ids]
+            words += [column[:, None] for column in ids.values()]
             return {target.binary_file: np.concatenate(words, axis=1, dtype=_WORD)}
         columns = {layout.LABEL_FILE: labels} if target.labelled else {}
         if rows.numerical.shape[1]:
             columns[layout.NUMERICAL_FILE] = rows.numerical
-        columns |= {layout.categorical_name(i): ids for i, ids in enumerate(rows.ids)}
+        columns |= {layout.categorical_name(i): column for i, column in ids.items()}
         columns |= {f"{name}.bin": read.extra[name] for name in self.extra}
-        return {target.folder + file: column for file, column in columns.items()}
+        found = {target.folder + file: column for file, column in columns.items()}
+        bags = [column for column in rows.ids if isinstance(column, Bags)]
+        for one, column in zip(self.lists(target), bags, strict=True):
+            found |= one.columns(column)
+        return found
 
     @property
     def numerical_dtype(self) -> np.dtype:
@@ -104,6 +129,8 @@ def create_files(job: Job) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "ab") as file:
                 file.truncate(target.rows * dtype.itemsize)
+        for one, num_ids in zip(job.lists(target), target.num_ids, strict=True):
+            one.create(job.dataset, target.rows, num_ids)
 
 
 def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
@@ -150,13 +177,19 @@ def _count(
     job: Job,
 ) -> None:
     """Counts rows under the name of their target and of their period."""
-    own_ids = job.fitted().own_ids
-    statistics[target.name].add(read.labels, rows, missing, own_ids)
+    own_ids, lists = job.fitted().own_ids, job.fitted().lists.items()
+    cut = np.array([read.categorical[i].lengths > one.max_length for i, one in lists])
+    cut = cut.reshape(len(lists), len(read.labels))
+    statistics[target.name].add(read.labels, rows, missing, own_ids, cut)
     if job.periods is not None:
         for name, chosen in job.periods.divide(read.extra["time"]):
-            ids = [column[chosen] for column in rows.ids]
+            ids = [
+                column.take(chosen) if isinstance(column, Bags) else column[chosen]
+                for column in rows.ids
+            ]
             part = Transformed(rows.numerical[chosen], ids, 0)
-            statistics[name].add(read.labels[chosen], part, missing[:, chosen], own_ids)
+            some = missing[:, chosen], own_ids, cut[:, chosen]
+            statistics[name].add(read.labels[chosen], part, *some)
 
 
 class _Held:
@@ -165,14 +198,17 @@ class _Held:
     def __init__(self, number: int, split: Any, target: Target, job: Job) -> None:
         self._target, self._job = target, job
         self._first_row = 0 if target.shuffled else job.start(number, split, target)
-        self._number, self._pieces, self._rows = number, 0, 0
+        self._lists = job.lists(target)
+        self._first_ids = [] if target.shuffled else list(job.list_start(number, target))
+        self._number, self._pieces, self._rows, self._ids = number, 0, 0, 0
         self._blocks: list[dict[str, np.ndarray]] = []
 
     def add(self, columns: dict[str, np.ndarray], rows: int) -> None:
         """Adds rows, by file; writes when there are many."""
         self._blocks.append(columns)
         self._rows += rows
-        if self._rows >= _HELD_ROWS:
+        self._ids += sum(len(columns[one.values]) for one in self._lists)
+        if self._rows >= _HELD_ROWS or self._ids >= _HELD_IDS:
             self.write()
 
     def write(self) -> None:
@@ -183,20 +219,34 @@ class _Held:
             path = Path(self._job.shuffle, f"{self._number}-{self._pieces}")
             _write_to_buckets(path, self._blocks, self._target, self._job)
         else:
-            by_file = {name: [block[name] for block in self._blocks] for name in self._blocks[0]}
-            write_rows(self._job.dataset, self._first_row, by_file)
+            self._write_in_order()
         self._first_row += self._rows
-        self._pieces, self._rows, self._blocks = self._pieces + 1, 0, []
+        self._pieces, self._rows, self._ids, self._blocks = self._pieces + 1, 0, 0, []
+
+    def _write_in_order(self) -> None:
+        dataset = self._job.dataset
+        by_file = {name: [block[name] for block in self._blocks] for name in self._blocks[0]}
+        for i, one in enumerate(self._lists):
+            payload = {name: by_file.pop(name) for name in one.payload}
+            lengths = np.concatenate(by_file[one.lengths])
+            first = self._first_row, self._first_ids[i]
+            self._first_ids[i] = one.write(dataset, *first, lengths, payload)
+        write_rows(dataset, self._first_row, by_file)
 
 
 def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict[str, int]:
-    hashes = missing[rows.numerical.shape[1] :]
+    present = known = 0
+    for absent, column in zip(missing[rows.numerical.shape[1] :], rows.ids, strict=True):
+        ids = column.values if isinstance(column, Bags) else column
+        absent_ids = 0 if isinstance(column, Bags) else int(np.count_nonzero(absent))
+        present += len(ids) - absent_ids
+        known += int(np.count_nonzero(ids))
     return {
         "rows": len(labels),
         "clicks": int(np.count_nonzero(labels)),
         "clamped": rows.clamped,
-        "present": int(hashes.size - np.count_nonzero(hashes)),
-        "known": sum(int(np.count_nonzero(ids)) for ids in rows.ids),
+        "present": present,
+        "known": known,
     }
 
 
@@ -210,64 +260,71 @@ def _write_to_buckets(
 ) -> None:
     """Rows are sorted by a hash of seed and row number; a bucket is a range of hashes.
 
-    `blocks` is emptied, so that the rows are in memory once.
+    After the rows of a bucket come the values of their lists and the weights of these, field by
+    field. `blocks` is emptied, so that the rows are in memory once.
     """
-    dtype, columns = _packed_dtype(target, job), {}
+    dtype, lists, columns = _packed_dtype(target, job), job.lists(target), {}
     for name in list(blocks[0]):
         columns[name] = np.concatenate([block.pop(name) for block in blocks])
     owners = bucket_of(columns["key"], job.buckets)
-    counts = np.bincount(owners, minlength=job.buckets)
+    rows = np.bincount(owners, minlength=job.buckets)
     narrow = np.uint16 if job.buckets < 1 << 16 else np.uint32  # the former is sorted by digits
     order = np.argsort(owners.astype(narrow), kind="stable")
+    counts, sizes = [rows], rows * dtype.itemsize
+    payload: list[tuple[np.ndarray, np.ndarray]] = []  # in the order of the buckets, and their ends
+    for one in lists:
+        places, lengths = places_of(columns[one.lengths], order)
+        ends = np.cumsum(np.r_[0, lengths])[np.cumsum(rows)]
+        counts.append(np.diff(ends, prepend=0))
+        for name in one.payload:
+            payload.append((columns.pop(name)[places], ends))
+            sizes = sizes + counts[-1] * one.dtypes[name].itemsize
 
     def packed() -> Iterator[memoryview]:
-        for begin in range(0, len(order), _PACKED_ROWS):
-            rows = order[begin : begin + _PACKED_ROWS]
-            records = np.empty(len(rows), dtype)
-            for name, column in columns.items():
-                records[name] = column[rows]
-            yield records.data.cast("B")
+        last = np.cumsum(rows).tolist() if lists else [len(order)]  # without lists, buckets as one
+        for bucket, (first, end) in enumerate(zip([0, *last], last, strict=False)):
+            for begin in range(first, end, _PACKED_ROWS):
+                some = order[begin : min(begin + _PACKED_ROWS, end)]
+                records = np.empty(len(some), dtype)
+                for name in dtype.names or ():
+                    records[name] = columns[name][some]
+                yield records.view(np.uint8).data
+            for values, ends in payload:
+                yield values[ends[bucket - 1] if bucket else 0 : ends[bucket]].view(np.uint8).data
 
-    write_buckets(path, packed(), counts, counts * dtype.itemsize)
+    write_buckets(path, packed(), np.stack(counts, 1), sizes)
 
 
-def write_bucket(item: tuple[int, int], sources: Sequence[str], job: Job) -> dict[str, Any]:
+def write_bucket(
+    item: tuple[int, int, Sequence[int]], sources: Sequence[str], job: Job
+) -> dict[str, Any]:
     """Sorts the rows of a bucket by their hash and writes them from a row of the target on.
 
     Args:
-        item: the bucket and its first row.
+        item: the bucket, its first row, and its first id of each list field.
         sources: what `transform_split` put into buckets.
         job: has one shuffled target.
     """
-    bucket, first_row = item
+    bucket, first_row, first_ids = item
     (target,) = (target for target in job.targets if target.shuffled)
-    dtype = _packed_dtype(target, job)
-    parts = [
-        np.frombuffer(content, dtype)
-        for content, _ in read_bucket([Path(source) for source in sources], bucket)
-    ]
+    dtype, lists = _packed_dtype(target, job), job.lists(target)
+    parts: list[np.ndarray] = []
+    payload: dict[str, list[np.ndarray]] = {name: [] for one in lists for name in one.payload}
+    for content, counts in read_bucket([Path(source) for source in sources], bucket):
+        rows, *num_ids = counts.tolist()
+        parts.append(np.frombuffer(content, dtype, rows))
+        place = rows * dtype.itemsize
+        for one, number in zip(lists, num_ids, strict=True):
+            for name in one.payload:
+                payload[name].append(np.frombuffer(content, one.dtypes[name], number, place))
+                place += payload[name][-1].nbytes
     order = np.argsort(np.concatenate([part["key"] for part in parts]))
+    for one, first_id in zip(lists, first_ids, strict=True):
+        before = np.concatenate([part[one.lengths] for part in parts])
+        places, lengths = places_of(before, order)
+        in_order = {name: [np.concatenate(payload.pop(name))[places]] for name in one.payload}
+        one.write(job.dataset, first_row, first_id, lengths, in_order)
     for name in job.files(target):  # one at a time, so that the rows are in memory once
         column = np.concatenate([part[name] for part in parts])[order]
         write_rows(job.dataset, first_row, {name: [column]})
     return {"rows": len(order)}
-
-
-def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]]) -> None:
-    """Writes rows into a dataset's files, from `first_row` of these on; `columns` is by file."""
-    for name, parts in columns.items():
-        width = parts[0].dtype.itemsize * int(np.prod(parts[0].shape[1:]))
-        path = Path(dataset, name)
-        try:
-            with open(path, "r+b", buffering=0) as file:
-                file.seek(first_row * width)
-                for part in filter(np.size, parts):
-                    _write_all(file, np.ascontiguousarray(part).data.cast("B"))
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def _write_all(file: Any, data: memoryview) -> None:
-    while len(data):
-        data = data[file.write(data) :]

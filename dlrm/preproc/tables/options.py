@@ -44,6 +44,11 @@ class TableOptions:
                 raise ValueError(f"--{name} {getattr(self, name)}: expected one of {allowed}")
         if self.split_bytes is not None and self.split_bytes < 1:
             raise ValueError(f"--split_bytes {self.split_bytes}: expected 1 or more")
+        if self.output_format == "binary" and self.schema.separators:
+            raise ValueError(
+                "--output_format binary: expected a schema without list fields, as its rows have "
+                f"one id a table, got {next(iter(self.schema.separators))}; split_binary has lists"
+            )
         layout.check_spec_name(self.feature_spec_out)
         if not 0 <= self.max_bad_lines <= 1:
             raise ValueError(f"--max_bad_lines {self.max_bad_lines}: expected a share, 0 to 1")

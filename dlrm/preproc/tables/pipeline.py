@@ -22,7 +22,16 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.tables.files import CSV, FRAME, PARQUET, TableFile, columns_of, stage
+from dlrm.data.tables.files import (
+    CSV,
+    FRAME,
+    PARQUET,
+    Lists,
+    TableFile,
+    TextFormat,
+    columns_of,
+    stage,
+)
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.parquet import Part, partition_of, parts_of
 from dlrm.data.tables.rows import extra_dtypes
@@ -115,12 +124,19 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     given = {0, 1, *source.divider.splits, *np.flatnonzero(rows.sum(axis=0)).tolist()}
     names = [layout.SPLITS[i] for i in sorted(given)]
     shuffled = options.output_ordering == "total_random"
+    places = [i for i, name in enumerate(layout.SPLITS) if name in names]
+    ids = np.array([result["ids"] for result in counted], np.int64)[:, places]  # of list fields
+    rows = rows[:, places]
     targets = [
-        Target(name, 0, int(rows[:, i].sum()), shuffled and i == TRAIN)
-        for i, name in enumerate(layout.SPLITS)
-        if name in names
+        Target(
+            layout.SPLITS[i],
+            0,
+            int(rows[:, k].sum()),
+            shuffled and i == TRAIN,
+            num_ids=tuple(ids[:, k].sum(axis=0).tolist()),
+        )
+        for k, i in enumerate(places)
     ]
-    starts = np.cumsum(rows, axis=0) - rows
     periods = report.periods_of(counted, fitted.num_numerical) if options.report else None
     totals = transform(
         run,
@@ -128,7 +144,8 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         targets,
         source,
         extra=extra_dtypes(options.schema),
-        starts=[[int(row[layout.SPLITS.index(t.name)]) for t in targets] for row in starts],
+        starts=(np.cumsum(rows, axis=0) - rows).tolist(),
+        list_starts=(np.cumsum(ids, axis=0) - ids).tolist(),
         periods=periods,
     )
     spec = FeatureSpec.named(
@@ -138,6 +155,7 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         dict(zip(options.schema.categorical_names, fitted.cardinalities, strict=True)),
         names,
         metadata_of(totals, names),
+        {options.schema.categorical_names[i]: field for i, field in fitted.lists.items()},
     )
     with run.stage("describe"):
         if options.report:
@@ -208,7 +226,8 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
     ]
     sizes = [file.path.stat().st_size for file in files]
     with run.stage("stage") as now:
-        task = partial(_stage, text=options.text, quarantine=options.quarantine)
+        lists = Lists.of(options.schema)
+        task = partial(_stage, text=options.text, quarantine=options.quarantine, lists=lists)
         done = now.tasks("stage", task, items, sizes)
         now.rows, now.size = sum(result["rows"] for result in done), sum(sizes)
     known = {name for result in done for name in result["names"]}.union(*partitions)
@@ -233,9 +252,11 @@ def _staged_frame(
     return target, file.path, None
 
 
-def _stage(item: tuple[TableFile, str, list[str]], text: Any, quarantine: bool) -> dict[str, Any]:
+def _stage(
+    item: tuple[TableFile, str, list[str]], text: TextFormat, quarantine: bool, lists: Lists
+) -> dict[str, Any]:
     file, target, columns = item
-    return stage(file, target, text, columns, quarantine)
+    return stage(file, target, text, columns, quarantine, lists)
 
 
 def _counted(run: Run, parts: list[Part], source: TableSource) -> list[dict[str, Any]]:

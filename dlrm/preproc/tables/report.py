@@ -130,7 +130,7 @@ def _load(
 ) -> Counted:
     """Adds up what tasks counted, under the names of splits, and of periods if there are any."""
     folder = run.work.folder("transform.statistics")
-    counts = Counted(fitted.num_numerical, fitted.num_categorical)
+    counts = Counted(fitted.num_numerical, fitted.num_categorical, len(fitted.lists))
     for number, part in enumerate(parts):
         for name, found in Statistics.load(folder / str(number)).items():
             if name not in splits:
@@ -208,6 +208,7 @@ def _categorical(
 ) -> list[dict[str, Any]]:
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]
+    lists = list(fitted.lists)
     for i, field in enumerate(fitted.schema.categorical):
         place = fitted.dictionary_of[i]
         in_buckets = {name: counts.split(name).ids[i] for name in splits}
@@ -229,4 +230,7 @@ def _categorical(
                 "drift": _drift(counts, counts.id_groups(i)),
             }
         )
+        if i in lists:
+            of_lists = {"max_length": field.max_length}
+            features[-1]["list"] = of_lists | counts.lists(lists.index(i), splits)
     return features

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.clicks.bags import places_of
 from dlrm.data.sources.columns import Coded
 from dlrm.data.tables.columns import Bad, column_of, texts_of
 from dlrm.data.tables.parquet import PROBLEM, Part, read_part
 from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.transform.dictionaries import Counts, merge_counts
+from dlrm.data.transform.lists import ListValues
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.dictionary_merge import CountedColumn
@@ -58,14 +60,15 @@ class TableSource:
         fitted is counted in training rows alone.
 
         Returns:
-            Facts: `rows` and `positives` of each split, `labels` by how often they occur, `crc` of
-            the part, `sums` of each standardised column, first and last of the `times`, if there
-            are any; and the counts of `counted_columns`.
+            Facts: `rows` and `positives` of each split, `ids` of each split and list field,
+            `labels` by how often they occur, `crc` of the part, `sums` of each standardised column,
+            first and last of the `times`, if there are any; and the counts of `counted_columns`.
         """
         schema = self.schema
         counts = [[_none_of(column)] for column in counted_columns(schema)]
         sums = [Sums() for _ in schema.numerical]
         rows, positives = [0, 0, 0], [0, 0, 0]
+        ids = np.zeros((3, len(_list_fields(schema))), np.int64)
         labels: Counter[str] = Counter()
         times: list[int] = []
         fields = [_FieldCounts() for _ in schema.categorical]
@@ -78,6 +81,7 @@ class TableSource:
                 chosen = splits == split
                 rows[split] += int(np.count_nonzero(chosen))
                 positives[split] += int(np.count_nonzero(read.labels[chosen]))
+                ids[split] += _num_ids(schema, read, chosen)
             if schema.label.positive is not None:
                 labels += _label_counts(schema, batch)
             training = np.flatnonzero(splits == TRAIN)
@@ -93,7 +97,12 @@ class TableSource:
         if len(labels) > _MOST_LABELS:
             labels = Counter(dict(labels.most_common(_MOST_LABELS)))
         facts: dict[str, Any] = {"rows": rows, "positives": positives, "labels": labels}
-        facts |= {"times": times, "crc": part.checksum(), "sums": [one.facts() for one in sums]}
+        facts |= {
+            "ids": ids.tolist(),
+            "times": times,
+            "crc": part.checksum(),
+            "sums": [one.facts() for one in sums],
+        }
         return facts, [merge_counts(parts) for parts in counts]
 
     def _places(self) -> list[int]:
@@ -178,13 +187,20 @@ class _FieldCounts:
         self._keys, self._occurrences = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._texts: Any = None
 
-    def add(self, coded: Coded, texts: Any, rows: np.ndarray, counts: list[Counts]) -> None:
+    def add(
+        self, column: Coded | ListValues, texts: Any, rows: np.ndarray, counts: list[Counts]
+    ) -> None:
         """Counts chosen rows; values that a batch has no more are added to `counts`."""
+        if isinstance(column, ListValues):
+            assert isinstance(column.values, Coded)
+            coded, chosen = column.values, places_of(column.lengths, rows)[0]
+        else:
+            coded, chosen = column, rows
         if coded.keys is not self._keys:
             self.finish(counts)
             self._keys, self._texts = coded.keys, texts
             self._occurrences = np.zeros(len(coded.keys), np.int64)
-        self._occurrences += coded.occurrences(rows)
+        self._occurrences += coded.occurrences(chosen)
 
     def finish(self, counts: list[Counts]) -> None:
         """Adds what was counted last to `counts`."""
@@ -193,6 +209,22 @@ class _FieldCounts:
             texts = None if self._texts is None else self._texts.take(there)
             found = Counts(self._keys[there], self._occurrences[there], texts)
             _append(counts, merge_counts([found]))
+
+
+def _list_fields(schema: Schema) -> list[tuple[int, int]]:
+    """Returns the list fields: the place of each among the categorical ones, and its longest."""
+    fields = enumerate(schema.categorical)
+    return [(i, field.max_length) for i, field in fields if field.max_length is not None]
+
+
+def _num_ids(schema: Schema, read: Rows, chosen: np.ndarray) -> np.ndarray:
+    """Returns how many ids the lists of chosen rows have once they are cut."""
+    found = []
+    for i, max_length in _list_fields(schema):
+        column = read.categorical[i]
+        assert isinstance(column, ListValues)
+        found.append(int(np.minimum(column.lengths[chosen], max_length).sum()))
+    return np.array(found, np.int64)
 
 
 _PLACES = {"train": 0, "test": 1, "validation": 2}
@@ -244,6 +276,9 @@ def _row_text(batch: pa.RecordBatch, row: int) -> str:
         if name == PROBLEM:
             if column[row].is_valid:
                 return column[row].as_py().partition("\t")[2]
+            continue
+        if pa.types.is_nested(column.type):
+            values.append(f"{name}={column[row].as_py()}")
             continue
         texts, codes = texts_of(name, column.slice(row, 1))
         values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")

@@ -18,7 +18,7 @@ from dlrm.data.transform.schema import (
     Schema,
     TimeField,
 )
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.table_transform import TableTransform, stack_ids
 
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])
@@ -103,7 +103,10 @@ REFUSED = [
         "{label: y, categorical: [{column: c, hash_buckets: -1}]}",
         "categorical field c: hash_buckets",
     ),
-    ("{label: y, numerical: [x], lists: [z]}", "lists: fields of several values are not supported"),
+    (
+        "{label: y, numerical: [x], lists: [z]}",
+        "lists: expected fields of lists under categorical, with max_length",
+    ),
     ("{label: y, numerical: [x], weigth: z}", "expected some of label, numerical, categorical"),
     ("{label: y, numerical: [x], groups: u}", "groups: expected a list of texts, got 'u'"),
     ("{label: y, numerical: [x], groups: [u, u]}", "groups: columns named twice: u"),
@@ -174,7 +177,8 @@ def test_a_transform_is_the_same_once_written_and_read(saved):
     assert transform.schema == SCHEMA
     assert [one.values() for one in transform.dictionaries] == [["b", "ä"], [7, -3], []]
     rows = [cells("1", " ", "9"), cells("2", "?", "1.5"), cells("ä ", "?", "new")]
-    numbers, ids = transform.of_texts([*rows, cells("7", "-3", "8"), cells("1", "", "?")])
+    numbers, ids, _ = transform.of_texts([*rows, cells("7", "-3", "8"), cells("1", "", "?")])
+    ids = stack_ids(ids, 3)
     assert numbers.tolist() == [[0.5, 1.0], [0.5, 0.0], [0.75, 0.0]]
     assert ids[:, 0].tolist()[:2] == [2, 0]
     assert 3 <= ids[2, 0] < 8

@@ -142,6 +142,41 @@ def categorical_fields(draw, name):
     return entry, kind, cells(values)
 
 
+def as_list(separator, longest):
+    """Turns a value into a strategy of lists of them, of which CSV says the same as Parquet."""
+
+    def is_one_missing(values):
+        return len(values) == 1 and text_of(values[0]) in ("", "NA", "-1", "1024", "007")
+
+    def listed(values):
+        values = values.map(lambda v: None if separator in text_of(v) else v)
+        lists = st.lists(values, max_size=longest)
+        return st.one_of(st.none(), lists.map(lambda v: [] if is_one_missing(v) else v))
+
+    return listed
+
+
+WEIGHTS = [0.5, 2.0, 0.0, -3.25, 0.1, 3e38]
+
+
+@st.composite
+def list_fields(draw, name):
+    """A field of lists, whose values are as `categorical_fields` draws them."""
+    entry, kind, values = draw(categorical_fields(name))
+    longest = draw(st.sampled_from([1, 3, 6]))
+    entry["max_length"] = draw(st.integers(1, 8))
+    keep = draw(st.sampled_from(["first", "last", "all", None]))
+    if keep == "all":
+        entry["max_length"] = max(entry["max_length"], longest)
+    entry |= {"keep": keep} if keep else {}
+    entry |= {"ordered": False} if draw(st.booleans()) else {}
+    entry |= {"separator": ";"} if draw(st.booleans()) else {}
+    kind = draw(st.sampled_from([pa.list_, pa.large_list]))(kind)
+    if draw(st.booleans()):
+        entry["weights"] = f"{name} weights"
+    return entry, kind, as_list(entry.get("separator", "|"), longest)(values)
+
+
 @st.composite
 def numerical_fields(draw, name):
     rule = draw(st.sampled_from(["log", "standardise", "quantile", "none"]))
@@ -176,7 +211,8 @@ def divisions(draw, columns):
     if way in ("chance", "key"):
         test, validation = draw(st.sampled_from([(0.3, 0.0), (0.3, 0.3), (0.0, 0.5), (0.6, 0.1)]))
         # Booleans in columns of numbers are 0 and 1 as text, and true and false as Parquet.
-        keys = sorted(n for n, (kind, _) in columns.items() if n != "time" and kind != pa.bool_())
+        away = ["time"] + [name for name, (kind, _) in columns.items() if pa.types.is_nested(kind)]
+        keys = sorted(n for n, (kind, _) in columns.items() if n not in away and kind != pa.bool_())
         key = {"split_key": draw(st.sampled_from(keys))} if way == "key" else {}
         return seed | {"test_fraction": test, "validation_fraction": validation} | key
     if way == "column":
@@ -185,6 +221,9 @@ def divisions(draw, columns):
         later = {"validation_from": "2040-01-01"} if draw(st.booleans()) else {}
         return seed | {"test_from": "2005-06-01T00:00:00+02:00"} | later
     return seed | ({"files": True} if way == "files" else {})
+
+
+OF_LISTS = ("max_length", "keep", "ordered", "separator", "weights")
 
 
 @st.composite
@@ -221,14 +260,25 @@ def tables(draw):
         schema.setdefault("numerical", []).append(entry)
         add(f"n{i}", kind, values)
     for i in range(draw(st.integers(0 if "numerical" in schema else 1, 3))):
-        entry, kind, values = draw(categorical_fields(f"c {i}"))
+        drawn = draw(st.sampled_from([categorical_fields, list_fields]))
+        entry, kind, values = draw(drawn(f"c {i}"))
+        of_list = {k: v for k, v in entry.items() if k in OF_LISTS}
         if fields and draw(st.booleans()):
             first = fields[0]
             if first.get("type") == entry.get("type"):
-                entry = {**first, "column": f"c {i}", "dictionary": "shared"}
+                shared = {k: v for k, v in first.items() if k not in OF_LISTS}
+                entry = {**shared, **of_list, "column": f"c {i}", "dictionary": "shared"}
                 first["dictionary"] = "shared"
         fields.append(entry)
         add(f"c {i}", kind, values)
+        if "weights" in entry:
+            weights = [
+                None
+                if value is None
+                else [draw(st.sampled_from(WEIGHTS)) for _ in range(len(value))]
+                for value in columns[f"c {i}"][1]
+            ]
+            columns[entry["weights"]] = (pa.list_(pa.float64()), weights)
     if fields:
         schema["categorical"] = fields
     if draw(st.booleans()):
@@ -264,17 +314,24 @@ def plain(name, value):
     return value
 
 
-def write_csv(path, columns, begin, end, **options):
+def write_csv(path, columns, begin, end, separators, **options):
+    def cell(name, value):
+        if isinstance(value, list):
+            return separators[name].join(map(text_of, value))
+        return value if isinstance(value, str) else text_of(value)
+
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, **options)
         writer.writerow(columns)
         for i in range(begin, end):
             row = [plain(n, values[i]) for n, (_, values) in columns.items()]
-            writer.writerow([v if isinstance(v, str) else text_of(v) for v in row])
+            writer.writerow([cell(n, v) for n, v in zip(columns, row, strict=True)])
 
 
 def write_json(path, columns, begin, end):
     def token(value):
+        if isinstance(value, list):
+            return f"[{', '.join(map(token, value))}]"
         number = isinstance(value, float | Decimal)
         return text_of(value) if number else json.dumps(value, ensure_ascii=False)
 
@@ -284,6 +341,13 @@ def write_json(path, columns, begin, end):
             there = {n: v for n, v in row.items() if v is not None or i == begin}
             items = (f"{json.dumps(n)}: {token(v)}" for n, v in there.items())
             file.write("{" + ", ".join(items) + "}\n")
+
+
+def separators(schema):
+    """What joins lists as text, of their weights as well, by column."""
+    lists = [entry for entry in schema.get("categorical", ()) if "max_length" in entry]
+    pairs = [(e["column"], e.get("separator", "|")) for e in lists]
+    return dict(pairs + [(e["weights"], e.get("separator", "|")) for e in lists if "weights" in e])
 
 
 WRITERS = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_json}
@@ -337,6 +401,7 @@ def test_a_dataset_is_what_the_oracle_makes_of_the_table(drawn, data):
             paths = [folder / f"{i}.{kind}" for i in range(len(numbers))]
             for path, part in zip(paths, numbers, strict=True):
                 more = {"rows": size} if kind == "parquet" else {}
+                more |= {"separators": separators(schema)} if kind == "csv" else {}
                 WRITERS[kind](path, columns, part.start, part.stop, **more)
             others = {}
             if by_files:

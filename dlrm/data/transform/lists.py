@@ -1,0 +1,171 @@
+"""Columns with a list a row: how they are read, and how their ids are sorted and cut."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.clicks import bags
+from dlrm.data.clicks.bags import Bags, places_of
+from dlrm.data.sources.columns import Coded, Parsed, TextColumn
+from dlrm.data.transform.cells import BadRowError, keys_of_texts, numbers_of_texts
+from dlrm.data.transform.schema import CategoricalField, NumericalField
+
+
+class ListValues(NamedTuple):
+    """A categorical column of lists.
+
+    Attributes:
+        values: of all rows, one after another.
+        lengths: how many each row has, int64 `[rows]`.
+        weights: of the values, float32; None where they have none.
+    """
+
+    values: Coded | Parsed
+    lengths: np.ndarray
+    weights: np.ndarray | None = None
+
+    def take(self, rows: np.ndarray) -> "ListValues":
+        """Returns the lists of a mask, or of places."""
+        places, lengths = places_of(self.lengths, rows)
+        values: Coded | Parsed
+        if isinstance(self.values, Coded):
+            values = Coded(self.values.keys, self.values.codes[places])
+        else:
+            values = Parsed(self.values.values[places], self.values.missing[places])
+        weights = None if self.weights is None else self.weights[places]
+        return ListValues(values, lengths, weights)
+
+
+def row_of(lengths: np.ndarray, place: int) -> tuple[int, int]:
+    """Returns the row of a value by its place among those of all rows, and its place in the row."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    row = int(np.searchsorted(ends, place, side="right"))
+    return row, int(place - ends[row] + lengths[row])
+
+
+def in_list(place: int, problem: str) -> str:
+    """Says where in its list a value is that something is wrong with."""
+    return f"place {place} of the list: {problem}"
+
+
+def length_problem(field: CategoricalField, length: int) -> str:
+    """Says that a list is too long."""
+    return (
+        f"expected a list of up to {field.max_length} values, got {length} (keep: first or "
+        "keep: last in the schema cuts longer lists)"
+    )
+
+
+def count_problem(field: CategoricalField, values: int, weights: int) -> str:
+    """Says that a list and its weights are of different lengths."""
+    return (
+        f"expected as many weights in {field.weights} as there are values, {values}, got {weights}"
+    )
+
+
+def too_long(field: CategoricalField, lengths: np.ndarray) -> np.ndarray:
+    """Returns which rows are refused because of their length."""
+    assert field.max_length is not None
+    return (lengths > field.max_length) & (field.keep == "all")
+
+
+def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bags:
+    """Returns the ids of lists as a dataset has them: sorted, if need be, and cut.
+
+    Args:
+        field: of lists.
+        ids: of the values of `column`.
+        column: the lists.
+
+    Raises:
+        BadRowError: a list is too long and may not be cut.
+    """
+    one, weights = field.list_field, column.weights
+    assert one is not None
+    lengths = column.lengths
+    if not field.ordered:
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        keys = (ids, rows) if weights is None else (weights, ids, rows)
+        order = np.lexsort(keys)
+        ids, weights = ids[order], None if weights is None else weights[order]
+    if (long := lengths > one.max_length).any():
+        if (refused := too_long(field, lengths)).any():
+            row = int(refused.argmax())
+            raise BadRowError(row, field.column, length_problem(field, int(lengths[row])))
+        kept = np.where(long, one.max_length, lengths)
+        starts = np.cumsum(lengths, dtype=np.int64)
+        starts -= kept if field.keep == "last" else lengths
+        places = np.repeat(starts - np.cumsum(kept) + kept, kept) + np.arange(kept.sum())
+        ids, weights, lengths = ids[places], None if weights is None else weights[places], kept
+    if weights is not None:
+        weights = weights.astype(bags.WEIGHTS_DTYPE, copy=False)
+    return Bags(ids, lengths.astype(one.lengths_dtype), weights)
+
+
+def split_text(text: str, separator: str, missing: Collection[str]) -> list[str]:
+    """Returns the values of a list as CSV has it; none where the text is empty or "missing"."""
+    text = text.strip()
+    return [] if not text or text in missing else [v.strip() for v in text.split(separator)]
+
+
+def lists_of_texts(
+    field: CategoricalField,
+    cells: Sequence[str],
+    weights: Sequence[str] | None,
+    missing: np.ndarray,
+    missing_values: Collection[str],
+) -> ListValues:
+    """Returns the lists of cells of text.
+
+    Args:
+        field: of lists.
+        cells: of the values.
+        weights: cells of their weights; None where the field has none.
+        missing: hashes of texts that mean "missing".
+        missing_values: these texts, beside empty ones.
+
+    Raises:
+        BadRowError: the first value that cannot be read, or list whose weights are too many or few.
+    """
+    rows = [split_text(cell, field.separator, missing_values) for cell in cells]
+    lengths = np.array([len(row) for row in rows], np.int64)
+    texts = TextColumn.from_bytes([text.encode() for row in rows for text in row])
+    try:
+        values = keys_of_texts(field, texts, missing)
+    except BadRowError as error:
+        raise _in_row(error, lengths) from None
+    if weights is None or field.weights is None:
+        return ListValues(values, lengths)
+    numbers = [split_text(cell, field.separator, missing_values) for cell in weights]
+    for row, (one, other) in enumerate(zip(rows, numbers, strict=True)):
+        if len(one) != len(other):
+            raise BadRowError(row, field.column, count_problem(field, len(one), len(other)))
+    flat = [text for row in numbers for text in row]
+    try:
+        parsed = numbers_of_texts(NumericalField(field.weights, "none"), flat, missing_values)
+        if (bad := bad_weights(parsed)).any():
+            place = int(bad.argmax())
+            raise BadRowError(place, field.weights, weight_problem(parsed, place))
+    except BadRowError as error:
+        raise _in_row(error, lengths) from None
+    return ListValues(values, lengths, parsed.values.astype(bags.WEIGHTS_DTYPE))
+
+
+def _in_row(error: BadRowError, lengths: np.ndarray) -> BadRowError:
+    """Returns an error whose row is the place of a value of lists as one of a row."""
+    row, place = row_of(lengths, error.row)
+    return BadRowError(row, error.column, in_list(place, error.problem))
+
+
+def bad_weights(weights: Parsed) -> np.ndarray:
+    """Returns which weights of values are missing, or beyond float32."""
+    with np.errstate(over="ignore"):
+        return weights.missing | ~np.isfinite(weights.values.astype(bags.WEIGHTS_DTYPE))
+
+
+def weight_problem(weights: Parsed, place: int) -> str:
+    """Says what is wrong with a weight."""
+    if weights.missing[place]:
+        return "expected a weight, got no value"
+    return f"expected a weight that float32 has, got {weights.values[place]}"
