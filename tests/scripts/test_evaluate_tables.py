@@ -137,7 +137,7 @@ def test_columns_that_are_not_there_are_named(model, tmp_path):
     assert "test, which has weight" in line
     line = refused(model, dataset, "--groups=user", "--split=validation")
     assert "validation, which does not exist" in line
-    assert "no column 'nope'; the columns are ['clicked', 'age'," in refused(
+    assert "no column 'nope'; the columns are clicked, age," in refused(
         model, table, "--groups=nope"
     )
     assert "no/such.npy: no such file (--weights)" in refused(model, table, "--weights=no/such.npy")
