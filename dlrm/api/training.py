@@ -12,6 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 import dlrm
 from dlrm.api.dataset import OPTIONS, Dataset, unexpected
 from dlrm.api.defaults import training_defaults
@@ -25,6 +27,7 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.serving.predictor import Predictor, load
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_training import ClickTraining, agree_on_memory, fingerprint
+from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.log import RunLog
@@ -161,6 +164,7 @@ def _train(
     trained = None if optimizers.freeze_embeddings else optimizers.embedding_optimizer
     agree_on_memory(architecture, trained, world)
     task = Recommendation(architecture, world, training.precision.dtype(device), training.data.seed)
+    without_bins = fit_edges(task.model, datasets.train, dataset.path / layout.TRANSFORM, world)
     temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
     path = Path(temporary.name if temporary else save_checkpoint_path or "")
     with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log:
@@ -172,7 +176,9 @@ def _train(
             run=_recorded(training, architecture, fingerprint(datasets.train)),
             **training.trainer_arguments(task, datasets.train),
         )
-        with bad_ids_named(datasets, str(dataset.path)):
+        if without_bins:
+            log.line(without_bins)
+        with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
             results = trainer.fit(*training.batches(datasets, device))
         check_scores(task, str(dataset.path), "validation")
     model = load(path)
@@ -180,6 +186,14 @@ def _train(
     if temporary:
         weakref.finalize(model, temporary.cleanup)
     return model
+
+
+@contextmanager
+def _random(seed: int, device: str) -> Iterator[None]:
+    """Seeds dropout's generators as the command does; the caller's are as before afterwards."""
+    with torch.random.fork_rng([device] if device.startswith("cuda") else []):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

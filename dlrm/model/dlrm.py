@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,17 +12,31 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World, exchange
+from dlrm.model.composition import CROSS_STRUCTURES, DCN, compose, interaction_names
+from dlrm.model.cross import Cross
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
-from dlrm.model.interaction import INTERACTIONS
+from dlrm.model.interaction import Interaction
 from dlrm.model.mlp import OUTPUT_INITS, mlp, output_layer
 from dlrm.model.numerical import bottom_mlp
+from dlrm.model.numerical_embedding import (
+    MAX_BINS,
+    NUMERICAL_EMBEDDINGS,
+    NumericalEmbedding,
+    NumericalOptions,
+)
 from dlrm.model.placement import PLACEMENTS, place_tables
+from dlrm.model.wide import wide_term
 
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
 EMBEDDING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+EMBEDDING_INITS = ("uniform", "normal")
+NO_EMBEDDING = "none"  # of the numerical fields
+NUMERICAL_KINDS = (NO_EMBEDDING, *NUMERICAL_EMBEDDINGS)
 _CHOICES = {
-    "interaction_op": list(INTERACTIONS),
+    "numerical_embedding": NUMERICAL_KINDS,
+    "cross_structure": CROSS_STRUCTURES,
+    "embedding_init": EMBEDDING_INITS,
     "embedding_type": EMBEDDING_TYPES,
     "pooling": ops.POOLINGS,
     "embedding_dtype": list(EMBEDDING_DTYPES),
@@ -40,7 +55,22 @@ class DLRMConfig:
         embedding_dim: columns of every table.
         bottom_mlp_sizes: layers over the numerical features; the last is `embedding_dim`.
         top_mlp_sizes: layers over the interaction; the last is 1, the logit.
-        interaction_op: "cuda_dot" (native), "dot" (plain torch) or "cat" (no products).
+        interaction_op: "cuda_dot" (native), "dot" (plain torch), "cat" (no products), "dcn" (cross
+            layers, see `Cross`), or several with commas between, whose outputs enter the top MLP
+            side by side.
+        cross_layers: layers of "dcn".
+        cross_rank: rank of their weights; None is the full one.
+        cross_structure: "stacked": the output of "dcn" enters the top MLP; "parallel": it enters
+            the last layer beside the output of the top MLP, into which go the other interactions,
+            or "cat" where there is none.
+        numerical_embedding: "none", or a kind of `NUMERICAL_EMBEDDINGS`, by which each numerical
+            field is a vector of the interaction, beside that of the bottom MLP.
+        numerical_bins: most bins of a field, of the kinds "piecewise" and "bins".
+        numerical_frequencies: of each field, of the kind "periodic".
+        numerical_sigma: standard deviation of these frequencies at the start.
+        wide: add one weight of each id to the logit.
+        dropout: share of each hidden layer's outputs in the top MLP that training sets to 0.
+        batch_norm: normalise each hidden layer of the top MLP before its ReLU; for one process.
         embedding_type: "joint_fused" and "joint_sparse" look up natively, "joint" by one
             `nn.Embedding`, "multi_table" by one a table; "custom_cuda" is "joint_fused".
         pooling: "sum" or "mean" of the rows that a sample has of a table, where they are several.
@@ -51,7 +81,9 @@ class DLRMConfig:
             `embedding_type` "joint_fused".
         hash_indices: take ids modulo the rows of their table.
         max_table_size: no table gets more rows than this; needs `hash_indices`.
-        embedding_init_scale: tables start as U(-s, s) with s = scale / sqrt(rows).
+        embedding_init: "uniform": tables start as U(-s, s); or "normal": as N(0, s).
+        embedding_init_scale: of "uniform", whose s is scale / sqrt(rows).
+        embedding_init_std: of "normal", whose s it is.
         output_init: how the last layer starts, "uniform" or "normal"; see `output_layer`.
         placement: which process holds which tables, see `place_tables`; no value depends on it.
 
@@ -74,6 +106,18 @@ class DLRMConfig:
     embedding_init_scale: float = 1.0
     output_init: str = "uniform"
     placement: str = "balanced"
+    cross_layers: int = 3
+    cross_rank: int | None = None
+    cross_structure: str = "stacked"
+    numerical_embedding: str = NO_EMBEDDING
+    numerical_bins: int = MAX_BINS
+    numerical_frequencies: int = 32
+    numerical_sigma: float = 0.05
+    wide: bool = False
+    dropout: float = 0.0
+    batch_norm: bool = False
+    embedding_init: str = "uniform"
+    embedding_init_std: float = 1e-4
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -82,6 +126,7 @@ class DLRMConfig:
             raise ValueError(
                 f"--embedding_init_scale {self.embedding_init_scale}: expected 0 or more"
             )
+        self._check_parts()
         for flag, choices in _CHOICES.items():
             if getattr(self, flag) not in choices:
                 raise ValueError(f"--{flag} {getattr(self, flag)}: expected one of {choices}")
@@ -128,6 +173,35 @@ class DLRMConfig:
         said = self.table_poolings or [None] * len(self.table_sizes)
         return tuple(one or self.pooling for one in said)
 
+    def _check_parts(self) -> None:
+        """Checks what the interaction, the numerical fields and the top MLP are made of."""
+        names = interaction_names(self.interaction_op)
+        if DCN not in names:
+            for flag in ("cross_rank", "cross_layers", "cross_structure"):
+                value = getattr(self, flag)
+                if value != type(self).__dataclass_fields__[flag].default:
+                    raise ValueError(
+                        f"--{flag} {value} is for --interaction_op {DCN}, got {self.interaction_op}"
+                    )
+        least = {"cross_layers": 1, "cross_rank": 1, "numerical_bins": 2}
+        for flag, smallest in {**least, "numerical_frequencies": 1}.items():
+            if (value := getattr(self, flag)) is not None and value < smallest:
+                raise ValueError(f"--{flag} {value}: expected {smallest} or more")
+        if self.numerical_bins > MAX_BINS:
+            raise ValueError(f"--numerical_bins {self.numerical_bins}: expected {MAX_BINS} at most")
+        for flag in ("numerical_sigma", "embedding_init_std"):
+            if not 0 < getattr(self, flag) < math.inf:
+                raise ValueError(f"--{flag} {getattr(self, flag)}: expected a number above 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout {self.dropout}: expected 0 or more, less than 1")
+        if (self.dropout or self.batch_norm) and len(self.top_mlp_sizes) == 1:
+            flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
+            raise ValueError(f"{flag} is for hidden layers, and --top_mlp_sizes 1 has none")
+        if self.numerical_embedding != NO_EMBEDDING and not self.num_numerical_features:
+            raise ValueError(
+                f"--numerical_embedding {self.numerical_embedding}: there are no numerical features"
+            )
+
     @property
     def embedding_rows(self) -> tuple[int, ...]:
         """Rows of each table as built: `table_sizes`, clipped to `max_table_size`."""
@@ -146,6 +220,14 @@ ARCHITECTURE = (
     "bottom_mlp_sizes",
     "top_mlp_sizes",
     "interaction_op",
+    "cross_layers",
+    "cross_rank",
+    "cross_structure",
+    "numerical_embedding",
+    "numerical_bins",
+    "numerical_frequencies",
+    "wide",
+    "batch_norm",
     "hash_indices",
     "max_table_size",
     "pooling",
@@ -153,7 +235,7 @@ ARCHITECTURE = (
 
 
 class DLRM(nn.Module):
-    """Bottom MLP and embeddings, their interaction, top MLP.
+    """Bottom MLP and embeddings, their interaction, top MLP, and what `DLRMConfig` adds to them.
 
     Among several processes each holds whole tables and looks them up for the batch of all; the
     vectors are exchanged while the bottom MLP runs on the process's own samples.
@@ -165,6 +247,14 @@ class DLRM(nn.Module):
             layer and the logits are float32 whatever this is.
         seed: of the initial values; they depend on it and on the parameter's name alone.
         optimized_mlp: run `ops.mlp`, see `dlrm.model.mlp.MLP`; the parameters are the same.
+
+    Attributes:
+        numerical_embedding: of the numerical fields, or None.
+        cross: the cross layers that enter the last layer, or None.
+        wide: the weights of ids that are added to the logit, or None.
+
+    Raises:
+        ValueError: `batch_norm` among several processes.
     """
 
     def __init__(
@@ -176,20 +266,30 @@ class DLRM(nn.Module):
         optimized_mlp: bool = True,
     ):
         super().__init__()
+        if config.batch_norm and world.size > 1:
+            raise ValueError(
+                f"--batch_norm: expected one process, got {world.size}: each would normalise by "
+                "the statistics of its own samples"
+            )
         self.config, self.dtype = config, dtype
         dim, rows = config.embedding_dim, config.embedding_rows
         scale = config.embedding_init_scale
+        std = config.embedding_init_std if config.embedding_init == "normal" else None
         self.world, self.tables_by_rank = world, config.tables_by_rank(world.size)
         own = {table: rows[table] for table in self.tables_by_rank[world.rank]}
         self.embeddings: JointEmbedding | MultiTableEmbedding
         if config.embedding_type == "multi_table":
-            self.embeddings = MultiTableEmbedding(own, dim, seed, scale, world.device)
+            self.embeddings = MultiTableEmbedding(own, dim, seed, scale, world.device, std)
         else:
             native = config.embedding_type != "joint"
             table_dtype = EMBEDDING_DTYPES[config.embedding_dtype]
             self.embeddings = JointEmbedding(
-                own, dim, seed, scale, native, table_dtype, world.device
+                own, dim, seed, scale, native, table_dtype, world.device, std
             )
+        self.wide: JointEmbedding | None = None
+        if config.wide:
+            native = config.embedding_type not in ("joint", "multi_table")
+            self.wide = wide_term(own, len(rows), native, world.device)
         self.table_rows: torch.Tensor
         own_rows = torch.tensor(list(own.values()), dtype=torch.int64)
         self.register_buffer("table_rows", own_rows, persistent=False)
@@ -200,18 +300,24 @@ class DLRM(nn.Module):
         hidden = config.top_mlp_sizes[:-1]
         inputs, options = config.num_numerical_features, (dtype, optimized_mlp)
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
-        num_vectors = self.bottom_mlp.num_vectors + len(rows)
-        self.interact = INTERACTIONS[config.interaction_op](num_vectors, dim)
+        self.numerical_embedding: NumericalEmbedding | None = None
+        if config.numerical_embedding != NO_EMBEDDING:
+            kind = NUMERICAL_EMBEDDINGS[config.numerical_embedding]
+            self.numerical_embedding = kind(inputs, dim, _numerical_options(config), seed)
+        self.interact, self.cross = _interactions(config, self.bottom_mlp.num_vectors, seed)
         width, padding = self.interact.width, self.interact.padding
-        self.top_mlp = mlp(width, hidden, seed, "top_mlp", *options)
-        last = hidden[-1] if hidden else width
+        regularised = (config.batch_norm, config.dropout)
+        self.top_mlp = mlp(width, hidden, seed, "top_mlp", *options, *regularised)
+        last = (hidden[-1] if hidden else width) + (self.cross.width if self.cross else 0)
         self.output = output_layer(last, seed, "output", config.output_init)
         first = next(self.top_mlp.parameters() if hidden else self.output.parameters())
         if padding:
             with torch.no_grad():
-                first[:, -padding:] = 0  # these inputs are zero
-        score = _Score(self.interact, self.top_mlp, self.output)
+                first[:, width - padding : width] = 0  # these inputs are zero
+        score = _Score(self.interact, self.top_mlp, self.output, self.cross)
         self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
+        if self.numerical_embedding is not None:
+            self._parts.append(self.numerical_embedding)
         self.to(world.device)
 
     def forward(
@@ -243,22 +349,42 @@ class DLRM(nn.Module):
             if lengths is not None:
                 rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
             categorical = categorical.remainder(rows)
-        if lengths is None:
-            own = self.embeddings(categorical, dtype=self.dtype)
-        else:
-            own = self._pool(categorical, lengths, id_weights)
-        embeddings = exchange(own, self.tables_by_rank, self.world, samples_by_rank)
-        bottom_mlp, score = self._parts
-        return score(bottom_mlp(numerical), embeddings())
+        received = [
+            exchange(
+                self._look_up(tables, dtype, categorical, lengths, id_weights),
+                self.tables_by_rank,
+                self.world,
+                samples_by_rank,
+            )
+            for tables, dtype in ((self.embeddings, self.dtype), (self.wide, torch.float32))
+            if tables is not None
+        ]
+        bottom_mlp, score, *fields = self._parts
+        dense = bottom_mlp(numerical)
+        vectors = [embed(numerical).to(self.dtype) for embed in fields]
+        embeddings, *weights = (wait() for wait in received)
+        if vectors:
+            embeddings = torch.cat([*vectors, embeddings], 1)
+        logits = score(dense, embeddings)
+        return logits + weights[0].sum((1, 2)) if weights else logits
 
-    def _pool(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-        """Looks bags up; where tables differ in pooling, a mean is a sum of weighted rows."""
+    def _look_up(
+        self,
+        tables: JointEmbedding | MultiTableEmbedding,
+        dtype: torch.dtype,
+        ids: Tensor,
+        lengths: Tensor | None,
+        weights: Tensor | None,
+    ) -> Tensor:
+        """Looks up ids or bags; where poolings differ, a mean is a sum of weighted rows."""
+        if lengths is None:
+            return tables(ids, dtype=dtype)
         pooling = self._pooling
         if pooling is None:
             counts = torch.where(self.mean_tables, lengths, 1).clamp(min=1)
             shares = counts.float().reciprocal().flatten()[ops.bags_of_ids(ids, lengths)]
             pooling, weights = "sum", shares if weights is None else shares * weights
-        return self.embeddings.pool(ids, lengths, pooling, self.dtype, weights)
+        return tables.pool(ids, lengths, pooling, dtype, weights)
 
     def run_parts(self, run: Callable[[Any], Callable[..., Tensor]]) -> None:
         """Lets the bottom MLP, and the interaction with the top MLP, run in another way.
@@ -271,6 +397,14 @@ class DLRM(nn.Module):
         """
         self._parts = [run(part) for part in self._parts]
 
+    def table_parameters(self) -> list[tuple[nn.Parameter, dict[int, int]]]:
+        """Parameters that hold tables, each with the tables it holds: number -> rows, in order.
+
+        The wide weights of table i are table `len(table_sizes) + i`, of one column.
+        """
+        wide = self.wide.table_parameters() if self.wide else []
+        return [*self.embeddings.table_parameters(), *wide]
+
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
         """Does once, for all passes of the block, what depends on the weights of the MLPs alone."""
@@ -279,15 +413,40 @@ class DLRM(nn.Module):
 
 
 class _Score(nn.Module):
-    """What follows the exchange: the interaction, the top MLP and the logit."""
+    """What follows the exchange: the interaction, the top MLP, parallel cross layers, the logit."""
 
-    def __init__(self, interact: nn.Module, top_mlp: nn.Module, output: nn.Module):
+    def __init__(
+        self, interact: nn.Module, top_mlp: nn.Module, output: nn.Module, cross: nn.Module | None
+    ):
         super().__init__()
-        self.interact, self.top_mlp, self.output = interact, top_mlp, output
+        self.interact, self.top_mlp, self.output, self.cross = interact, top_mlp, output, cross
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        hidden = self.top_mlp(self.interact(dense, embeddings))
-        return self.output(hidden.float()).squeeze(1)
+        hidden = self.top_mlp(self.interact(dense, embeddings)).float()
+        if self.cross is not None:
+            hidden = torch.cat([hidden, self.cross(dense, embeddings).float()], 1)
+        return self.output(hidden).squeeze(1)
+
+
+def _numerical_options(config: DLRMConfig) -> NumericalOptions:
+    return NumericalOptions(
+        config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
+    )
+
+
+def _interactions(
+    config: DLRMConfig, dense_vectors: int, seed: int
+) -> tuple[Interaction, Cross | None]:
+    """The interaction that enters the top MLP, and the cross layers that enter the last layer."""
+    embedded = config.numerical_embedding != NO_EMBEDDING
+    num_fields = config.num_numerical_features if embedded else 0
+    shape = dense_vectors + num_fields + len(config.table_sizes), config.embedding_dim
+    cross = partial(Cross, layers=config.cross_layers, rank=config.cross_rank, seed=seed)
+    names = interaction_names(config.interaction_op)
+    if DCN not in names or config.cross_structure == "stacked":
+        return compose(names, *shape, cross), None
+    names.remove(DCN)
+    return compose(names, *shape, cross), cross(*shape)
 
 
 def _listed(sizes: tuple[int, ...]) -> str:

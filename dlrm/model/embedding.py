@@ -4,7 +4,7 @@ Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbeddi
 `nn.Embedding` a feature. Both give the same vectors from the same seed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 
@@ -38,6 +38,7 @@ class JointEmbedding(_Tables):
         dim: columns of every table.
         seed: of the initial values, U(-s, s) with s = init_scale / sqrt(rows of the table).
         init_scale: see `seed`.
+        init_std: values start as N(0, init_std) instead, if it is given.
         native: look up by `ops.joint_embedding` (checks ids, casts on the way out) and not by
             `nn.Embedding`'s kernel.
         dtype: of the weight, float32 or bfloat16. Beside a bfloat16 weight the buffer `weight_low`
@@ -55,6 +56,7 @@ class JointEmbedding(_Tables):
         native: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        init_std: float | None = None,
     ):
         super().__init__(tables, dim, device)
         self.native = native
@@ -66,7 +68,8 @@ class JointEmbedding(_Tables):
         self.register_buffer("weight_low", low)
         own = [slice(begin, end) for begin, end in pairwise(offsets)]
         lows = [None if low is None else low[part] for part in own]
-        _initialize([weight[part] for part in own], lows, list(tables), seed, init_scale)
+        parts = [weight[part] for part in own]
+        _initialize(parts, lows, list(tables), seed, init_scale, init_std)
 
     def tables(self) -> list[Tensor]:
         """The tables, `[rows, dim]` float32: views of the weight, or joined from its halves."""
@@ -124,6 +127,7 @@ class MultiTableEmbedding(_Tables):
         seed: int = 0,
         init_scale: float = 1.0,
         device: torch.device | str = "cpu",
+        init_std: float | None = None,
     ):
         super().__init__(tables, dim, device)
         self.embeddings = nn.ModuleList(
@@ -131,7 +135,7 @@ class MultiTableEmbedding(_Tables):
             for size in self.table_sizes
         )
         nothing = [None] * len(tables)
-        _initialize(self.tables(), nothing, list(tables), seed, init_scale)
+        _initialize(self.tables(), nothing, list(tables), seed, init_scale, init_std)
 
     def tables(self) -> list[Tensor]:
         """The weights, one a table, `[rows, dim]`."""
@@ -216,16 +220,17 @@ def _initialize(
     numbers: Sequence[int],
     seed: int,
     scale: float,
+    std: float | None,
 ) -> None:
     """Fills tables from generators of the host's, each in a thread, wherever they lie."""
     parts = []
     for table, low, number in zip(tables, lows, numbers, strict=True):
-        bound = scale / max(len(table), 1) ** 0.5
+        draw = _uniform(scale / max(len(table), 1) ** 0.5) if std is None else _normal(std)
         for begin in range(0, len(table), _ROWS_OF_A_STREAM):
             part = slice(begin, begin + _ROWS_OF_A_STREAM)
             name = f"table.{number}.{begin}" if begin else f"table.{number}"
             low_part = None if low is None else low[part]
-            parts.append((table[part], low_part, generator(seed, name), bound))
+            parts.append((table[part], low_part, generator(seed, name), draw))
     # Halves are split by several threads already.
     threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
     if threads == 1:
@@ -236,7 +241,18 @@ def _initialize(
         list(pool.map(lambda arguments: _fill(*arguments), parts))
 
 
-def _fill(rows: Tensor, low: Tensor | None, random: torch.Generator, bound: float) -> None:
+_Draw = Callable[[Tensor, torch.Generator], object]
+
+
+def _uniform(bound: float) -> _Draw:
+    return lambda values, random: values.uniform_(-bound, bound, generator=random)
+
+
+def _normal(std: float) -> _Draw:
+    return lambda values, random: values.normal_(0, std, generator=random)
+
+
+def _fill(rows: Tensor, low: Tensor | None, random: torch.Generator, draw: _Draw) -> None:
     """Draws rows from a generator, some at a time."""
     at_once = max(1, _VALUES_AT_ONCE // rows.shape[1])
     for begin in range(0, len(rows), at_once):
@@ -246,7 +262,7 @@ def _fill(rows: Tensor, low: Tensor | None, random: torch.Generator, bound: floa
             if part.device.type == "cpu" and low is None
             else torch.empty(part.shape, device="cpu")
         )
-        values.uniform_(-bound, bound, generator=random)
+        draw(values, random)
         if low is not None:
             values, rest = ops.split_float32(values)
             low[begin : begin + at_once].copy_(rest)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp import is_autocast_available
 
@@ -20,13 +21,23 @@ def mlp(
     name: str,
     dtype: torch.dtype = torch.float32,
     optimized: bool = True,
+    batch_norm: bool = False,
+    dropout: float = 0.0,
 ) -> "MLP":
-    """Returns linear layers of the given sizes, each followed by a ReLU; see `mlp_layers`."""
-    return MLP(*mlp_layers(num_inputs, sizes, seed, name), dtype=dtype, optimized=optimized)
+    """Returns linear layers of the given sizes, each followed by a ReLU.
+
+    See `mlp_layers` and `MLP`.
+    """
+    layers = mlp_layers(num_inputs, sizes, seed, name, batch_norm)
+    return MLP(*layers, dtype=dtype, optimized=optimized, dropout=dropout)
 
 
-def mlp_layers(num_inputs: int, sizes: Sequence[int], seed: int, name: str) -> list[nn.Module]:
+def mlp_layers(
+    num_inputs: int, sizes: Sequence[int], seed: int, name: str, batch_norm: bool = False
+) -> list[nn.Module]:
     """Returns the layers of an MLP with their initial values.
+
+    With `batch_norm` each linear layer is normalised before its ReLU.
 
     Weights are normal with variance 2 / (inputs + outputs), biases with variance 1 / outputs,
     as in NVIDIA's and Meta's DLRM; they depend on the seed and the names alone.
@@ -34,13 +45,14 @@ def mlp_layers(num_inputs: int, sizes: Sequence[int], seed: int, name: str) -> l
     layers: list[nn.Module] = []
     for index, size in enumerate(sizes):
         linear = _normal_linear(num_inputs, size, generator(seed, f"{name}.{index}"))
-        layers += [linear, nn.ReLU()]
+        norms = [_BatchNorm(size, device="cpu")] if batch_norm else []
+        layers += [linear, *norms, nn.ReLU()]
         num_inputs = size
     return layers
 
 
 class MLP(nn.Sequential):
-    """Linear layers and ReLUs by turns, with float32 parameters.
+    """Linear layers and ReLUs by turns, perhaps with batch norm between, of float32 parameters.
 
     In half precision each pass rounds them, once for forward and backward; `keep_rounded` is for
     many passes over the same parameters.
@@ -52,13 +64,18 @@ class MLP(nn.Sequential):
             summation. The modules run all the same where they are others, or have hooks, and in
             compiled or traced models and under torch.func. `ops.mlp` has no second derivatives; the
             modules have.
+        dropout: share of each ReLU's outputs that training sets to 0; see `ops.dropout`.
     """
 
     def __init__(
-        self, *layers: nn.Module, dtype: torch.dtype = torch.float32, optimized: bool = True
+        self,
+        *layers: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        optimized: bool = True,
+        dropout: float = 0.0,
     ):
         super().__init__(*layers)
-        self.dtype, self.optimized = dtype, optimized
+        self.dtype, self.optimized, self.dropout = dtype, optimized, dropout
         self._kept: tuple[Tensor, ...] = ()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -67,14 +84,35 @@ class MLP(nn.Sequential):
         half = self.dtype != torch.float32
         if not self._can_be_optimized():
             with torch.autocast(device, self.dtype, enabled=half):
-                return super().forward(inputs)
+                return self._by_modules(inputs) if self._drops() else super().forward(inputs)
         parameters = self._parameters_by_kind()
         weights, biases = parameters[: len(self) // 2], parameters[len(self) // 2 :]
         rounded = self._kept or (self._rounded(parameters) if half else ())
         if is_autocast_available(device) and torch.is_autocast_enabled(device):  # somebody else's
             with torch.autocast(device, enabled=False):
-                return ops.mlp(inputs.to(self.dtype), weights, biases, rounded)
-        return ops.mlp(inputs.to(self.dtype), weights, biases, rounded)
+                return self._by_ops(inputs.to(self.dtype), weights, biases, rounded)
+        return self._by_ops(inputs.to(self.dtype), weights, biases, rounded)
+
+    def _drops(self) -> bool:
+        return self.training and self.dropout > 0
+
+    def _by_modules(self, values: Tensor) -> Tensor:
+        """The modules one by one, with dropout."""
+        for layer in self:
+            values = layer(values)
+            if isinstance(layer, nn.ReLU):
+                values = ops.dropout(values, self.dropout)
+        return values
+
+    def _by_ops(
+        self, values: Tensor, weights: list[Tensor], biases: list[Tensor], rounded: Sequence[Tensor]
+    ) -> Tensor:
+        if not self._drops():
+            return ops.mlp(values, weights, biases, rounded)
+        for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            own = rounded[index :: len(weights)]  # none, or this layer's weight and bias
+            values = ops.dropout(ops.mlp(values, [weight], [bias], own), self.dropout)
+        return values
 
     @contextmanager
     def keep_rounded(self) -> Iterator[None]:
@@ -111,6 +149,17 @@ class MLP(nn.Sequential):
         with torch.no_grad():
             torch._foreach_copy_(rounded, parameters)  # one launch on a GPU
         return tuple(rounded)
+
+
+class _BatchNorm(nn.BatchNorm1d):
+    """Batch norm that takes its running statistics for a batch of one sample, which has none."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training or len(inputs) > 1:
+            return super().forward(inputs)
+        return F.batch_norm(
+            inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
 
 def output_layer(num_inputs: int, seed: int, name: str, init: str = "uniform") -> nn.Linear:

@@ -122,7 +122,7 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
     config, held = task.model.config, {id(weight) for weight, _ in task.table_parameters()}
     rows = sum(config.embedding_rows)
     dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
-    weights = dense + rows * config.embedding_dim
+    weights = dense + rows * (config.embedding_dim + config.wide)
     validation = datasets.validation.num_samples if datasets.validation else 0
     device = world.device
     if device == "cpu":

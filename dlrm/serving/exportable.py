@@ -5,10 +5,12 @@ outside its table counts as unknown, which is id 0.
 """
 
 import copy
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.quantize import QuantizedTables
@@ -38,16 +40,25 @@ class ExportableDLRM(nn.Module):
         config = model.config
         sizes = torch.tensor(config.embedding_rows)
         self.hashed, self.probability = config.hash_indices, probability
+        self.has_wide = config.wide
         self.sizes: Tensor
         self.first_rows: Tensor
         self.register_buffer("sizes", sizes)
         self.register_buffer("first_rows", sizes.cumsum(0) - sizes)
         self.tables = _Lookup(tables)
+        self.wide: Tensor
+        self.register_buffer("wide", _wide_weights(model, tables))
         self.bottom_mlp = model.bottom_mlp.exportable()
+        embedding = model.numerical_embedding
+        self.numerical_embedding = embedding.exportable() if embedding is not None else None
         self.interact, columns = model.interact.exportable()
-        self.top_mlp = nn.Sequential(*model.top_mlp, model.output)
-        if columns is not None:
+        self.cross = model.cross
+        self.top_mlp, self.output = nn.Sequential(*_without_norms(model.top_mlp)), model.output
+        if columns is not None and len(self.top_mlp):
             self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
+        elif columns is not None:
+            crossed = range(model.interact.width, model.output.in_features)
+            self.output = _with_columns(model.output, [*columns, *crossed])
 
     def forward(self, numerical: Tensor, ids: Tensor) -> Tensor:
         """Returns logits (or probabilities), float32 `[batch, 1]`.
@@ -61,9 +72,18 @@ class ExportableDLRM(nn.Module):
             ids = ids.remainder(self.sizes)
         else:
             ids = ids * ((ids >= 0) & (ids < self.sizes))  # another is id 0
-        embeddings = self.tables(ids + self.first_rows)
+        rows = ids + self.first_rows
+        embeddings = self.tables(rows)
         dense = self.bottom_mlp(numerical)
-        logits = self.recalibrate(self.top_mlp(self.interact(dense, embeddings)))
+        if self.numerical_embedding is not None:
+            embeddings = torch.cat([self.numerical_embedding(numerical), embeddings], 1)
+        hidden = self.top_mlp(self.interact(dense, embeddings))
+        if self.cross is not None:
+            hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
+        logits = self.output(hidden)
+        if self.has_wide:
+            logits = logits + F.embedding(rows, self.wide).float().sum(1)
+        logits = self.recalibrate(logits)
         return logits.sigmoid() if self.probability else logits
 
 
@@ -88,6 +108,27 @@ class _Lookup(nn.Module):
             scale = F.embedding(rows, self.scale).float()
             vectors = vectors * scale + F.embedding(rows, self.offset).float()
         return vectors
+
+
+def _without_norms(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Returns the layers of an MLP, each batch norm folded into the linear layer before it."""
+    result: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, nn.BatchNorm1d):
+            linear, norm = copy.copy(result[-1]).eval(), copy.copy(layer).eval()
+            assert isinstance(linear, nn.Linear)
+            result[-1] = fuse_linear_bn_eval(linear, norm)
+        else:
+            result.append(layer)
+    return result
+
+
+def _wide_weights(model: DLRM, tables: QuantizedTables) -> Tensor:
+    """The weight of each id, `[rows, 1]`: float32 beside float32 tables, else float16."""
+    if model.wide is None:
+        return torch.zeros(0, 1)
+    weights = model.wide.weight.detach()
+    return weights if tables.values.dtype == torch.float32 else weights.half()
 
 
 def _with_columns(layer: nn.Module, columns: list[int]) -> nn.Linear:

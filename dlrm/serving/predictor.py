@@ -333,7 +333,7 @@ def probability(logits: np.ndarray) -> np.ndarray:
 def load_model(path: Path, device: str = "cpu") -> DLRM:
     """Makes the network that a checkpoint describes, and loads its weights."""
     model = DLRM(model_config(path)).to(device).eval()
-    load_checkpoint(path, Parameters(model, model.embeddings.table_parameters()))
+    load_checkpoint(path, Parameters(model, model.table_parameters()))
     return model
 
 

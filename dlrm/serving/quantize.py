@@ -54,6 +54,9 @@ def quantize_tables(model: DLRM, precision: str) -> QuantizedTables:
             *(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))  # type: ignore[arg-type]
         )
     _check_finite(tables, model.config.embedding_rows)
+    if model.wide is not None and precision != "fp32":
+        wide = QuantizedTables(model.wide.weight.detach().half())
+        _check_finite(wide, model.config.embedding_rows)
     return tables
 
 

@@ -78,12 +78,13 @@ def check_tables_fit(
         return
     memory, needed = short
     ranks = [rank for rank, other in enumerate(devices) if other.place == memory.place]
-    rows = needed // row_bytes(config.embedding_dim, optimizer)
-    weights = rows * row_bytes(config.embedding_dim, None)
+    rows = needed // _row_bytes(config, optimizer)
+    weights = rows * _row_bytes(config, None)
     named = (
         f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})" if len(devices) > 1 else ""
     )
-    parts = f"{rows:,} rows of {config.embedding_dim} values"
+    beside = " and a wide weight" if config.wide else ""
+    parts = f"{rows:,} rows of {config.embedding_dim} values{beside}"
     if needed > weights:
         state = f"{_shown(needed - weights)} of {optimizer}'s state"
         parts = f"{_shown(weights)} of {parts} and {state}"
@@ -109,9 +110,15 @@ def row_bytes(dim: int, optimizer: str | None) -> int:
     return 4 * dim + state
 
 
+def _row_bytes(config: DLRMConfig, optimizer: str | None) -> int:
+    """As `row_bytes`, with the row's weight of the wide term, if there is one."""
+    wide = row_bytes(1, optimizer) if config.wide else 0
+    return row_bytes(config.embedding_dim, optimizer) + wide
+
+
 def table_bytes(config: DLRMConfig, optimizer: str | None, num_ranks: int) -> list[int]:
     """Returns the bytes of each rank's tables, with the optimizer's state."""
-    rows, each = config.embedding_rows, row_bytes(config.embedding_dim, optimizer)
+    rows, each = config.embedding_rows, _row_bytes(config, optimizer)
     return [each * sum(rows[t] for t in tables) for tables in config.tables_by_rank(num_ranks)]
 
 
@@ -166,7 +173,7 @@ def _smaller_dim(
 def _smaller_optimizer(
     config: DLRMConfig, optimizer: str, devices: Sequence[Memory]
 ) -> Iterator[str]:
-    size = {kind: row_bytes(config.embedding_dim, kind) for kind in TABLE_OPTIMIZERS}
+    size = {kind: _row_bytes(config, kind) for kind in TABLE_OPTIMIZERS}
     fused = config.embedding_type in FUSED_TYPES
     for kind in sorted(size, key=lambda kind: -size[kind]):
         usable = fused or TABLE_OPTIMIZERS[kind].sparse is not None

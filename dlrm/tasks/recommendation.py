@@ -63,7 +63,7 @@ class Recommendation:
         optimized_mlp: run `ops.mlp`, and not the MLPs' layers one by one.
         recorder: records what `infer` does, which is replayed from then on; None does not.
         execution: how the MLPs and the interaction run, one of `MODULE_EXECUTIONS`. "lazy" needs
-            the optimized MLPs, and takes them.
+            the optimized MLPs, and takes them; it has no buffers and no dropout.
         has_clicks: labels are 0 or 1; else they are fractions, and the log loss alone is evaluated.
 
     Attributes:
@@ -91,6 +91,8 @@ class Recommendation:
         self.metric = "auc" if has_clicks else self.loss_metric
         self.unscored: tuple[int, float] | None = None
         optimized_mlp = optimized_mlp or execution == "lazy"
+        if execution == "lazy":
+            _check_lazy(config)
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._infer = self.predict
@@ -188,7 +190,7 @@ class Recommendation:
         }
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
-        return self.model.embeddings.table_parameters()
+        return self.model.table_parameters()
 
     def updates_vary(self, config: OptimizerConfig) -> bool:
         """Whether rows' gradients are added as they come, so that runs differ in their last bits.
@@ -226,6 +228,21 @@ class Recommendation:
         if not config.freeze_mlps:
             result.append(dense_optimizer(config.mlp_optimizer, groups["dense"]))
         return result
+
+
+def _check_lazy(config: DLRMConfig) -> None:
+    """Raises ValueError for what torch's lazy device cannot run."""
+    binned = config.numerical_embedding in ("piecewise", "bins")
+    flags = {
+        f"--dropout {config.dropout}": config.dropout > 0,
+        "--batch_norm": config.batch_norm,
+        f"--numerical_embedding {config.numerical_embedding}": binned,
+    }
+    if refused := [flag for flag, given in flags.items() if given]:
+        raise ValueError(
+            f"--execution lazy contradicts {refused[0]}: torch's lazy device runs neither dropout "
+            "nor modules with statistics or edges of bins"
+        )
 
 
 def _first_unscored(

@@ -5,7 +5,7 @@ private function, and lays its buckets out anew after the first step, so that am
 more a resumed run sums in another order than the run it continues.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -18,20 +18,26 @@ _BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start e
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, average: Mapping[str, Tensor], world: World) -> None:
-    """Gives every rank the mean of what the ranks have counted, as batch norm's statistics.
+    """Gives every rank the mean of what the ranks have counted: batch norm's statistics.
 
     Args:
-        model: whose buffers are those.
+        model: whose norms have them; other buffers, as edges of bins, are the same on all ranks.
         average: of its weights and buffers over the steps, by name; may be empty.
         world: the ranks.
     """
     if world.size > 1:
-        kept = model.state_dict()
-        for name, value in model.named_buffers():
-            if name in kept and value.is_floating_point():
-                all_sum(value, world).div_(world.size)
-                if name in average:
-                    all_sum(average[name], world).div_(world.size)
+        for name, value in _statistics(model):
+            all_sum(value, world).div_(world.size)
+            if name in average:
+                all_sum(average[name], world).div_(world.size)
+
+
+def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            for name, value in module.named_buffers(prefix, recurse=False):
+                if value.is_floating_point():
+                    yield name, value
 
 
 class GradientSum:

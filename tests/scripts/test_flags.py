@@ -98,7 +98,14 @@ OURS = {
     "verify_data": "first",
     "allow_links": False,
     "sample_weights": True,
+    "batch_norm": False,
+    "cross_layers": 3,
+    "cross_rank": None,
+    "cross_structure": "stacked",
+    "dropout": 0.0,
     "embedding_dtype": "fp32",
+    "embedding_init": "uniform",
+    "embedding_init_std": 1e-4,
     "embedding_init_scale": 1.0,
     "embedding_optimizer": "sgd",
     "execution": "eager",
@@ -109,6 +116,10 @@ OURS = {
     "inference_benchmark_runtimes": ["native", "eager", "torchscript", "onnx", "aot"],
     "keep_checkpoints": 1,
     "mlp_optimizer": "sgd",
+    "numerical_bins": 256,
+    "numerical_embedding": "none",
+    "numerical_frequencies": 32,
+    "numerical_sigma": 0.05,
     "output_init": "uniform",
     "placement": "balanced",
     "pooling": "sum",
@@ -121,6 +132,7 @@ OURS = {
     "tensorboard": None,
     "mlflow": None,
     "tf32": True,
+    "wide": False,
 }
 
 CHOICES = {
@@ -133,7 +145,9 @@ CHOICES = {
     "execution": {"eager", "graph", "lazy"},
     "preset": {"gaudi_medium"},
     "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
-    "interaction_op": {"cuda_dot", "dot", "cat"},
+    "numerical_embedding": {"none", "piecewise", "periodic", "bins"},
+    "cross_structure": {"stacked", "parallel"},
+    "embedding_init": {"uniform", "normal"},
 }
 
 
@@ -165,6 +179,20 @@ def test_every_documented_choice_is_taken(flag, choices):
         dlrm_flags.parse([f"--{flag}=x"])
     (listed,) = re.findall("<(.*)>", str(raised.value))
     assert set(listed.split("|")) == choices
+
+
+def test_interactions_are_named_alone_or_with_commas_between():
+    for names in ("cuda_dot", "dot", "cat", "dcn", "dot,dcn", "cat,dcn,cuda_dot"):
+        assert dlrm_flags.parse([f"--interaction_op={names}"])["interaction_op"] == names
+    wrong = {
+        "x": "--interaction_op x: expected cuda_dot, dot, cat, dcn, or several of them .* got 'x'",
+        "dot,": "--interaction_op dot,: expected .* got ''",
+        "dcn,dcn": "dcn is named twice",
+        "dot,cuda_dot": "dot and cuda_dot are the same products",
+    }
+    for names, problem in wrong.items():
+        with pytest.raises(ValueError, match=problem):
+            dlrm_flags.parse([f"--interaction_op={names}"])
 
 
 def test_dist_main_has_nvidias_defaults_for_several_gpus():

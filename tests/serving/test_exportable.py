@@ -17,10 +17,49 @@ from dlrm.serving.rows import Inputs
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
 
 
+PARTS = [  # what is beside dot products and MLPs, alone and together
+    {"wide": True},
+    {"numerical_embedding": "piecewise", "numerical_bins": 5},
+    {"numerical_embedding": "bins", "numerical_bins": 7},
+    {"numerical_embedding": "periodic", "numerical_frequencies": 3},
+    {"interaction_op": "dcn"},
+    {"interaction_op": "dcn,dot", "cross_rank": 4},
+    {"interaction_op": "dcn", "cross_structure": "parallel"},
+    {"interaction_op": "dot,dcn", "cross_structure": "parallel", "top_mlp_sizes": (1,)},
+    {"batch_norm": True, "dropout": 0.5},
+    {
+        **{"wide": True, "numerical_embedding": "piecewise", "numerical_bins": 8, "dropout": 0.1},
+        **{"interaction_op": "dot,dcn", "cross_rank": 4, "cross_structure": "parallel"},
+        "batch_norm": True,
+    },
+]
+
+
 def network(**others):
     sizes = {"embedding_dim": 8, "bottom_mlp_sizes": (16, 8), "top_mlp_sizes": (32, 16, 1)}
     config = DLRMConfig(**{"table_sizes": SIZES, "num_numerical_features": 5, **sizes, **others})
-    return DLRM(config, seed=3).eval()
+    model = DLRM(config, seed=3)
+    random = torch.Generator().manual_seed(5)
+    if model.wide is not None:
+        with torch.no_grad():
+            model.wide.weight.copy_(torch.randn(model.wide.weight.shape, generator=random))
+    if config.numerical_embedding in ("piecewise", "bins"):
+        counts = (6, 1, 2, 3, 4)
+        edges = [torch.randn(n, generator=random).sort().values.numpy() for n in counts]
+        model.numerical_embedding.set_edges(edges)
+    for _ in range(3 * config.batch_norm):  # so that there are statistics
+        model(
+            *map(
+                torch.from_numpy,
+                Inputs(
+                    *(
+                        part[:, :n]
+                        for part, n in zip(example(50), (5, len(config.table_sizes)), strict=True)
+                    )
+                ),
+            )
+        )
+    return model.eval()
 
 
 def example(rows=33, seed=0):
@@ -45,6 +84,8 @@ def logits(model, inputs):
         {"hash_indices": True, "max_table_size": 20},
         {"table_sizes": SIZES[:1]},
         {"table_sizes": SIZES[:6]},
+        *PARTS,
+        {**PARTS[-1], "hash_indices": True, "max_table_size": 20},
     ],
 )
 def test_every_architecture_scores_as_trained(others):
@@ -106,6 +147,38 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision):
         np.testing.assert_allclose(
             score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+@pytest.mark.parametrize("others", PARTS, ids=lambda others: " ".join(map(str, others.values())))
+def test_every_part_is_written(tmp_path, platform, others):
+    model = network(**others)
+    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
+    score = write(platform, exported, example(), tmp_path)
+    for rows in (33, 1):
+        numerical, ids = example(rows, seed=1)
+        numerical[0, 0], numerical[-1, 1] = 1e4, -1e4  # beyond all edges
+        inputs = Inputs(numerical, ids)
+        np.testing.assert_allclose(
+            score(*inputs)[:, 0], logits(model, inputs), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_wide_weights_beside_narrow_tables_are_float16(precision):
+    model = network(wide=True)
+    tables = quantize_tables(model, precision)
+    exported = ExportableDLRM(model, tables).eval()
+    with torch.no_grad():
+        model.embeddings.weight.copy_(tables.float())
+        model.wide.weight.copy_(model.wide.weight.half())
+    np.testing.assert_allclose(
+        logits(exported, example())[:, 0], logits(model, example()), rtol=1e-5, atol=1e-5
+    )
+    with torch.no_grad():
+        model.wide.weight[51] = 1e5
+    with pytest.raises(ValueError, match="table 2: a value is infinite, or beyond float16"):
+        quantize_tables(model, precision)
 
 
 @pytest.mark.parametrize("platform", ["trace", "script", "onnx"])

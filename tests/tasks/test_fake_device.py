@@ -93,6 +93,27 @@ def test_a_step_of_a_dlrm_is_all_on_its_device(tables, mlps, dtype, embedding_dt
                 assert str(task.predict(batch).device) == NAME
 
 
+PARTS = [
+    {"numerical_embedding": "piecewise", "interaction_op": "cuda_dot,dcn", "cross_rank": 3},
+    {"numerical_embedding": "bins", "interaction_op": "dcn", "cross_structure": "parallel"},
+    {"numerical_embedding": "periodic", "dropout": 0.5},
+]
+
+
+@needs_native
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts["numerical_embedding"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_step_with_other_parts_is_all_on_its_device(parts, dtype, fake):
+    config = DLRMConfig(SIZES, 4, 8, (16, 8), (16, 1), wide=True, **parts)
+    task, batch = Recommendation(config, dtype=dtype), clicks(bags=False)
+    fake.place(task)
+    batch = fake.batch(batch)
+    with fake:
+        optimizers = task.optimizers(OptimizerConfig("adam", "adam"))
+        fake.copies = False
+        train(task, optimizers, batch, scaler())
+
+
 @needs_native
 @pytest.mark.parametrize("frozen", [{}, {"freeze_embeddings": True}, {"freeze_mlps": True}])
 def test_no_step_of_a_dlrm_copies_between_devices(frozen, fake):

@@ -39,6 +39,7 @@ class Run(NamedTuple):
     auc_threshold: float | None = None
     max_steps: int | None = None
     stop_on: int = -1  # rank that is asked to stop after step 5
+    parts: tuple = ()  # names and values of other fields of the architecture
 
 
 class Overflowing(Recommendation):
@@ -66,6 +67,7 @@ def train(world: World, run: Run):
         embedding_dtype=run.embedding_dtype,
         placement=run.placement,
         interaction_op=run.interaction_op,
+        **dict(run.parts),
     )
     task = Overflowing(config, world, run.dtype, seed=5)
     task.infinite_on = run.infinite_on
@@ -104,6 +106,11 @@ def train(world: World, run: Run):
     losses = [entry["loss"] for entry in trainer.progress.history if "lr" in entry]
     own = zip(task.model.tables_by_rank[world.rank], task.model.embeddings.tables(), strict=True)
     tables = {number: table for part in gather(dict(own), world) for number, table in part.items()}
+    for weight, numbered in task.model.wide.table_parameters() if config.wide else []:
+        wide = dict(zip(numbered, weight.detach().split([*numbered.values()]), strict=True))
+        for part in gather(wide, world):
+            tables |= part
+        assert set(tables) == set(range(6))
     return losses, tables, trainer.parameters.dense(), summary, trainer.scaler.report()
 
 
@@ -159,6 +166,13 @@ def test_losses_and_weights_are_those_of_one_process(ranks, size, placement, lay
         Run(accumulate=100),
         Run(rows=BATCH * 3 + 1),  # a last batch of one sample
         Run(optimizer="adam", rows=BATCH * 3 + 1),
+        *(Run(optimizer=kind, parts=(("wide", True),)) for kind in ("sgd", "adam")),
+        Run("multi_table", hotness=4, parts=(("wide", True),)),
+        Run(embedding_dtype="bf16", parts=(("wide", True), ("numerical_embedding", "piecewise"))),
+        Run(parts=(("numerical_embedding", "bins"), ("numerical_bins", 4))),
+        Run(parts=(("numerical_embedding", "periodic"),)),
+        Run(interaction_op="cuda_dot,dcn", parts=(("cross_rank", 3), ("wide", True))),
+        Run(interaction_op="dcn", accumulate=2, parts=(("cross_structure", "parallel"),)),
     ],
     ids=str,
 )

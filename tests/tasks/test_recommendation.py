@@ -169,6 +169,45 @@ def test_graphs_and_the_lazy_device_give_the_losses_of_eager(
     assert eager[-2] < eager[0] - 0.02  # the same batch: what was learnt was compared
 
 
+PARTS = [
+    {
+        **{"wide": True, "numerical_embedding": "piecewise"},
+        **{"interaction_op": "dot,dcn", "cross_layers": 1},
+    },
+    {
+        **{"numerical_embedding": "bins", "interaction_op": "dcn"},
+        **{"cross_structure": "parallel", "cross_layers": 1},
+    },
+    {"numerical_embedding": "periodic"},
+]
+
+
+@pytest.mark.parametrize("changes", PARTS, ids=lambda changes: changes["numerical_embedding"])
+def test_graphs_of_other_parts_give_the_losses_of_eager(changes, executions):
+    eager = losses(task(**changes), 1)
+    assert losses(task(own={"execution": "graph"}, **changes), 1) == pytest.approx(eager, rel=1e-5)
+    assert len(set(eager)) == len(eager)
+
+
+@pytest.mark.parametrize("execution", ["graph", "eager"])
+def test_dropout_is_drawn_in_training_and_not_in_tests(execution, executions):
+    dropped = task(own={"execution": execution}, dropout=0.5)
+    torch.manual_seed(0)
+    assert not torch.equal(dropped.predict(batch()), dropped.predict(batch()))
+    first = dropped.evaluate(Loader([4, 9]))
+    assert dropped.evaluate(Loader([4, 9])) == first == task().evaluate(Loader([4, 9]))
+
+
+def test_what_the_lazy_device_lacks_is_refused():
+    for changes, flag in (
+        ({"dropout": 0.5}, "--dropout 0.5"),
+        ({"batch_norm": True}, "--batch_norm"),
+        ({"numerical_embedding": "bins"}, "--numerical_embedding bins"),
+    ):
+        with pytest.raises(ValueError, match=f"--execution lazy contradicts {flag}"):
+            task(own={"execution": "lazy"}, **changes)
+
+
 @pytest.mark.parametrize("how", ["graph", "lazy"])
 def test_benchmarks_of_inference_take_every_execution(how, executions):
     expected = task().infer(batch())

@@ -44,6 +44,7 @@ def train(
     scale=None,
     max_grad_norm=None,
     averaged=False,
+    parts=None,
     **config,
 ):
     """Two epochs of 12 batches and a short one; what was printed, the weights, skipped steps."""
@@ -57,7 +58,9 @@ def train(
         device=world.device,
     )
     model = DLRMConfig(
-        SIZES, 4, 8, (16, 8), (16, 8, 1), embedding_dtype=embedding_dtype, embedding_init_scale=9
+        *(SIZES, 4, 8, (16, 8), (16, 8, 1)),
+        embedding_dtype=embedding_dtype,
+        **{"embedding_init_scale": 9, **(parts or {})},
     )
     torch.manual_seed(0)
     task = Recommendation(model, world, dtype, seed=3, recorder=recorder)
@@ -89,6 +92,23 @@ CASES = [
     {"tables": "adagrad", "max_grad_norm": 0.01},
     {"tables": "adagrad", "gradient_accumulation_steps": 2},
     {"scale": 1024.0, "dtype": torch.float16, "tables": "adam", "mlps": "adam"},
+    {
+        **{"tables": "adam", "mlps": "adam"},
+        "parts": {"wide": True, "numerical_embedding": "piecewise", "interaction_op": "dot,dcn"},
+    },
+    {
+        "dtype": torch.bfloat16,
+        "parts": {
+            **{"numerical_embedding": "bins", "interaction_op": "dcn", "cross_rank": 3},
+            **{"embedding_init_scale": 1, "cross_layers": 1},
+        },
+    },
+    {
+        "parts": {
+            **{"numerical_embedding": "periodic", "interaction_op": "cuda_dot,dcn"},
+            **{"cross_structure": "parallel", "embedding_init_scale": 1, "cross_layers": 1},
+        }
+    },
 ]
 
 

@@ -10,9 +10,16 @@ from typing import Any
 from dlrm.data.clicks.datasets import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.synthetic import IDS
 from dlrm.data.verification import VERIFY_DATA
-from dlrm.model.dlrm import EMBEDDING_DTYPES, EMBEDDING_TYPES, DLRMConfig
-from dlrm.model.interaction import INTERACTIONS
+from dlrm.model.composition import CROSS_STRUCTURES, interaction_names
+from dlrm.model.dlrm import (
+    EMBEDDING_DTYPES,
+    EMBEDDING_INITS,
+    EMBEDDING_TYPES,
+    NUMERICAL_KINDS,
+    DLRMConfig,
+)
 from dlrm.model.mlp import OUTPUT_INITS
+from dlrm.model.numerical_embedding import MAX_BINS
 from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.scripts.common.config_flags import (
@@ -284,13 +291,45 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
             "How the last layer starts: uniform as in NVIDIA's DLRM, or normal as in Meta's",
             OUTPUT_INITS,
         ),
-        "embedding_init_scale": "Tables start as U(-s, s) with s = this / sqrt(table size)",
+        "embedding_init": Help(
+            "How tables start: uniform, U(-s, s), or normal, N(0, s)", EMBEDDING_INITS
+        ),
+        "embedding_init_scale": "s = this / sqrt(table size), of --embedding_init uniform",
+        "embedding_init_std": "s = this, of --embedding_init normal",
         "top_mlp_sizes": "Linear layer sizes for the top MLP",
         "bottom_mlp_sizes": "Linear layer sizes for the bottom MLP",
-        "interaction_op": Help(
-            "cuda_dot: the native operator, on whatever device; dot: plain torch; cat: no products",
-            INTERACTIONS,
+        "interaction_op": "cuda_dot: products of all pairs of vectors by the native operator, on "
+        "whatever device; dot: the same in plain torch; cat: no products; dcn: the cross layers of "
+        "DCNv2; or several with commas between, as dot,dcn, whose outputs enter the top MLP side "
+        "by side",
+        "cross_layers": Help("Cross layers of --interaction_op dcn", least=1),
+        "cross_rank": Help("Rank of the weights of cross layers; default: full", least=1),
+        "cross_structure": Help(
+            "Where the output of cross layers goes: stacked, into the top MLP; parallel, into the "
+            "last layer beside the output of the top MLP, which has the other interactions, or "
+            "cat, as input",
+            CROSS_STRUCTURES,
         ),
+        "numerical_embedding": Help(
+            "Makes each numerical field a vector of the interaction, beside that of the bottom "
+            "MLP. piecewise: linear between the edges of bins; bins: a vector for each bin; "
+            "periodic: a layer with ReLU over sines and cosines. Edges are those of the dataset's "
+            "transform, and else fitted to the first 131,072 training rows",
+            NUMERICAL_KINDS,
+        ),
+        "numerical_bins": Help(
+            "Most bins of a field of --numerical_embedding piecewise or bins",
+            least=2,
+            most=MAX_BINS,
+        ),
+        "numerical_frequencies": Help(
+            "Frequencies of a field of --numerical_embedding periodic", least=1
+        ),
+        "numerical_sigma": "Standard deviation of the frequencies of --numerical_embedding "
+        "periodic at the start",
+        "wide": "Add one weight of each id to the logit",
+        "dropout": "Share of each hidden layer's outputs in the top MLP that training sets to 0",
+        "batch_norm": "Normalise each hidden layer of the top MLP before its ReLU; for one process",
         "pooling": Help("How the rows of a multi-hot feature become one vector", POOLINGS),
         "placement": Help(
             "Which process holds which tables: balanced by lookups and rows, or as NVIDIA's; the "
@@ -419,6 +458,7 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
             if text in str(error):
                 raise UsageError(f"{error}; {instead}") from None
         raise
+    interaction_names(values["interaction_op"])
     values = Values(dict(sorted(values.items())), values.given)
     return _with_preset(values.filled(NVIDIA_2021 if values["defaults"] == "2021" else {}))
 

@@ -25,6 +25,7 @@ from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
 from dlrm.scripts.common.run import Setup
 from dlrm.tasks.click_training import ClickTraining, agree_on_memory, fingerprint
+from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
@@ -41,7 +42,7 @@ class DLRMSetup(Setup):
     Attributes:
         whole: the dataset as one process would read it.
         adopted: where weights and architecture are from, and the flags of the latter.
-        note: what is to be said of the dataset's transform.
+        note: what is to be said of the dataset's transform and of its numerical fields.
         unrecorded: why `--cuda_graphs` is not used, if it is not.
     """
 
@@ -132,7 +133,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
         ValueError, OSError: the user's mistake, which is named.
         OtherRankError: another rank raises one of these.
     """
-    torch.manual_seed(values["seed"])
+    torch.manual_seed(values["seed"] + world.rank)  # of dropout, which differs between ranks
     checkpoint = at_the_end.enter_context(
         session.held_checkpoint(values["load_checkpoint_path"], world)
     )
@@ -158,8 +159,11 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
     with agreed(world, *session.USER_ERRORS):
         task = _make_task(values, architecture, world, unrecorded)
         told_by = fingerprint(read)
-    changed = [f"{n} {values[n]}" for n in ARCHITECTURE if values[n] != asked[n]]
     transform = fitted / layout.TRANSFORM if fitted else None
+    if known is None and values["mode"] == "train":
+        without_bins = fit_edges(task.model, whole.train, transform, world)
+        note = "\n".join(filter(None, (note, without_bins))) or None
+    changed = [f"{n} {values[n]}" for n in ARCHITECTURE if values[n] != asked[n]]
     return DLRMSetup(
         values=values,
         world=world,

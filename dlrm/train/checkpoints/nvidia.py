@@ -175,6 +175,12 @@ def _check_dlrm(saved: SavedModel) -> None:
             f"{saved.path}: expected a DLRM, with tables, bottom_mlp, top_mlp and output; got "
             f"{len(saved.tables)} tables, {', '.join(sorted(parts)) or 'nothing else'}"
         )
+    flags = saved.config.get("flags", {})
+    if own := [f"--{name}" for name in ("wide", "batch_norm") if flags.get(name)]:
+        raise ValueError(
+            f"{saved.path}: {own[0]}: NVIDIA's code does not have it, so the model cannot be "
+            "written for it"
+        )
 
 
 def _known_interaction(saved: SavedModel) -> str:

@@ -1,0 +1,97 @@
+"""Interactions by their names, of which several compose: `dot,dcn`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dlrm.model.cross import Cross
+from dlrm.model.interaction import INTERACTIONS, Interaction
+
+DCN = "dcn"
+INTERACTION_NAMES = (*INTERACTIONS, DCN)
+CROSS_STRUCTURES = ("stacked", "parallel")
+_ALIGNED = 8  # columns, to a multiple of which a composition is padded
+_DOTS = {"dot", "cuda_dot"}
+
+
+def interaction_names(interaction_op: str) -> list[str]:
+    """Returns the names that a value of `--interaction_op` lists.
+
+    Raises:
+        ValueError: an unknown name, or two that are the same products.
+    """
+    names = interaction_op.split(",")
+    for name in names:
+        if name not in INTERACTION_NAMES:
+            raise ValueError(
+                f"--interaction_op {interaction_op}: expected {', '.join(INTERACTION_NAMES)}, or "
+                f"several of them with commas between, got {name!r}"
+            )
+        if names.count(name) > 1:
+            raise ValueError(f"--interaction_op {interaction_op}: {name} is named twice")
+    if {*names} >= _DOTS:
+        raise ValueError(
+            f"--interaction_op {interaction_op}: dot and cuda_dot are the same products"
+        )
+    return names
+
+
+def compose(names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cross]) -> Interaction:
+    """Returns the interaction of one name, or the composition of several.
+
+    Args:
+        names: as `interaction_names` returns them; none are "cat".
+        num_vectors: vectors of a sample.
+        dim: columns of each.
+        cross: makes "dcn" from the two.
+    """
+    kinds: dict[str, Callable[[int, int], Interaction]] = {**INTERACTIONS, DCN: cross}
+    parts = [kinds[name](num_vectors, dim) for name in names or ["cat"]]
+    return parts[0] if len(parts) == 1 else Composition(names, parts)
+
+
+class Composition(Interaction):
+    """The outputs of interactions side by side, without their padding, and its own at the end.
+
+    Args:
+        names: of the parts.
+        parts: over the same vectors.
+    """
+
+    def __init__(self, names: Sequence[str], parts: Sequence[Interaction]) -> None:
+        super().__init__(parts[0].num_vectors, parts[0].dim)
+        self.parts = nn.ModuleDict(dict(zip(names, parts, strict=True)))
+        self._used = [part.width - part.padding for part in parts]
+        self.padding = -sum(self._used) % _ALIGNED
+        self.width = sum(self._used) + self.padding
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        outputs = [
+            part(dense, embeddings)[:, :used]
+            for part, used in zip(self.parts.values(), self._used, strict=True)
+        ]
+        return torch.cat([*outputs, dense.new_zeros(len(dense), self.padding)], dim=1)
+
+    def exportable(self) -> tuple[nn.Module, list[int] | None]:
+        modules, columns, begin = [], [], 0
+        for part, used in zip(self.parts.values(), self._used, strict=True):
+            module, own = part.exportable()  # type: ignore[operator]
+            modules.append(module)
+            own = list(range(used)) if own is None else own
+            columns += [begin + column if column >= 0 else -1 for column in own]
+            begin += used
+        return _SideBySide(modules), columns
+
+
+class _SideBySide(nn.Module):
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        outputs = []
+        for part in self.parts:
+            outputs.append(part(dense, embeddings))
+        return torch.cat(outputs, dim=1)

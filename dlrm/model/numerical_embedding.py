@@ -1,0 +1,245 @@
+"""Numerical fields as vectors of the interaction, one a field, beside that of the bottom MLP.
+
+To add a kind, subclass `NumericalEmbedding` and enter it in `NUMERICAL_EMBEDDINGS`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlrm.model.initialize import generator
+
+MAX_BINS = 256  # of a field, as of a fitted transform
+
+
+@dataclass(frozen=True)
+class NumericalOptions:
+    """What the kinds are made of; see `DLRMConfig`.
+
+    Attributes:
+        bins: most bins of a field, of the kinds that have bins.
+        frequencies: of a field, of "periodic".
+        sigma: standard deviation of the initial frequencies.
+    """
+
+    bins: int = MAX_BINS
+    frequencies: int = 32
+    sigma: float = 0.05
+
+
+class NumericalEmbedding(nn.Module):
+    """Base of the kinds: a vector of each numerical field of a sample.
+
+    Args:
+        num_fields: numerical fields.
+        dim: columns of a vector.
+        options: the kind's own.
+        seed: of the initial values, which also depend on the names of the weights.
+    """
+
+    def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
+        super().__init__()
+        self.num_fields, self.dim, self._seed = num_fields, dim, seed
+
+    def forward(self, numerical: Tensor) -> Tensor:
+        """Returns float32 `[samples, fields, dim]` of `[samples, fields]` of any floating dtype."""
+        raise NotImplementedError
+
+    def exportable(self) -> nn.Module:
+        """Returns the same in operators that TorchScript and ONNX have."""
+        return self
+
+    def _drawn(self, name: str, *shape: int, bound: float) -> nn.Parameter:
+        values = torch.empty(shape, device="cpu")
+        values.uniform_(-bound, bound, generator=generator(self._seed, f"numerical.{name}"))
+        return nn.Parameter(values)
+
+
+class Binned(NumericalEmbedding):
+    """Base of the kinds with bins.
+
+    Attributes:
+        edges: between the bins of a field, ascending, `[fields, bins + 1]`; a field with fewer bins
+            repeats its greatest edge. Checkpoints hold them. A new model has equal bins in [0, 1]
+            until `set_edges`.
+    """
+
+    def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
+        super().__init__(num_fields, dim, options, seed)
+        self.bins = options.bins
+        self.edges: Tensor
+        equal = torch.linspace(0, 1, self.bins + 1, device="cpu")
+        self.register_buffer("edges", equal.repeat(num_fields, 1))
+
+    @torch.no_grad()
+    def set_edges(self, edges: Sequence[np.ndarray]) -> None:
+        """Sets the edges of every field.
+
+        Args:
+            edges: of each field, ascending and finite, 1 to `bins + 1` of them.
+
+        Raises:
+            ValueError: they are not so; the field is named by its index.
+        """
+        if len(edges) != self.num_fields:
+            raise ValueError(f"edges: expected those of {self.num_fields} fields, got {len(edges)}")
+        for field, own in enumerate(edges):
+            values = torch.tensor(np.asarray(own, np.float32))
+            rising = bool(values.isfinite().all()) and bool((values.diff() > 0).all())
+            if not 1 <= len(values) <= self.bins + 1 or not rising:
+                raise ValueError(
+                    f"edges of numerical field {field}: expected 1 to {self.bins + 1} ascending "
+                    f"finite numbers, got {len(values)}: {values[:4].tolist()}"
+                )
+            row = values[-1].repeat(self.bins + 1)
+            row[: len(values)] = values
+            self.edges[field].copy_(row)
+
+    def _edges_up_to(self, numerical: Tensor) -> Tensor:
+        """How many of its field's edges are not above each value, `[samples, fields]`."""
+        return torch.searchsorted(self.edges, numerical.T.contiguous(), right=True).T
+
+
+class PiecewiseLinear(Binned):
+    """A linear layer over the piecewise-linear encoding (Gorishniy et al., 2022, section 3.2).
+
+    The encoding has a number for each bin of the field: 0 of those above the value, 1 of those
+    below, and of its own bin the share that is below it. Values beyond the edges count as the
+    nearest one. The product with the encoding, which is nearly all 0 and 1, is not computed as
+    such: it is one of the running sums over the layer's rows and a share of the next row.
+    """
+
+    def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
+        super().__init__(num_fields, dim, options, seed)
+        bound = self.bins**-0.5
+        self.weight = self._drawn("weight", num_fields, self.bins, dim, bound=bound)
+        self.bias = self._drawn("bias", num_fields, dim, bound=bound)
+
+    def forward(self, numerical: Tensor) -> Tensor:
+        numerical = numerical.float()
+        bins = (self._edges_up_to(numerical) - 1).clamp(0, self.bins - 1)
+        return _interpolated(numerical, bins, *self._tables())
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        """Of each bin, `[fields * bins, ...]`: vector at its lower edge and step; edge and 1/width.
+
+        Bins without width, which repeated edges make, add nothing.
+        """
+        widths = self.edges.diff()
+        inverse = torch.where(widths > 0, 1 / widths, 0)
+        steps = self.weight * (widths > 0).unsqueeze(-1)
+        starts = self.bias.unsqueeze(1) + steps.cumsum(1) - steps
+        vectors = torch.cat([starts, steps], -1).flatten(0, 1)
+        return vectors, torch.stack([self.edges[:, :-1], inverse], -1).flatten(0, 1)
+
+    def exportable(self) -> nn.Module:
+        with torch.no_grad():
+            vectors, places = self._tables()
+        return _ExportedBins(self.edges, self.bins, vectors, places)
+
+
+class BinIds(Binned):
+    """A row of a small table for each bin, as of an id.
+
+    A field of n edges has n bins: from each edge up to the next, and from the greatest one on.
+    Values below the least edge are in the first bin. So each value of a field with few has its own.
+    """
+
+    def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
+        super().__init__(num_fields, dim, options, seed)
+        rows = self.bins + 1
+        self.weight = self._drawn("weight", num_fields, rows, dim, bound=rows**-0.5)
+
+    def forward(self, numerical: Tensor) -> Tensor:
+        bins = (self._edges_up_to(numerical.float()) - 1).clamp(0)
+        return F.embedding(_rows(bins, self.bins + 1), self.weight.flatten(0, 1))
+
+    def exportable(self) -> nn.Module:
+        return _ExportedBins(self.edges, self.bins + 1, self.weight.detach().flatten(0, 1), None)
+
+
+class Periodic(NumericalEmbedding):
+    """PLR: relu of a linear layer over sines and cosines (Gorishniy et al., 2022, section 3.3).
+
+    A field's frequencies c, which are trained, start as N(0, sigma); its value x enters the layer
+    as sin(2 pi c x) and cos(2 pi c x).
+    """
+
+    def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
+        super().__init__(num_fields, dim, options, seed)
+        count = options.frequencies
+        frequencies = torch.empty(num_fields, count, device="cpu")
+        frequencies.normal_(0, options.sigma, generator=generator(seed, "numerical.frequencies"))
+        self.frequencies = nn.Parameter(frequencies)
+        bound = (2 * count) ** -0.5
+        self.weight = self._drawn("weight", num_fields, 2 * count, dim, bound=bound)
+        self.bias = self._drawn("bias", num_fields, dim, bound=bound)
+
+    def forward(self, numerical: Tensor) -> Tensor:
+        angles = 2 * math.pi * numerical.float().unsqueeze(-1) * self.frequencies
+        waves = torch.cat([angles.sin(), angles.cos()], -1)
+        vectors = torch.matmul(waves.transpose(0, 1), self.weight).transpose(0, 1)
+        return (vectors + self.bias).relu()
+
+
+NUMERICAL_EMBEDDINGS: dict[str, type[NumericalEmbedding]] = {  # by their names on the command line
+    "piecewise": PiecewiseLinear,
+    "periodic": Periodic,
+    "bins": BinIds,
+}
+
+
+def _rows(bins: Tensor, rows_a_field: int) -> Tensor:
+    """The rows of bins `[samples, fields]` in a table of all fields, one after the other."""
+    first = torch.arange(bins.shape[1], device=bins.device) * rows_a_field
+    return bins + first
+
+
+def _interpolated(numerical: Tensor, bins: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
+    """Returns, of each value, the vector at its bin's lower edge and a share of the bin's step."""
+    rows = _rows(bins, len(vectors) // bins.shape[1])
+    edge, inverse = F.embedding(rows, places).unbind(-1)
+    shares = ((numerical - edge) * inverse).clamp(0, 1)
+    starts, steps = F.embedding(rows, vectors).chunk(2, -1)
+    return torch.addcmul(starts, steps, shares.unsqueeze(-1))
+
+
+class _ExportedBins(nn.Module):
+    """Finds bins by halving, since ONNX has no search: a look-up for each bit of their number."""
+
+    def __init__(self, edges: Tensor, rows: int, vectors: Tensor, places: Tensor | None) -> None:
+        super().__init__()
+        num_fields, count = edges.shape
+        self.steps = [1 << bit for bit in reversed(range(count.bit_length()))]
+        self.width = 2 * self.steps[0]
+        self.interpolates, self.last = places is not None, rows - 1
+        padded = F.pad(edges, (0, self.width - count), value=math.inf)
+        self.edges: Tensor
+        self.vectors: Tensor
+        self.places: Tensor
+        self.first: Tensor
+        self.register_buffer("edges", padded.reshape(-1, 1))
+        self.register_buffer("vectors", vectors)
+        self.register_buffer("places", torch.zeros(0, 2) if places is None else places)
+        self.register_buffer("first", torch.arange(num_fields, device=edges.device))
+
+    def forward(self, numerical: Tensor) -> Tensor:
+        numerical = numerical.float()
+        begins = self.first * self.width
+        found = torch.zeros_like(numerical, dtype=torch.int64)
+        for step in self.steps:
+            edge = F.embedding(found + (begins + step - 1), self.edges).squeeze(-1)
+            found = found + step * (numerical >= edge).long()
+        rows = (found - 1).clamp(0, self.last) + self.first * (self.last + 1)
+        vectors = F.embedding(rows, self.vectors)
+        if not self.interpolates:
+            return vectors
+        edge, inverse = F.embedding(rows, self.places).unbind(-1)
+        shares = ((numerical - edge) * inverse).clamp(0, 1)
+        starts, steps = vectors.chunk(2, -1)
+        return starts + steps * shares.unsqueeze(-1)

@@ -1,0 +1,101 @@
+"""Edges of the bins of numerical fields, as the model sees them: after the dataset's transform."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dlrm.data.clicks.batch import Dataset
+from dlrm.data.sources.columns import Parsed
+from dlrm.data.transform.numbers import bin_edges, ordered, transform_numbers
+from dlrm.data.transform.table_transform import TableTransform
+from dlrm.distributed import World, agreed, from_first
+from dlrm.model.dlrm import DLRM
+from dlrm.model.numerical_embedding import Binned
+
+ROWS = 1 << 17  # the first training rows, to which edges are fitted that no transform has
+
+
+def fit_edges(
+    model: DLRM, train: Dataset, transform: Path | None = None, world: World = World()
+) -> str | None:
+    """Gives a new model the edges of its bins, where it has any.
+
+    A field has the edges that the dataset's transform fitted, and else those of `bin_edges` over
+    the first `ROWS` training rows. All processes get those of the first one.
+
+    Args:
+        model: the model.
+        train: the training rows, whole in each process.
+        transform: folder of the dataset's fitted transform, or None.
+        world: the processes.
+
+    Returns:
+        A line about fields that have one value only, and so no bins; None where there are none.
+
+    Raises:
+        ValueError: a file of the dataset is damaged; it is named.
+        OtherRankError: another process raises it.
+    """
+    if not isinstance(embedding := model.numerical_embedding, Binned):
+        return None
+    names = [str(index) for index in range(embedding.num_fields)]
+    edges: list[np.ndarray] = []
+    with agreed(world, ValueError, OSError):
+        if world.rank == 0:
+            known: Sequence[np.ndarray] = [np.empty(0)] * len(names)
+            if transform is not None and TableTransform.is_at(transform):
+                table = TableTransform.load(transform)
+                names, known = table.schema.numerical_names, _transformed_edges(table)
+            edges = _edges(train, known, embedding.bins)
+    names, edges = from_first((names, edges), world)
+    embedding.set_edges(edges)
+    constant = [name for name, own in zip(names, edges, strict=True) if len(own) == 1]
+    if not constant:
+        return None
+    return (
+        f"note: without bins, and with one vector for all rows: numerical field "
+        f"{', '.join(constant)}, which has one value only"
+    )
+
+
+def _edges(train: Dataset, known: Sequence[np.ndarray], bins: int) -> list[np.ndarray]:
+    """Returns the known edges, `bins + 1` of them at most, and fits the missing ones."""
+    missing = [field for field, edges in enumerate(known) if len(edges) < 2]
+    result = [_thinned(edges, bins + 1) for edges in known]
+    if missing:
+        rows = _first_rows(train)
+        for field in missing:
+            values = rows[:, field].astype(np.float64)
+            distinct, counts = np.unique(values[np.isfinite(values)] + 0.0, return_counts=True)
+            edges, _ = bin_edges(ordered(distinct), counts, bins)
+            result[field] = edges if len(edges) else np.zeros(1)
+    return result
+
+
+def _transformed_edges(table: TableTransform) -> list[np.ndarray]:
+    """Returns the fitted edges of each field in the space of the model's inputs."""
+    result = []
+    for rule, fitted in zip(table.schema.numerical, table.numerical, strict=True):
+        edges = fitted.edges
+        values, _ = transform_numbers(rule, fitted, Parsed(edges, np.zeros(len(edges), bool)))
+        finite = values[np.isfinite(values)].astype(np.float64)
+        result.append(np.unique(finite + 0.0))  # float16 may have made two of them one
+    return result
+
+
+def _thinned(edges: np.ndarray, most: int) -> np.ndarray:
+    if len(edges) <= most:
+        return edges
+    return edges[np.round(np.linspace(0, len(edges) - 1, most)).astype(int)]
+
+
+def _first_rows(train: Dataset) -> np.ndarray:
+    """Returns the numericals of the first `ROWS` rows, or of all where there are fewer."""
+    parts, count = [], 0
+    for index in range(len(train)):
+        if count >= ROWS:
+            break
+        parts.append(train.batch(index).numerical.cpu().numpy()[: ROWS - count])
+        count += len(parts[-1])
+    return np.concatenate(parts)

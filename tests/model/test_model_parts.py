@@ -1,0 +1,390 @@
+"""Numerical vectors, cross layers, the wide term and their compositions, against float64."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dlrm import ops
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRM, EMBEDDING_TYPES, DLRMConfig
+from dlrm.model.numerical_embedding import NUMERICAL_EMBEDDINGS, NumericalOptions
+
+SMALL = DLRMConfig(
+    table_sizes=(7, 100, 3, 41),
+    num_numerical_features=5,
+    embedding_dim=8,
+    bottom_mlp_sizes=(16, 8),
+    top_mlp_sizes=(32, 16, 1),
+)
+EDGES = [  # one field has as many bins as there may be, one a single edge, one a single bin
+    np.array([-2.0, -0.5, 0.0, 0.25, 3.0]),
+    np.array([1.0]),
+    np.array([-1.0, 1.0]),
+    np.array([0.0, 0.5, 1.0]),
+    np.array([-0.125, 0.0, 0.125, 4.0]),
+]
+BINS = 4
+
+
+def encoding(values, edges):
+    """Equation 1 of Gorishniy et al. (2022), clamped: 1 for bins below, a share of its own."""
+    parts = [
+        ((values - low) / (high - low)).clamp(0, 1)
+        for low, high in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    return torch.stack(parts, 1) if parts else values.new_zeros(len(values), 0)
+
+
+def field_vectors(kind, weights, numerical):
+    """Float64 vectors of each field, `[samples, fields, dim]`."""
+    result = []
+    for field, edges in enumerate(EDGES):
+        values = numerical[:, field].double()
+        weight = weights["weight"][field]
+        if kind == "piecewise":
+            code = encoding(values, torch.from_numpy(edges))
+            result.append(weights["bias"][field] + code @ weight[: code.shape[1]])
+        elif kind == "bins":
+            # The padded edges of a field repeat its greatest: values from there on have the last.
+            count = torch.tensor([sum(edge <= v for edge in edges) for v in values.tolist()])
+            rows = torch.where(count == len(edges), BINS, (count - 1).clamp(min=0))
+            result.append(weight[rows])
+        else:
+            angles = 2 * torch.pi * values[:, None] * weights["frequencies"][field]
+            waves = torch.cat([torch.sin(angles), torch.cos(angles)], 1)
+            result.append(torch.relu(waves @ weight + weights["bias"][field]))
+    return torch.stack(result, 1)
+
+
+def crossed(weights, prefix, layers, first):
+    """Equation 1 of Wang et al. (2021): x' = x0 * (W x + b) + x, W = U V if it is of low rank."""
+    x = first
+    for layer in range(layers):
+        matrix = weights[f"{prefix}.layers.{layer}.weights.0"]
+        if f"{prefix}.layers.{layer}.weights.1" in weights:
+            matrix = weights[f"{prefix}.layers.{layer}.weights.1"] @ matrix
+        x = first * (x @ matrix.T + weights[f"{prefix}.layers.{layer}.bias"]) + x
+    return x
+
+
+def oracle(config, weights, numerical, ids, lengths=None):
+    """The whole network in float64, from its weights by name; shares no code with it."""
+
+    def layers(name, x):
+        index = 0
+        while f"{name}.{index}.weight" in weights:
+            x = torch.relu(
+                x @ weights[f"{name}.{index}.weight"].T + weights[f"{name}.{index}.bias"]
+            )
+            index += 2
+        return x
+
+    def looked_up(name):
+        tables = weights[name].split(list(config.embedding_rows))
+        if lengths is None:
+            return [table[own] for table, own in zip(tables, ids.T, strict=True)]
+        bags = iter(ids.split(lengths.flatten().tolist()))
+        pooled = [[tables[t][next(bags).long()].sum(0) for t in range(4)] for _ in lengths]
+        return [torch.stack(rows) for rows in zip(*pooled, strict=True)]
+
+    dense = layers("bottom_mlp", numerical.double())
+    vectors = [dense]
+    if config.numerical_embedding != "none":
+        prefix = "numerical_embedding."
+        own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+        vectors += field_vectors(config.numerical_embedding, own, numerical).unbind(1)
+    vectors += looked_up("embeddings.weight")
+    everything = torch.cat(vectors, 1)
+    names = config.interaction_op.split(",")
+    parallel = "dcn" in names and config.cross_structure == "parallel"
+    deep = [name for name in names if not (parallel and name == "dcn")] or ["cat"]
+    features = []
+    for name in deep:
+        if name == "cat":
+            features.append(everything)
+        elif name == "dcn":
+            prefix = "interact" if len(deep) == 1 else "interact.parts.dcn"
+            features.append(crossed(weights, prefix, config.cross_layers, everything))
+        else:
+            pairs = [
+                (vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)
+            ]
+            features.append(torch.cat([dense, torch.stack(pairs, 1)], 1))
+    features = torch.cat(features, 1)
+    width = weights.get("top_mlp.0.weight", weights["output.weight"]).shape[1]
+    if parallel and config.top_mlp_sizes == (1,):
+        width -= everything.shape[1]
+    features = F.pad(features, (0, max(width - features.shape[1], 0)))
+    hidden = layers("top_mlp", features)
+    if parallel:
+        hidden = torch.cat([hidden, crossed(weights, "cross", config.cross_layers, everything)], 1)
+    logits = (hidden @ weights["output.weight"].T + weights["output.bias"])[:, 0]
+    if config.wide:
+        logits = logits + sum(looked_up("wide.weight"))[:, 0]
+    return logits
+
+
+def batch(size=33, hotness=None):
+    random = torch.Generator().manual_seed(1)
+    numerical = torch.randn(size, 5, generator=random) * 2
+    numerical[:9] = torch.tensor(EDGES[0][[0, 1, 2, 3, 4, 0, 1, 2, 3]])[:, None]  # edges themselves
+    numerical[9:11] = torch.tensor([[-20.0], [20.0]])  # and what is beyond them
+    if hotness is None:
+        ids = [torch.randint(n, (size,), generator=random) for n in SMALL.table_sizes]
+        return numerical.half().float(), torch.stack(ids, 1)
+    lengths = torch.randint(hotness + 1, (size, 4), generator=random)
+    sizes = torch.tensor(SMALL.table_sizes).repeat(size).repeat_interleave(lengths.flatten())
+    ids = (torch.rand(len(sizes), generator=random) * sizes).int()
+    return numerical.half().float(), ids, lengths
+
+
+def build(device="cpu", seed=3, **others):
+    config = dataclasses.replace(SMALL, numerical_bins=BINS, **others)
+    model = DLRM(config, World(device=device), seed=seed)
+    if config.numerical_embedding in ("piecewise", "bins"):
+        model.numerical_embedding.set_edges(EDGES)
+    if model.wide is not None:
+        random = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            model.wide.weight.copy_(torch.randn(model.wide.weight.shape, generator=random))
+    return model
+
+
+def doubles(model):
+    """The model's weights as float64 leaves, by name."""
+    named = model.state_dict(keep_vars=True)
+    return {k: v.detach().cpu().double().requires_grad_() for k, v in named.items()}
+
+
+PARTS = [
+    {"wide": True},
+    *({"numerical_embedding": kind} for kind in NUMERICAL_EMBEDDINGS),
+    {"interaction_op": "dcn"},
+    {"interaction_op": "dcn", "cross_rank": 3, "cross_layers": 2},
+    {"interaction_op": "dot,dcn", "cross_rank": 5},
+    {"interaction_op": "dcn,cuda_dot,cat"},
+    {"interaction_op": "dcn", "cross_structure": "parallel"},
+    {"interaction_op": "cuda_dot,dcn", "cross_structure": "parallel", "cross_rank": 3},
+    {"interaction_op": "cuda_dot,dcn", "cross_structure": "parallel", "top_mlp_sizes": (1,)},
+    {"interaction_op": "dot,dcn", "top_mlp_sizes": (1,)},
+    {"wide": True, "numerical_embedding": "piecewise", "interaction_op": "cuda_dot,dcn"},
+    {"wide": True, "numerical_embedding": "bins", "interaction_op": "cat"},
+    {
+        **{"wide": True, "numerical_embedding": "periodic", "interaction_op": "dot,dcn"},
+        **{"cross_structure": "parallel", "cross_rank": 4},
+    },
+]
+
+
+@pytest.mark.parametrize("others", PARTS, ids=lambda others: " ".join(map(str, others.values())))
+@pytest.mark.parametrize("hotness", [None, 3])
+def test_logits_and_gradients_are_those_of_float64(others, hotness, device):
+    model = build(device, **others)
+    inputs = batch(hotness=hotness)
+    weights = doubles(model)
+    expected = oracle(model.config, weights, *inputs)
+    actual = model(*(tensor.to(device) for tensor in inputs))
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=1e-4, atol=1e-4)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    weighting = torch.linspace(-1, 1, len(expected))
+    found = torch.autograd.grad(actual, parameters, weighting.to(device))
+    wanted = torch.autograd.grad(expected, [weights[n] for n in names], weighting.double())
+    for name, one, other in zip(names, found, wanted, strict=True):
+        one = one.to_dense().cpu().double()
+        torch.testing.assert_close(
+            one, other, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("others", PARTS, ids=lambda others: " ".join(map(str, others.values())))
+def test_half_precision_is_near(others):
+    config = build(**others).config
+    model = DLRM(config, dtype=torch.bfloat16, seed=3)
+    model.load_state_dict(build(**others).state_dict())
+    numerical, ids = batch()
+    exact = oracle(config, doubles(model), numerical, ids)[11:]
+    found = model(numerical, ids)[11:]
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().max() < 0.05 * exact.abs().max()
+    found.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
+def test_every_layout_of_tables_has_the_wide_term(embedding_type):
+    random = torch.Generator().manual_seed(2)
+    models = [build(wide=True), build(wide=True, embedding_type=embedding_type)]
+    weights = torch.randn(sum(SMALL.table_sizes), 1, generator=random)
+    for inputs in (batch(), batch(hotness=3)):
+        logits = []
+        for model in models:
+            with torch.no_grad():
+                model.wide.weight.copy_(weights)
+            logits.append(model(*inputs))
+        torch.testing.assert_close(*logits)
+
+
+def test_wide_weights_start_as_zero_and_follow_hashed_ids():
+    numerical, ids = batch()
+    plain = DLRM(SMALL, seed=1)
+    assert torch.equal(
+        DLRM(dataclasses.replace(SMALL, wide=True), seed=1)(numerical, ids), plain(numerical, ids)
+    )
+    model = build(wide=True, hash_indices=True, max_table_size=10)
+    assert [table.shape for table in model.wide.tables()] == [(7, 1), (10, 1), (3, 1), (10, 1)]
+    rows = torch.tensor([7, 10, 3, 10])
+    torch.testing.assert_close(model(numerical, ids), model(numerical, ids % rows))
+
+
+def test_a_piecewise_vector_is_what_a_person_computes():
+    layer = NUMERICAL_EMBEDDINGS["piecewise"](1, 2, NumericalOptions(bins=2), seed=0)
+    layer.set_edges([np.array([0.0, 1.0, 3.0])])
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[[10.0, 1.0], [20.0, 2.0]]]))
+        layer.bias.copy_(torch.tensor([[100.0, 0.0]]))
+    values = torch.tensor([[-5.0], [0.0], [0.5], [1.0], [2.0], [3.0], [9.0]])
+    first = [100, 100, 105, 110, 120, 130, 130]
+    assert layer(values)[:, 0, 0].tolist() == first
+    assert layer(values.half())[:, 0, 1].tolist() == [0, 0, 0.5, 1, 2, 3, 3]
+
+
+def test_a_cross_layer_is_what_a_person_computes():
+    model = build(interaction_op="dcn", cross_layers=1)
+    cross = model.interact
+    dense, embeddings = torch.ones(1, 8), torch.full((1, 4, 8), 2.0)
+    with torch.no_grad():
+        cross.layers[0].weights[0].fill_(0.5)
+        cross.layers[0].bias.fill_(3.0)
+    # The inputs are 8 ones and 32 twos, so W x + b is 0.5 * 72 + 3 = 39.
+    assert cross(dense, embeddings).tolist() == [[40.0] * 8 + [80.0] * 32]
+
+
+@pytest.mark.parametrize(
+    ("edges", "problem"),
+    [
+        (EDGES[:4], "edges: expected those of 5 fields, got 4"),
+        ([*EDGES[:4], np.arange(6.0)], "field 4: expected 1 to 5 ascending finite numbers, got 6"),
+        ([*EDGES[:4], np.array([])], "field 4: .* got 0"),
+        ([np.array([1.0, 1.0]), *EDGES[1:]], r"field 0: .* got 2: \[1.0, 1.0\]"),
+        ([np.array([1.0, np.inf]), *EDGES[1:]], r"field 0: .* \[1.0, inf\]"),
+    ],
+)
+def test_edges_that_make_no_bins_are_named(edges, problem):
+    model = build(numerical_embedding="bins")
+    with pytest.raises(ValueError, match=problem):
+        model.numerical_embedding.set_edges(edges)
+
+
+def test_dropout_sets_its_share_to_zero_in_training_alone():
+    numerical, ids = batch(512)
+    for others in ({}, {"batch_norm": True}):
+        model = build(dropout=0.25, top_mlp_sizes=(400, 1), **others)
+        hidden = model.top_mlp(torch.randn(512, model.interact.width))
+        whole = build(top_mlp_sizes=(400, 1), **others)
+        torch.manual_seed(0)
+        inputs = torch.randn(512, model.interact.width)
+        kept = whole.top_mlp(inputs) > 0
+        hidden = model.top_mlp(inputs)
+        share = (hidden[kept] == 0).double().mean()
+        assert abs(share - 0.25) < 5 * (0.25 * 0.75 / kept.sum()) ** 0.5
+        survivors = (hidden != 0) & kept
+        torch.testing.assert_close(
+            hidden[survivors], whole.top_mlp(inputs)[survivors] / 0.75, rtol=1e-3, atol=1e-4
+        )
+        model.load_state_dict(whole.state_dict())
+        assert torch.equal(model.eval()(numerical, ids), whole.eval()(numerical, ids))
+
+
+@pytest.mark.parametrize("optimized", [True, False])
+def test_dropouts_gradient_is_that_of_what_it_kept(optimized):
+    model = DLRM(dataclasses.replace(SMALL, dropout=0.5), seed=1, optimized_mlp=optimized)
+    inputs = torch.randn(9, model.interact.width)
+    torch.manual_seed(3)
+    output = model.top_mlp(inputs)
+    found = torch.autograd.grad(output.sum(), list(model.top_mlp.parameters()))
+    torch.manual_seed(3)  # the same masks, which the oracle reads from the same operator
+    x = inputs
+    for linear in model.top_mlp[::2]:
+        x = torch.relu(F.linear(x, linear.weight, linear.bias))
+        x = ops.dropout(x, 0.5)
+    torch.testing.assert_close(output, x)
+    expected = torch.autograd.grad(x.sum(), list(model.top_mlp.parameters()))
+    torch.testing.assert_close(found, expected)
+
+
+def test_batch_norm_is_torchs_and_takes_a_batch_of_one():
+    model = build(batch_norm=True)
+    reference = torch.nn.Sequential(
+        *(
+            layer
+            for linear in [model.top_mlp[0], model.top_mlp[3]]
+            for layer in (linear, torch.nn.BatchNorm1d(linear.out_features), torch.nn.ReLU())
+        )
+    )
+    torch.compiler.reset()
+    graph = torch.compile(
+        build(batch_norm=True).top_mlp, fullgraph=True, backend="aot_eager"
+    )  # as `--execution graph` makes it
+    for rows in (20, 20, 5):
+        inputs = torch.randn(rows, model.interact.width)
+        expected = reference(inputs)
+        torch.testing.assert_close(model.top_mlp(inputs), expected)
+        torch.testing.assert_close(graph(inputs), expected)
+    model.eval()
+    reference.eval()
+    torch.testing.assert_close(model.top_mlp(inputs[:3]), reference(inputs[:3]))
+    model.train()
+    torch.testing.assert_close(model.top_mlp(inputs[:1]), reference(inputs[:1]))
+    with pytest.raises(ValueError, match="--batch_norm: expected one process, got 2"):
+        DLRM(model.config, World(rank=0, size=2))
+
+
+def test_tables_start_as_the_normal_that_is_asked_for():
+    for dtype in ("fp32", "bf16"):
+        config = DLRMConfig(
+            (10_000, 400), embedding_init="normal", embedding_init_std=1e-4, embedding_dtype=dtype
+        )
+        for table in DLRM(config, seed=1).embeddings.tables():
+            values = table.numel()
+            assert abs(table.std() / 1e-4 - 1) < 5 / (2 * values) ** 0.5
+            assert abs(table.mean()) < 5e-4 / values**0.5
+
+
+WRONG = {
+    "--cross_rank 4 is for --interaction_op dcn, got dot": {
+        "interaction_op": "dot",
+        "cross_rank": 4,
+    },
+    "--cross_structure parallel is for --interaction_op dcn": {"cross_structure": "parallel"},
+    "--cross_layers 0: expected 1 or more": {"interaction_op": "dcn", "cross_layers": 0},
+    "--cross_rank 0: expected 1 or more": {"interaction_op": "dcn", "cross_rank": 0},
+    "--cross_structure x: expected one of": {"interaction_op": "dcn", "cross_structure": "x"},
+    "--interaction_op sum: expected cuda_dot, dot, cat, dcn": {"interaction_op": "sum"},
+    "--numerical_embedding x: expected one of": {"numerical_embedding": "x"},
+    "--numerical_embedding bins: there are no numerical features": {
+        "numerical_embedding": "bins",
+        "num_numerical_features": 0,
+    },
+    "--numerical_bins 1: expected 2 or more": {"numerical_bins": 1},
+    "--numerical_bins 257: expected 256 at most": {"numerical_bins": 257},
+    "--numerical_frequencies 0: expected 1 or more": {"numerical_frequencies": 0},
+    "--numerical_sigma 0.0: expected a number above 0": {"numerical_sigma": 0.0},
+    "--embedding_init_std nan: expected a number above 0": {"embedding_init_std": float("nan")},
+    "--embedding_init x: expected one of": {"embedding_init": "x"},
+    "--dropout 1.0: expected 0 or more, less than 1": {"dropout": 1.0},
+    "--dropout -0.1: expected 0 or more": {"dropout": -0.1},
+    "--dropout 0.5 is for hidden layers, and --top_mlp_sizes 1 has none": {
+        "dropout": 0.5,
+        "top_mlp_sizes": (1,),
+    },
+    "--batch_norm is for hidden layers": {"batch_norm": True, "top_mlp_sizes": (1,)},
+}
+
+
+@pytest.mark.parametrize("problem", WRONG)
+def test_flags_that_are_impossible_are_named(problem):
+    with pytest.raises(ValueError, match=problem):
+        dataclasses.replace(SMALL, **WRONG[problem])

@@ -1,0 +1,165 @@
+"""Numerical vectors, cross layers, the wide term and the like, from the command line to scores."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from small_dataset import NUM_NUMERICAL, ROWS, TABLE_SIZES, write_dataset
+
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.scripts import checkpoint as tool
+from dlrm.serving.predictor import load
+from dlrm.serving.rows import Inputs
+from dlrm.tasks.numerical_edges import ROWS as FITTED_ROWS
+from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.nvidia import write_nvidia
+from dlrm.train.checkpoints.saved_model import read_saved
+
+EVERYTHING = [
+    *("--wide", "--numerical_embedding=piecewise", "--numerical_bins=6", "--dropout=0.2"),
+    *("--interaction_op=dot,dcn", "--cross_rank=3", "--cross_layers=2", "--batch_norm"),
+]
+WAYS = [
+    EVERYTHING,
+    ["--numerical_embedding=bins", "--interaction_op=dcn", "--cross_structure=parallel", "--amp"],
+    ["--numerical_embedding=periodic", "--numerical_sigma=0.1", "--wide", "--embedding_dtype=bf16"],
+]
+
+
+def log_losses(path):
+    with open(path) as file:
+        entries = [json.loads(line.removeprefix("DLLL ")) for line in file]
+    return {
+        tuple(entry["step"]): entry["data"]["loss"]
+        for entry in entries
+        if entry.get("step") != "PARAMETER" and "lr" in entry.get("data", {})
+    }
+
+
+@pytest.mark.parametrize("flags", WAYS, ids=lambda flags: flags[0])
+def test_a_checkpoint_tests_and_predicts_as_it_trained(command, dataset, capsys, flags):
+    trained = command("--epochs=2", "--save_checkpoint_path=run", *flags)
+    assert trained["best_auc"] > 0.65
+    amp = ["--amp"] if "--amp" in flags else []
+    tested = command(
+        "--mode=test",
+        "--load_checkpoint_path=run",
+        *amp,
+        model=[],
+        training=["--test_batch_size=400"],
+    )
+    assert tested["auc"] == trained["test_auc"]
+    assert f"{flags[0].lstrip('-').split('=')[0]} " in capsys.readouterr().out
+    spec = FeatureSpec.load(dataset)
+    numerical = np.fromfile(spec.file("test", "num_0"), np.float16).reshape(-1, NUM_NUMERICAL)
+    ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical]
+    model = load(find_checkpoint("run"))
+    logits = model.logits_of(Inputs(numerical, np.stack(ids, 1)))
+    labels = np.fromfile(spec.file("test", "label"), bool)
+    order = logits[labels][:, None] > logits[~labels]
+    assert order.mean() == pytest.approx(tested["auc"], abs=2e-3 if amp else 1e-5)
+
+
+@pytest.mark.parametrize("flags", WAYS, ids=lambda flags: flags[0])
+def test_a_resumed_run_is_the_uninterrupted_one(command, flags):
+    command("--epochs=2", "--log_path=whole.json", "--save_checkpoint_path=whole", *flags)
+    halves = ["--epochs=2", "--log_path=halves.json", "--save_checkpoint_path=halves", *flags]
+    command(*halves, "--max_steps=19")
+    command(*halves, "--resume")
+    found, expected = log_losses("halves.json"), log_losses("whole.json")
+    assert len(expected) > 3
+    assert {step: loss for step, loss in found.items() if step in expected} == expected
+
+
+def test_edges_are_quantiles_of_the_first_training_rows_and_of_their_distinct_values(
+    command, tmp_path
+):
+    """Of rows that the numericals tell: all 0 but for a few; constant; a few values."""
+    data = write_dataset(tmp_path / "own")
+    spec = FeatureSpec.load(data)
+    random = np.random.default_rng(3)
+    rows = np.zeros((ROWS["train"], NUM_NUMERICAL), np.float16)
+    rows[::10, 0] = random.permutation(400) + 1
+    rows[:, 1] = -7
+    rows[:, 2] = random.integers(0, 3, ROWS["train"])
+    rows.tofile(spec.file("train", "num_0"))
+    (data / "manifest.json").unlink()
+    flags = ["--numerical_embedding=bins", "--numerical_bins=8", "--save_checkpoint_path=run"]
+    command("--max_steps=1", *flags, data=data)
+    edges = load(find_checkpoint("run")).model.numerical_embedding.edges
+    first = edges[0].unique()
+    assert ROWS["train"] < FITTED_ROWS
+    assert (first[0], first[-1], len(first)) == (0, 400, 5)  # half the quantiles are 0
+    torch.testing.assert_close(first[1:4], torch.tensor([100.0, 200.0, 300.0]), atol=1, rtol=0)
+    assert edges[1].tolist() == [-7] * 9
+    assert edges[2].unique().tolist() == [0, 1, 2]
+
+
+def test_a_field_of_one_value_is_named(command, tmp_path, capsys):
+    data = write_dataset(tmp_path / "own")
+    spec = FeatureSpec.load(data)
+    np.full((ROWS["train"], NUM_NUMERICAL), 2, np.float16).tofile(spec.file("train", "num_0"))
+    (data / "manifest.json").unlink()
+    command("--max_steps=1", "--numerical_embedding=piecewise", data=data)
+    out = capsys.readouterr().out
+    assert "numerical field 0, 1, 2, which has one value only" in out
+    capsys.readouterr()
+    command("--max_steps=1", "--numerical_embedding=periodic", data=data)
+    assert "one value" not in capsys.readouterr().out
+
+
+def test_a_warm_start_and_other_flags_keep_the_edges(command, dataset):
+    command("--max_steps=2", "--save_checkpoint_path=run", *EVERYTHING)
+    command("--max_steps=2", "--save_checkpoint_path=next", "--load_checkpoint_path=run")
+    first, second = (load(find_checkpoint(path)).model for path in ("run", "next"))
+    assert torch.equal(first.numerical_embedding.edges, second.numerical_embedding.edges)
+    assert second.config.wide
+    with pytest.raises(ValueError, match="--numerical_bins 7|another architecture"):
+        command("--mode=test", "--load_checkpoint_path=run", "--numerical_bins=7")
+
+
+def test_inspect_and_diff_have_the_parts(command):
+    command("--max_steps=2", "--save_checkpoint_path=run", *EVERYTHING)
+    command("--max_steps=2", "--save_checkpoint_path=plain")
+    one, other = find_checkpoint("run"), find_checkpoint("plain")
+    found = tool.describe(one)
+    assert found["architecture"]["interaction_op"] == "dot,dcn"
+    assert (found["architecture"]["wide"], found["architecture"]["numerical_bins"]) == (True, 6)
+    assert [(t["rows"], t["dim"]) for t in found["tables"]] == [
+        *((rows, 4) for rows in TABLE_SIZES),
+        *((rows, 1) for rows in TABLE_SIZES),
+    ]
+    assert "numerical_embedding.edges" in found["dense"]
+    different = tool.compare(other, one)["architecture"]
+    assert different["wide"] == [False, True]
+    assert different["numerical_embedding"] == ["none", "piecewise"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--wide"], "--wide: NVIDIA's code does not have it"),
+        (["--batch_norm"], "--batch_norm: NVIDIA's code does not have it"),
+        (["--numerical_embedding=periodic"], "expected a DLRM, .* numerical_embedding"),
+        (["--interaction_op=dcn"], "expected a DLRM, .* interact"),
+    ],
+)
+def test_nvidias_format_has_none_of_them(command, tmp_path, flags, problem):
+    command("--max_steps=1", "--save_checkpoint_path=run", *flags)
+    with pytest.raises(ValueError, match=problem):
+        write_nvidia(read_saved(find_checkpoint("run")), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--cross_rank=4"], "--cross_rank 4 is for --interaction_op dcn, got cuda_dot"),
+        (["--dropout=1"], "--dropout 1.0: expected 0 or more, less than 1"),
+        (["--execution=lazy", "--dropout=0.5"], "--execution lazy contradicts --dropout 0.5"),
+        (["--embedding_init_std=0"], "--embedding_init_std 0.0: expected a number above 0"),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_named(command, flags, problem):
+    with pytest.raises(ValueError, match=problem):
+        command(*flags)
