@@ -21,11 +21,12 @@ from dlrm.preproc.logs.raw_log import (
 )
 from dlrm.preproc.logs.source import LogSource
 from dlrm.preproc.stages.dictionary_merge import CountJob, count_split
+from dlrm.preproc.stages.pipeline import count_buckets
 from dlrm.preproc.stages.stage import QUARANTINE, Run
 
 _SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless it is given
 _SPLITS_PER_CORE = 4
-_COUNT_BUCKET_BYTES = 256 << 20  # of text whose counts one task merges, whatever repeats
+_COUNT_BUCKET_BYTES = 256 << 20  # of text
 
 
 def counted_splits(run: Run, files: Sequence[Path], num_days: int | None) -> list[Split]:
@@ -43,7 +44,7 @@ def counted_splits(run: Run, files: Sequence[Path], num_days: int | None) -> lis
     job = CountJob(
         LogSource(run.options.log_format, (first, last)),
         str(run.work.folder("counts")),
-        count_buckets(run, splits),
+        count_buckets(run, sum(split.size for split in splits), _COUNT_BUCKET_BYTES),
         run.options.quarantine,
     )
     return _counted(run, "count", "count", splits, job)
@@ -140,16 +141,6 @@ def _splits(run: Run, name: str, days: Sequence[Day]) -> list[Split]:
         stored = [asdict(split) for split in split_days(days, split_bytes)]
         run.work.finish(f"{name}.splits", stored)
     return [Split(**split) for split in stored]
-
-
-def count_buckets(run: Run, splits: Sequence[Split]) -> int:
-    """Into how many buckets values are put, so that one task can merge a bucket's counts."""
-    buckets = run.work.result("count.buckets")
-    if buckets is None:
-        text = sum(split.size for split in splits)
-        buckets = max(run.engine.cores, -(-text // _COUNT_BUCKET_BYTES))
-        run.work.finish("count.buckets", buckets)
-    return buckets
 
 
 def num_rows(splits: Sequence[Split], first_day: int = 0, last_day: int | None = None) -> int:

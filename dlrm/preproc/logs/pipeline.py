@@ -23,7 +23,6 @@ from dlrm.data.transform.transform import Transform, save_facts
 from dlrm.manifest import write_manifest
 from dlrm.preproc.logs import report
 from dlrm.preproc.logs.counted_splits import (
-    count_buckets,
     counted_splits,
     num_rows,
     numbered_splits,
@@ -96,7 +95,7 @@ def fit(run: Run, splits: Sequence[Split], directory: Path) -> None:
     counted = [i for i, split in enumerate(splits) if first <= split.day <= last]
     columns = [CountedColumn(limit=limit.of(i)) for i in range(shape.num_categorical)]
     rows = num_rows(splits, first, last)
-    sizes = fit_counted(run, counted, rows, count_buckets(run, splits), columns, directory)
+    sizes = fit_counted(run, counted, rows, columns, directory)
     rule = run.options.numeric_transform
     save_facts(directory, shape.num_numerical, sizes, rule, limit)
 

@@ -46,21 +46,34 @@ def input_facts(files: Sequence[Path]) -> dict[str, str]:
     return facts
 
 
+def count_buckets(run: Run, size: int, bucket_bytes: int) -> int:
+    """Returns into how many buckets values are put, so that one task can merge a bucket's counts.
+
+    Args:
+        run: remembers it, since a run that goes on may have other cores.
+        size: bytes of the input.
+        bucket_bytes: of input whose counts one task merges, whatever repeats.
+    """
+    buckets = run.work.result("count.buckets")
+    if buckets is None:
+        buckets = max(run.engine.cores, -(-size // bucket_bytes))
+        run.work.finish("count.buckets", buckets)
+    return buckets
+
+
 def fit_counted(
     run: Run,
     counted: Sequence[int],
     rows: int,
-    buckets: int,
     columns: Sequence[CountedColumn],
     directory: Path,
 ) -> list[Any]:
     """Makes dictionaries and bins of what was counted; returns what `fit_columns` says of each.
 
     Args:
-        run: the engine and the folder, which has the counts.
+        run: the engine and the folder, which has the counts in `count_buckets`.
         counted: numbers of the parts whose counts are added up.
         rows: how many they have.
-        buckets: into how many the counts are divided.
         columns: what is made of each.
         directory: for the dictionaries.
     """
@@ -76,7 +89,7 @@ def fit_counted(
             folder=str(work.folder("merged")),
         )
         if (merged := work.result("merged")) is None:
-            merged = stage.tasks("merge", merge, range(buckets))
+            merged = stage.tasks("merge", merge, range(work.result("count.buckets")))
             work.finish("merged", merged)
         _remove(counts)
         job = FitJob(

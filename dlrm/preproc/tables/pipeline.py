@@ -43,7 +43,13 @@ from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.stages.dictionary_merge import CountJob, count_split
-from dlrm.preproc.stages.pipeline import finish_dataset, fit_counted, metadata_of, transform
+from dlrm.preproc.stages.pipeline import (
+    count_buckets,
+    finish_dataset,
+    fit_counted,
+    metadata_of,
+    transform,
+)
 from dlrm.preproc.stages.report import write
 from dlrm.preproc.stages.source import Target
 from dlrm.preproc.stages.stage import QUARANTINE, Run
@@ -54,7 +60,7 @@ from dlrm.preproc.tables.source import TableSource, counted_columns
 
 _PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless it is given
 _PARTS_PER_CORE = 2
-_COUNT_BUCKET_BYTES = 128 << 20  # of input whose counts one task merges, whatever repeats
+_COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
 _MOST_NEGATIVES = 100  # labels other than the positive one that are kept with the transform
 _MOST_LISTED = 10
 _MOST_NAMED = 20  # columns in a message
@@ -262,25 +268,14 @@ def _stage(
 def _counted(run: Run, parts: list[Part], source: TableSource) -> list[dict[str, Any]]:
     """Reads every row once; returns what the parts have, with the rows of all of them."""
     sizes = [part.size for part in parts]
+    buckets = count_buckets(run, sum(sizes), _COUNT_BUCKET_BYTES)
     with run.stage("count") as now:
-        job = CountJob(
-            source, str(run.work.folder("counts")), _buckets(run, parts), run.options.quarantine
-        )
+        job = CountJob(source, str(run.work.folder("counts")), buckets, run.options.quarantine)
         task = partial(count_split, job=job)
         counted = now.tasks("count", task, list(enumerate(parts)), sizes)
         now.rows, now.size = sum(sum(result["rows"]) for result in counted), sum(sizes)
     _quarantine(run, parts, [result["rejected"] for result in counted], source)
     return counted
-
-
-def _buckets(run: Run, parts: Sequence[Part]) -> int:
-    """Into how many buckets values are put, so that one task can merge a bucket's counts."""
-    buckets = run.work.result("count.buckets")
-    if buckets is None:
-        size = sum(part.size for part in parts)
-        buckets = max(run.engine.cores, -(-size // _COUNT_BUCKET_BYTES))
-        run.work.finish("count.buckets", buckets)
-    return buckets
 
 
 def _quarantine(
@@ -363,10 +358,8 @@ def _fit(
 ) -> TableTransform:
     """Fits dictionaries, bins, means and deviations to the training rows, and writes them."""
     schema: Schema = run.options.schema
-    num_rows, buckets = int(rows[:, TRAIN].sum()), _buckets(run, parts)
-    results = fit_counted(
-        run, range(len(parts)), num_rows, buckets, counted_columns(schema), directory
-    )
+    num_rows = int(rows[:, TRAIN].sum())
+    results = fit_counted(run, range(len(parts)), num_rows, counted_columns(schema), directory)
     places = list(schema.dictionaries().values())
     dictionaries = [
         Dictionary.load(directory, place, results[place], fields[0].type)

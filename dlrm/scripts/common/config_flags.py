@@ -188,8 +188,24 @@ VERIFY_DATA_HELP = (
     "When to compare the dataset's files with its checksums: before they are first read, in every "
     "run, or never"
 )
-TENSORBOARD_HELP = "Directory to write what TensorBoard shows: flags, scalars, curves, model card"
-MLFLOW_HELP = "URI of an MLflow server or store that gets flags, scalars, curves and model card"
+LOG_FLAGS: Definitions = {
+    "log_path": (
+        str,
+        "./log.json",
+        "Destination for the log file with results and statistics, and beside it the curves; "
+        "default where --save_checkpoint_path is given: log.json in that directory",
+    ),
+    "tensorboard": (
+        str | None,
+        None,
+        "Directory to write what TensorBoard shows: flags, scalars, curves, model card",
+    ),
+    "mlflow": (
+        str | None,
+        None,
+        "URI of an MLflow server or store that gets flags, scalars, curves and model card",
+    ),
+}
 PROFILE_HELP = Help(
     "Record so many training steps after a warm-up of --benchmark_warmup_steps, at least 5: a "
     "trace and a picture beside the log, and a list of the longest operators",

@@ -24,9 +24,8 @@ from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.scripts.common.config_flags import (
     ALLOW_LINKS_HELP,
-    MLFLOW_HELP,
+    LOG_FLAGS,
     PROFILE_HELP,
-    TENSORBOARD_HELP,
     VERIFY_DATA_HELP,
     ConfigFlags,
     Definitions,
@@ -181,14 +180,7 @@ _FILES: Definitions = {
         False,
         "Go on from the last checkpoint in --save_checkpoint_path, if there is one",
     ),
-    "log_path": (
-        str,
-        "./log.json",
-        "Destination for the log file with results and statistics, and beside it the curves; "
-        "default where --save_checkpoint_path is given: log.json in that directory",
-    ),
-    "tensorboard": (str | None, None, TENSORBOARD_HELP),
-    "mlflow": (str | None, None, MLFLOW_HELP),
+    **LOG_FLAGS,
     "output_dir": (str, "/tmp", "Accepted, and unused; see --save_checkpoint_path"),
 }
 _BENCHMARK: Definitions = {

@@ -7,9 +7,8 @@ from dlrm.data.verification import VERIFY_DATA
 from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
 from dlrm.scripts.common.config_flags import (
     ALLOW_LINKS_HELP,
-    MLFLOW_HELP,
+    LOG_FLAGS,
     PROFILE_HELP,
-    TENSORBOARD_HELP,
     VERIFY_DATA_HELP,
     Definitions,
     Help,
@@ -138,14 +137,7 @@ FILES: Definitions = {
         "After the training save an average of the checkpoints, V = this * V + (1 - this) * W",
     ),
     "resume": (bool, False, "Go on from the last checkpoint in --save_checkpoint_path"),
-    "log_path": (
-        str,
-        "./log.json",
-        "Destination for the log file with results and statistics, and beside it the curves; "
-        "default where --save_checkpoint_path is given: log.json in that directory",
-    ),
-    "tensorboard": (str | None, None, TENSORBOARD_HELP),
-    "mlflow": (str | None, None, MLFLOW_HELP),
+    **LOG_FLAGS,
 }
 
 # Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
