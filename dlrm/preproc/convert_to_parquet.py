@@ -3,24 +3,26 @@
     OUTPUT/train/part-0.parquet  test/part-0.parquet  validation/part-0.parquet  manifest.json
 
 Row k of a split is row k of the dataset. The first column is the label, bool; numerical features
-are float32, transformed as the dataset has them; then come the categorical features, and the sample
-weight, the groups (64-bit hashes) and the time where the dataset has them. Columns have the names
-of the source; a group or another of the latter that is an input as well is `group_<column>`,
-`weight` or `time`.
+are float32, transformed as the dataset has them; then come the categorical features, with the
+weights of lists after these, and the sample weight, the groups (64-bit hashes) and the time where
+the dataset has them. Columns have the names of the source; a group or another of the latter that is
+an input as well is `group_<column>`, `weight` or `time`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fitted import Fitted, load_transform
@@ -74,10 +76,9 @@ def convert_to_parquet(
         rows = {}
         for split in spec.splits:
             (staging / split).mkdir()
-            rows[split] = _write_split(
-                staging / split / _PART, _columns(spec, split, fitted, values), verifier
-            )
-        if values == "ids":
+            columns = _columns(spec, split, fitted, values, verifier)
+            rows[split] = _write_split(staging / split / _PART, columns, verifier)
+        if values == "ids" and not spec.lists:
             layout.write_model_size(staging, spec.cardinalities)
         write_manifest(staging, KIND, values=values, rows=rows)
     return rows
@@ -126,10 +127,47 @@ class _Column(NamedTuple):
     kind: pa.DataType
     make: Callable[[np.ndarray, int], list[pa.Array]]
 
+    @property
+    def kinds(self) -> list[pa.DataType]:
+        """Types of the columns."""
+        return [self.kind] * len(self.names)
 
-def _columns(spec: FeatureSpec, split: str, fitted: Fitted | None, values: str) -> list[_Column]:
+
+class _Lists(NamedTuple):
+    """A list field of a split, and the column of Parquet that it becomes, or two with weights.
+
+    Attributes:
+        column: its files.
+        names, kinds: of the columns.
+        size: rows of the table.
+        decode: turns ids into what the lists have.
+    """
+
+    column: ListColumn
+    names: list[str]
+    kinds: list[pa.DataType]
+    size: int
+    decode: Decode
+
+    def read(self, begin: int, end: int) -> list[pa.Array]:
+        """Returns rows, an array for each column."""
+        rows = self.column.read(begin, end)
+        field = self.column.field
+        if (problem := first_problem(rows, field, self.size)) is not None:
+            row, why = problem
+            raise ValueError(f"{self.column.files.values}: row {begin + row}, {why}")
+        ends = pa.array(np.concatenate([[0], np.cumsum(rows.lengths, dtype=np.int64)]))
+        arrays = [pa.LargeListArray.from_arrays(ends, self.decode(rows.values))]
+        if rows.weights is not None:
+            arrays.append(pa.LargeListArray.from_arrays(ends, pa.array(rows.weights)))
+        return arrays
+
+
+def _columns(
+    spec: FeatureSpec, split: str, fitted: Fitted | None, values: str, verifier: Verifier
+) -> list[_Column | _Lists]:
     label = spec.file(split, spec.label)
-    columns = [
+    columns: list[_Column | _Lists] = [
         _Column(label, [spec.label], np.dtype(np.uint8), pa.bool_(), partial(_labels, label))
     ]
     if spec.numerical:
@@ -142,6 +180,15 @@ def _columns(spec: FeatureSpec, split: str, fitted: Fitted | None, values: str) 
         kind, decode = pa.from_numpy_dtype(dtype), pa.array
         if values == "decoded" and fitted is not None:
             kind, decode = _decoder(fitted, i)
+        if feature in spec.lists:
+            own, kinds = [names[i]], [pa.large_list(kind)]
+            if spec.lists[feature].weighted:
+                known = fitted.schema.categorical[i] if isinstance(fitted, TableTransform) else None
+                own.append((known and known.weights) or f"{names[i]}_weights")
+                kinds.append(pa.large_list(pa.float32()))
+            column = ListColumn(spec, split, feature, spec.num_rows(split), verifier)
+            columns.append(_Lists(column, own, kinds, size, decode))
+            continue
         make = partial(_ids, path, size, decode)
         columns.append(_Column(path, [names[i]], dtype, kind, make))
     if isinstance(fitted, TableTransform):
@@ -174,11 +221,15 @@ def _without_endings(spec: FeatureSpec) -> list[str]:
     return spec.categorical if {spec.label, *spec.numerical} & set(short) else short
 
 
-def _write_split(path: Path, columns: Sequence[_Column], verifier: Verifier) -> int:
-    schema = pa.schema([(name, column.kind) for column in columns for name in column.names])
-    rows = columns[0].path.stat().st_size
+def _write_split(path: Path, columns: Sequence[_Column | _Lists], verifier: Verifier) -> int:
+    names = [name for column in columns for name in column.names]
+    schema = pa.schema(list(zip(names, [k for c in columns for k in c.kinds], strict=True)))
+    label = columns[0]
+    assert isinstance(label, _Column)
+    rows = label.path.stat().st_size
     for column in columns:
-        _check_size(column, rows)
+        if isinstance(column, _Column):
+            _check_size(column, rows)
     with pq.ParquetWriter(path, schema) as writer:
         for arrays in _row_groups(columns, rows, verifier):
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), _GROUP_ROWS)
@@ -197,21 +248,32 @@ def _check_size(column: _Column, rows: int) -> None:
 
 
 def _row_groups(
-    columns: Sequence[_Column], rows: int, verifier: Verifier
+    columns: Sequence[_Column | _Lists], rows: int, verifier: Verifier
 ) -> Iterator[list[pa.Array]]:
-    checked = [verifier.open(column.path) for column in columns]
     with ExitStack() as stack:
-        files: list[BinaryIO] = [stack.enter_context(open(column.path, "rb")) for column in columns]
+        readers = [
+            column.read if isinstance(column, _Lists) else _reader(column, verifier, stack)
+            for column in columns
+        ]
         for begin in range(0, rows, _GROUP_ROWS):
             end = min(begin + _GROUP_ROWS, rows)
-            arrays: list[pa.Array] = []
-            for column, file, check in zip(columns, files, checked, strict=True):
-                width = column.dtype.itemsize
-                if check is not None:
-                    check.touch(begin * width, end * width)
-                content = np.frombuffer(file.read((end - begin) * width), column.dtype)
-                arrays += column.make(content, begin)
-            yield arrays
+            yield [array for read in readers for array in read(begin, end)]
+
+
+def _reader(
+    column: _Column, verifier: Verifier, stack: ExitStack
+) -> Callable[[int, int], list[pa.Array]]:
+    """Returns what reads the rows of a file, each once and in their order."""
+    file = stack.enter_context(open(column.path, "rb"))  # noqa: SIM115
+    check, width = verifier.open(column.path), column.dtype.itemsize
+
+    def read(begin: int, end: int) -> list[pa.Array]:
+        if check is not None:
+            check.touch(begin * width, end * width)
+        content = np.frombuffer(file.read((end - begin) * width), column.dtype)
+        return column.make(content, begin)
+
+    return read
 
 
 def _labels(path: Path, labels: np.ndarray, first_row: int) -> list[pa.Array]:

@@ -1,14 +1,15 @@
 """Checks a dataset on disk: `python -m dlrm.scripts.verify_dataset DIR`.
 
 Sizes and CRC-32 of the manifest, the specification, every id against the cardinality of its table,
-every label and every number. All that is wrong is said, not the first of it; the exit status is 1
-where something is. Files that the manifest does not name are said too, and are wrong where a reader
-would take them for a part of the dataset.
+every label and number, and the lengths and weights of lists. All that is wrong is said, not the
+first of it; the exit status is 1 where something is. Files that the manifest does not name are said
+too, and are wrong where a reader would take them for a part of the dataset.
 
 Of datasets of images and of pre-training rows, the files are checked against the manifest, and the
 labels of images.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,9 @@ import numpy as np
 from absl import flags
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.images import layout as image_layout
 from dlrm.data.text import layout as text_layout
 from dlrm.data.transform.fitted import load_transform
@@ -30,6 +33,7 @@ from dlrm.scripts.common.command import run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP
 
 _BLOCK_BYTES = 1 << 24
+_BLOCK_IDS = 1 << 20  # of list fields
 _BINARY_FILES = ("train_data.bin", "test_data.bin", "validation_data.bin", "val_data.bin")
 
 
@@ -153,6 +157,8 @@ def _of_extra_files(directory: Path, named: set[Path], allow_links: bool) -> Ite
         spec = FeatureSpec.load(directory, allow_links)
         features = [spec.label, *spec.numerical, *spec.categorical]
         taken |= {spec.file(split, name) for split in spec.splits for name in features}
+        for split, name in itertools.product(spec.splits, spec.lists):
+            taken.update(filter(None, spec.list_files(split, name)))
     files = {path for path in directory.rglob("*") if path.is_file()}
     for path in sorted(files - named - {directory / MANIFEST, directory / MEMORY}):
         if path in taken or directory / layout.TRANSFORM in path.parents:
@@ -203,6 +209,9 @@ def _of_split(spec: FeatureSpec, split: str) -> Iterator[str]:
         return
     print(f"{split}: {rows:,} rows", flush=True)
     for name, size in zip(spec.categorical, spec.cardinalities, strict=True):
+        if name in spec.lists:
+            yield from _of_list(spec, split, name, rows)
+            continue
         path, dtype, place = spec.file(split, name), spec.dtype(name), 0
         for block in _blocks(path, dtype.itemsize):
             ids = block.view(dtype)
@@ -219,6 +228,22 @@ def _of_split(spec: FeatureSpec, split: str) -> Iterator[str]:
             numbers = block.view(layout.NUMERICAL_DTYPE).reshape(-1, width)
             yield from _not_finite(path, numbers, place)
             place += len(numbers)
+
+
+def _of_list(spec: FeatureSpec, split: str, name: str, rows: int) -> Iterator[str]:
+    column, size = ListColumn(spec, split, name, rows, None), spec.feature_spec[name]["cardinality"]
+    step = max(_BLOCK_IDS // max(column.num_ids // max(rows, 1), 1), 1)
+    for begin in range(0, rows, step):
+        try:
+            lists = column.read(begin, min(begin + step, rows))
+        except ValueError as error:
+            yield str(error)
+            continue
+        if (problem := first_problem(lists, spec.lists[name], size)) is not None:
+            row, why = problem
+            outside = (lists.values < 0) | (lists.values >= size)
+            more = _and_more(int(np.count_nonzero(outside)))
+            yield f"{column.files.values}: row {begin + row}, {why}{more}"
 
 
 def _of_binary(path: Path, num_numerical: int, cardinalities: list[int]) -> Iterator[str]:

@@ -146,7 +146,7 @@ REFUSED = {
     "twice": (lambda t: t.append_column("shop", t["user"]), "frame: two columns are called 'shop'"),
     "list": (
         lambda t: t.set_column(2, "price", t["unused"]),
-        "frame: column 'price': expected numbers, got the type list",
+        "frame: column 'price': expected numbers, got the type large_list",
     ),
     "empty": (lambda t: t.slice(0, 0), "frame: expected rows, got none"),
     "label": (

@@ -20,15 +20,18 @@ class ListColumn:
         name: of the field, which is one of `spec.lists`.
         rows: of the split; the sizes of the files fit them (`FeatureSpec.num_rows`).
         verifier: compares what is read with the dataset's checksums; None compares nothing.
+
+    Attributes:
+        files, field: what the specification says of it.
     """
 
     def __init__(
         self, spec: FeatureSpec, split: str, name: str, rows: int, verifier: Verifier | None
     ) -> None:
-        self.files, self._list = spec.list_files(split, name), spec.lists[name]
+        self.files, self.field = spec.list_files(split, name), spec.lists[name]
         starts = map_file(self.files.starts, bags.STARTS_DTYPE, (bags.num_starts(rows),))
         self._starts, self._total = starts.astype(np.int64), int(starts[-1])
-        self._lengths = map_file(self.files.lengths, self._list.lengths_dtype, (rows,))
+        self._lengths = map_file(self.files.lengths, self.field.lengths_dtype, (rows,))
         self._values = map_file(self.files.values, spec.dtype(name), (self._total,))
         self._weights = None
         if self.files.weights is not None:
@@ -37,6 +40,11 @@ class ListColumn:
         for path in filter(None, self.files):
             if verifier is not None and (file := verifier.open(path)):
                 self._checked[path] = file
+
+    @property
+    def num_ids(self) -> int:
+        """How many ids all rows have."""
+        return self._total
 
     def read(self, begin: int, end: int) -> Bags:
         """Returns rows `begin` to `end`, in time that depends on their number alone.
@@ -71,7 +79,7 @@ class ListColumn:
             file.touch(first * array.itemsize, last * array.itemsize)
 
     def _check_lengths(self, lengths: np.ndarray, first_row: int) -> None:
-        longest = self._list.max_length
+        longest = self.field.max_length
         if lengths.min(initial=0) < 0 or lengths.max(initial=0) > longest:
             row = int(((lengths < 0) | (lengths > longest)).argmax())
             raise ValueError(

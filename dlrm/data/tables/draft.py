@@ -3,7 +3,8 @@
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from dlrm.data.sources.csv_columns import check_names
 from dlrm.data.tables.columns import column_of, texts_of
-from dlrm.data.tables.files import CSV, PARQUET, TableFile, TextFormat, chunks_of
+from dlrm.data.tables.files import CSV, PARQUET, Cell, TableFile, TextFormat, chunks_of
 from dlrm.data.tables.parquet import parts_of, read_part, schema_of
 from dlrm.data.tables.summaries import BOOLEANS, OTHER, TEXT, TIMES, Summary
 from dlrm.data.transform.schema import (
@@ -104,8 +105,10 @@ def draft(
     Text that is all numbers is read as numbers, but for texts such as "?" and "NA", which become
     `missing_values`. Then the first rule that fits decides:
 
-    * Left out are columns without a second value, of lists and maps, and of text or ids with a
-      value of their own in every row.
+    * Left out are columns without a second value, of maps and of lists of lists, and of text or ids
+      with a value of their own in every row.
+    * Lists of Parquet and JSON lines are list fields of the longest length; those of numbers with a
+      fraction are left out, as they may be weights or vectors.
     * Timestamps, text in ISO 8601, and integers of seconds, milliseconds or microseconds since 1970
       whose name says so are times. The first such column is `time`; others are left out.
     * Booleans and text are categorical, and numbers with a leading zero.
@@ -205,9 +208,21 @@ def batches_of(
                 if len(set(names)) < len(names):
                     check_names(file.path, names, text.of(file.path), names)
             cells = zip(*records, strict=True) if records else ([] for _ in names)
-            yield pa.record_batch(
-                [pa.array(list(column), pa.string()) for column in cells], names=names
-            )
+            columns = [list(column) for column in cells]
+            kinds = map(partial(_type_of, file), names, columns)
+            arrays = [pa.array(c, kind) for c, kind in zip(columns, kinds, strict=True)]
+            yield pa.record_batch(arrays, names=names)
+
+
+def _type_of(file: TableFile, name: str, cells: Sequence[Cell]) -> pa.DataType:
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{file.path}: column {name}: expected values or lists in all rows, got both"
+        )
+    if not kinds:
+        return pa.null()
+    return pa.list_(pa.string()) if list in kinds else pa.string()
 
 
 def _summaries(
@@ -304,6 +319,8 @@ class _Drafter:
         name = summary.name
         if (why := _useless(summary)) is not None:
             self.left_out[name] = why
+        elif summary.values is not None:
+            self._add_list(summary, summary.values)
         elif summary.is_time or _is_epoch(summary):
             self._add_time(summary)
         elif summary.is_number:
@@ -314,6 +331,18 @@ class _Drafter:
                 self._add_categorical(summary, why)
         else:
             self._add_categorical(summary, _text_note(summary))
+
+    def _add_list(self, summary: Summary, values: Summary) -> None:
+        if values.is_number and not _whole(values):
+            why = f"a list of numbers, up to {summary.longest}; {_described(values)}"
+            self.left_out[summary.name] = f"{why} (weights: {summary.name} in another list field?)"
+            return
+        self._add_categorical(values, "")
+        self.categorical[-1] = replace(self.categorical[-1], max_length=max(summary.longest, 1))
+        lists = f"lists of up to {summary.longest}, {values.rows / summary.rows:.3g} on average"
+        empty = (summary.empty + summary.missing) / summary.rows
+        lists += f", {empty:.2%} empty" if empty else ""
+        self.comments[summary.name] = f"{lists}; {self.comments[summary.name]}"
 
     def _add_time(self, summary: Summary) -> None:
         described = _described(summary)
@@ -369,6 +398,8 @@ def _useless(summary: Summary) -> str | None:
         return "no value"
     if summary.kind == OTHER:
         return f"the type {' and '.join(summary.types)}"
+    if summary.values is not None:
+        return None if summary.longest else "no value in any list"
     distinct = len(summary.distinct)
     if distinct < 2 and not summary.missing:
         value = summary.examples[0] if summary.examples else f"{summary.numbers.least:.9g}"

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlrm.data.tables.lists import is_list
+from dlrm.data.tables.lists import is_list, large_lists
 from dlrm.files import staged_file
 
 GROUP_ROWS = 1 << 17  # of a row group that is written
@@ -129,7 +129,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
         return array
     if is_list(kind):
-        return array.cast(kind)
+        return large_lists(array, kind.value_type)
     return (array if pa.types.is_dictionary(array.type) else array.dictionary_encode()).cast(kind)
 
 

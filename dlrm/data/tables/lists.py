@@ -48,6 +48,15 @@ def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     return values, lengths.astype(np.int64)
 
 
+def large_lists(array: pa.Array, value_type: pa.DataType) -> pa.Array:
+    """Returns lists of any kind as large ones, which a cast of Arrow gets wrong for views."""
+    absent = array.is_null()
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    values = array.flatten().cast(value_type)
+    return pa.LargeListArray.from_arrays(pa.array(ends), values, mask=absent)
+
+
 def check_lengths(
     field: CategoricalField, lengths: np.ndarray, of_weights: np.ndarray | None, found: Found
 ) -> None:

@@ -9,12 +9,14 @@ import pyarrow as pa
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.csv_cells import BadCellError, number_parser
 from dlrm.data.tables.columns import texts_of
+from dlrm.data.tables.lists import is_list, lists_of
 from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.lookup import spread
 from dlrm.data.transform.schema import TimeField
 
 MARKERS = ("?", "-", ".", "na", "n/a", "nan", "nil", "none", "null", "\\n")  # in lower case
 NUMBERS, TEXT, BOOLEANS, TIMES, OTHER = "numbers", "text", "booleans", "times", "other"
+LISTS = "lists"
 _MOST_KEPT = 1 << 16  # distinct values of a column
 _MOST_STRAYS = 8  # texts among numbers
 _EXAMPLES = 3
@@ -99,8 +101,8 @@ class Summary:
     Attributes:
         name: of the column.
         types: the Arrow types that it was seen with.
-        kind: NUMBERS, TEXT, BOOLEANS, TIMES, or OTHER, which no field can have; None before the
-            first value. Text that is all numbers or all times is still TEXT.
+        kind: NUMBERS, TEXT, BOOLEANS, TIMES, LISTS, or OTHER, which no field can have; None before
+            the first value. Text that is all numbers or all times is still TEXT.
         rows, missing: how many rows there are, and how many have no value.
         first_missing: the first of these, from 0; None where there is none.
         distinct: its values.
@@ -112,6 +114,9 @@ class Summary:
         not_a_number, infinite: how many values of numbers are so.
         times: whether text is times only, so far.
         zoned: whether all times have a zone.
+        values: what the lists hold, a row a value; None where there are no lists.
+        longest: how many values a list has at most.
+        empty: how many lists have no value, null ones not counted.
     """
 
     def __init__(self, name: str) -> None:
@@ -124,7 +129,8 @@ class Summary:
         self.markers: Counter[str] = Counter()
         self.strays: dict[str, None] = {}
         self.padded, self.zoned, self.times = False, True, True
-        self.not_a_number = self.infinite = 0
+        self.not_a_number = self.infinite = self.longest = self.empty = 0
+        self.values: Summary | None = None
         self._parses_numbers = True
 
     kind: str | None
@@ -166,10 +172,20 @@ class Summary:
         self.kind = kind if self.kind in (None, kind) else OTHER
         if self.kind == OTHER:
             self.rows += len(array)
+        elif kind == LISTS:
+            self._add_lists(array)
         elif kind in (TEXT, BOOLEANS):
             self._add_texts(array)
         else:
             self._add_numbers(array)
+
+    def _add_lists(self, array: pa.Array) -> None:
+        self._note_missing(array.is_null().to_numpy(zero_copy_only=False))
+        values, lengths = lists_of(self.name, array)
+        self.values = self.values or Summary(self.name)
+        self.values.add(values)
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
+        self.empty += int(np.count_nonzero(lengths == 0)) - array.null_count
 
     def _add_texts(self, array: pa.Array) -> None:
         texts, codes = texts_of(self.name, array)
@@ -260,6 +276,8 @@ class Summary:
 
 
 def _kind(kind: pa.DataType) -> str:
+    if is_list(kind) and not pa.types.is_nested(kind.value_type):
+        return LISTS
     if pa.types.is_dictionary(kind) or _is_text(kind):
         return TEXT
     if pa.types.is_boolean(kind):

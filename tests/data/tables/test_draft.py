@@ -103,7 +103,7 @@ def test_what_tells_a_model_nothing_is_left_out_with_the_reason():
         nothing=pa.nulls(ROWS),
         same=["a"] * ROWS,
         some=pa.array(["a", None, "a"] * 1000),
-        tags=[[1, 2]] * ROWS,
+        tags=[[[1, 2]]] * ROWS,
         score=RANDOM.random(ROWS),
         **{"odd\nname": [7.5] * ROWS},
     )
@@ -113,7 +113,7 @@ def test_what_tells_a_model_nothing_is_left_out_with_the_reason():
     text = result.text("t.parquet")
     assert "#   same: one value, 'a', in every row\n" in text
     assert "#   'odd\\nname': one value, '7.5', in every row\n" in text
-    assert "#   tags: the type list<item: int64>\n" in text
+    assert "#   tags: the type list<item: list<item: int64>>\n" in text
     assert "#   row: a value of its own in every row; 3,000 distinct, 0 .. 2999\n" in text
     assert field(result, "some")
     assert field(result, "score")

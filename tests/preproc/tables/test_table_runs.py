@@ -27,6 +27,8 @@ SCHEMA = {
         {"column": "c", "frequency_limit": 2, "hash_buckets": 9},
         {"column": "i", "type": "integer", "max_ids": 40},
         {"column": "j", "type": "integer"},
+        {"column": "tags", "max_length": 4, "ordered": False, "frequency_limit": 2},
+        {"column": "seen", "type": "integer", "max_length": 3, "weights": "seen for"},
     ],
     "weight": "w",
     "groups": ["c"],
@@ -37,6 +39,8 @@ OPTIONS = {"test_fraction": 0.2, "validation_fraction": 0.1, "keep_negatives": 0
 
 def table(rows=600):
     draw = np.random.default_rng(0)
+    tags = [[f"tag {n}" for n in draw.geometric(0.1, k)] for k in draw.integers(0, 7, rows)]
+    seen = [draw.integers(-20, 20, k).tolist() for k in draw.integers(0, 6, rows)]
     return pa.table(
         {
             "y": draw.choice(["ja", "nein", "kaum"], rows),
@@ -48,6 +52,9 @@ def table(rows=600):
             "j": draw.integers(-(1 << 62), 1 << 62, rows),
             "w": draw.random(rows).astype(np.float32),
             "t": draw.integers(0, 1 << 40, rows),
+            "tags": pa.array(tags, mask=draw.random(rows) < 0.1),
+            "seen": pa.array(seen, pa.large_list(pa.int32())),
+            "seen for": [draw.normal(0, 9, len(row)).tolist() for row in seen],
         }
     )
 

@@ -1,0 +1,454 @@
+"""Fields with several values a row: from any source to files of a dataset, and back."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from tables_testing import contents, prepare
+
+import dlrm
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.list_columns import ListColumn
+from dlrm.data.sources.columns import TextColumn
+from dlrm.data.tables.draft import batches_of, draft
+from dlrm.data.tables.files import TextFormat, find_tables
+from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.table_transform import TableTransform
+from dlrm.preproc.convert_to_parquet import convert_to_parquet
+from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.stages import tasks
+from dlrm.scripts.verify_dataset import verify
+
+SCHEMA = {
+    "label": "y",
+    "categorical": [
+        {"column": "tags", "max_length": 2, "weights": "w"},
+        "c",
+        {"column": "items", "type": "integer", "max_length": 4, "pooling": "mean"},
+    ],
+}
+ROWS = {
+    "y": [0, 1, 0, 1],
+    "tags": [["b", "a", "b"], [], None, ["c", None]],
+    "w": [[1.0, -2.0, 0.5], None, [], [3.0, 0.0]],
+    "c": ["x", "y", "x", "z"],
+    "items": [[7], [8, 7], None, [9, 9, 9, 7]],
+}
+TEST = {"test_fraction": 0.0, "output_ordering": "input"}
+
+
+def write(path, **columns):
+    rows = {**ROWS, **columns}
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(rows), path, row_group_size=2)
+    else:
+        lines = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def lists(dataset, split, name):
+    """The rows of a list field, and their weights, as lists of Python."""
+    spec = FeatureSpec.load(dataset)
+    rows = spec.num_rows(split)
+    bags = ListColumn(spec, split, name, rows, None).read(0, rows)
+    cuts = np.cumsum(bags.lengths)[:-1]
+    parts = [
+        [one.tolist() for one in np.split(array, cuts)]
+        for array in (bags.values, bags.weights)
+        if array is not None
+    ]
+    return parts if len(parts) > 1 else parts[0]
+
+
+def test_a_list_is_cut_and_null_and_empty_lists_are_rows_without_ids(tmp_path):
+    prepare(SCHEMA, [write(tmp_path / "a.parquet")], tmp_path / "d", **TEST)
+    # "b" occurs twice, the one that is cut off as well: ids are b 1, a 2, c 3.
+    ids, weights = lists(tmp_path / "d", "train", "tags")
+    assert ids == [[2, 1], [], [], [3, 0]]
+    assert weights == [[-2.0, 0.5], [], [], [3.0, 0.0]]
+    assert lists(tmp_path / "d", "train", "items") == [[1], [3, 1], [], [2, 2, 2, 1]]
+    assert (tmp_path / "d/train/cat_1.bin").read_bytes() == bytes([1, 2, 1, 3])
+    spec = FeatureSpec.load(tmp_path / "d")
+    assert spec.lists["items"].pooling == "mean"
+    assert spec.num_rows("test") == 0
+
+
+def test_unordered_lists_are_sorted_before_they_are_cut(tmp_path):
+    field = {"column": "items", "type": "integer", "max_length": 2, "ordered": False}
+    written = []
+    for number, items in enumerate(([[7], [8, 7, 5], [], [7, 8]], [[7], [5, 7, 8], [], [8, 7]])):
+        path = write(tmp_path / f"{number}.parquet", items=items)
+        schema = {"label": "y", "categorical": [field | {"keep": "first"}]}
+        prepare(schema, [path], tmp_path / f"{number}.d", **TEST)
+        written.append(contents(tmp_path / f"{number}.d", ".bin"))
+    assert lists(tmp_path / "0.d", "train", "items") == [[1], [1, 2], [], [1, 2]]
+    assert written[0] == written[1]
+
+
+def columns_of(kind):
+    """The same rows, as lists of several types."""
+    items = [[7, 8], [8, 7], [9, 9], [7, 7]]
+    tags = [["b", "a"], ["a", None], [], ["c"]]
+    kinds = {
+        "list": (pa.list_(pa.int8()), pa.list_(pa.string())),
+        "large": (pa.large_list(pa.uint64()), pa.large_list(pa.large_string())),
+        "fixed": (pa.list_(pa.int32(), 2), pa.list_(pa.string())),
+        "dictionary": (pa.list_(pa.int64()), pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+        "view": (pa.list_view(pa.int32()), pa.large_list(pa.string_view())),
+    }
+    return {
+        "y": ROWS["y"],
+        "items": pa.array(items, kinds[kind][0]),
+        "tags": pa.array(tags, kinds[kind][1]),
+        "w": [[1.0, 2.0], [0.5, 0.25], None, [4.0]],
+        "c": ROWS["c"],
+    }
+
+
+@pytest.mark.parametrize("kind", ["large", "fixed", "dictionary", "view"])
+def test_every_type_of_lists_gives_the_same_bytes(tmp_path, kind):
+    written = []
+    for name in ("list", kind):
+        table, output = pa.table(columns_of(name)), tmp_path / f"{name}.frame"
+        dlrm.Dataset.from_arrow(table, SCHEMA, output, test=table)
+        written.append(contents(output, ".bin"))
+        if name != "view":  # of which Parquet has none
+            pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+            files = [tmp_path / "a.parquet"]
+            prepare(SCHEMA, files, tmp_path / name, others={"test": write_copy(files[0])})
+            written.append(contents(tmp_path / name, ".bin"))
+    assert all(one == written[0] for one in written)
+
+
+def write_copy(path):
+    copy = path.with_name(f"copy of {path.name}")
+    copy.write_bytes(path.read_bytes())
+    return [copy]
+
+
+def test_polars_and_arrow_give_the_same_bytes(tmp_path):
+    polars = pytest.importorskip("polars")
+    table = pa.table(columns_of("list"))
+    dlrm.Dataset.from_arrow(table, SCHEMA, tmp_path / "arrow", test=table)
+    frame = polars.from_arrow(table)
+    dlrm.Dataset.from_arrow(frame, SCHEMA, tmp_path / "polars", test=frame)
+    assert contents(tmp_path / "arrow", ".bin") == contents(tmp_path / "polars", ".bin")
+
+
+def test_csv_separates_values_and_serving_reads_them_alike(tmp_path):
+    schema = SCHEMA | {"missing_values": ["NA"]}
+    path = tmp_path / "a.csv"
+    path.write_text(
+        'y,tags,w,c,items\n0,"b| a|b",1|-2|.5,x,7\n1,,,y,8|7\n0,NA,NA,x,\n1,c|,3|0,z,9\n'
+    )
+    prepare(schema, [path], tmp_path / "d", **TEST)
+    ids, weights = lists(tmp_path / "d", "train", "tags")
+    assert ids == [[2, 1], [], [], [3, 0]]
+    fitted = TableTransform.load(tmp_path / "d" / "transform")
+    assert fitted.names == ["tags", "c", "items", "w"]
+    cells = [
+        ["b| a|b", "", "NA", "c|"],
+        "xyxz",
+        ["7", "8|7", "", "9"],
+        ["1|-2|.5", "", "NA", "3|0"],
+    ]
+    columns = [TextColumn.from_bytes([cell.encode() for cell in column]) for column in cells]
+    made = fitted.of_texts(columns).ids
+    assert made[0].values.tolist() == [one for row in ids for one in row]
+    assert made[0].weights.tolist() == [one for row in weights for one in row]
+    assert made[0].lengths.tolist() == [2, 0, 0, 2]
+    assert made[1].tolist() == [1, 2, 1, 3]
+    assert made[2].lengths.tolist() == [1, 2, 0, 1]
+
+
+LONG = {"tags": [["a"], [], [], ["a", "b", "c"]], "w": [[1.0], [], [], [1.0, 1.0, 1.0]]}
+BAD = {
+    "long": (LONG, "tags: expected a list of up to 2 values, got 3 (keep: first"),
+    "fewer weights": (
+        {"w": [[1.0, 2.0, 3.0], [], [], [3.0]]},
+        "tags: expected as many weights in w as there are values, 2, got 1",
+    ),
+    "weights of no values": (
+        {"tags": [["a"] * 2, [], [], None], "w": [[1.0] * 2, [], [], [1.0]]},
+        "tags: expected as many weights in w as there are values, 0, got 1",
+    ),
+    "nan": (
+        {"w": [[1.0, 2.0, 3.0], [], [], [3.0, float("nan")]]},
+        "w: place 1 of the list: expected a finite number, got nan",
+    ),
+    "infinite": (
+        {"w": [[1.0, 2.0, 3.0], [], [], [float("inf"), 1.0]]},
+        "w: place 0 of the list: expected a finite number, got inf",
+    ),
+    "large": (
+        {"w": [[1.0, 2.0, 3.0], [], [], [0.0, 1e39]]},
+        "w: place 1 of the list: expected a weight that float32 has, got 1e+39",
+    ),
+    "no weight": (
+        {"w": [[1.0, 2.0, 3.0], [], [], [None, 1.0]]},
+        "w: place 0 of the list: expected a weight, got no value",
+    ),
+    "text": (
+        {"items": [["1"], [], [], ["1", "2", "many"]]},
+        "items: place 2 of the list: expected an integer of 64 bits, got 'many'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_list_is_named_and_can_be_put_aside(tmp_path, case, kind):
+    columns, problem = BAD[case]
+    if kind == "jsonl" and case in ("nan", "infinite"):
+        problem = problem.partition(", got")[0]
+    rows = {"tags": [["b", "a"], [], [], ["c", None]], "w": [[1.0, 2.0], [], [], [1.0, 2.0]]}
+    for name, values in columns.items():
+        rows[name] = [values[0][:2], *values[1:]] if name in rows else values
+    schema = json.loads(json.dumps(SCHEMA))
+    schema["categorical"][0]["keep"] = "all"
+    path = write(tmp_path / f"a.{kind}", **rows)
+    where = f"{path}, row group 1, row 1" if kind == "parquet" else f"{path}, line 4"
+    with pytest.raises((ValueError, TaskError)) as failed:
+        prepare(schema, [path], tmp_path / "d", **TEST)
+    assert str(failed.value).startswith(f"{where}, column {problem}")
+    assert not (tmp_path / "d").exists()
+    aside = {"bad_lines": "quarantine", "max_bad_lines": 0.25, "restart": True}
+    prepare(schema, [path], tmp_path / "d", **aside, **TEST)
+    (found,) = contents(tmp_path / "d" / "quarantine").values()
+    assert found.decode().startswith(f"{where}\tcolumn {problem}")
+
+
+TYPES = {
+    "a value": ({"items": [1, 2, 3, 4]}, "'items': expected a list of values a row, got the type"),
+    "a text": ({"tags": list("abcd")}, "'tags': expected a list of values a row, got the type"),
+    "nested": (
+        {"items": [[[1]], [], [], []]},
+        "'items': expected a list of values a row, got the type list<",
+    ),
+    "a list": ({"c": [["x"], [], [], []]}, "'c': expected a value a row, got the type list<"),
+    "a weight": ({"w": [1.0, 2.0, 3.0, 4.0]}, "'w': expected a list of values a row, got the type"),
+    "weights of maps": (
+        {"w": [[{"a": 1}], [], [], []]},
+        "'w': expected a list of values a row, got",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_lists_and_values_are_told_apart(tmp_path, case):
+    columns, problem = TYPES[case]
+    path = write(tmp_path / "a.parquet", **columns)
+    with pytest.raises((ValueError, TaskError)) as failed:
+        prepare(SCHEMA, [path], tmp_path / "d", **TEST)
+    assert str(failed.value).startswith(f"{path}: column {problem}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"tags": ["a", [], [], []]}, "line 1, column tags: expected a list of values, got 'a'"),
+        ({"c": ["x", ["y"], "x", "x"]}, "line 2, column c: expected one value, got ['y']"),
+        (
+            {"items": [[1], [], [1, [2]], []]},
+            "line 3, column items: place 1 of the list: expected one value, got ['2']",
+        ),
+    ],
+)
+def test_lists_and_values_of_json_are_told_apart(tmp_path, columns, problem):
+    path = write(tmp_path / "a.jsonl", **columns)
+    with pytest.raises((ValueError, TaskError)) as failed:
+        prepare(SCHEMA, [path], tmp_path / "d", **TEST)
+    assert str(failed.value).startswith(f"{path}, {problem}")
+
+
+def drawn(rows=9000):
+    draw = np.random.default_rng(7)
+    tags = [[f"t{n}" for n in draw.geometric(0.2, k)] for k in draw.integers(0, 5, rows)]
+    return {
+        "y": draw.integers(0, 2, rows),
+        "tags": tags,
+        "w": [draw.normal(size=len(row)).tolist() for row in tags],
+        "c": draw.integers(0, 9, rows).astype(str),
+        "items": [draw.integers(0, 30, k).tolist() for k in draw.integers(0, 6, rows)],
+    }
+
+
+def test_rows_held_back_and_row_groups_change_nothing(tmp_path, monkeypatch):
+    columns, written = drawn(), []
+    for size, held, part in ((9000, 1 << 17, None), (700, 500, None), (300, 4096, 9000)):
+        monkeypatch.setattr(tasks, "_HELD_IDS", held)
+        pq.write_table(pa.table(columns), tmp_path / f"{size}.parquet", row_group_size=size)
+        options = {"test_fraction": 0.5, "validation_fraction": 0.1, "split_bytes": part}
+        prepare(SCHEMA, [tmp_path / f"{size}.parquet"], tmp_path / str(size), **options)
+        written.append(contents(tmp_path / str(size), ".bin"))
+    assert written[0] == written[1] == written[2]
+    starts = np.frombuffer(written[0]["test/cat_0.starts.bin"], "<i8")
+    lengths = np.frombuffer(written[0]["test/cat_0.lengths.bin"], "i1")
+    assert starts.tolist() == [0, lengths[:4096].sum(), lengths.sum()]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lists")
+    pq.write_table(pa.table(drawn(500)), folder / "a.parquet")
+    prepare(SCHEMA, [folder / "a.parquet"], folder / "d", test_fraction=0.2, report=True)
+    return folder / "d"
+
+
+def test_nothing_is_wrong_with_a_dataset_of_lists(prepared, capsys):
+    assert list(verify(prepared)) == []
+    assert not (prepared / "model_size.json").exists()  # whose readers expect one id a row
+
+
+def damaged(prepared, tmp_path, file, place, value, dtype):
+    """A copy of a dataset without checksums, in which a number of a file is another."""
+    for path in prepared.rglob("*"):
+        if path.is_file() and path.name != "manifest.json":
+            copy = tmp_path / path.relative_to(prepared)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    values = np.fromfile(tmp_path / file, dtype)
+    values[place] = value
+    values.tofile(tmp_path / file)
+    return list(verify(tmp_path))
+
+
+def test_damage_is_named_with_row_and_place(prepared, tmp_path):
+    lengths = np.fromfile(prepared / "train/cat_0.lengths.bin", "i1")
+    row = int((lengths == 2).argmax())
+    place = int(lengths[:row].sum()) + 1
+    for number, (file, index, value, dtype, expected) in enumerate(
+        [
+            ("values", place, 99, "i1", f"row {row}, place 1 of the list: expected an id in [0, "),
+            ("weights", place, np.nan, "<f4", f"row {row}, place 1 of the list: expected a finite"),
+            ("lengths", row, 3, "i1", f"row {row}: expected a length of 0 to 2, got 3"),
+            ("lengths", row, -1, "i1", f"row {row}: expected a length of 0 to 2, got -1"),
+            ("lengths", row, 1, "i1", "expected the lengths before row 400 to add up to"),
+            ("starts", 0, 1, "<i8", "expected the lengths before row 400 to add up to"),
+        ]
+    ):
+        name = f"train/cat_0.{file}.bin"
+        folder = tmp_path / str(number)
+        found = damaged(prepared, folder, name, index, value, dtype)
+        assert len(found) == 1, found
+        blamed = "lengths" if file == "starts" else file
+        assert found[0].startswith(f"{folder}/train/cat_0.{blamed}.bin: {expected}")
+
+
+def test_a_dataset_goes_back_to_parquet_and_again_to_the_same_bytes(prepared, tmp_path):
+    convert_to_parquet(prepared, tmp_path / "decoded")
+    convert_to_parquet(prepared, tmp_path / "ids", values="ids")
+    table = pq.read_table(tmp_path / "ids/train/part-0.parquet")
+    assert table["tags"].to_pylist() == lists(prepared, "train", "tags")[0]
+    assert table["w"].to_pylist() == lists(prepared, "train", "tags")[1]
+    assert table["items"].to_pylist() == lists(prepared, "train", "items")
+    assert not (tmp_path / "ids/model_size.json").exists()
+    names = {"train": "train", "test": "test"}
+    files = {n: [tmp_path / "decoded" / n / "part-0.parquet"] for n in names}
+    decoded = pq.read_table(files["test"][0])
+    values = dict(enumerate(dictionary_of(prepared, 0), 1))
+    ids = lists(prepared, "test", "tags")[0]
+    assert decoded["tags"].to_pylist() == [[values.get(i) for i in row] for row in ids]
+    prepare(
+        SCHEMA,
+        files["train"],
+        tmp_path / "d",
+        others={"test": files["test"]},
+        **{"output_ordering": "input"},
+    )
+    for split in names:
+        again, before = (contents(p / split, "lengths.bin") for p in (tmp_path / "d", prepared))
+        assert again == before
+
+
+def dictionary_of(dataset, place):
+    return TableTransform.load(dataset / "transform").dictionaries[place].values()
+
+
+def test_the_report_says_how_long_lists_are(prepared):
+    facts = json.loads((prepared / "report.json").read_text())["categorical"][2]["list"]
+    lengths = np.array([len(row) for row in lists(prepared, "train", "items")])
+    assert facts["max_length"] == 4
+    assert facts["mean_length"] == pytest.approx(lengths.mean(), abs=1e-6)
+    assert facts["empty"]["train"] == pytest.approx((lengths == 0).mean(), abs=1e-6)
+    ordered = np.sort(lengths)
+    quantiles = [ordered[int(np.ceil(q * len(ordered))) - 1] for q in (0.25, 0.5, 0.75)]
+    assert [facts["length_quantiles"][q] for q in ("0.25", "0.5", "0.75")] == quantiles
+    everything = np.array([len(row) for row in drawn(500)["items"]])
+    cut = sum(facts["cut"][n] * rows for n, rows in (("train", 400), ("test", 100)))
+    assert cut == pytest.approx((everything > 4).sum(), abs=0.01)
+    page = (prepared / "report.html").read_text()
+    assert "<h2>Lists</h2>" in page
+    assert "quantiles of lengths" in page
+
+
+def nvidia_check(path):
+    """Raises AssertionError at the first broken rule of NVIDIA for `feature_spec.yaml`."""
+    facts = yaml.safe_load(Path(path).read_text())
+    features, channels = facts["feature_spec"], facts["channel_spec"]
+    assert set(facts["source_spec"]) == {"train", "test"}
+    assert set(channels) == {"categorical", "numerical", "label"}
+    assert {n for names in channels.values() for n in names} == set(features)
+    for chunks in facts["source_spec"].values():
+        for chunk in chunks:
+            assert chunk["type"] == "split_binary", chunk["type"]
+            assert len(chunk["files"]) == 1
+
+
+def test_readers_of_one_id_a_row_refuse_the_specification(prepared, tmp_path):
+    with pytest.raises(AssertionError, match="split_binary_list"):
+        nvidia_check(prepared / "feature_spec.yaml")
+    schema = {"label": "y", "categorical": ["c"]}
+    prepare(schema, [write(tmp_path / "a.parquet")], tmp_path / "d", **TEST)
+    nvidia_check(tmp_path / "d" / "feature_spec.yaml")
+    assert (tmp_path / "d" / "model_size.json").exists()
+
+
+def test_nvidias_binary_format_has_no_lists(tmp_path):
+    with pytest.raises(ValueError, match=r"--output_format binary: expected a schema without list"):
+        prepare(SCHEMA, [write(tmp_path / "a.parquet")], tmp_path / "d", output_format="binary")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_draft_has_list_fields(tmp_path, kind):
+    path = write(tmp_path / f"a.{kind}", tags=[["b", "a", "b"], [], None, ["c", "a"]])
+    made = draft(batches_of(find_tables([path]), TextFormat()), "y")
+    fields = {field.column: field for field in made.schema.categorical}
+    assert (fields["tags"].max_length, fields["items"].max_length) == (3, 4)
+    assert (fields["tags"].type, fields["items"].type) == ("string", "integer")
+    assert made.comments["tags"].startswith("lists of up to 3, 1.25 on average, 50.00% empty; 3 ")
+    assert "a list of numbers" in made.left_out["w"]
+    assert Schema.of_facts(yaml.safe_load(made.text())) == made.schema
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"keep": "first"}, "keep: expected max_length too"),
+        ({"ordered": False}, "ordered: expected max_length too"),
+        ({"weights": "w"}, "weights: expected max_length too"),
+        ({"max_length": 0}, "max_length: expected 1 to 2147483645, got 0"),
+        ({"max_length": 1 << 31}, "max_length: expected 1 to 2147483645, got 2147483648"),
+        ({"max_length": "5"}, "max_length: expected an integer, got '5'"),
+        ({"max_length": 5, "keep": "middle"}, "keep: expected one of first, last, all"),
+        ({"max_length": 5, "pooling": "max"}, "pooling: expected one of sum, mean, got 'max'"),
+        ({"max_length": 5, "ordered": 1}, "ordered: expected true or false, got 1"),
+        ({"max_length": 5, "separator": "||"}, "separator: expected one character"),
+        ({"max_length": 5, "weights": "y"}, "columns used twice: y"),
+    ],
+)
+def test_a_wrong_list_field_is_named(entry, problem):
+    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as failed:
+        Schema.of_facts({"label": "y", "categorical": [{"column": "t", **entry}]})
+    assert problem in str(failed.value)
+
+
+def test_a_schema_of_lists_is_the_same_once_written_and_read(tmp_path):
+    schema = Schema.of_facts(SCHEMA)
+    schema.save(tmp_path / "schema.yaml")
+    assert Schema.load(tmp_path / "schema.yaml") == schema
