@@ -127,6 +127,8 @@ OURS = {
     "rank_timeout": 1800.0,
     "profile": None,
     "resume": False,
+    "synthetic_dataset": None,
+    "synthetic_dataset_max_table_size": None,
     "synthetic_dataset_hotness": None,
     "synthetic_ids": "uniform",
     "tensorboard": None,

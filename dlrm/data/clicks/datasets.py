@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import ListField
 from dlrm.data.clicks.batch import Dataset, Shard, Sharded
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.random_samples import RandomDataset
 from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
-from dlrm.data.clicks.synthetic import IDS, SyntheticDataset, ensure_synthetic_dataset
+from dlrm.data.clicks.synthetic import IDS, SHAPES, SyntheticDataset, ensure_synthetic_dataset
 from dlrm.data.verification import VERIFY_DATA, Verifier
 from dlrm.limits import check_features, check_memory
 
@@ -23,7 +24,7 @@ DATASET_TYPES = {
     "synthetic_random": "synthetic_random",
     "synthetic_disk": "synthetic_disk",
 }
-_MULTI_HOT = ("synthetic_random", "synthetic_gpu")
+_MULTI_HOT = ("synthetic_random", "synthetic_gpu", "synthetic_disk")
 _DEFAULT_TABLE_SIZES = (100_000,) * 26
 
 
@@ -55,9 +56,11 @@ class DataConfig:
         synthetic_dataset_numerical_features: overrides `num_numerical_features` where given.
         synthetic_dataset_use_feature_spec: take table sizes, names and the number of numerical
             features of synthetic data from `dataset` and `feature_spec`.
-        synthetic_dataset_hotness: ids that a sample of synthetic_gpu or synthetic_random has at
-            most for each table, one number for all or one a table; None is one id each, without
-            lengths.
+        synthetic_dataset: a published dataset whose table sizes and ids a sample synthetic_gpu or
+            synthetic_disk has, one of `SHAPES`; None leaves them to the fields below.
+        synthetic_dataset_max_table_size: no synthetic table has more rows; None is no limit.
+        synthetic_dataset_hotness: ids that a synthetic sample has at most for each table, one
+            number for all or one a table; None is one id each, without lengths.
         synthetic_ids: "uniform" over each table, or "power_law", which synthetic_random has not.
         device: where synthetic_gpu makes its batches.
         verify_data: "first" compares files with the dataset's checksums before they are first read,
@@ -84,6 +87,8 @@ class DataConfig:
     synthetic_dataset_num_entries: int = 2**25
     synthetic_dataset_numerical_features: int | None = None
     synthetic_dataset_use_feature_spec: bool = False
+    synthetic_dataset: str | None = None
+    synthetic_dataset_max_table_size: int | None = None
     synthetic_dataset_hotness: tuple[int, ...] | None = None
     synthetic_ids: str = "uniform"
     device: str = "cpu"
@@ -118,17 +123,53 @@ class DataConfig:
                     "--synthetic_dataset_table_sizes: expected at most "
                     f"{layout.MAX_CARDINALITY}, got {size}"
                 )
+        self._check_named_shape()
         self._check_memory()
         self._check_dataset()
+
+    @property
+    def synthetic_sizes(self) -> tuple[int, ...]:
+        """Rows of each synthetic table."""
+        named, limit = (
+            SHAPES.get(self.synthetic_dataset or ""),
+            self.synthetic_dataset_max_table_size,
+        )
+        sizes = named.table_sizes if named else self.synthetic_dataset_table_sizes
+        return sizes if limit is None else tuple(min(size, limit) for size in sizes)
+
+    @property
+    def synthetic_hotness(self) -> tuple[int, ...] | None:
+        """The most ids of a synthetic sample, as `synthetic_dataset_hotness` has them."""
+        named = SHAPES.get(self.synthetic_dataset or "")
+        return named.hotness if named else self.synthetic_dataset_hotness
 
     @property
     def has_clicks(self) -> bool:
         """True if labels are clicks, 0 or 1; fractions, the alternative, have no AUC."""
         return self.dataset_type != "synthetic_random"
 
+    def _check_named_shape(self) -> None:
+        if (limit := self.synthetic_dataset_max_table_size) is not None:
+            _expect_at_least("synthetic_dataset_max_table_size", limit, 1)
+        if (name := self.synthetic_dataset) is None:
+            return
+        _expect("synthetic_dataset", name, tuple(SHAPES))
+        if self.dataset_type not in ("synthetic_gpu", "synthetic_disk"):
+            raise ValueError(
+                f"--synthetic_dataset {name}: expected --dataset_type synthetic_gpu or "
+                f"synthetic_disk, got {self.dataset_type}"
+            )
+        flags = {
+            "table_sizes": self.synthetic_dataset_table_sizes != _DEFAULT_TABLE_SIZES,
+            "hotness": self.synthetic_dataset_hotness is not None,
+            "use_feature_spec": self.synthetic_dataset_use_feature_spec,
+        }
+        if given := [f"--synthetic_dataset_{flag}" for flag, is_set in flags.items() if is_set]:
+            raise ValueError(f"--synthetic_dataset {name} contradicts {given[0]}: it says the same")
+
     def _check_memory(self) -> None:
         """Refuses random batches that are larger than the memory."""
-        tables, bags = self.synthetic_dataset_table_sizes, self.synthetic_dataset_hotness or (1,)
+        tables, bags = self.synthetic_sizes, self.synthetic_hotness or (1,)
         ids = (bags[0] * len(tables) if len(bags) == 1 else sum(bags)) / 2  # half of it on average
         samples = max(self.batch_size, self.test_batch_size)
         if self.dataset_type.startswith("synthetic"):
@@ -138,9 +179,10 @@ class DataConfig:
 
     def _check_dataset(self) -> None:
         if self.synthetic_dataset_hotness is not None and self.dataset_type not in _MULTI_HOT:
+            kinds = f"{', '.join(_MULTI_HOT[:-1])} or {_MULTI_HOT[-1]}"
             raise ValueError(
-                f"--synthetic_dataset_hotness: expected --dataset_type {' or '.join(_MULTI_HOT)}, "
-                f"got {self.dataset_type}"
+                f"--synthetic_dataset_hotness: expected --dataset_type {kinds}, got "
+                f"{self.dataset_type}"
             )
         if self.dataset_type == "synthetic_random" and self.synthetic_ids != "uniform":
             raise ValueError(
@@ -326,11 +368,12 @@ def _open_binary(config: DataConfig) -> Datasets:
 
 def _open_in_memory(config: DataConfig) -> Datasets:
     spec = _synthetic_spec(config)
-    own: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_dataset_hotness}
+    own: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_hotness}
     kind: type[SyntheticDataset] = RandomDataset
     if config.dataset_type == "synthetic_gpu":
         kind = SyntheticDataset
         own |= {"ids": config.synthetic_ids, "device": config.device}
+        own |= {"fixed_lengths": config.synthetic_dataset is not None}
     num_samples, subset = config.synthetic_dataset_num_entries, config.dataset_subset or 1.0
     train = kind(spec, "train", num_samples, config.batch_size, subset=subset, **own)
     test = kind(spec, "test", num_samples, config.test_batch_size, **own)
@@ -344,6 +387,7 @@ def _synthetic_on_disk(config: DataConfig) -> FeatureSpec:
         config.synthetic_dataset_num_entries,
         seed=config.seed,
         ids=config.synthetic_ids,
+        fixed_lengths=config.synthetic_dataset is not None,
     )
 
 
@@ -353,6 +397,21 @@ def _synthetic_spec(config: DataConfig) -> FeatureSpec:
     num_numerical = config.synthetic_dataset_numerical_features
     if num_numerical is None:
         num_numerical = config.num_numerical_features
-    return FeatureSpec.default(
-        config.synthetic_dataset_dir, num_numerical, config.synthetic_dataset_table_sizes
-    )
+    sizes, hotness = config.synthetic_sizes, config.synthetic_hotness
+    spec = FeatureSpec.default(config.synthetic_dataset_dir, num_numerical, sizes)
+    if hotness is None or config.dataset_type != "synthetic_disk":
+        return spec
+    longest = hotness * len(sizes) if len(hotness) == 1 else hotness
+    if len(longest) != len(sizes):
+        raise ValueError(
+            f"--synthetic_dataset_hotness: expected one number, or one for each of {len(sizes)} "
+            f"tables, got {len(longest)}"
+        )
+    lists = {
+        name: ListField(most)
+        for name, most in zip(spec.categorical, longest, strict=True)
+        if most > 1
+    }
+    cardinalities = dict(zip(spec.categorical, sizes, strict=True))
+    numerical, splits = spec.numerical, spec.splits
+    return FeatureSpec.named(spec.path, spec.label, numerical, cardinalities, splits, lists=lists)

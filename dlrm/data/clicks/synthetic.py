@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import WEIGHTS_DTYPE, Bags
 from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
@@ -23,12 +24,33 @@ _ROWS_PER_WRITE = 65536
 _IDS_PER_BLOCK = 8192
 
 
+class NamedShape(NamedTuple):
+    """A published multi-hot dataset's: every sample has `hotness` ids of each table."""
+
+    table_sizes: tuple[int, ...]
+    hotness: tuple[int, ...]
+
+
+SHAPES = {
+    # DLRM-DCNv2 of MLPerf Training: the arguments of materialize_synthetic_multihot_dataset.py in
+    # mlcommons/training, recommendation_v2/torchrec_dlrm.
+    "mlperf": NamedShape(
+        table_sizes=(
+            *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000),
+            *(3_067_956, 405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000),
+            *(40_000_000, 590_152, 12_973, 108, 36),
+        ),
+        hotness=(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
+    ),
+}
+
+
 class SyntheticDataset(BatchedRows):
     """Random samples: numericals uniform in [0, 1), labels 0 or 1 with even odds.
 
     Uniform ids are spread over each whole table. Power-law ids are those of a Zipf-like law: id k
     has the probability that x^-1.45 has between k + 1 and k + 2, so that id 0 is the commonest.
-    With `hotness`, bag lengths are uniform over 1 to the table's hotness.
+    With `hotness`, bag lengths are uniform over 1 to the table's hotness, or always that.
 
     Batch `index` depends on (seed, split, index), the sizes and the kind of device alone. On the
     CPU 4096 samples of 26 tables take 0.5 ms with uniform, 0.9 ms with power-law ids (Zen 4, one
@@ -41,8 +63,10 @@ class SyntheticDataset(BatchedRows):
         batch_size: samples of a batch.
         seed: 0 or more.
         ids: "uniform" or "power_law".
-        hotness: most ids of a bag, one number for all tables or one a table; None: batches without
-            lengths, one id for each table.
+        hotness: most ids of a bag, one number for all tables or one a table; None: those of the
+            specification's lists or, where it has none, batches without lengths, one id for each
+            table.
+        fixed_lengths: every bag has as many ids as it can.
         device: where the batches are made.
         subset: fraction of the batches to use.
 
@@ -62,6 +86,7 @@ class SyntheticDataset(BatchedRows):
         seed: int,
         ids: str = "uniform",
         hotness: Sequence[int] | None = None,
+        fixed_lengths: bool = False,
         device: str | torch.device = "cpu",
         subset: float = 1.0,
     ) -> None:
@@ -72,6 +97,9 @@ class SyntheticDataset(BatchedRows):
         for name, size in zip(self.categorical_names, self.table_sizes, strict=True):
             if size > 2**31:
                 raise ValueError(f"feature {name}: expected at most 2**31 rows, got {size}")
+        if hotness is None and spec.lists:
+            longest = {name: one.max_length for name, one in spec.lists.items()}
+            hotness = [longest.get(name, 1) for name in self.categorical_names]
         if hotness is not None and len(hotness) not in (1, len(self.table_sizes)):
             raise ValueError(
                 "--synthetic_dataset_hotness: expected one number, or one for each of "
@@ -81,6 +109,7 @@ class SyntheticDataset(BatchedRows):
         self._hotness = None
         if hotness is not None:
             self._hotness = np.broadcast_to(np.array(hotness, np.uint64), len(self.table_sizes))
+        self._fixed_lengths = fixed_lengths
         self._seed = (seed, layout.SPLITS.index(split))
         self._power_law = ids == "power_law"
         self._device = torch.device(device)
@@ -101,8 +130,11 @@ class SyntheticDataset(BatchedRows):
         lengths = None
         if self._hotness is not None:
             lengths = np.empty((num_samples, len(sizes)), np.int32)
-            _draw_uniform_ids(random, self._hotness, lengths)
-            lengths += 1
+            if self._fixed_lengths:
+                lengths[:] = self._hotness
+            else:
+                _draw_uniform_ids(random, self._hotness, lengths)
+                lengths += 1
             sizes = np.tile(sizes, num_samples).repeat(lengths.ravel())
         ids = np.empty((num_samples, len(sizes)) if lengths is None else len(sizes), np.int32)
         # By blocks whose temporaries fit the nearest cache, and the allocator keeps.
@@ -132,8 +164,11 @@ class SyntheticDataset(BatchedRows):
         lengths = None
         if self._hotness is not None:
             most = torch.tensor(self._hotness.tolist(), device=device)
-            fraction = torch.randint(2**32, shape, generator=random, device=device)
-            lengths = (fraction * most >> 32).int() + 1
+            if self._fixed_lengths:
+                lengths = most.int().repeat(num_samples, 1)
+            else:
+                fraction = torch.randint(2**32, shape, generator=random, device=device)
+                lengths = (fraction * most >> 32).int() + 1
             sizes = sizes.repeat(num_samples).repeat_interleave(lengths.flatten())
             shape = tuple(sizes.shape)
         if self._power_law:
@@ -166,7 +201,13 @@ def _power_law(uniform: Any, sizes: Any) -> Any:
 
 
 def ensure_synthetic_dataset(
-    directory: str | os.PathLike, spec: FeatureSpec, num_samples: int, *, seed: int, ids: str
+    directory: str | os.PathLike,
+    spec: FeatureSpec,
+    num_samples: int,
+    *,
+    seed: int,
+    ids: str,
+    fixed_lengths: bool = False,
 ) -> FeatureSpec:
     """Writes a synthetic dataset unless the same one is there, and returns its specification.
 
@@ -175,7 +216,7 @@ def ensure_synthetic_dataset(
     """
     directory = Path(directory)
     check_owned(directory)
-    wanted = _describe(spec, num_samples, seed, ids)
+    wanted = _describe(spec, num_samples, seed, ids, fixed_lengths)
     if directory.is_dir() and (manifest := layout.read_dataset_manifest(directory)):
         found = manifest["transform"]
         if found == wanted:
@@ -186,7 +227,13 @@ def ensure_synthetic_dataset(
                 "origin, which is not replaced (--synthetic_dataset_dir)"
             )
     return write_synthetic_dataset(
-        directory, spec, num_samples, seed=seed, ids=ids, replace_existing=True
+        directory,
+        spec,
+        num_samples,
+        seed=seed,
+        ids=ids,
+        fixed_lengths=fixed_lengths,
+        replace_existing=True,
     )
 
 
@@ -197,6 +244,7 @@ def write_synthetic_dataset(
     *,
     seed: int,
     ids: str = "uniform",
+    fixed_lengths: bool = False,
     replace_existing: bool = False,
     on_write: Callable[[int], object] | None = None,
 ) -> FeatureSpec:
@@ -204,10 +252,11 @@ def write_synthetic_dataset(
 
     Args:
         directory: appears when the dataset is whole.
-        spec: features and splits; names, dtypes and files are kept.
+        spec: features and splits; names, dtypes and files are kept. Weights of ids are 1.
         num_samples: samples of each split.
         seed: 0 or more.
         ids: "uniform" or "power_law".
+        fixed_lengths: every row of a list has as many ids as it can, not 1 to as many.
         replace_existing: whether a dataset of ours at `directory` may be replaced.
         on_write: called with the number of rows after some are written.
 
@@ -216,8 +265,7 @@ def write_synthetic_dataset(
         PermissionError: it is another user's; see `check_owned`.
         ValueError: the disk has no room for it.
     """
-    row_bytes = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
-    needed = num_samples * row_bytes * len(spec.splits)
+    needed = num_samples * _row_bytes(spec) * len(spec.splits)
     check_disk(directory, needed, f"--synthetic_dataset_num_entries {num_samples}")
     check_owned(Path(directory))
     with staged_directory(directory, replace_existing) as staging:
@@ -228,12 +276,19 @@ def write_synthetic_dataset(
         )
         for split in staged.splits:
             samples = SyntheticDataset(
-                staged, split, num_samples, _ROWS_PER_WRITE, seed=seed, ids=ids
+                staged,
+                split,
+                num_samples,
+                _ROWS_PER_WRITE,
+                seed=seed,
+                ids=ids,
+                fixed_lengths=fixed_lengths,
             )
             with SplitWriter(staged, split) as writer:
                 for index in range(len(samples)):
-                    numerical, categorical, labels, *_ = samples.batch(index)
-                    writer.write(labels.numpy(), numerical.numpy(), list(categorical.numpy().T))
+                    batch = samples.batch(index)
+                    labels = batch.labels.numpy()
+                    writer.write(labels, batch.numerical.numpy(), _columns(staged, batch))
                     if on_write is not None:
                         on_write(len(labels))
         staged.save()
@@ -242,18 +297,48 @@ def write_synthetic_dataset(
             staging,
             dict.fromkeys(staged.splits, num_samples),
             staged.cardinalities,
-            _describe(spec, num_samples, seed, ids),
+            _describe(spec, num_samples, seed, ids, fixed_lengths),
         )
     return FeatureSpec.load(directory)
 
 
-def _describe(spec: FeatureSpec, num_samples: int, seed: int, ids: str) -> dict[str, Any]:
+def _row_bytes(spec: FeatureSpec) -> int:
+    """The most bytes of a row."""
+    total = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
+    for name, one in spec.lists.items():
+        each = spec.dtype(name).itemsize + one.weighted * WEIGHTS_DTYPE.itemsize
+        total += one.lengths_dtype.itemsize + one.max_length * each
+    return total
+
+
+def _columns(spec: FeatureSpec, batch: Batch) -> list[np.ndarray | Bags]:
+    """Returns the ids of a batch as a `SplitWriter` takes them."""
+    ids = batch.categorical.numpy()
+    if batch.lengths is None:
+        return list(ids.T)
+    lengths = batch.lengths.numpy()
+    tables = np.tile(np.arange(lengths.shape[1]), len(lengths)).repeat(lengths.ravel())
+    columns: list[np.ndarray | Bags] = []
+    for table, name in enumerate(spec.categorical):
+        own = ids[tables == table]
+        if (one := spec.lists.get(name)) is None:
+            columns.append(own)
+            continue
+        weights = np.ones(len(own), WEIGHTS_DTYPE) if one.weighted else None
+        columns.append(Bags(own, lengths[:, table], weights))
+    return columns
+
+
+def _describe(
+    spec: FeatureSpec, num_samples: int, seed: int, ids: str, fixed_lengths: bool
+) -> dict[str, Any]:
     """What a synthetic dataset is made from; two that agree have the same bytes."""
     return {
         "synthetic": {
             "num_samples": num_samples,
             "seed": seed,
             "ids": ids,
+            **({"fixed_lengths": True} if fixed_lengths else {}),
             "feature_spec": spec.feature_spec,
             "source_spec": spec.source_spec,
             "channel_spec": spec.channel_spec,

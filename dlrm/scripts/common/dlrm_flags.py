@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlrm.data.clicks.datasets import DATASET_TYPES, DataConfig
-from dlrm.data.clicks.synthetic import IDS
+from dlrm.data.clicks.synthetic import IDS, SHAPES
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.model.composition import CROSS_STRUCTURES, interaction_names
 from dlrm.model.dlrm import (
@@ -261,9 +261,14 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         ),
         "synthetic_dataset_use_feature_spec": "Take the shapes of the synthetic dataset from "
         "--dataset and --feature_spec",
-        "synthetic_dataset_hotness": "Most ids of a sample for each table of synthetic_gpu or "
-        "synthetic_random, one number for all or one a table, with 1 to as many drawn; default: "
-        "always one id",
+        "synthetic_dataset": Help(
+            "Table sizes and ids a sample of a published dataset, for synthetic_gpu and "
+            "synthetic_disk; mlperf: MLPerf's DLRM-DCNv2",
+            SHAPES,
+        ),
+        "synthetic_dataset_max_table_size": Help("Most rows of a synthetic table", least=1),
+        "synthetic_dataset_hotness": "Most ids of a sample for each synthetic table, one number "
+        "for all or one a table, with 1 to as many drawn; default: always one id",
         "synthetic_ids": Help("Distribution of the ids of the synthetic dataset", IDS),
     },
     ("Model", DLRMConfig): {
@@ -424,7 +429,6 @@ _GONE = {
     "'fp16'": "--amp computes in half precision",
     "'nofp16'": "float32 is the default",
     "'self_interaction'": "NVIDIA's later versions have none, either",
-    "'synthetic_dataset'": "--dataset_type synthetic_gpu makes random rows",
 }
 
 

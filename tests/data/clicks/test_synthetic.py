@@ -155,7 +155,9 @@ def test_hotness_reaches_the_dataset_and_is_checked():
         open_datasets(DataConfig(**config, synthetic_dataset_hotness=[3, 4]))
     with pytest.raises(ValueError, match="--synthetic_dataset_hotness: expected an integer of 1"):
         DataConfig(**config, synthetic_dataset_hotness=[3, 0])
-    with pytest.raises(ValueError, match="--synthetic_dataset_hotness: .*synthetic_gpu, got split"):
+    with pytest.raises(
+        ValueError, match="--synthetic_dataset_hotness: .*synthetic_disk, got split"
+    ):
         DataConfig(dataset="x", synthetic_dataset_hotness=[3])
 
 
@@ -284,3 +286,77 @@ def test_a_writer_names_what_does_not_fit(tmp_path):
         large = np.array([[0, 0], [0, 0], [0, 1e5]])
         with pytest.raises(ValueError, match=r"feature num_1, row 2 of test: .* 100000"):
             writer.write(np.zeros(3), large, good[1])
+
+
+MULTI_HOT = [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["synthetic_gpu", "synthetic_disk"])
+def test_samples_of_mlperf_have_its_ids(tmp_path, kind):
+    config = DataConfig(
+        dataset_type=kind,
+        synthetic_dataset="mlperf",
+        synthetic_dataset_max_table_size=1000,
+        synthetic_dataset_dir=str(tmp_path / "data"),
+        synthetic_dataset_num_entries=50,
+        batch_size=20,
+    )
+    train = open_datasets(config).train
+    assert sum(MULTI_HOT) == 214
+    assert train.table_sizes[:8] == [1000] * 5 + [3] + [1000] * 2
+    assert (len(train.table_sizes), train.table_sizes[12], train.num_numerical) == (26, 10, 13)
+    for index, count in enumerate([20, 20, 10]):
+        batch = train.batch(index)
+        assert batch.lengths.tolist() == [MULTI_HOT] * count
+        bags = batch.categorical.split(batch.lengths.flatten().tolist())
+        for bag, size in zip(bags, train.table_sizes * count, strict=True):
+            assert 0 <= bag.min() <= bag.max() < size
+    assert batch.categorical.unique().numel() > 500
+
+
+def test_tables_of_mlperf_have_its_rows():
+    config = DataConfig(dataset_type="synthetic_gpu", synthetic_dataset="mlperf")
+    assert len(config.synthetic_sizes) == 26
+    assert sum(config.synthetic_sizes) == 204_184_588
+    assert [i for i, size in enumerate(config.synthetic_sizes) if size == 40_000_000] == [
+        *(0, 9, 19, 20, 21)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"synthetic_dataset": "movielens"}, "--synthetic_dataset: expected one of mlperf"),
+        (
+            {"synthetic_dataset": "mlperf", "dataset_type": "synthetic_random"},
+            "--synthetic_dataset mlperf: expected --dataset_type synthetic_gpu or synthetic_disk",
+        ),
+        (
+            {"synthetic_dataset": "mlperf", "synthetic_dataset_hotness": [3]},
+            "--synthetic_dataset mlperf contradicts --synthetic_dataset_hotness",
+        ),
+        ({"synthetic_dataset_max_table_size": 0}, "--synthetic_dataset_max_table_size: .* got 0"),
+    ],
+)
+def test_impossible_published_shapes_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DataConfig(**{"dataset_type": "synthetic_gpu", **options})
+
+
+def test_lists_on_disk_are_those_made_in_memory(tmp_path):
+    shape = {
+        "synthetic_dataset_table_sizes": [9, 300, 40],
+        "synthetic_dataset_hotness": [4, 1, 200],
+        "synthetic_dataset_num_entries": 5000,
+        "batch_size": 5000,
+    }
+    memory = open_datasets(DataConfig(dataset_type="synthetic_gpu", **shape)).train.batch(0)
+    on_disk = disk_config(tmp_path / "data", **shape)
+    disk = open_datasets(on_disk).train.batch(0)
+    assert disk.lengths.tolist() == memory.lengths.tolist()
+    assert disk.categorical.tolist() == memory.categorical.tolist()
+    written = (tmp_path / "data" / "train" / "cat_2.values.bin").stat().st_mtime_ns
+    open_datasets(on_disk)
+    assert (tmp_path / "data" / "train" / "cat_2.values.bin").stat().st_mtime_ns == written
+    with pytest.raises(ValueError, match="--synthetic_dataset_hotness: .*each of 3 tables, got 2"):
+        open_datasets(disk_config(tmp_path / "x", **shape | {"synthetic_dataset_hotness": [3, 4]}))
