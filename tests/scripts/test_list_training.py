@@ -1,0 +1,120 @@
+"""The commands on a dataset with lists and sample weights: resumed, tested, inspected, refused."""
+
+import re
+import shutil
+
+import list_testing
+import numpy as np
+import pytest
+import torch
+from forked import run as run_command
+
+from dlrm.serving.predictor import load_model, model_config
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+MODEL = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
+RUN = ["--batch_size=32", "--test_batch_size=64", "--epochs=3", "--print_freq=1", "--lr=1"]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return {split: list_testing.drawn(300, seed) for seed, split in enumerate(("train", "test"))}
+
+
+@pytest.fixture(scope="module")
+def lists(rows, tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "lists"
+    list_testing.write(path, rows, weights=True)
+    return path
+
+
+@pytest.fixture
+def train(command, lists):
+    def run(*arguments, data=lists):
+        return command(*arguments, data=data, model=MODEL, training=RUN)
+
+    return run
+
+
+def same_weights(one, other):
+    a, b = (load_model(find_checkpoint(path)).state_dict() for path in (one, other))
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--embedding_optimizer=row_wise_adagrad", "--shuffle"],
+        ["--embedding_dtype=bf16", "--gradient_accumulation_steps=2"],
+        ["--embedding_type=multi_table", "--Adam_embedding_optimizer", "--Adam_MLP_optimizer"],
+    ],
+    ids=" ".join,
+)
+def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(train, extra):
+    extra = [*extra, "--test_freq=13"]  # else the first half would test a step of its own
+    whole = train("--save_checkpoint_path=whole", *extra)
+    train("--save_checkpoint_path=halves", "--max_steps=13", *extra)
+    halves = train("--save_checkpoint_path=halves", "--resume", *extra)
+    assert halves["test_log_loss"] == whole["test_log_loss"]
+    assert same_weights("whole", "halves")
+
+
+def test_a_checkpoint_knows_how_its_tables_are_pooled(train, rows, tmp_path):
+    data = tmp_path / "data"
+    list_testing.write(data, rows, poolings={"history": "mean"})
+    trained = train("--save_checkpoint_path=run", "--pooling=mean", data=data)
+    saved = find_checkpoint("run")
+    assert read_config(saved)["dataset"]["poolings"] == [None, None, "mean"]
+    assert model_config(saved).poolings == ("mean",) * 3
+    tested = train("--mode=test", "--load_checkpoint_path=run", data=data)
+    assert tested["log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-6)
+    summed = train("--save_checkpoint_path=summed", data=data)
+    assert model_config(find_checkpoint("summed")).poolings == ("sum", "sum", "mean")
+    assert summed["test_log_loss"] != pytest.approx(trained["test_log_loss"], rel=1e-6)
+    shown = run_command("dlrm.scripts.checkpoint", "inspect", str(saved))
+    assert re.search("dataset: .*poolings .*mean", shown.stdout), shown.stdout
+    shown = run_command("dlrm.scripts.checkpoint", "diff", str(saved), str(tmp_path / "summed"))
+    assert re.search("pooling.*mean.*sum", shown.stdout), shown.stdout
+
+
+def test_weights_of_samples_are_used_unless_they_are_not_wanted(train, lists, tmp_path, capsys):
+    weighted = train("--save_checkpoint_path=weighted")
+    assert "note: the dataset's sample weights weight the loss" in capsys.readouterr().out
+    without = train("--save_checkpoint_path=without", "--nosample_weights")
+    assert "every row counts once" in capsys.readouterr().out
+    assert weighted["test_log_loss"] != without["test_log_loss"]
+    with pytest.raises(ValueError, match="--sample_weights: True in the checkpoint, now False"):
+        train("--save_checkpoint_path=weighted", "--resume", "--nosample_weights")
+    ones = tmp_path / "ones"
+    shutil.copytree(lists, ones)
+    for split in ("train", "test"):
+        np.ones(300, "<f4").tofile(ones / split / "weight.bin")
+    same = train("--save_checkpoint_path=ones", "--verify_data=never", data=ones)
+    assert same["test_log_loss"] == pytest.approx(without["test_log_loss"], rel=1e-5)
+
+
+def test_an_id_outside_its_table_is_named_by_row_field_and_place(train, lists, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(lists, broken)
+    path = broken / "train" / "cat_0.values.bin"
+    ids = np.fromfile(path, "i1")
+    ids[17] = 60
+    ids.tofile(path)
+    message = "train row 0, feature tags, place 17 of the list: expected an id from 0 to 59, got 60"
+    with pytest.raises(ValueError, match=message):
+        train("--verify_data=never", data=broken)
+
+
+def test_a_test_set_without_any_weight_is_refused(train, lists, tmp_path):
+    none = tmp_path / "none"
+    shutil.copytree(lists, none)
+    np.zeros(300, "<f4").tofile(none / "test" / "weight.bin")
+    with pytest.raises(ValueError, match="expected sample weights above 0, got 300 zeros"):
+        train("--verify_data=never", data=none)
+
+
+def test_recording_a_step_is_refused_with_the_reason(train, capsys):
+    train("--cuda_graphs", "--max_steps=1")
+    assert "note: --cuda_graphs is not used; it is for GPUs" in capsys.readouterr().out
