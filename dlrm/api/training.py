@@ -55,7 +55,8 @@ def _settings(configs: Iterable[type]) -> list[str]:
     return [n for n in names if n not in _OF_THE_DATA and not n.startswith("synthetic_")]
 
 
-SETTINGS = (*_settings(_CONFIGS), "max_grad_norm")
+_OF_THE_TRAINING = ("max_grad_norm", "ema_decay")
+SETTINGS = (*_settings(_CONFIGS), *_OF_THE_TRAINING)
 
 
 def fit(
@@ -93,7 +94,7 @@ def fit(
             the model (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`,
             `shuffle_batch_order`, `seed`), the training (`epochs`, `max_steps`, `test_freq`), the
             learning rate (`lr`, `warmup_steps`), the optimizers (`embedding_optimizer`) and the
-            precision (`amp`), and `max_grad_norm`; for a table also the options of
+            precision (`amp`), `max_grad_norm` and `ema_decay`; for a table also the options of
             `Dataset.from_arrow`, such as `test_fraction`.
 
     Returns:
@@ -150,7 +151,7 @@ def _train(
         schedule=_config(ScheduleConfig, values),
         optimizers=_config(OptimizerConfig, values),
         precision=_config(PrecisionConfig, values),
-        max_grad_norm=values.get("max_grad_norm"),
+        **{name: values.get(name) for name in _OF_THE_TRAINING},
     )
     datasets = open_datasets(training.data)
     architecture = _config(
@@ -214,9 +215,9 @@ def _recorded(
     training: ClickTraining, architecture: DLRMConfig, data: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns how the run is configured, as checkpoints of the command have it."""
-    configs = [getattr(training, field.name) for field in fields(training)]
-    flags: dict[str, Any] = {"max_grad_norm": configs.pop()}
-    for config in (*configs, architecture):
+    own = vars(training)
+    flags = {name: own[name] for name in _OF_THE_TRAINING}
+    for config in (*(own[name] for name in own if name not in flags), architecture):
         flags |= vars(config)
     return {"dlrm_version": dlrm.__version__, "flags": flags, "dataset": data}
 

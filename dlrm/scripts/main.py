@@ -26,7 +26,7 @@ from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.run import Watch
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import RunLog, Watched
 from dlrm.train.metrics import metrics_note, one_class_note
@@ -173,7 +173,7 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
 
 
 def _load_weights(setup: DLRMSetup, log: RunLog) -> None:
-    parameters = Parameters(setup.task.model, setup.task.table_parameters())
+    parameters = averaged(Parameters(setup.task.model, setup.task.table_parameters()))
     if not driver.load_weights(setup, parameters, log):
         log.line("note: no --load_checkpoint_path, so these are the initial weights")
 

@@ -29,6 +29,7 @@ from dlrm.serving.rows import (
 from dlrm.serving.tables import labels_of, read_inputs, scoring_reader
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
+    averaged,
     load_checkpoint,
     read_config,
     read_shape,
@@ -333,7 +334,7 @@ def probability(logits: np.ndarray) -> np.ndarray:
 def load_model(path: Path, device: str = "cpu") -> DLRM:
     """Makes the network that a checkpoint describes, and loads its weights."""
     model = DLRM(model_config(path)).to(device).eval()
-    load_checkpoint(path, Parameters(model, model.table_parameters()))
+    load_checkpoint(path, averaged(Parameters(model, model.table_parameters())))
     return model
 
 

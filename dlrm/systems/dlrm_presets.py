@@ -27,4 +27,39 @@ _GAUDI_MEDIUM: dict[str, Any] = {
     "print_freq": 50,
 }
 
-DLRM_PRESETS: dict[str, dict[str, Any]] = {"gaudi_medium": _GAUDI_MEDIUM}
+# DLRM-DCNv2 of MLPerf Training since v3.0 (mlcommons/training, recommendation_v2/torchrec_dlrm):
+# low-rank cross layers over Criteo's day files of 24 days, each field with several ids, which are
+# drawn here; --dataset names the real ones. Tables have 40 million rows at most.
+_MLPERF_DCNV2: dict[str, Any] = {
+    "dataset_type": "synthetic_gpu",
+    "num_numerical_features": 13,
+    "synthetic_dataset_table_sizes": (
+        *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000),
+        *(3_067_956, 405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000),
+        *(40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
+    ),
+    "synthetic_dataset_hotness": (
+        *(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
+    ),
+    "batch_size": 65536,
+    "test_batch_size": 65536,
+    "embedding_dim": 128,
+    "pooling": "sum",
+    "bottom_mlp_sizes": (512, 256, 128),
+    "interaction_op": "dcn",
+    "cross_layers": 3,
+    "cross_rank": 512,
+    "top_mlp_sizes": (1024, 1024, 512, 256, 1),
+    "output_init": "normal",
+    "embedding_optimizer": "adagrad",
+    "mlp_optimizer": "adagrad",
+    "lr": 0.004,
+    "warmup_steps": 0,
+    "decay_steps": 0,
+    "epochs": 1,
+}
+
+DLRM_PRESETS: dict[str, dict[str, Any]] = {
+    "gaudi_medium": _GAUDI_MEDIUM,
+    "mlperf_dcnv2": _MLPERF_DCNV2,
+}

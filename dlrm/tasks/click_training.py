@@ -14,6 +14,8 @@ from dlrm.host_memory import host_memory, machine
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.checkpoints.checkpoint import Parameters
+from dlrm.train.ema import EMA
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig
@@ -39,6 +41,11 @@ class ClickTraining:
         optimizers: of the tables and of the rest.
         precision: in which the network computes.
         max_grad_norm: the 2-norm that all gradients are scaled down to; None scales none.
+        ema_decay: of the moving average of the weights that are no tables, which is then what is
+            tested and served; None keeps none.
+
+    Raises:
+        ValueError: an impossible `ema_decay`.
     """
 
     data: DataConfig
@@ -47,6 +54,11 @@ class ClickTraining:
     optimizers: OptimizerConfig
     precision: PrecisionConfig
     max_grad_norm: float | None = None
+    ema_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise ValueError(f"--ema_decay {self.ema_decay}: expected 0 or more, less than 1")
 
     def trainer_arguments(self, task: Recommendation, train: Dataset) -> dict[str, Any]:
         """Returns what a `Trainer` of the task takes besides it and where it reports and saves.
@@ -62,7 +74,15 @@ class ClickTraining:
             "config": self.train,
             "scaler": self.precision.scaler(task.world.device, self.max_grad_norm),
             "recorder": task.recorder,
+            "ema": self._ema(task),
         }
+
+    def _ema(self, task: Recommendation) -> EMA | None:
+        if self.ema_decay is None:
+            return None
+        # An average of tables would read and write all of their rows in every step.
+        dense = Parameters(task.model, task.table_parameters()).dense()
+        return EMA(task.model, self.ema_decay, dense)
 
     def batches(self, datasets: Datasets, device: str) -> SplitBatches:
         """Returns the batches of datasets on a device, those of the training as configured."""

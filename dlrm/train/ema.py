@@ -18,6 +18,7 @@ class EMA:
     Args:
         model: whose weights.
         decay: in [0, 1).
+        weights: those of its state that are averaged, by name; None is all.
 
     Attributes:
         state: the average, which checkpoints hold: name -> tensor.
@@ -26,10 +27,11 @@ class EMA:
         ValueError: another decay.
     """
 
-    def __init__(self, model: nn.Module, decay: float):
+    def __init__(self, model: nn.Module, decay: float, weights: Mapping[str, Tensor] | None = None):
         if not 0 <= decay < 1:
             raise ValueError(f"--ema_decay {decay}: expected 0 or more, less than 1")
-        self._weights = model.state_dict(keep_vars=False)  # the same memory as the model's
+        own = model.state_dict(keep_vars=False)  # the same memory as the model's
+        self._weights = {n: v for n, v in own.items() if weights is None or n in weights}
         self.state = {name: _widened(value.detach()) for name, value in self._weights.items()}
         self._average = get_ema_multi_avg_fn(decay)
         names = [name for name, value in self._weights.items() if value.is_floating_point()]

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
@@ -48,8 +49,8 @@ def model(dataset):
     return dlrm.fit(dataset, base_device="cpu", **SETTINGS)
 
 
-def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
-    values = training_defaults(dataset.rows["train"], SETTINGS)
+def trained_by_the_command(dataset, settings, folder):
+    values = training_defaults(dataset.rows["train"], settings)
     words = [
         f"--{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}"
         for name, v in values.items()
@@ -60,9 +61,44 @@ def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
         "--base_device=cpu",
         "--log_path=log.json",
     ]
-    done = forked.run("dlrm.scripts.main", *where, *words, cwd=tmp_path)
+    done = forked.run("dlrm.scripts.main", *where, *words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    theirs = find_checkpoint(tmp_path / "run")
+    return find_checkpoint(folder / "run")
+
+
+PARTS = {
+    **{"numerical_embedding": "piecewise", "wide": True, "dropout": 0.3, "ema_decay": 0.5},
+    **{"interaction_op": "dot,dcn", "cross_rank": 4, "batch_norm": True},
+}
+
+
+def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path):
+    prices = {"column": "price", "transform": "standardise", "bins": 8}
+    constant = pa.array([7.0] * ROWS)
+    schema = {**SCHEMA, "numerical": [prices, "seven"]}
+    dataset = dlrm.Dataset.from_arrow(
+        table().append_column("seven", constant), schema, tmp_path / "dataset"
+    )
+    state = torch.get_rng_state()
+    model = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **PARTS)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's generator"
+    theirs = trained_by_the_command(dataset, {**SETTINGS, **PARTS}, tmp_path)
+    for name in ("dense.safetensors", "average.safetensors", "tables/0.bin", "tables/3.bin"):
+        assert (theirs / name).read_bytes() == (model.path / name).read_bytes()
+    fitted = json.loads((dataset.path / "transform" / "table.json").read_text())["numerical"][0]
+    mean, deviation = (float.fromhex(fitted[name]) for name in ("mean", "deviation"))
+    raw = np.array([float.fromhex(edge) for edge in fitted["edges"]])
+    assert len(raw) == 9
+    edges = model.model.numerical_embedding.edges
+    expected = ((raw - mean) / deviation).astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(edges[0].unique(), expected)
+    assert len(edges[1].unique()) == 1
+    rows = table().append_column("seven", constant).slice(0, 50)
+    assert np.isfinite(model.predict(rows)).all()
+
+
+def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
+    theirs = trained_by_the_command(dataset, SETTINGS, tmp_path)
     assert theirs.name == model.path.name
     for name in ("dense.safetensors", "tables/0.bin", "tables/1.bin"):
         assert (theirs / name).read_bytes() == (model.path / name).read_bytes()

@@ -1,6 +1,7 @@
 """Numerical vectors, cross layers, the wide term and their compositions, against float64."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
@@ -211,6 +212,52 @@ def test_half_precision_is_near(others):
     assert (found - exact).abs().max() < 0.05 * exact.abs().max()
     found.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_default_network_is_bit_for_bit_what_it_was():
+    """Before it could have other parts: initial weights, and the operators by hand."""
+    model = DLRM(DLRMConfig((50, 7, 200), 13, 16, (32, 16), (24, 8, 1)), seed=11)
+    state = model.state_dict()
+    tables = state.pop("embeddings.weight").numpy()
+    assert hashlib.sha256(tables.tobytes()).hexdigest() == (
+        "e8f0a979538a3f71f73973ea9f401858ab2ffc15def7736a08e9efce72bd1e83"
+    )
+    sums = {
+        "bottom_mlp.0.weight": -5.1547,
+        "bottom_mlp.0.bias": -0.2865,
+        "bottom_mlp.2.weight": -3.3893,
+        "bottom_mlp.2.bias": 0.873,
+        "top_mlp.0.weight": 15.5907,
+        "top_mlp.0.bias": 0.9743,
+        "top_mlp.2.weight": -0.9341,
+        "top_mlp.2.bias": 0.751,
+        "output.weight": 1.2343,
+        "output.bias": -0.3291,
+    }
+    assert {name: v.double().sum().item() for name, v in state.items()} == pytest.approx(
+        sums, abs=1e-3
+    )
+    random = torch.Generator().manual_seed(4)
+    numerical = torch.randn(33, 13, generator=random).half()
+    ids = torch.stack([torch.randint(n, (33,), generator=random) for n in (50, 7, 200)], 1)
+
+    def layers(mlp, inputs):
+        linears = mlp[::2]
+        return ops.mlp(inputs, [one.weight for one in linears], [one.bias for one in linears])
+
+    dense = layers(model.bottom_mlp, numerical.float())
+    embeddings = ops.joint_embedding(model.embeddings.weight, ids, model.embeddings.table_offsets)
+    hidden = layers(model.top_mlp, ops.dot_interaction(dense, embeddings))
+    expected = F.linear(hidden, model.output.weight, model.output.bias)[:, 0]
+    actual = model(numerical, ids)
+    assert torch.equal(actual, expected)
+    parameters = list(model.parameters())
+    for one, other in zip(
+        torch.autograd.grad(actual.sum(), parameters),
+        torch.autograd.grad(expected.sum(), parameters),
+        strict=True,
+    ):
+        assert torch.equal(one.to_dense(), other.to_dense())
 
 
 @pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)

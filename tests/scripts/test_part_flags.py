@@ -8,6 +8,7 @@ import torch
 from small_dataset import NUM_NUMERICAL, ROWS, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.model.dlrm import DLRM
 from dlrm.scripts import checkpoint as tool
 from dlrm.serving.predictor import load
 from dlrm.serving.rows import Inputs
@@ -19,6 +20,7 @@ from dlrm.train.checkpoints.saved_model import read_saved
 EVERYTHING = [
     *("--wide", "--numerical_embedding=piecewise", "--numerical_bins=6", "--dropout=0.2"),
     *("--interaction_op=dot,dcn", "--cross_rank=3", "--cross_layers=2", "--batch_norm"),
+    *("--embedding_init=normal", "--ema_decay=0.8"),
 ]
 WAYS = [
     EVERYTHING,
@@ -119,6 +121,27 @@ def test_a_warm_start_and_other_flags_keep_the_edges(command, dataset):
         command("--mode=test", "--load_checkpoint_path=run", "--numerical_bins=7")
 
 
+def test_the_average_of_the_weights_is_what_is_tested_and_served(command):
+    """Over two steps, of whose weights a run without the average knows."""
+    flags = ["--save_checkpoint_path=run", "--ema_decay=0.75"]
+    trained = command("--max_steps=2", "--test_freq=2", *flags)
+    for steps in (1, 2):
+        command(f"--max_steps={steps}", f"--save_checkpoint_path=step{steps}")
+    served, first, last = (load(find_checkpoint(p)).model for p in ("run", "step1", "step2"))
+    start = DLRM(served.config, seed=12345)
+    weights = zip(
+        *(dict(model.named_parameters()).items() for model in (served, start, first, last)),
+        strict=True,
+    )
+    for (name, found), (_, w0), (_, w1), (_, w2) in weights:
+        average = 0.75 * (0.75 * w0 + 0.25 * w1) + 0.25 * w2
+        expected = w2 if name == "embeddings.weight" else average
+        torch.testing.assert_close(found, expected)
+    assert not torch.equal(served.output.weight, last.output.weight)
+    tested = command("--mode=test", "--load_checkpoint_path=run", model=[], training=[])
+    assert tested["auc"] == pytest.approx(trained["test_auc"], abs=1e-6)
+
+
 def test_inspect_and_diff_have_the_parts(command):
     command("--max_steps=2", "--save_checkpoint_path=run", *EVERYTHING)
     command("--max_steps=2", "--save_checkpoint_path=plain")
@@ -141,6 +164,7 @@ def test_inspect_and_diff_have_the_parts(command):
     [
         (["--wide"], "--wide: NVIDIA's code does not have it"),
         (["--batch_norm"], "--batch_norm: NVIDIA's code does not have it"),
+        (["--ema_decay=0"], "--ema_decay: NVIDIA's code does not have it"),
         (["--numerical_embedding=periodic"], "expected a DLRM, .* numerical_embedding"),
         (["--interaction_op=dcn"], "expected a DLRM, .* interact"),
     ],
@@ -157,6 +181,7 @@ def test_nvidias_format_has_none_of_them(command, tmp_path, flags, problem):
         (["--cross_rank=4"], "--cross_rank 4 is for --interaction_op dcn, got cuda_dot"),
         (["--dropout=1"], "--dropout 1.0: expected 0 or more, less than 1"),
         (["--execution=lazy", "--dropout=0.5"], "--execution lazy contradicts --dropout 0.5"),
+        (["--ema_decay=1"], "--ema_decay 1.0: expected 0 or more, less than 1"),
         (["--embedding_init_std=0"], "--embedding_init_std 0.0: expected a number above 0"),
     ],
 )

@@ -5,6 +5,7 @@ from torch import nn
 
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World
+from dlrm.model.cross import Cross
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.scripts.common import dlrm_flags
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
@@ -58,6 +59,28 @@ def test_the_medium_run_is_10000_fresh_batches_at_one_rate():
     chosen = dlrm_flags.optimizer_config(values)
     assert (chosen.embedding_optimizer, chosen.mlp_optimizer) == ("adagrad", "adagrad")
     assert (values["pooling"], values["interaction_op"]) == ("sum", "cat")
+
+
+def test_mlperfs_dcnv2_has_the_published_layers():
+    """Those of mlcommons/training, recommendation_v2/torchrec_dlrm: 3456 = 27 * 128 columns."""
+    values = dlrm_flags.parse(["--preset=mlperf_dcnv2"])
+    assert sum(values["synthetic_dataset_table_sizes"]) == 204_184_588
+    small = ["--synthetic_dataset_table_sizes=" + ",".join(["50"] * 26), "--batch_size=64"]
+    small += ["--synthetic_dataset_num_entries=64", "--test_batch_size=64"]
+    values = dlrm_flags.parse(["--preset=mlperf_dcnv2", *small])
+    model = build(values)
+    assert model.embeddings.weight.shape == (26 * 50, 128)
+    assert isinstance(model.interact, Cross)
+    shapes = [[tuple(weight.shape) for weight in layer.weights] for layer in model.interact.layers]
+    assert shapes == [[(512, 3456), (3456, 512)]] * 3
+    assert [layer.bias.numel() for layer in model.interact.layers] == [3456] * 3
+    widths = [layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert widths == [13, 512, 256, 3456, 1024, 1024, 512, 256]
+    batch = open_datasets(values.config(DataConfig)).train.batch(0)
+    assert batch.lengths.amax(0).tolist()[18:21] <= [1, 12, 100]
+    assert 214 / 2 < batch.lengths.sum(1).max() <= 214
+    own = dlrm_flags.parse(["--preset=mlperf_dcnv2", "--dataset=d"])
+    assert (own["dataset_type"], own["interaction_op"]) == ("split", "dcn")
 
 
 def test_every_preset_names_flags_with_values_of_their_kind():

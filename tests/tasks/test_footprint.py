@@ -56,6 +56,16 @@ def test_a_table_needs_its_values_and_its_optimizers_state(optimizer, gibibytes)
     ]
 
 
+def test_the_wide_term_needs_a_value_of_each_row_and_its_state():
+    wide = dataclasses.replace(LARGE, wide=True)
+    weights = (5 << 20) * 4
+    for optimizer, floats in {None: 1, "sgd": 1, "adagrad": 2, "adam": 3}.items():
+        plain = table_bytes(LARGE, optimizer, 1)
+        assert table_bytes(wide, optimizer, 1) == [plain[0] + floats * weights]
+    with pytest.raises(ValueError, match=r"5,242,880 rows of 256 values and a wide weight\."):
+        check_tables_fit(wide, None, devices(5), devices(5))
+
+
 @pytest.mark.parametrize(("layout", "dtype", "optimizer"), KINDS)
 def test_training_holds_what_is_counted(layout, dtype, optimizer):
     config = DLRMConfig((300, 70), 4, 8, (8,), (1,), embedding_type=layout, embedding_dtype=dtype)

@@ -67,7 +67,8 @@ _RUN: Definitions = {
         None,
         Help(
             "Other defaults, of a published run; gaudi_medium: Habana's medium DLRM for Gaudi, on "
-            "random samples",
+            "random samples; mlperf_dcnv2: DLRM-DCNv2 of MLPerf Training, three cross layers of "
+            "rank 512, on random samples of its sizes unless --dataset names others",
             DLRM_PRESETS,
         ),
     ),
@@ -134,6 +135,11 @@ _TRAINING: Definitions = {
         float | None,
         None,
         "Scale all gradients down to this 2-norm, where theirs is greater",
+    ),
+    "ema_decay": (
+        float | None,
+        None,
+        "Test and serve a moving average, of this decay, of all weights but tables",
     ),
     "auc_device": (
         str,

@@ -88,6 +88,7 @@ def training(values: Values) -> ClickTraining:
         optimizers=optimizer_config(values),
         precision=values.config(PrecisionConfig),
         max_grad_norm=values["max_grad_norm"],
+        ema_decay=values["ema_decay"],
     )
 
 

@@ -19,6 +19,7 @@ a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from dlrm.train.checkpoints.writer import CheckpointWriter
 
 __all__ = [
     "Parameters",
+    "averaged",
     "check_unchanged",
     "load_checkpoint",
     "read_config",
@@ -103,6 +105,11 @@ def read_shape(directory: str | os.PathLike, name: str) -> list[int]:
             raise ValueError(f"{directory}: expected a weight {name}, got {', '.join(found)}")
         return list(found[name].shape)
     return tensor_shape(Path(directory, "dense.safetensors"), name)
+
+
+def averaged(parameters: Parameters) -> Parameters:
+    """Returns parameters whose model takes, when loaded, the average of its weights where saved."""
+    return replace(parameters, average=parameters.dense())
 
 
 def _check_manifest(directory: str | os.PathLike, name: str) -> None:

@@ -176,7 +176,9 @@ def _check_dlrm(saved: SavedModel) -> None:
             f"{len(saved.tables)} tables, {', '.join(sorted(parts)) or 'nothing else'}"
         )
     flags = saved.config.get("flags", {})
-    if own := [f"--{name}" for name in ("wide", "batch_norm") if flags.get(name)]:
+    own = [f"--{name}" for name in ("wide", "batch_norm") if flags.get(name)]
+    own += ["--ema_decay"] if flags.get("ema_decay") is not None else []
+    if own:
         raise ValueError(
             f"{saved.path}: {own[0]}: NVIDIA's code does not have it, so the model cannot be "
             "written for it"
