@@ -155,6 +155,11 @@ def check_csv_spec(
     cardinalities: dict[str, int | None] = {}
     for name in channels["categorical"]:
         facts = sections["feature_spec"].get(name)
+        if isinstance(facts, dict) and "list" in facts:
+            raise ValueError(
+                f"{path}: feature {name}: expected one id a row, got a list field, which "
+                "dlrm.scripts.prepare reads"
+            )
         size = facts.get("cardinality") if isinstance(facts, dict) else facts
         if size != "auto" and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ValueError(
