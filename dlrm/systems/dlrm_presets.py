@@ -29,18 +29,11 @@ _GAUDI_MEDIUM: dict[str, Any] = {
 
 # DLRM-DCNv2 of MLPerf Training since v3.0 (mlcommons/training, recommendation_v2/torchrec_dlrm):
 # low-rank cross layers over Criteo's day files of 24 days, each field with several ids, which are
-# drawn here; --dataset names the real ones. Tables have 40 million rows at most.
+# drawn here; --dataset names the real ones.
 _MLPERF_DCNV2: dict[str, Any] = {
     "dataset_type": "synthetic_gpu",
     "num_numerical_features": 13,
-    "synthetic_dataset_table_sizes": (
-        *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000),
-        *(3_067_956, 405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000),
-        *(40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
-    ),
-    "synthetic_dataset_hotness": (
-        *(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
-    ),
+    "synthetic_dataset": "mlperf",
     "batch_size": 65536,
     "test_batch_size": 65536,
     "embedding_dim": 128,

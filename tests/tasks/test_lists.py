@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from op_recorder import OpRecorder
 from sklearn.metrics import log_loss, roc_auc_score
 
-from dlrm.data.clicks.batch import Shard
+from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World, gather
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.cuda_graph import GraphedCallable
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.task import TrainConfig
@@ -132,6 +134,23 @@ def test_batches_without_weight_change_nothing(directory):
     assert loss.item() == 0
     for was, now in zip(before, task.model.parameters(), strict=True):
         assert torch.equal(was, now)
+
+
+def test_a_recorded_step_takes_the_weight_of_each_batch(directory):
+    """As on a GPU, with one id each: the sum of the weights is no constant of the recording."""
+    task, random = Recommendation(config()), np.random.default_rng(0)
+
+    def batch(weight):
+        ids = torch.from_numpy(random.integers(0, SIZES, (8, 3)))
+        weights = torch.full((8,), weight)
+        labels, total = torch.ones(8), weights.double().sum()
+        return Batch(torch.ones(8, 2), ids, labels, weights=weights, total_weight=total)
+
+    step = GraphedCallable(lambda given: task.loss(given).detach(), OpRecorder())
+    for weight in (1.0, 3.0, 0.5, 2.0, 4.0, 0.25, 0.0):
+        given = batch(weight)
+        assert step(given).item() == pytest.approx(task.loss(given).item(), rel=1e-6)
+        assert step(given).item() > 0.1 or not weight
 
 
 def test_rows_without_weight_count_for_nothing(directory):

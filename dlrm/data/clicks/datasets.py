@@ -165,12 +165,16 @@ class DataConfig:
             "use_feature_spec": self.synthetic_dataset_use_feature_spec,
         }
         if given := [f"--synthetic_dataset_{flag}" for flag, is_set in flags.items() if is_set]:
-            raise ValueError(f"--synthetic_dataset {name} contradicts {given[0]}: it says the same")
+            raise ValueError(
+                f"--synthetic_dataset {name} contradicts {given[0]}; "
+                "--synthetic_dataset_max_table_size limits its tables"
+            )
 
     def _check_memory(self) -> None:
         """Refuses random batches that are larger than the memory."""
         tables, bags = self.synthetic_sizes, self.synthetic_hotness or (1,)
-        ids = (bags[0] * len(tables) if len(bags) == 1 else sum(bags)) / 2  # half of it on average
+        most = bags[0] * len(tables) if len(bags) == 1 else sum(bags)
+        ids = most if self.synthetic_dataset else most / 2  # half of it on average
         samples = max(self.batch_size, self.test_batch_size)
         if self.dataset_type.startswith("synthetic"):
             samples = min(samples, self.synthetic_dataset_num_entries)
