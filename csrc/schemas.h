@@ -26,21 +26,37 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   // a Float one. With `table_sizes` the rows are [batch, tables] flattened (see row_update.h).
   m.def(
       "row_sgd_(Tensor(a!) weight, Tensor rows, Tensor grad, Tensor lr, *,"
-      " Tensor(b!)? low=None, int[]? table_sizes=None, Tensor? grad_scale=None,"
+      " float l2=0.0, Tensor(b!)? low=None, int[]? table_sizes=None, Tensor? grad_scale=None,"
       " Tensor? found_inf=None) -> ()");
   m.def(
       "row_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad, Tensor lr,"
-      " *, float eps=1e-10, Tensor(c!)? low=None, int[]? table_sizes=None,"
+      " *, float eps=1e-10, float l2=0.0, Tensor(c!)? low=None, int[]? table_sizes=None,"
       " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
   m.def(
       "row_wise_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad,"
-      " Tensor lr, *, float eps=1e-10, Tensor(c!)? low=None, int[]? table_sizes=None,"
+      " Tensor lr, *, float eps=1e-10, float l2=0.0, Tensor(c!)? low=None, int[]? table_sizes=None,"
       " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
   m.def(
       "row_adam_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor rows,"
       " Tensor grad, Tensor lr, Tensor step, *, float beta1=0.9, float beta2=0.999,"
-      " float eps=1e-8, Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? grad_scale=None,"
+      " float eps=1e-8, float l2=0.0, Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? "
+      "grad_scale=None,"
       " Tensor? found_inf=None) -> ()");
+  // The L2 term of steps that did not touch a row; see row_decay.h.
+  m.def(
+      "row_sgd_decay_(Tensor(a!) weight, Tensor(b!) done, Tensor steps, Tensor? rows=None, *,"
+      " Tensor(c!)? low=None) -> ()");
+  m.def(
+      "row_adagrad_decay_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor(c!) done, Tensor steps,"
+      " Tensor? rows=None, *, float l2, float eps=1e-10, Tensor(d!)? low=None) -> ()");
+  m.def(
+      "row_wise_adagrad_decay_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor(c!) done,"
+      " Tensor steps, Tensor? rows=None, *, float l2, float eps=1e-10, Tensor(d!)? low=None)"
+      " -> ()");
+  m.def(
+      "row_adam_decay_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq,"
+      " Tensor(d!) done, Tensor steps, Tensor? rows=None, *, float l2, float beta1=0.9,"
+      " float beta2=0.999, Tensor(e!)? low=None) -> ()");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // Of the CUDA kernels: what the first bad value was on the device of `at`, which is forgotten
   // then (see cuda/errors.h), and the process's switches (see cuda/switches.h).

@@ -7,18 +7,10 @@
 #include "first_bad.h"
 #include "isa.h"
 #include "sort_rows.h"
+#include "split_floats.h"
 
 namespace dlrm {
 namespace {
-
-// Points to float32 values kept as two halves: the value rounded to bfloat16, and what its bits are
-// more than those, a signed number (see dlrm/ops/split_float32.py).
-struct SplitFloats {
-  BFloat16* high;
-  int16_t* low;
-
-  SplitFloats operator+(int64_t count) const { return {high + count, low + count}; }
-};
 
 // An update rule: where the weight (float* or SplitFloats) and its state lie, and the numbers of
 // this step.
@@ -79,7 +71,7 @@ double scalar(const char* name, const char* what, const Tensor& tensor) {
 
 // Applies `rule` to every touched row, unless found_inf says that the gradients are no numbers.
 template <typename Rule>
-void update(const RowUpdateInputs& inputs, const Rule& rule,
+void update(const RowUpdateInputs& inputs, const Rule& rule, double l2,
             const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf) {
   if (found_inf && scalar(inputs.name, "found_inf", *found_inf) != 0) return;
   const auto inverse_scale =
@@ -98,7 +90,8 @@ void update(const RowUpdateInputs& inputs, const Rule& rule,
         const SortedRows pairs(rows, inputs.count, inputs.total_rows, bounds[share],
                                bounds[share + 1]);
         if (pairs.bad_position() >= 0) return bad.report(pairs.bad_position());
-        update_rows(rule, pairs, grad, inputs.dim, inverse_scale, sum.get());
+        update_rows(rule, pairs, grad, inputs.dim, inverse_scale, static_cast<float>(l2),
+                    sum.get());
       }
     });
   });
@@ -108,41 +101,32 @@ void update(const RowUpdateInputs& inputs, const Rule& rule,
   }
 }
 
-// Calls f with the weight as its rule points to it.
-template <typename Function>
-void dispatch_weight(const Tensor& weight, const std::optional<Tensor>& low, const Function& f) {
-  if (low) {
-    f(SplitFloats{weight.mutable_data_ptr<BFloat16>(), low->mutable_data_ptr<int16_t>()});
-  } else {
-    f(weight.mutable_data_ptr<float>());
-  }
-}
-
-void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr,
+void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr, double l2,
              std::optional<Tensor> low, TableSizes table_sizes, std::optional<Tensor> grad_scale,
              std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad, table_sizes);
   const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
-    update(inputs, SgdRule<Weight>{data, rate}, grad_scale, found_inf);
+    update(inputs, SgdRule<Weight>{data, rate}, l2, grad_scale, found_inf);
   });
 }
 
 void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                 const Tensor& lr, double eps, std::optional<Tensor> low, TableSizes table_sizes,
-                 std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+                 const Tensor& lr, double eps, double l2, std::optional<Tensor> low,
+                 TableSizes table_sizes, std::optional<Tensor> grad_scale,
+                 std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad, table_sizes);
   inputs.check_state("state_sum", state_sum, weight, inputs.dim);
   const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
     const AdagradRule<Weight> rule{data, state_sum.mutable_data_ptr<float>(), rate,
                                    static_cast<float>(eps)};
-    update(inputs, rule, grad_scale, found_inf);
+    update(inputs, rule, l2, grad_scale, found_inf);
   });
 }
 
 void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                      const Tensor& lr, double eps, std::optional<Tensor> low,
+                      const Tensor& lr, double eps, double l2, std::optional<Tensor> low,
                       TableSizes table_sizes, std::optional<Tensor> grad_scale,
                       std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad, table_sizes);
@@ -151,13 +135,13 @@ void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
     const RowWiseAdagradRule<Weight> rule{data, state_sum.mutable_data_ptr<float>(), rate,
                                           static_cast<float>(eps)};
-    update(inputs, rule, grad_scale, found_inf);
+    update(inputs, rule, l2, grad_scale, found_inf);
   });
 }
 
 void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& rows,
               const Tensor& grad, const Tensor& lr, const Tensor& step, double beta1, double beta2,
-              double eps, std::optional<Tensor> low, TableSizes table_sizes,
+              double eps, double l2, std::optional<Tensor> low, TableSizes table_sizes,
               std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad, table_sizes);
   inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
@@ -174,7 +158,7 @@ void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& ro
                                 static_cast<float>(beta1),
                                 static_cast<float>(beta2),
                                 static_cast<float>(eps)};
-    update(inputs, rule, grad_scale, found_inf);
+    update(inputs, rule, l2, grad_scale, found_inf);
   });
 }
 

@@ -489,10 +489,16 @@ Scalars scalars_of(const char* name, const Tensor& weight, const Tensor& lr,
   return scalars;
 }
 
-void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr,
+// The L2 term needs the steps that a row has missed, which the host counts.
+void check_no_l2(const char* name, double l2) {
+  check(l2 == 0, name, ": expected l2 0 on a GPU, got ", l2);
+}
+
+void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr, double l2,
              std::optional<Tensor> low, TableSizes table_sizes, std::optional<Tensor> grad_scale,
              std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad, table_sizes);
+  check_no_l2(inputs.name, l2);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   Update update(inputs, kRowSgd);
   if (!low && !is_on(kDeterministic)) {
@@ -504,9 +510,11 @@ void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor
 }
 
 void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                 const Tensor& lr, double eps, std::optional<Tensor> low, TableSizes table_sizes,
-                 std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
+                 const Tensor& lr, double eps, double l2, std::optional<Tensor> low,
+                 TableSizes table_sizes, std::optional<Tensor> grad_scale,
+                 std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad, table_sizes);
+  check_no_l2(inputs.name, l2);
   inputs.check_state("state_sum", state_sum, weight, inputs.dim);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   const Floats sums{state_sum.mutable_data_ptr<float>()};
@@ -517,10 +525,11 @@ void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tens
 }
 
 void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                      const Tensor& lr, double eps, std::optional<Tensor> low,
+                      const Tensor& lr, double eps, double l2, std::optional<Tensor> low,
                       TableSizes table_sizes, std::optional<Tensor> grad_scale,
                       std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad, table_sizes);
+  check_no_l2(inputs.name, l2);
   inputs.check_state("state_sum", state_sum, weight, 0);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   float* sums = state_sum.mutable_data_ptr<float>();
@@ -532,9 +541,10 @@ void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const
 
 void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& rows,
               const Tensor& grad, const Tensor& lr, const Tensor& step, double beta1, double beta2,
-              double eps, std::optional<Tensor> low, TableSizes table_sizes,
+              double eps, double l2, std::optional<Tensor> low, TableSizes table_sizes,
               std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad, table_sizes);
+  check_no_l2(inputs.name, l2);
   inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
   inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
   Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);

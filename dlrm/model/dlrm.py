@@ -344,11 +344,7 @@ class DLRM(nn.Module):
             RuntimeError: an id is outside its table, or lengths do not fit the ids; table, row and
                 value are named (CPU).
         """
-        if self.config.hash_indices:
-            rows = self.table_rows
-            if lengths is not None:
-                rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
-            categorical = categorical.remainder(rows)
+        categorical = self._hashed(categorical, lengths)
         received = [
             exchange(
                 self._look_up(tables, dtype, categorical, lengths, id_weights),
@@ -385,6 +381,26 @@ class DLRM(nn.Module):
             shares = counts.float().reciprocal().flatten()[ops.bags_of_ids(ids, lengths)]
             pooling, weights = "sum", shares if weights is None else shares * weights
         return tables.pool(ids, lengths, pooling, dtype, weights)
+
+    def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Returns the rows of a joint table that a batch looks up, `[look-ups]` int64.
+
+        They are not checked: where an id is outside its table, so may the row be.
+        """
+        ids, begins = self._hashed(categorical, lengths), self.embeddings.table_offsets[:-1]
+        if lengths is not None:
+            tables = ops.bags_of_ids(ids, lengths) % max(lengths.shape[1], 1)
+            return ids + begins[tables]
+        return (ids + begins).flatten()
+
+    def _hashed(self, categorical: Tensor, lengths: Tensor | None) -> Tensor:
+        """The ids, modulo the rows of their table where it is asked for."""
+        if not self.config.hash_indices:
+            return categorical
+        rows = self.table_rows
+        if lengths is not None:
+            rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
+        return categorical.remainder(rows)
 
     def run_parts(self, run: Callable[[Any], Callable[..., Tensor]]) -> None:
         """Lets the bottom MLP, and the interaction with the top MLP, run in another way.

@@ -27,6 +27,16 @@ from dlrm.ops.mlp import (
     relu_bias_backward,
     relu_bias_backward_reference,
 )
+from dlrm.ops.row_decay import (
+    row_adagrad_decay_,
+    row_adagrad_decay_reference,
+    row_adam_decay_,
+    row_adam_decay_reference,
+    row_sgd_decay_,
+    row_sgd_decay_reference,
+    row_wise_adagrad_decay_,
+    row_wise_adagrad_decay_reference,
+)
 from dlrm.ops.row_update import (
     row_adagrad_,
     row_adagrad_reference,
@@ -62,12 +72,20 @@ __all__ = [
     "relu_bias_backward",
     "relu_bias_backward_reference",
     "row_adagrad_",
+    "row_adagrad_decay_",
+    "row_adagrad_decay_reference",
     "row_adagrad_reference",
     "row_adam_",
+    "row_adam_decay_",
+    "row_adam_decay_reference",
     "row_adam_reference",
     "row_sgd_",
+    "row_sgd_decay_",
+    "row_sgd_decay_reference",
     "row_sgd_reference",
     "row_wise_adagrad_",
+    "row_wise_adagrad_decay_",
+    "row_wise_adagrad_decay_reference",
     "row_wise_adagrad_reference",
     "split_float32",
 ]

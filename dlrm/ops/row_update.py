@@ -31,6 +31,7 @@ def row_sgd_(
     grad: Tensor,
     lr: Tensor,
     *,
+    l2: float = 0.0,
     low: Tensor | None = None,
     table_sizes: Sequence[int] | None = None,
     grad_scale: Tensor | None = None,
@@ -43,6 +44,9 @@ def row_sgd_(
         rows: the row of each gradient, `[N]` int64, in any order, repeats allowed.
         grad: `[N, dim]`, float32, bfloat16 or float16.
         lr: 0-dim tensor.
+        l2: l2 times the row is added to its gradient, once it is divided by `grad_scale`: that of
+            a loss with the term l2 / 2 * (sum of the squares of the rows looked up). On a GPU
+            plain torch runs where it is not 0.
         low: `[R, dim]` int16, contiguous, changed with a bfloat16 weight; None for a float32 one.
         table_sizes: rows of each table, which follow each other in the weight and add up to R; says
             that `rows` is `[batch, tables]` flattened, so that gradient i is of table
@@ -66,14 +70,17 @@ def row_sgd_(
         (rows, grad, lr),
         low,
         table_sizes,
+        l2=l2,
         grad_scale=grad_scale,
         found_inf=found_inf,
     )
 
 
-def row_sgd_reference(weight, rows, grad, lr, *, low=None, grad_scale=None, found_inf=None) -> None:
+def row_sgd_reference(
+    weight, rows, grad, lr, *, l2=0.0, low=None, grad_scale=None, found_inf=None
+) -> None:
     """`row_sgd_` in plain PyTorch."""
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale)
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
     _write(found_inf, touched, *_weight(weight, low, before - lr * grad))
 
 
@@ -85,6 +92,7 @@ def row_adagrad_(
     lr: Tensor,
     *,
     eps: float = 1e-10,
+    l2: float = 0.0,
     low: Tensor | None = None,
     table_sizes: Sequence[int] | None = None,
     grad_scale: Tensor | None = None,
@@ -104,16 +112,27 @@ def row_adagrad_(
         low,
         table_sizes,
         eps=eps,
+        l2=l2,
         grad_scale=grad_scale,
         found_inf=found_inf,
     )
 
 
 def row_adagrad_reference(
-    weight, state_sum, rows, grad, lr, *, eps=1e-10, low=None, grad_scale=None, found_inf=None
+    weight,
+    state_sum,
+    rows,
+    grad,
+    lr,
+    *,
+    eps=1e-10,
+    l2=0.0,
+    low=None,
+    grad_scale=None,
+    found_inf=None,
 ) -> None:
     """`row_adagrad_` in plain PyTorch."""
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale)
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
     state = state_sum[touched] + grad * grad
     updated = before - lr * grad / (state.sqrt() + eps)
     _write(found_inf, touched, (state_sum, state), *_weight(weight, low, updated))
@@ -127,6 +146,7 @@ def row_wise_adagrad_(
     lr: Tensor,
     *,
     eps: float = 1e-10,
+    l2: float = 0.0,
     low: Tensor | None = None,
     table_sizes: Sequence[int] | None = None,
     grad_scale: Tensor | None = None,
@@ -145,16 +165,27 @@ def row_wise_adagrad_(
         low,
         table_sizes,
         eps=eps,
+        l2=l2,
         grad_scale=grad_scale,
         found_inf=found_inf,
     )
 
 
 def row_wise_adagrad_reference(
-    weight, state_sum, rows, grad, lr, *, eps=1e-10, low=None, grad_scale=None, found_inf=None
+    weight,
+    state_sum,
+    rows,
+    grad,
+    lr,
+    *,
+    eps=1e-10,
+    l2=0.0,
+    low=None,
+    grad_scale=None,
+    found_inf=None,
 ) -> None:
     """`row_wise_adagrad_` in plain PyTorch."""
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale)
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
     state = state_sum[touched] + (grad * grad).mean(dim=1)
     updated = before - (lr / (state.sqrt() + eps)).unsqueeze(1) * grad
     _write(found_inf, touched, (state_sum, state), *_weight(weight, low, updated))
@@ -171,6 +202,7 @@ def row_adam_(
     *,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
+    l2: float = 0.0,
     low: Tensor | None = None,
     table_sizes: Sequence[int] | None = None,
     grad_scale: Tensor | None = None,
@@ -201,6 +233,7 @@ def row_adam_(
         beta1=betas[0],
         beta2=betas[1],
         eps=eps,
+        l2=l2,
         grad_scale=grad_scale,
         found_inf=found_inf,
     )
@@ -217,12 +250,13 @@ def row_adam_reference(
     *,
     betas=(0.9, 0.999),
     eps=1e-8,
+    l2=0.0,
     low=None,
     grad_scale=None,
     found_inf=None,
 ) -> None:
     """`row_adam_` in plain PyTorch."""
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale)
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
     beta1, beta2 = betas
     average = exp_avg[touched].lerp(grad, 1 - beta1)
     square = exp_avg_sq[touched].lerp(grad * grad, 1 - beta2)
@@ -249,10 +283,11 @@ def _update(
     """
     named = dict(zip(("rows", "grad", "lr", "step"), inputs, strict=False))
     args = (weight, *states.values(), *inputs)
-    if has_native(name, weight=weight, **named, low=low, **states):
+    native = has_native(name, weight=weight, **named, low=low, **states)
+    if native and not (options["l2"] and weight.is_cuda):
         op = getattr(torch.ops.dlrm, name)
         op(*args, low=low, table_sizes=table_sizes, **options)
-        _mark_changed(weight)
+        mark_changed(weight)
     else:
         rows, grad, *_ = inputs
         _check(name, weight, low, rows, grad, table_sizes, **states)
@@ -260,16 +295,21 @@ def _update(
 
 
 def _touched(
-    weight: Tensor, low: Tensor | None, rows: Tensor, grad: Tensor, grad_scale: Tensor | None
+    weight: Tensor,
+    low: Tensor | None,
+    rows: Tensor,
+    grad: Tensor,
+    grad_scale: Tensor | None,
+    l2: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows touched, once each, their values, and the sum of each one's gradients."""
+    """The rows touched, once each, their values, and each one's gradient with the L2 term's."""
     touched, index = rows.unique(return_inverse=True)
     before = weight[touched] if low is None else join_float32(weight[touched], low[touched])
     total = torch.zeros_like(before)
     total.index_add_(0, index, grad.to(before.dtype))
     if grad_scale is not None:
         total = total * (1 / grad_scale).to(before.dtype)
-    return touched, before, total
+    return touched, before, total + l2 * before if l2 else total
 
 
 def _weight(weight: Tensor, low: Tensor | None, updated: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -288,7 +328,7 @@ def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Te
             tensor[touched] = updated.to(tensor.dtype)
 
 
-def _mark_changed(weight: Tensor) -> None:
+def mark_changed(weight: Tensor) -> None:
     """Lets autograd notice when something it saved was changed in place before its backward."""
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(weight)

@@ -45,7 +45,7 @@ class ClickTraining:
             tested and served; None keeps none.
 
     Raises:
-        ValueError: an impossible `ema_decay`.
+        ValueError: values that do not fit together; flag and value are named.
     """
 
     data: DataConfig
@@ -59,6 +59,12 @@ class ClickTraining:
     def __post_init__(self) -> None:
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise ValueError(f"--ema_decay {self.ema_decay}: expected 0 or more, less than 1")
+        l2, rate = self.optimizers.embedding_l2, self.schedule.lr
+        if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
+            raise ValueError(
+                f"--embedding_l2 {l2}: with sgd at --lr {rate} weights change their signs at every "
+                f"step; expected less than {1 / rate:.3g}"
+            )
 
     def trainer_arguments(self, task: Recommendation, train: Dataset) -> dict[str, Any]:
         """Returns what a `Trainer` of the task takes besides it and where it reports and saves.

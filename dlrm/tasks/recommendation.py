@@ -20,7 +20,7 @@ from dlrm.train.log import Loader
 from dlrm.train.metrics import click_metrics, fraction_metrics
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.rows import table_optimizer
+from dlrm.train.optim.rows import RowOptimizer, table_optimizer
 
 
 class Batches:
@@ -95,6 +95,7 @@ class Recommendation:
             _check_lazy(config)
         self.model = DLRM(config, world, dtype, seed, optimized_mlp)
         self.model.run_parts(MODULE_EXECUTIONS[execution])
+        self._deferring: RowOptimizer | None = None
         self._infer = self.predict
         if recorder:
             self._infer = GraphedCallable(self.predict, recorder, world)
@@ -105,6 +106,8 @@ class Recommendation:
         With sample weights it is the weighted mean, of all processes and micro-batches together; a
         batch whose weights are all 0 has the loss 0.
         """
+        if self._deferring:
+            self._deferring.before_look_up(self.model.rows(batch.categorical, batch.lengths))
         logits = self.predict(batch)
         if batch.weights is not None and batch.total_weight is not None:
             summed = F.binary_cross_entropy_with_logits(
@@ -209,6 +212,8 @@ class Recommendation:
     ) -> list[torch.optim.Optimizer]:
         """Returns the optimizers of the tables and of the rest, but of what is frozen none.
 
+        Where rows are to be up to date before they are looked up, `loss` sees to it from now on.
+
         Args:
             config: which.
             one_look_up: every step's gradient is that of one look-up of one id a sample and table:
@@ -222,11 +227,23 @@ class Recommendation:
             sizes: dict[Tensor, list[int]] = {}
             if one_look_up:
                 sizes = {weight: list(rows.values()) for weight, rows in self.table_parameters()}
-            result.append(
-                table_optimizer(config.embedding_optimizer, groups["tables"], native, low, sizes)
+            tables = table_optimizer(
+                config.embedding_optimizer,
+                groups["tables"],
+                native,
+                low,
+                sizes,
+                config.embedding_l2,
+                config.embedding_l2_mode,
             )
+            self._deferring = None
+            if isinstance(tables, RowOptimizer) and tables.defers:
+                self._deferring = tables
+            result.append(tables)
         if not config.freeze_mlps:
-            result.append(dense_optimizer(config.mlp_optimizer, groups["dense"]))
+            result.append(
+                dense_optimizer(config.mlp_optimizer, groups["dense"], config.weight_decay)
+            )
         return result
 
 

@@ -20,7 +20,7 @@ from dlrm.train.ema import EMA
 from dlrm.train.evaluation import Evaluation
 from dlrm.train.gradient_sum import GradientSum, average_statistics
 from dlrm.train.log import Loader, RunLog, StoppedError
-from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.base import finish_updates, set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.progress import LossWindow, Progress, StepReport
 from dlrm.train.task import Accumulate, Task, TrainConfig, one_after_another
@@ -199,6 +199,7 @@ class Trainer:
         for weight in self._weights:  # also what no optimizer updates
             weight.grad = None
         if self.ema:
+            finish_updates(self.optimizers)
             self.ema.update()
         return loss
 
@@ -228,6 +229,7 @@ class Trainer:
 
     def _evaluate(self, evaluation: Evaluation) -> bool:
         """Tests the model, saves it if it is the best so far; returns whether it is good enough."""
+        finish_updates(self.optimizers)
         self._window.mean()
         self._clock.pause()
         try:
@@ -253,6 +255,7 @@ class Trainer:
 
     def _save(self) -> None:
         assert self.checkpoints is not None
+        finish_updates(self.optimizers)
         self._window.mean()
         average_statistics(self.task.model, self.parameters.average, self._replicas)
         sums = {name: value.sum().item() for name, value in self.parameters.dense().items()}
@@ -268,6 +271,7 @@ class Trainer:
         self, evaluation: Evaluation, validation: Loader | None, report: StepReport
     ) -> dict[str, float]:
         """Saves the last checkpoint, evaluates the one to keep, and sums the run up."""
+        finish_updates(self.optimizers)
         if evaluation.is_due_at_end():
             self._evaluate(evaluation)
         if self.checkpoints:

@@ -83,6 +83,9 @@ LATER = {
 }
 
 OURS = {
+    "embedding_l2": 0.0,
+    "embedding_l2_mode": "all",
+    "weight_decay": 0.0,
     "schedule": "nvidia",
     "warmup": 0.0,
     "warmup_unit": "run",

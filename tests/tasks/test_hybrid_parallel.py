@@ -40,6 +40,7 @@ class Run(NamedTuple):
     max_steps: int | None = None
     stop_on: int = -1  # rank that is asked to stop after step 5
     parts: tuple = ()  # names and values of other fields of the architecture
+    l2: float = 0.0
 
 
 class Overflowing(Recommendation):
@@ -82,7 +83,7 @@ def train(world: World, run: Run):
     trainer = Trainer(
         task,
         optimizers=task.optimizers(
-            OptimizerConfig(run.optimizer, _dense(run.optimizer)),
+            OptimizerConfig(run.optimizer, _dense(run.optimizer), embedding_l2=run.l2),
             one_look_up=not run.hotness and run.accumulate == 1,
         ),
         schedule=lambda step: 0.05 / step,
@@ -173,6 +174,9 @@ def test_losses_and_weights_are_those_of_one_process(ranks, size, placement, lay
         Run(parts=(("numerical_embedding", "periodic"),)),
         Run(interaction_op="cuda_dot,dcn", parts=(("cross_rank", 3), ("wide", True))),
         Run(interaction_op="dcn", accumulate=2, parts=(("cross_structure", "parallel"),)),
+        Run(l2=0.1, accumulate=2, parts=(("wide", True),)),
+        Run(optimizer="adam", l2=0.1, hotness=4),
+        Run(optimizer="adagrad", l2=0.1, embedding_dtype="bf16"),
     ],
     ids=str,
 )

@@ -38,7 +38,7 @@ from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import DENSE_OPTIMIZERS
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.train.optim.rows import L2_MODES, TABLE_OPTIMIZERS
 from dlrm.train.precision import PRECISIONS, PrecisionConfig
 from dlrm.train.schedule import SCHEDULES, UNITS, ScheduleConfig
 from dlrm.train.task import TrainConfig
@@ -385,7 +385,20 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     },
     ("Optimizers", OptimizerConfig): {
         "embedding_optimizer": Help("Optimizer of the embedding tables", TABLE_OPTIMIZERS),
+        "embedding_l2": Help(
+            "L2 regularization of the embedding tables: adds this / 2 * (sum of their squares) to "
+            "the mean loss of every step, within the optimizer; needs --embedding_type joint_fused",
+            least=0,
+        ),
+        "embedding_l2_mode": Help(
+            "Rows that --embedding_l2 regularizes at a step: all, as a dense optimizer does, or "
+            "those looked_up by the batch",
+            L2_MODES,
+        ),
         "mlp_optimizer": Help("Optimizer of the MLPs", DENSE_OPTIMIZERS),
+        "weight_decay": Help(
+            "Weight decay of the matrices of the MLPs, added to their gradients", least=0
+        ),
         "freeze_mlps": "Do not update the MLPs (for benchmarks)",
         "freeze_embeddings": "Do not update the tables (for benchmarks)",
     },

@@ -248,6 +248,8 @@ def _why_not_recorded(values: Values, world: World, data: Dataset) -> str | None
         return f"--backend {values['backend']} waits for the GPU"
     if not data.one_id_each:
         return "batches with several ids a table differ in shape"
+    if values["embedding_l2"]:
+        return "--embedding_l2 counts steps on the host"
     return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"
 
 

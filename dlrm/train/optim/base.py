@@ -21,6 +21,21 @@ class LossScaled:
     found_inf: Tensor | None = None
 
 
+class DefersUpdates:
+    """A mixin for optimizers whose weights are not up to date after a step."""
+
+    def finish_updates(self) -> None:
+        """Brings all weights up to date."""
+        raise NotImplementedError
+
+
+def finish_updates(optimizers: Iterable[Optimizer]) -> None:
+    """Brings all weights up to date, so that they can be evaluated and saved."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, DefersUpdates):
+            optimizer.finish_updates()
+
+
 def handles_loss_scale(optimizer: Optimizer) -> bool:
     """Whether an optimizer reads `grad_scale` and `found_inf` on the device."""
     return isinstance(optimizer, LossScaled) or bool(optimizer.defaults.get("fused"))

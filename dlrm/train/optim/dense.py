@@ -10,10 +10,24 @@ from torch.optim import Optimizer
 from dlrm.train.optim.base import LossScaled
 
 
-def dense_optimizer(kind: str, parameters: Iterable[Tensor]) -> Optimizer:
-    """Returns one of `DENSE_OPTIMIZERS`, with the learning rate as a device scalar."""
+def dense_optimizer(
+    kind: str, parameters: Iterable[Tensor], weight_decay: float = 0.0
+) -> Optimizer:
+    """Returns one of `DENSE_OPTIMIZERS`, with the learning rate as a device scalar.
+
+    Args:
+        kind: its name.
+        parameters: what it updates.
+        weight_decay: times the weight is added to the gradient of every matrix; what has one
+            dimension, as biases, does not decay.
+    """
     parameters = list(parameters)
-    return DENSE_OPTIMIZERS[kind](parameters, lr=torch.zeros((), device=parameters[0].device))
+    groups: list[dict] = [{"params": parameters}]
+    if weight_decay:
+        matrices = [weight for weight in parameters if weight.ndim > 1]
+        others = [weight for weight in parameters if weight.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others}]
+    return DENSE_OPTIMIZERS[kind](groups, lr=torch.zeros((), device=parameters[0].device))
 
 
 class SGD(LossScaled, torch.optim.SGD):
@@ -33,7 +47,7 @@ class SGD(LossScaled, torch.optim.SGD):
                 weights,
                 [weight.grad for weight in weights],
                 [],
-                weight_decay=0.0,
+                weight_decay=group["weight_decay"],
                 momentum=0.0,
                 lr=group["lr"],
                 dampening=0.0,

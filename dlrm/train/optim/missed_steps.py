@@ -1,0 +1,45 @@
+"""The steps of an optimizer that rows of a weight have missed, since no batch looked them up."""
+
+import torch
+from torch import Tensor
+
+
+class MissedSteps:
+    """Counts the steps since all rows of a weight were up to date, and those that each row has had.
+
+    Args:
+        rows: of the weight.
+        columns: numbers of a step.
+        dtype: of these.
+        device: the weight's.
+
+    Attributes:
+        done: how many of the steps each row has had, `[rows]` int32.
+    """
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device):
+        self.done = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._numbers = torch.empty(64, columns, dtype=dtype)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def numbers(self) -> Tensor:
+        """The numbers of the steps, `[steps, columns]` on the CPU; see `dlrm.ops.row_decay`."""
+        return self._numbers[: self._count]
+
+    def add(self, numbers: tuple[float, ...], rows: Tensor) -> None:
+        """Takes in a step, which the rows of its batch have had."""
+        if self._count == len(self._numbers):
+            self._numbers = torch.cat([self._numbers, torch.empty_like(self._numbers)])
+        self._numbers[self._count] = torch.tensor(numbers, dtype=self._numbers.dtype)
+        self._count += 1
+        self.done[rows] = self._count
+
+    def forget(self) -> None:
+        """Counts anew: all rows are up to date."""
+        if self._count:
+            self.done.zero_()
+            self._count = 0
