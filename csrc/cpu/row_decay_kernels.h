@@ -111,7 +111,8 @@ DLRM_INLINE void decay_run(const Rule& rule, const LateRows& run, int64_t dim, i
 // One row of each run, which get together the steps that all of them have missed.
 template <typename Rule>
 DLRM_INLINE void decay_together(const Rule& rule, const LateRows* runs, int64_t dim, int64_t end) {
-  const int64_t together = runs[kVectorsAtOnce - 1].begin;
+  int64_t together = runs[0].begin;
+  for (int k = 1; k < kVectorsAtOnce; ++k) together = std::max<int64_t>(together, runs[k].begin);
   for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
     decltype(elements_of(rule, i, part)) elements[kVectorsAtOnce];
     for (int k = 0; k < kVectorsAtOnce; ++k) {
@@ -125,7 +126,6 @@ DLRM_INLINE void decay_together(const Rule& rule, const LateRows* runs, int64_t 
   });
 }
 
-// Runs are in order of the first step that they have missed.
 template <typename Rule>
 void decay_rows(const Rule& rule, const LateRows* runs, int64_t count, int64_t dim, int64_t end) {
   for (int64_t i = 0; i < count;) {

@@ -136,6 +136,14 @@ def test_known_answer():
     assert done.tolist() == [2, 2, 2]
 
 
+def test_decayed_values_end_at_zero_and_others_stay_as_small_as_they_are():
+    weight, done = torch.tensor([[1e-38, 1.0]]), torch.zeros(1, dtype=torch.int32)
+    state, steps = torch.full((1, 2), 0.25), torch.full((3, 1), 0.1)
+    ops.row_adagrad_decay_(weight, state, done, steps, l2=1.0)  # each step leaves 0.8 or less
+    torch.testing.assert_close(weight[0, 0].item(), 0.0, atol=1e-38, rtol=0)
+    assert torch.tensor([2e-40]).mul(0.5).item() == pytest.approx(1e-40, rel=1e-3)
+
+
 def test_what_does_not_fit_is_named():
     if not ops.native_available():
         pytest.skip("the reference leaves it to torch")
