@@ -199,7 +199,6 @@ class Trainer:
         for weight in self._weights:  # also what no optimizer updates
             weight.grad = None
         if self.ema:
-            finish_updates(self.optimizers)
             self.ema.update()
         return loss
 
