@@ -15,10 +15,14 @@ import yaml
 from fuzzing import CASES, failures, mutated
 
 import dlrm
+from dlrm.data.clicks.bags import Bags, ListField, first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import read_model_size
+from dlrm.data.clicks.list_columns import ListColumn
+from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.sources.csv_columns import CsvFormat
 from dlrm.data.sources.log_lines import LogFormat
+from dlrm.data.tables.files import JSON_LINES, Lists, TableFile, TextFormat, batches_of
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.data.text.squad import read_squad
 from dlrm.data.transform.table_transform import TableTransform
@@ -200,6 +204,36 @@ def dictionaries_folder():
         return contents(Path(folder))
 
 
+def lists(path):
+    spec = FeatureSpec.load(path)
+    for split in spec.splits:
+        rows = spec.num_rows(split)
+        for name, field in spec.lists.items():
+            found = ListColumn(spec, split, name, rows, None).read(0, rows)
+            first_problem(found, field, spec.feature_spec[name]["cardinality"])
+
+
+def lists_folder():
+    fields = {"a": ListField(5, weighted=True), "b": ListField(300)}
+    with tempfile.TemporaryDirectory() as folder:
+        path, sizes = Path(folder, "feature_spec.yaml"), {"a": 9, "b": 300}
+        spec = FeatureSpec.named(path, "y", [], sizes, ["train", "test"], lists=fields)
+        for split in spec.splits:
+            lengths = np.array([2, 0, 5, 1])
+            values = np.arange(8)
+            bags = [Bags(values, lengths, np.ones(8, np.float32)), Bags(values, lengths)]
+            with SplitWriter(spec, split) as writer:
+                writer.write(np.zeros(4), np.zeros((4, 0)), bags)
+        spec.save()
+        return contents(Path(folder))
+
+
+def json_lists(path):
+    table, separators = TableFile(path, JSON_LINES), {"t": "|", "u": "|"}
+    for batch, _ in batches_of(table, TextFormat(), ["y", "t", "u"], Lists(separators)):
+        batch.validate(full=True)
+
+
 def contents(folder):
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
@@ -237,6 +271,8 @@ FORMATS = {
         squad,
     ),
     "parquet": (parquet_file, parquet),
+    "lists": (lists_folder, lists),
+    "json lists": (b'{"y": 0, "t": ["a", null, "b"], "u": []}\n' * 9, json_lists),
     "checkpoint": (checkpoint_folder, checkpoint),
     "dictionaries": (dictionaries_folder, dictionaries),
     "vocabulary": ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n##s\n", vocabulary),

@@ -598,6 +598,10 @@ def test_what_breaks_a_specification_is_named(tmp_path):
     save(sections)
     fails("source_spec train: expected feature shop once, got it 0 times")
     sections = write_spec(tmp_path)
+    sections["feature_spec"]["user"]["list"] = {"max_length": 3}
+    save(sections)
+    fails("feature user: expected one id a row, got a list field, which")
+    sections = write_spec(tmp_path)
     del sections["source_spec"]["test"]
     save(sections)
     fails("expected the splits train and test")

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from table_testing import save_as_before, table_transform
 
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.schema import CategoricalField, Label, Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 
@@ -112,6 +114,22 @@ def test_what_differs_of_csv_is_said(tmp_path, changes, message):
     model, here = csv_of(tmp_path / "model"), csv_of(tmp_path / "here", **changes)
     with pytest.raises(ValueError, match=message):
         compare_transforms(model, here)
+
+
+def test_what_differs_of_lists_is_said(tmp_path):
+    def lists_of(directory, **entries):
+        field = CategoricalField("city", max_length=3, **entries)
+        schema = Schema(Label("y"), categorical=(field,))
+        transform = TableTransform(schema, [], [Dictionary.of_texts(CITIES)])
+        transform.save(directory / "transform")
+        return directory
+
+    model, same = lists_of(tmp_path / "a"), lists_of(tmp_path / "b")
+    assert compare_transforms(model, same) is None
+    other = lists_of(tmp_path / "c", keep="first", weights="w")
+    message = "categorical city: keep: last for the model and first here; categorical city: weights"
+    with pytest.raises(ValueError, match=message):
+        compare_transforms(model, other)
 
 
 def test_a_label_that_an_older_dataset_does_not_name_is_not_compared(tmp_path):
