@@ -190,8 +190,11 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
+            problem = "damaged"
+            if "lists to be of size" in str(error):
+                problem = "null lists of a fixed size, which pyarrow reads in memory alone"
             raise ValueError(
-                f"{part.source}: row group {group}: damaged ({_first_line(error)})"
+                f"{part.source}: row group {group}: {problem} ({_first_line(error)})"
             ) from None
 
 

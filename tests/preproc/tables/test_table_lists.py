@@ -248,6 +248,15 @@ def test_lists_and_values_are_told_apart(tmp_path, case):
     assert str(failed.value).startswith(f"{path}: column {problem}")
 
 
+def test_null_lists_of_a_fixed_size_are_read_in_memory_and_refused_in_parquet(tmp_path):
+    table = pa.table({**ROWS, "items": pa.array([[1, 2], None] * 2, pa.list_(pa.int32(), 2))})
+    dlrm.Dataset.from_arrow(table, SCHEMA, tmp_path / "frame", test=table, output_ordering="input")
+    assert lists(tmp_path / "frame", "train", "items") == [[1, 2], []] * 2
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises((ValueError, TaskError), match="row group 0: null lists of a fixed size"):
+        prepare(SCHEMA, [tmp_path / "a.parquet"], tmp_path / "d", **TEST)
+
+
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
