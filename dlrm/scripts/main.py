@@ -74,8 +74,7 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
         yield "note: --loss_scale is not used; it is for fp16 only"
     if setup.note:
         yield setup.note
-    split = "train" if setup.trains else "test"
-    if values["dataset"] and Path(values["dataset"], split, WEIGHT_FILE).is_file():
+    if _has_weights(values, "train" if setup.trains else "test"):
         yield _said_of_weights(values)
     if (kept := _kept_negatives(values["dataset"])) < 1:
         yield (
@@ -89,6 +88,10 @@ def _notices(setup: DLRMSetup) -> Iterator[str]:
     if setup.adopted:
         yield setup.adopted
     yield _describe(setup.task, setup.whole, setup.world)
+
+
+def _has_weights(values: Values, split: str) -> bool:
+    return bool(values["dataset"]) and Path(values["dataset"], split, WEIGHT_FILE).is_file()
 
 
 def _said_of_weights(values: Values) -> str:
@@ -189,7 +192,8 @@ def _test(setup: DLRMSetup, data: Dataset, watch: Watch) -> dict[str, float]:
     check_scores(task, setup.data_name, "test")
     shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
     log.line(f"Finished testing: {shown}")
-    for note in (metrics_note(metrics), one_class_note(metrics, test.num_samples)):
+    weighted = setup.values["sample_weights"] and _has_weights(setup.values, "test")
+    for note in (metrics_note(metrics), one_class_note(metrics, test.num_samples, weighted)):
         if note:
             log.line(note)
     return metrics | {

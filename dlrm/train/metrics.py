@@ -76,12 +76,19 @@ def metrics_note(names: Iterable[str]) -> str | None:
     )
 
 
-def one_class_note(metrics: dict[str, float], rows: int) -> str | None:
-    """Says why there is no AUC where all labels are of one class; else None."""
+def one_class_note(metrics: dict[str, float], rows: int, weighted: bool = False) -> str | None:
+    """Says why there is no AUC where all labels are of one class; else None.
+
+    Args:
+        metrics: those of `click_metrics`.
+        rows: how many were tested.
+        weighted: whether they have weights, of which some may be 0.
+    """
     if not math.isnan(metrics.get("auc", 0.0)) or not rows or math.isnan(metrics["log_loss"]):
         return None
     label = 0 if math.isnan(metrics["calibration"]) else 1
-    return f"note: no AUC can be computed, since all {rows:,} rows have the label {label}"
+    which = "rows with a weight above 0" if weighted else f"{rows:,} rows"
+    return f"note: no AUC can be computed, since all {which} have the label {label}"
 
 
 def unscored_text(score: float) -> str:

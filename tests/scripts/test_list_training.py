@@ -115,6 +115,15 @@ def test_a_test_set_without_any_weight_is_refused(train, lists, tmp_path):
         train("--verify_data=never", data=none)
 
 
+def test_weights_that_leave_one_class_are_said_to(train, rows, lists, tmp_path, capsys):
+    one = tmp_path / "one"
+    shutil.copytree(lists, one)
+    rows["test"].labels.astype("<f4").tofile(one / "test" / "weight.bin")
+    train("--verify_data=never", "--mode=test", data=one)
+    said = "no AUC can be computed, since all rows with a weight above 0 have the label 1"
+    assert said in capsys.readouterr().out
+
+
 def test_recording_a_step_is_refused_with_the_reason(train, capsys):
     train("--cuda_graphs", "--max_steps=1")
     assert "note: --cuda_graphs is not used; it is for GPUs" in capsys.readouterr().out
