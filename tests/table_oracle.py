@@ -292,9 +292,11 @@ class Oracle:
             weights = (row[field["weights"]] or []) if weighted else [1.0] * len(ids)
             weights = [struct.unpack("<f", struct.pack("<f", one))[0] for one in weights]
             pairs = list(zip(ids, weights, strict=True))
-            if not field.get("ordered", True):
-                pairs.sort()
-            pairs = pairs[:most] if field.get("keep") == "first" else pairs[-most:]
+            ordered = field.get("ordered", True)
+            if not ordered:
+                pairs.sort(key=lambda pair: (pair[0] == 0, *pair))
+            last = field.get("keep", "last" if ordered else "first") == "last"
+            pairs = pairs[-most:] if last else pairs[:most]
             found[f"{name}.lengths.bin"].append(struct.pack(f"<{code_of(most + 1)}", len(pairs)))
             packed = [struct.pack(f"<{code}", one) for one, _ in pairs]
             found[f"{name}.values.bin"].append(b"".join(packed))

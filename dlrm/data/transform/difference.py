@@ -159,7 +159,7 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
             name = f"categorical {one.column}"
             yield from _unequal(f"{name}: type", one.type, two.type)
             yield from _unequal(f"{name}: hash buckets", one.hash_buckets, two.hash_buckets)
-            for entry in ("max_length", "keep", "ordered", "weights", "pooling"):
+            for entry in ("max_length", "kept", "ordered", "weights", "pooling"):
                 yield from _unequal(f"{name}: {entry}", getattr(one, entry), getattr(two, entry))
 
 

@@ -86,7 +86,8 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bag
     lengths = column.lengths
     if not field.ordered:
         rows = np.repeat(np.arange(len(lengths)), lengths)
-        keys = (ids, rows) if weights is None else (weights, ids, rows)
+        places = np.where(ids == 0, np.iinfo(np.int64).max, ids.astype(np.int64))
+        keys = (places, rows) if weights is None else (weights, places, rows)
         order = np.lexsort(keys)
         ids, weights = ids[order], None if weights is None else weights[order]
     if (long := lengths > one.max_length).any():
@@ -95,7 +96,7 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bag
             raise BadRowError(row, field.column, length_problem(field, int(lengths[row])))
         kept = np.where(long, one.max_length, lengths)
         starts = np.cumsum(lengths, dtype=np.int64)
-        starts -= kept if field.keep == "last" else lengths
+        starts -= kept if field.kept == "last" else lengths
         places = np.repeat(starts - np.cumsum(kept) + kept, kept) + np.arange(kept.sum())
         ids, weights, lengths = ids[places], None if weights is None else weights[places], kept
     if weights is not None:

@@ -114,9 +114,10 @@ class CategoricalField:
         max_length: of a list field, which has several values a row: how many are kept; None for one
             value a row.
         keep: which values of a longer list are kept: the "first" or the "last" ones; "all" refuses
-            longer lists.
-        ordered: whether ids stay in the order of the list; else they are sorted before a longer
-            list is cut, so that the order in the source changes nothing.
+            longer lists. None is the last ones, or the first ones where they are not ordered.
+        ordered: whether ids stay in the order of the list. Else they are sorted before a longer
+            list is cut, so that the order in the source changes nothing: those of frequent values
+            come first, and id 0 last.
         weights: column with a list of numbers, one for each value; None for none.
         pooling: "sum" or "mean" of the rows that are looked up; None is what the model's
             `--pooling` says.
@@ -130,7 +131,7 @@ class CategoricalField:
     hash_buckets: int = 0
     dictionary: str | None = None
     max_length: int | None = None
-    keep: str = "last"
+    keep: str | None = None
     ordered: bool = True
     weights: str | None = None
     pooling: str | None = None
@@ -170,7 +171,7 @@ class CategoricalField:
             raise ValueError(
                 f"{where}: max_length: expected 1 to {MAX_LENGTH}, got {self.max_length}"
             )
-        for name, allowed in (("keep", KEEP), ("pooling", (None, *POOLINGS))):
+        for name, allowed in (("keep", (None, *KEEP)), ("pooling", (None, *POOLINGS))):
             if (value := getattr(self, name)) not in allowed:
                 shown = ", ".join(filter(None, allowed))
                 raise ValueError(f"{where}: {name}: expected one of {shown}, got {brief(value)}")
@@ -179,6 +180,17 @@ class CategoricalField:
                 f"{where}: separator: expected one character, and no quote or end of a line, got "
                 f"{brief(self.separator)}"
             )
+
+        if self.keep == "last" and not self.ordered:
+            raise ValueError(
+                f"{where}: keep: expected first or all, as ordered is false, got last, which are "
+                "the rarest values"
+            )
+
+    @property
+    def kept(self) -> str:
+        """`keep`, or what None stands for."""
+        return self.keep or ("last" if self.ordered else "first")
 
     @property
     def list_field(self) -> ListField | None:
@@ -415,8 +427,8 @@ class Schema:
 
 _Kind = TypeVar("_Kind")
 _TYPES: dict[str, tuple[type | None, ...]] = {
-    **dict.fromkeys(("column", "transform", "type", "keep", "separator"), (str,)),
-    **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight"), (str, None)),
+    **dict.fromkeys(("column", "transform", "type", "separator"), (str,)),
+    **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight", "keep"), (str, None)),
     **dict.fromkeys(("weights", "pooling"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins"), (int,)),
     **dict.fromkeys(("max_ids", "max_length"), (int, None)),

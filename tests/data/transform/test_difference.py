@@ -126,8 +126,9 @@ def test_what_differs_of_lists_is_said(tmp_path):
 
     model, same = lists_of(tmp_path / "a"), lists_of(tmp_path / "b")
     assert compare_transforms(model, same) is None
+    assert compare_transforms(model, lists_of(tmp_path / "d", keep="last")) is None
     other = lists_of(tmp_path / "c", keep="first", weights="w")
-    message = "categorical city: keep: last for the model and first here; categorical city: weights"
+    message = "categorical city: kept: last for the model and first here; categorical city: weights"
     with pytest.raises(ValueError, match=message):
         compare_transforms(model, other)
 

@@ -83,11 +83,19 @@ def test_unordered_lists_are_sorted_before_they_are_cut(tmp_path):
     written = []
     for number, items in enumerate(([[7], [8, 7, 5], [], [7, 8]], [[7], [5, 7, 8], [], [8, 7]])):
         path = write(tmp_path / f"{number}.parquet", items=items)
-        schema = {"label": "y", "categorical": [field | {"keep": "first"}]}
+        schema = {"label": "y", "categorical": [field]}
         prepare(schema, [path], tmp_path / f"{number}.d", **TEST)
         written.append(contents(tmp_path / f"{number}.d", ".bin"))
     assert lists(tmp_path / "0.d", "train", "items") == [[1], [1, 2], [], [1, 2]]
     assert written[0] == written[1]
+
+
+def test_values_without_an_id_are_the_first_that_an_unordered_list_loses(tmp_path):
+    field = {"column": "items", "type": "integer", "max_length": 2, "ordered": False}
+    field["frequency_limit"] = 2
+    path = write(tmp_path / "t.parquet", items=[[1, 7], [9, 8, 7], [3, 7, 4, 8], [5, 6, 2]])
+    prepare({"label": "y", "categorical": [field]}, [path], tmp_path / "d", **TEST)
+    assert lists(tmp_path / "d", "train", "items") == [[1, 0], [1, 2], [1, 2], [0, 0]]
 
 
 def columns_of(kind):
@@ -445,6 +453,7 @@ def test_a_draft_has_list_fields(tmp_path, kind):
         ({"max_length": 1 << 31}, "max_length: expected 1 to 2147483645, got 2147483648"),
         ({"max_length": "5"}, "max_length: expected an integer, got '5'"),
         ({"max_length": 5, "keep": "middle"}, "keep: expected one of first, last, all"),
+        ({"max_length": 5, "keep": "last", "ordered": False}, "keep: expected first or all, as"),
         ({"max_length": 5, "pooling": "max"}, "pooling: expected one of sum, mean, got 'max'"),
         ({"max_length": 5, "ordered": 1}, "ordered: expected true or false, got 1"),
         ({"max_length": 5, "separator": "||"}, "separator: expected one character"),

@@ -169,7 +169,7 @@ def list_fields(draw, name):
     if keep == "all":
         entry["max_length"] = max(entry["max_length"], longest)
     entry |= {"keep": keep} if keep else {}
-    entry |= {"ordered": False} if draw(st.booleans()) else {}
+    entry |= {"ordered": False} if keep != "last" and draw(st.booleans()) else {}
     entry |= {"separator": ";"} if draw(st.booleans()) else {}
     kind = draw(st.sampled_from([pa.list_, pa.large_list]))(kind)
     if draw(st.booleans()):
