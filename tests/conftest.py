@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import listed_model
 import pytest
 import torch
 import trained_model
@@ -95,6 +96,12 @@ def shared_data() -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> trained_model.Trained:
     """A log, its dataset, and a checkpoint of a model that was trained on it."""
     return trained_model.make(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> listed_model.Listed:
+    """A table with lists, its dataset, and a checkpoint of a model that was trained on it."""
+    return listed_model.make(tmp_path_factory.mktemp("listed"))
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,7 @@ TORCH_FREE = [
     "dlrm.pages",
     "dlrm.preproc",
     "dlrm.serving.backend",
+    "dlrm.serving.inputs",
     "dlrm.serving.reader",
     "dlrm.serving.rows",
     "dlrm.serving.shares",

@@ -33,17 +33,30 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
 from dlrm.documents import one_line
+from dlrm.serving.inputs import Inputs
+from dlrm.serving.predictor import inputs_of
+from dlrm.serving.reader import RAW, max_rows, named
 from dlrm.train.metrics import click_metrics
 
-INPUTS = ("input__0", "input__1")
-RAW, OUTPUT = "raw__0", "output__0"
+OUTPUT = "output__0"
 
 
 class Batch(NamedTuple):
-    """Rows by input, and their labels where they are known."""
+    """Rows as a model takes them, or raw ones, and their labels where they are known."""
 
-    arrays: dict[str, np.ndarray]
+    rows: Inputs | np.ndarray
     labels: np.ndarray | None
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+        return len(self.rows.numerical if isinstance(self.rows, Inputs) else self.rows)
+
+    def part(self, begin: int, end: int) -> dict[str, np.ndarray]:
+        """Returns some of the rows as a request has them."""
+        if isinstance(self.rows, Inputs):
+            return named(self.rows.part(begin, end))
+        return {RAW: self.rows[begin:end]}
 
 
 @dataclass
@@ -170,21 +183,16 @@ class Server:
         config = client.get_model_config(self._name, **own, **as_json)
         config = config.get("config", config)
         self._types = {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
-        self._max_rows = config["max_batch_size"]
+        self._max_rows = max_rows(config)
 
     def open(self) -> Callable[[Batch], np.ndarray]:
         """Returns a function from a batch to its scores; each thread needs one of its own."""
         client = self._client()
 
         def score(batch: Batch) -> np.ndarray:
-            rows = len(next(iter(batch.arrays.values())))
-            parts = [
-                self._ask(
-                    client, {n: a[begin : begin + self._max_rows] for n, a in batch.arrays.items()}
-                )
-                for begin in range(0, rows, self._max_rows)
-            ]
-            return np.concatenate(parts)
+            begins = range(0, batch.num_rows, self._max_rows)
+            parts = [batch.part(begin, begin + self._max_rows) for begin in begins]
+            return np.concatenate([self._ask(client, part) for part in parts])
 
         return score
 
@@ -269,9 +277,8 @@ def _of_dataset(options: argparse.Namespace) -> Iterator[Batch]:
     if options.drop_last_batch:
         whole = dataset.num_samples // options.batch_size
     for index in range(whole):
-        numerical, ids, labels, *_ = dataset.batch(index)
-        arrays = dict(zip(INPUTS, (numerical.numpy(), ids.numpy()), strict=True))
-        yield Batch(arrays, labels.numpy())
+        batch = dataset.batch(index)
+        yield Batch(inputs_of(batch), batch.labels.numpy())
 
 
 def _of_log(options: argparse.Namespace) -> Iterator[Batch]:
@@ -292,7 +299,7 @@ def _of_log(options: argparse.Namespace) -> Iterator[Batch]:
                 rows = [fields for _, _, fields in pairs]
             padded = np.array(rows, bytes)  # to the longest, with zeros
             width = max(padded.dtype.itemsize, 1)
-            yield Batch({RAW: padded.view(np.uint8).reshape(len(rows), width)}, labels)
+            yield Batch(padded.view(np.uint8).reshape(len(rows), width), labels)
             first_line += len(rows)
 
 

@@ -13,13 +13,13 @@ import os
 import shutil
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import repository
-import torch
 from command_line import add_flag, new_parser
 from repository import Serving
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -32,11 +32,11 @@ from dlrm.documents import one_line
 from dlrm.files import staged_directory
 from dlrm.serving import platforms
 from dlrm.serving.compare import Agreement, agreement, compare_tables, score_rows, table_lines
-from dlrm.serving.exportable import ExportableDLRM
-from dlrm.serving.predictor import Predictor, check_dataset, load, probability
+from dlrm.serving.exportable import example_like, exportable
+from dlrm.serving.inputs import Inputs, RowError
+from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, load, probability
 from dlrm.serving.quantize import PRECISIONS, QuantizedTables, quantize_tables
 from dlrm.serving.reader import FACTS
-from dlrm.serving.rows import Inputs, RowError
 from dlrm.serving.scorer import ONNX
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
@@ -204,6 +204,13 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
     )
     max_rows = max(options.verify_rows, 1)
     reference = _reference(dataset, kind, predictor, serving, max_rows, options.allow_links)
+    _, _, lengths, weights = reference.inputs
+    serving = replace(serving, lists=lengths is not None, weighted=weights is not None)
+    if serving.lists and serving.dyn_batching_delay:
+        raise ValueError(
+            f"--triton-dyn-batching-delay {serving.dyn_batching_delay}: expected none for a model "
+            "of lists, whose requests the server does not batch"
+        )
     tables = quantize_tables(predictor.model, options.embedding_precision)
     return Export(predictor, tables, serving, options, reference)
 
@@ -244,15 +251,20 @@ def _reference(
     )
     split, rows = _split_with_rows(datasets)
     check_dataset(dataset, rows, config)
+    if predictor.transform and bool(predictor.transform.longest) == rows.one_id_each:
+        raise ValueError(f"{dataset}: expected lists in the fields in which the model has them")
     rows.check_files()
     batch = rows.batch(0)
     try:
         logits, labels = predictor.score_batch(batch)
     except RowError as error:
         raise ValueError(f"{dataset}: {split} row {error.row}{error.problem}") from None
+    numerical, ids, lengths, weights = inputs_of(batch)
     inputs = Inputs(
-        batch.numerical.numpy().astype(serving.numerical_dtype),
-        batch.categorical.numpy().astype(serving.ids_dtype),
+        numerical.astype(serving.numerical_dtype),
+        ids.astype(serving.ids_dtype),
+        None if lengths is None else lengths.astype(np.int32),
+        weights,
     )
     return Reference(dataset, split, inputs, labels, logits)
 
@@ -324,20 +336,21 @@ def _write_version(directory: Path, export: Export) -> list[str]:
     """Writes a version and compares it with the checkpoint; returns the report as lines."""
     _write_facts(directory, export)
     serving, inputs = export.serving, export.reference.inputs
-    module = ExportableDLRM(
+    module = exportable(
         export.predictor.model,
         export.tables,
+        inputs,
         serving.output_kind == "probability",
         export.predictor.recalibration,
     )
-    example = tuple(torch.from_numpy(array[:2]) for array in _at_least_two(inputs))
+    example = example_like(inputs)
     if serving.platform.startswith("ts"):
         path = directory / platforms.TORCHSCRIPT_FILE
         how = serving.platform.removeprefix("ts-")
-        platforms.write_torchscript(module.eval(), example, path, how)
+        platforms.write_torchscript(module, example, path, how)
         score = platforms.open_torchscript(path)
     else:
-        platforms.write_onnx(module.eval(), example, directory / ONNX)
+        platforms.write_onnx(module, example, directory / ONNX)
         score = platforms.open_onnx(directory / ONNX)
         if serving.platform == "python":
             if serving.raw:
@@ -345,15 +358,6 @@ def _write_version(directory: Path, export: Export) -> list[str]:
             repository.write_backend(directory, "scoring_model.py")
     found = _compare(export, score_rows(score, inputs))
     return _report(directory, export, found)
-
-
-def _at_least_two(inputs: Inputs) -> Inputs:
-    """Of one row an exporter would take the batch for a constant."""
-    return (
-        Inputs(*(np.concatenate([array, array]) for array in inputs))
-        if len(inputs.ids) < 2
-        else inputs
-    )
 
 
 def _compare(export: Export, scores: np.ndarray) -> Agreement:
@@ -437,6 +441,10 @@ def _write_facts(directory: Path, export: Export) -> None:
         "checkpoint": export.predictor.path.name,
         "dlrm_version": dlrm.__version__,
     }
+    if serving.lists:
+        transform = export.predictor.transform
+        longest = None if transform is None else transform.longest
+        facts["lists"] = {"weighted": serving.weighted, "longest": longest}
     (directory / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 """A Triton model repository: what files a model has, and its `config.pbtxt`.
 
 REPO/NAME/config.pbtxt            written from Triton's own schema
+REPO/NAME/warmup/                 of models of lists, the lengths of the rows to warm up with
 REPO/NAME/1/model.pt              TorchScript
 REPO/NAME/1/model.onnx/           ONNX, weights beside it
 REPO/NAME/1/model.py              python backend: scores `model.onnx/` by ONNX Runtime
@@ -12,10 +13,11 @@ REPO/NAME/1/report.json           how far it agrees with the checkpoint
 
 import ast
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInstanceGroup
 
@@ -48,6 +50,7 @@ class Serving:
         numerical_dtype, ids_dtype: of the inputs.
         output_kind: "logit" or "probability".
         raw: whether raw rows are taken, too.
+        lists, weighted: whether a row has several ids of a table, and each a weight.
         max_batch_size: rows of a request, and of requests batched together.
         dyn_batching, dyn_batching_delay: whether requests that wait are batched, and milliseconds
             that one waits for more.
@@ -62,6 +65,8 @@ class Serving:
     ids_dtype: str = "int64"
     output_kind: str = "logit"
     raw: bool = True
+    lists: bool = False
+    weighted: bool = False
     max_batch_size: int = 4096
     dyn_batching: bool = True
     dyn_batching_delay: float = 0.0
@@ -80,19 +85,55 @@ def model_config(name: str, num_numerical: int, num_tables: int, serving: Servin
     else:
         config.platform = PLATFORMS[serving.platform]
     either = is_python and serving.raw  # ids, or raw rows
-    _add_input(config, "input__0", TYPES[serving.numerical_dtype], num_numerical, either)
-    _add_input(config, "input__1", TYPES[serving.ids_dtype], num_tables, either)
+    for tensor, dtype, dims in _tensors(num_numerical, num_tables, serving):
+        config.input.add(name=tensor, data_type=dtype, dims=dims, optional=either)
     if either:
-        _add_raw(config, optional=True)
-    config.output.add(name="output__0", data_type="TYPE_FP32", dims=[1])
+        _add_raw(config, serving, optional=True)
+    _add_output(config, serving)
     _add_execution(config, serving, cpu=is_python or serving.no_cuda)
     for size in sorted({1, serving.max_batch_size}):
-        warmup = config.model_warmup.add(name=f"{size} rows", batch_size=size)
-        for tensor in config.input[:2]:
-            value = warmup.inputs[tensor.name]
-            value.data_type, value.zero_data = tensor.data_type, True
-            value.dims.extend(tensor.dims)
+        _add_warmup(config, size, serving)
     return config
+
+
+def _tensors(
+    num_numerical: int, num_tables: int, serving: Serving
+) -> Iterator[tuple[str, str, list[int]]]:
+    """Yields name, type and shape of what a model takes in place of raw rows.
+
+    With lists the shapes have the rows, as Triton may not batch requests: it would have all tensors
+    of a request begin with as many rows, and ids of lists do not.
+    """
+    rows = [-1] * serving.lists
+    yield "input__0", TYPES[serving.numerical_dtype], [*rows, num_numerical]
+    yield "input__1", TYPES[serving.ids_dtype], [-1] if serving.lists else [num_tables]
+    if serving.lists:
+        yield "input__2", TYPES["int32"], [-1, num_tables]
+    if serving.weighted:
+        yield "input__3", TYPES["float32"], [-1]
+
+
+def _add_output(config: ModelConfig, serving: Serving) -> None:
+    dims = [-1, 1] if serving.lists else [1]
+    config.output.add(name="output__0", data_type="TYPE_FP32", dims=dims)
+
+
+def _add_warmup(config: ModelConfig, rows: int, serving: Serving) -> None:
+    """Has the server score zeros; with lists, the id 0 of each table, whose lengths are a file."""
+    size = 1 if serving.lists else rows
+    warmup = config.model_warmup.add(name=f"{rows} rows", batch_size=size)
+    *tensors, last = config.input
+    tables = config.input[2].dims[-1] if serving.lists else 0
+    for tensor in tensors if last.name == "raw__0" else config.input:
+        value, dims = warmup.inputs[tensor.name], list(tensor.dims)
+        value.data_type = tensor.data_type
+        if serving.lists:
+            dims[0] = rows if len(dims) > 1 else rows * tables
+        if tensor.name == "input__2":
+            value.input_data_file = f"lengths of {rows}"
+        else:
+            value.zero_data = True
+        value.dims.extend(dims)
 
 
 def transform_config(
@@ -101,12 +142,9 @@ def transform_config(
     """Returns the configuration of the step from raw rows to ids."""
     config = _config(f"{name}_transform", serving)
     config.backend = "python"
-    _add_raw(config, optional=False)
-    for tensor, dtype, size in (
-        ("input__0", serving.numerical_dtype, num_numerical),
-        ("input__1", serving.ids_dtype, num_tables),
-    ):
-        config.output.add(name=tensor, data_type=TYPES[dtype], dims=[size])
+    _add_raw(config, serving, optional=False)
+    for tensor, dtype, dims in _tensors(num_numerical, num_tables, serving):
+        config.output.add(name=tensor, data_type=dtype, dims=dims)
     _add_execution(config, serving, cpu=True)
     return config
 
@@ -115,9 +153,9 @@ def ensemble_config(name: str, serving: Serving) -> ModelConfig:
     """Returns the configuration of the two steps together."""
     config = _config(f"{name}_raw", serving)
     config.platform = "ensemble"
-    _add_raw(config, optional=False)
-    config.output.add(name="output__0", data_type="TYPE_FP32", dims=[1])
-    between = {"input__0": "input__0", "input__1": "input__1"}
+    _add_raw(config, serving, optional=False)
+    _add_output(config, serving)
+    between = {name: name for name, _, _ in _tensors(0, 0, serving)}
     config.ensemble_scheduling.step.extend(
         [
             ModelEnsembling.Step(
@@ -138,32 +176,32 @@ def ensemble_config(name: str, serving: Serving) -> ModelConfig:
 
 
 def _config(name: str, serving: Serving) -> ModelConfig:
-    config = ModelConfig(name=name, max_batch_size=serving.max_batch_size)
+    rows = 0 if serving.lists else serving.max_batch_size
+    config = ModelConfig(name=name, max_batch_size=rows)
     config.version_policy.latest.num_versions = serving.keep_versions
     for key in ("platform", "output_kind"):
         config.parameters[key].string_value = getattr(serving, key)
     config.parameters["threads"].string_value = str(serving.threads)
+    if serving.lists:
+        config.parameters["max_rows"].string_value = str(serving.max_batch_size)
     return config
 
 
-def _add_input(config: ModelConfig, name: str, dtype: str, size: int, optional: bool) -> None:
-    config.input.add(name=name, data_type=dtype, dims=[size], optional=optional)
-
-
-def _add_raw(config: ModelConfig, optional: bool) -> None:
+def _add_raw(config: ModelConfig, serving: Serving, optional: bool) -> None:
     """The text of a row, its fields separated by tabs, padded with zeros to the longest."""
-    ragged = config.platform != "ensemble"  # requests of other lengths are batched together
+    # Requests of other lengths are batched together.
+    ragged = config.platform != "ensemble" and not serving.lists
     config.input.add(
         name="raw__0",
         data_type="TYPE_UINT8",
-        dims=[-1],
+        dims=[-1] * (1 + serving.lists),
         optional=optional,
         allow_ragged_batch=ragged,
     )
 
 
 def _add_execution(config: ModelConfig, serving: Serving, cpu: bool) -> None:
-    if serving.dyn_batching:
+    if serving.dyn_batching and not serving.lists:
         delay = round(serving.dyn_batching_delay * 1000)
         config.dynamic_batching.max_queue_delay_microseconds = delay
     kind = ModelInstanceGroup.KIND_CPU if cpu else ModelInstanceGroup.KIND_AUTO
@@ -171,9 +209,15 @@ def _add_execution(config: ModelConfig, serving: Serving, cpu: bool) -> None:
 
 
 def write_config(directory: Path, config: ModelConfig) -> None:
-    """Writes `config.pbtxt`."""
+    """Writes `config.pbtxt`, and what the server warms up with."""
     text = text_format.MessageToString(config)
     (directory / CONFIG).write_text(text, encoding="utf-8")
+    for warmup in config.model_warmup:
+        for value in warmup.inputs.values():
+            if value.input_data_file:
+                path = directory / "warmup" / value.input_data_file
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(np.ones(tuple(value.dims), np.int32).tobytes())
 
 
 def read_config(directory: Path) -> ModelConfig:

@@ -18,12 +18,13 @@ class TritonPythonModel:
         directory = Path(args["model_repository"], args["model_version"])
         sys.path.insert(0, str(directory))  # there are the files of dlrm
         from dlrm.serving import backend
+        from dlrm.serving.reader import max_rows
         from dlrm.serving.scorer import Scorer
 
         config = json.loads(args["model_config"])
         threads = int(config["parameters"]["threads"]["string_value"])
         self._backend = backend
-        self._scorer = Scorer(directory, config["max_batch_size"], threads)
+        self._scorer = Scorer(directory, max_rows(config), threads)
         backend.log_parser(pb_utils, self._scorer.reader)
 
     def execute(self, requests):

@@ -18,19 +18,19 @@ class TritonPythonModel:
         directory = Path(args["model_repository"], args["model_version"])
         sys.path.insert(0, str(directory))  # there are the files of dlrm
         from dlrm.serving import backend
-        from dlrm.serving.reader import Reader
+        from dlrm.serving.reader import Reader, max_rows, named
 
         config = json.loads(args["model_config"])
-        self._backend, self._reader = backend, Reader(directory, config["max_batch_size"])
+        self._backend, self._reader = backend, Reader(directory, max_rows(config))
+        self._named = named
         backend.log_parser(pb_utils, self._reader)
 
     def execute(self, requests):
-        names = ("input__0", "input__1")
         answers = self._reader.read(self._backend.read(requests, self._reader))
         return self._backend.responses(
             pb_utils,
             [
-                inputs if isinstance(inputs, ValueError) else dict(zip(names, inputs, strict=True))
+                inputs if isinstance(inputs, ValueError) else self._named(inputs)
                 for inputs in answers
             ],
         )

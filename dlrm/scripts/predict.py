@@ -54,6 +54,7 @@ from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
 from dlrm.serving.importance import contributions
+from dlrm.serving.inputs import Inputs, RowError
 from dlrm.serving.predictor import (
     BATCH_SIZE,
     Predictor,
@@ -64,7 +65,7 @@ from dlrm.serving.predictor import (
     load,
     probability,
 )
-from dlrm.serving.rows import Inputs, RowError, Text, read_lines
+from dlrm.serving.rows import Text, read_lines
 from dlrm.serving.shares import Shares
 from dlrm.serving.tables import labels_of, read_inputs, scoring_reader
 from dlrm.train.metrics import click_metrics, metrics_note, one_class_note
@@ -74,6 +75,7 @@ OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
 _MOST_NAMED = 20  # columns in a message
 _LONGEST_BAR = 30  # of an explanation
+_MOST_IDS = 4  # of a list, in an explanation
 _CSV_FLAGS = ("columns", "header", "delimiter", "input_format")
 T = TypeVar("T")
 
@@ -240,12 +242,13 @@ def _score(predictor: Predictor, source: str, name: str) -> None:
 
 def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: int) -> list[str]:
     """What each field adds to the logit of a row of a block, as a table with bars."""
-    inputs = Inputs(*(array[row : row + 1] for array in block.inputs))
+    inputs = block.inputs.part(row, row + 1)
     added = contributions(predictor, inputs)[0]
-    numerical, ids = (array[0].tolist() for array in inputs)
-    transform = predictor.transform
-    values = [f"{value:.4g}" for value in numerical]
-    values += [transform.value(i, v) if transform else f"id {v}" for i, v in enumerate(ids)]
+    values = [f"{value:.4g}" for value in inputs.numerical[0].tolist()]
+    values += [
+        _shown_ids(predictor, table, inputs.ids_of(0, table).tolist())
+        for table in range(inputs.num_tables)
+    ]
     names = [name for kind in field_names(predictor) for name in kind]
     widths = [max(map(len, cells)) for cells in (names, values)]
     scale = _LONGEST_BAR / max(float(np.abs(added).max()), 1e-12)
@@ -255,6 +258,14 @@ def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: in
         name, value = names[field].ljust(widths[0]), values[field].ljust(widths[1])
         lines.append(f"{name}  {value}  {added[field]:+9.4f}  {bar}".rstrip())
     return lines
+
+
+def _shown_ids(predictor: Predictor, table: int, ids: list[int]) -> str:
+    """What a row has of a field: a value, or those of a list, of which a long one is cut."""
+    transform = predictor.transform
+    shown = [transform.value(table, id) if transform else f"id {id}" for id in ids[:_MOST_IDS]]
+    more = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
+    return ", ".join(shown) + more if shown else "(empty)"
 
 
 def open_predictor(checkpoint: str, source: str | None) -> Predictor:
@@ -421,7 +432,7 @@ def _take_dataset(
             where = f"{path}: {FLAGS.split} row {first_row + error.row}"
             raise ValueError(f"{where}{error.problem}") from None
         if predictor.transform is not None:  # else nothing says that id 0 is no value's
-            shares.add_ids(inputs.ids)
+            shares.add_ids(inputs.without_id())
         first_row += dataset.batch_size
 
 
@@ -460,7 +471,7 @@ def _take_log(
                 labels = text.labels() if FLAGS.label else None
                 fields = text.without_first() if FLAGS.label else text
                 inputs = transform(fields)
-                shares.add(fields.starts == fields.ends, inputs.ids)
+                shares.add(fields.starts == fields.ends, inputs.without_id())
                 yield take(Block(inputs, labels, partial(_inputs_of_text, fields)))
                 first_row += text.rows
         except RowError as error:
@@ -506,7 +517,7 @@ def _take_tables(
         for batch, where in batches_of(file, text, reader.columns, Lists.of(reader.schema)):
             try:
                 inputs, rows = read_inputs(table, reader, batch)
-                shares.add(rows.missing(), inputs.ids)
+                shares.add(rows.missing(), inputs.without_id())
                 inputs_of = partial(_inputs_of_batch, batch)
                 yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
             except RowError as error:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.exportable import ExportableDLRM
+from dlrm.serving.exportable import exportable
+from dlrm.serving.inputs import Inputs
 from dlrm.serving.platforms import Score
 from dlrm.serving.quantize import QuantizedTables, quantize_tables
-from dlrm.serving.rows import Inputs
 from dlrm.train.metrics import click_metrics
 
 _BATCH = 4096
@@ -76,8 +76,8 @@ def _logits(probabilities: np.ndarray) -> torch.Tensor:
 def score_rows(score: Score, inputs: Inputs) -> np.ndarray:
     """Returns the scores `[rows]` of a model, some thousand rows at a time."""
     parts = [
-        score(inputs.numerical[begin : begin + _BATCH], inputs.ids[begin : begin + _BATCH])[:, 0]
-        for begin in range(0, len(inputs.ids), _BATCH)
+        score(*inputs.part(begin, begin + _BATCH).arrays)[:, 0]
+        for begin in range(0, len(inputs.numerical), _BATCH)
     ]
     return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
@@ -91,10 +91,10 @@ def compare_tables(
     The model's rows are replaced for the while and are as before when this returns.
     """
     full = quantize_tables(model, "fp32").values
-    exported = ExportableDLRM(model, QuantizedTables(full)).eval()
+    exported = exportable(model, QuantizedTables(full), inputs)
 
-    def score(numerical: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        return exported(torch.from_numpy(numerical), torch.from_numpy(ids)).numpy()
+    def score(*arrays: np.ndarray) -> np.ndarray:
+        return exported(*map(torch.from_numpy, arrays)).numpy()
 
     before = score_rows(score, inputs)
     result, begin = [], 0

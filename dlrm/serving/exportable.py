@@ -6,19 +6,22 @@ outside its table counts as unknown, which is id 0.
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm.model.dlrm import DLRM
+from dlrm.serving.inputs import Inputs
 from dlrm.serving.quantize import QuantizedTables
 from dlrm.serving.recalibration import Recalibration
 
 
-class ExportableDLRM(nn.Module):
-    """A trained DLRM in plain operators, for samples of one id a table.
+class Exportable(nn.Module):
+    """A trained DLRM in plain operators, but for the look-up.
 
     Args:
         model: the trained network; its weights are shared, not copied, but for the first of the
@@ -60,6 +63,66 @@ class ExportableDLRM(nn.Module):
             crossed = range(model.interact.width, model.output.in_features)
             self.output = _with_columns(model.output, [*columns, *crossed])
 
+    def _known(self, ids: Tensor, sizes: Tensor) -> Tensor:
+        if self.hashed:
+            return ids.remainder(sizes)
+        return ids * ((ids >= 0) & (ids < sizes))  # another is id 0
+
+    def _logits(self, numerical: Tensor, embeddings: Tensor) -> Tensor:
+        dense = self.bottom_mlp(numerical)
+        if self.numerical_embedding is not None:
+            embeddings = torch.cat([self.numerical_embedding(numerical), embeddings], 1)
+        hidden = self.top_mlp(self.interact(dense, embeddings))
+        if self.cross is not None:
+            hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
+        return self.output(hidden)
+
+    def _wide_of(self, rows: Tensor) -> Tensor:
+        return F.embedding(rows, self.wide).float()
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        logits = self.recalibrate(logits)
+        return logits.sigmoid() if self.probability else logits
+
+
+def exportable(
+    model: DLRM,
+    tables: QuantizedTables,
+    inputs: Inputs,
+    probability: bool = False,
+    recalibration: Recalibration | None = None,
+) -> Exportable:
+    """Returns a trained DLRM in plain operators.
+
+    Args:
+        model: the trained network; its weights are shared, not copied, but for the first of the
+            top MLP.
+        tables: its tables, in the precision in which they are served.
+        inputs: like the rows that it is to take, with one id a table or with lengths.
+        probability: return probabilities, not logits.
+        recalibration: of the logits; None leaves them as they are.
+    """
+    made: type[Exportable] = ExportableDLRM if inputs.lengths is None else ExportableBagDLRM
+    return made(model, tables, probability, recalibration).eval()
+
+
+def example_like(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Returns two rows with the arrays and types of `inputs`, each with the id 0 of each table.
+
+    Of fewer rows, or ids, an exporter would take their number for a constant.
+    """
+    ids = np.zeros((2, inputs.num_tables), inputs.ids.dtype)
+    example = Inputs(np.zeros((2, inputs.numerical.shape[1]), inputs.numerical.dtype), ids)
+    if inputs.lengths is not None:
+        lengths = np.ones(ids.shape, inputs.lengths.dtype)
+        weights = None if inputs.weights is None else np.ones(ids.size, inputs.weights.dtype)
+        example = Inputs(example.numerical, ids.ravel(), lengths, weights)
+    return tuple(map(torch.from_numpy, example.arrays))
+
+
+class ExportableDLRM(Exportable):
+    """A trained DLRM in plain operators, for samples of one id a table; see `exportable`."""
+
     def forward(self, numerical: Tensor, ids: Tensor) -> Tensor:
         """Returns logits (or probabilities), float32 `[batch, 1]`.
 
@@ -67,24 +130,65 @@ class ExportableDLRM(nn.Module):
             numerical: `[batch, num_numerical_features]`, float32 or float16.
             ids: `[batch, tables]`, int64 or int32.
         """
-        ids = ids.long()
-        if self.hashed:
-            ids = ids.remainder(self.sizes)
-        else:
-            ids = ids * ((ids >= 0) & (ids < self.sizes))  # another is id 0
-        rows = ids + self.first_rows
-        embeddings = self.tables(rows)
-        dense = self.bottom_mlp(numerical)
-        if self.numerical_embedding is not None:
-            embeddings = torch.cat([self.numerical_embedding(numerical), embeddings], 1)
-        hidden = self.top_mlp(self.interact(dense, embeddings))
-        if self.cross is not None:
-            hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
-        logits = self.output(hidden)
+        rows = self._known(ids.long(), self.sizes) + self.first_rows
+        logits = self._logits(numerical, self.tables(rows))
         if self.has_wide:
-            logits = logits + F.embedding(rows, self.wide).float().sum(1)
-        logits = self.recalibrate(logits)
-        return logits.sigmoid() if self.probability else logits
+            logits = logits + self._wide_of(rows).sum(1)
+        return self._scores(logits)
+
+
+class ExportableBagDLRM(Exportable):
+    """The same for samples of any number of ids a table.
+
+    The vectors of the ids are added up by their bags with `index_add`, ScatterND in ONNX, which
+    ONNX Runtime computes in a fifth of the time of a float64 CumSum and in a twentieth of that of
+    ScatterElements (41,564 ids in 4,096 bags, dimension 64, one thread of a Granite Rapids).
+    """
+
+    def __init__(self, model: DLRM, *options: Any) -> None:
+        super().__init__(model, *options)
+        self.means: Tensor
+        means = [pooling == "mean" for pooling in model.config.poolings]
+        self.any_mean = any(means)
+        self.register_buffer("means", torch.tensor(means, dtype=torch.long))
+
+    def forward(
+        self, numerical: Tensor, ids: Tensor, lengths: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Returns logits (or probabilities), float32 `[batch, 1]`.
+
+        Args:
+            numerical: `[batch, num_numerical_features]`, float32 or float16.
+            ids: `[total]`, int64 or int32, row after row and table by table.
+            lengths: ids of each row and table, `[batch, tables]`, int64 or int32; no length is
+                negative, and they add up to `total`.
+            weights: a factor for the vector of each id, `[total]` float32; None is 1 for each.
+        """
+        lengths = lengths.long()
+        ends = lengths.flatten().cumsum(0)
+        # Of each id, how many bags end before it: its bag.
+        ended = torch.zeros(ids.shape[0] + 1, dtype=torch.long, device=ids.device)
+        bags = ended.scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
+        tables = bags.remainder(lengths.shape[1])
+        rows = self._known(ids.long(), self.sizes[tables]) + self.first_rows[tables]
+        logits = self._logits(numerical, self._pooled(self.tables(rows), bags, lengths, weights))
+        if self.has_wide:
+            logits = logits + self._pooled(self._wide_of(rows), bags, lengths, weights).sum(1)
+        return self._scores(logits)
+
+    def _pooled(
+        self, vectors: Tensor, bags: Tensor, lengths: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """Returns the sum or mean of the vectors of each bag, `[batch, tables, dim]`."""
+        if weights is not None:
+            vectors = vectors * weights.unsqueeze(1)
+        pooled = torch.zeros(lengths.numel(), vectors.shape[1], device=vectors.device)
+        pooled = pooled.index_add(0, bags, vectors)
+        pooled = pooled.view(lengths.shape[0], lengths.shape[1], vectors.shape[1])
+        if self.any_mean:
+            counts = (lengths * self.means).clamp(min=1)  # 1 of tables that are summed
+            pooled = pooled / counts.unsqueeze(2)
+        return pooled
 
 
 class _Lookup(nn.Module):

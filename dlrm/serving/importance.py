@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm.data.clicks.bags import places_of
 from dlrm.metrics.intervals import Difference, delong_difference
 from dlrm.metrics.ranked import RankedRows
-from dlrm.serving.exportable import ExportableDLRM
+from dlrm.serving.exportable import exportable
+from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.quantize import quantize_tables
-from dlrm.serving.rows import Inputs
 
 
 class Importance(NamedTuple):
@@ -50,31 +51,43 @@ def permutation_importance(
 
     def of_field(field: int) -> Importance:
         order = np.random.default_rng([seed, field]).permutation(len(labels))
-        numerical, ids = inputs
         if field < first_table:
-            numerical = numerical.copy()
+            numerical = inputs.numerical.copy()
             numerical[:, field] = numerical[order, field]
+            dealt = inputs._replace(numerical=numerical)
         else:
-            ids = ids.copy()
-            ids[:, field - first_table] = ids[order, field - first_table]
-        after = RankedRows(predictor.logits_of(Inputs(numerical, ids)), labels)
+            dealt = _dealt(inputs, field - first_table, order)
+        after = RankedRows(predictor.logits_of(dealt), labels)
         gained = after.metrics()["log_loss"] - loss
         return Importance(field, delong_difference(before, after), gained)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        return list(threads.map(of_field, range(first_table + inputs.ids.shape[1])))
+        return list(threads.map(of_field, range(first_table + inputs.num_tables)))
+
+
+def _dealt(inputs: Inputs, table: int, order: np.ndarray) -> Inputs:
+    """Returns the inputs with the ids of a table dealt to other rows."""
+    if inputs.lengths is None:
+        ids = inputs.ids.copy()
+        ids[:, table] = ids[order, table]
+        return inputs._replace(ids=ids)
+    bags = np.arange(inputs.lengths.size).reshape(inputs.lengths.shape)
+    bags[:, table] = bags[order, table]
+    places, lengths = places_of(inputs.lengths.ravel(), bags.ravel())
+    weights = None if inputs.weights is None else inputs.weights[places]
+    return inputs._replace(
+        ids=inputs.ids[places], lengths=lengths.reshape(bags.shape), weights=weights
+    )
 
 
 def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
     """Returns gradient times input of each field for the logit of each row, `[rows, fields]`.
 
-    Of a table the input is the vector of the row's id, so that its contribution is a dot product.
+    Of a table the input is the vector of the row's id, so that its contribution is a dot product;
+    of several ids the contributions are added up.
     """
-    model = ExportableDLRM(
-        predictor.model,
-        quantize_tables(predictor.model, "fp32"),
-        recalibration=predictor.recalibration,
-    )
+    tables = quantize_tables(predictor.model, "fp32")
+    model = exportable(predictor.model, tables, inputs, recalibration=predictor.recalibration)
     looked_up: list[Tensor] = []
 
     def keep(module: torch.nn.Module, arguments: object, vectors: Tensor) -> Tensor:
@@ -84,7 +97,7 @@ def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
     hook = model.tables.register_forward_hook(keep)
     try:
         numerical = torch.from_numpy(inputs.numerical).float().requires_grad_()
-        logits = model(numerical, torch.from_numpy(inputs.ids))
+        logits = model(numerical, *map(torch.from_numpy, inputs.arrays[1:]))
     finally:
         hook.remove()
     gradients = torch.autograd.grad(logits.sum(), [numerical, looked_up[0]], allow_unused=True)
@@ -92,4 +105,9 @@ def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
         torch.zeros_like(value) if gradient is None else gradient * value
         for gradient, value in zip(gradients, (numerical, looked_up[0]), strict=True)
     )
-    return torch.cat([of_numerical, of_tables.sum(2)], dim=1).detach().numpy()
+    by_table = of_tables.sum(-1)  # or by id
+    if inputs.lengths is not None:
+        bags = torch.from_numpy(inputs.bags_of_ids())
+        by_table = torch.zeros(inputs.lengths.size).index_add(0, bags, by_table)
+    by_table = by_table.reshape(len(numerical), inputs.num_tables)
+    return torch.cat([of_numerical, by_table], dim=1).detach().numpy()

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-Score = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numericals, ids -> scores [rows, 1]
-INPUTS = ("input__0", "input__1")
+Score = Callable[..., np.ndarray]  # `Inputs.arrays` -> scores [rows, 1]
+INPUTS = ("input__0", "input__1", "input__2", "input__3")
 OUTPUT = "output__0"
 ONNX_FILE = "model.onnx"
 TORCHSCRIPT_FILE = "model.pt"
@@ -29,7 +29,7 @@ def write_torchscript(module: nn.Module, example: tuple[Tensor, ...], path: Path
 
     Args:
         module: the network, in plain operators.
-        example: numericals and ids of some rows.
+        example: `Inputs.arrays` of some rows.
         path: the file.
         how: "trace" or "script".
     """
@@ -55,7 +55,6 @@ def write_onnx(module: nn.Module, example: tuple[Tensor, ...], directory: Path) 
         ModuleNotFoundError: onnx or onnxscript is not installed; the message says what installs it.
     """
     _require("onnx", "onnxscript")
-    batch = {0: torch.export.Dim("batch")}
     directory.mkdir()
     # Otherwise they tell of each node, and of packages that are not there and not needed.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
@@ -66,9 +65,9 @@ def write_onnx(module: nn.Module, example: tuple[Tensor, ...], directory: Path) 
             module,
             example,
             dynamo=True,
-            input_names=list(INPUTS),
+            input_names=list(INPUTS[: len(example)]),
             output_names=[OUTPUT],
-            dynamic_shapes=tuple(batch for _ in example),
+            dynamic_shapes=_dynamic(example),
             opset_version=_OPSET,
             verbose=False,
         )
@@ -92,9 +91,8 @@ def open_onnx(directory: Path, threads: int | None = None) -> Score:
 
 def write_package(module: nn.Module, example: tuple[Tensor, ...], path: Path) -> None:
     """Compiles the network by AOTInductor into `model.pt2`; needs a C++ compiler."""
-    batch = {0: torch.export.Dim("batch", min=1)}
     with torch.no_grad():
-        program = torch.export.export(module, example, dynamic_shapes=tuple(batch for _ in example))
+        program = torch.export.export(module, example, dynamic_shapes=_dynamic(example, 1))
         torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path))
 
 
@@ -105,10 +103,19 @@ def open_package(path: Path) -> Score:
 
 def _score_by(module: Callable[..., Any]) -> Score:
     @torch.inference_mode()
-    def score(numerical: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        return module(torch.from_numpy(numerical), torch.from_numpy(ids)).numpy()
+    def score(*arrays: np.ndarray) -> np.ndarray:
+        return module(*map(torch.from_numpy, arrays)).numpy()
 
     return score
+
+
+def _dynamic(example: tuple[Tensor, ...], least: int | None = None) -> tuple[dict, ...]:
+    """Returns what is dynamic of each input: rows and, of bags, how many ids all of them have."""
+    batch = {0: torch.export.Dim("batch", min=least)}
+    if len(example) == 2:
+        return batch, batch
+    total = {0: torch.export.Dim("total", min=least)}
+    return (batch, total, batch, total)[: len(example)]
 
 
 def _require(*packages: str) -> None:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,16 +17,10 @@ from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.files import in_use, staged_directory
 from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.serving.inputs import Inputs, RowError, check_inputs
 from dlrm.serving.recalibration import Recalibration, load_recalibration
-from dlrm.serving.rows import (
-    Inputs,
-    RowError,
-    RowTransform,
-    Text,
-    check_inputs,
-    text_of_fields,
-)
-from dlrm.serving.tables import labels_of, read_inputs, scoring_reader
+from dlrm.serving.rows import RowTransform, Text, text_of_fields
+from dlrm.serving.tables import Cell, frame_of, labels_of, read_inputs, scoring_reader
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     averaged,
@@ -37,6 +31,7 @@ from dlrm.train.checkpoints.checkpoint import (
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.metrics import click_metrics, unscored_text
 
+T = TypeVar("T")
 BATCH_SIZE = 32768  # the default of --test_batch_size
 
 
@@ -135,17 +130,19 @@ class Predictor:
                 line of text with tabs between its fields, a sequence of fields (numerical ones
                 first), or a mapping of the columns' names to fields; or a mapping of names to
                 columns. None, "" and NaN, but for a NaN of other tables than those of pandas, are
-                missing values.
+                missing values. A field of lists has a list, or its text as CSV has it.
 
         Raises:
             ValueError: the model has no transform, a column is missing, or a row cannot be read; it
                 is named.
         """
-        if self.row_transform.table is not None and is_frame(rows):
+        table, names = self.row_transform.table, self.row_transform.names
+        if table is not None and table.lists and not is_frame(rows):
+            rows = frame_of(_fields(rows, names, _list_or_text), table)
+        if table is not None and is_frame(rows):
             scored = [logits for logits, _ in self._of_frame(rows, labelled=False)]
             return np.concatenate(scored) if scored else np.empty(0, np.float32)
-        names = self.row_transform.names
-        fields, parts = _fields(rows, names), []
+        fields, parts = _fields(rows, names, _field), []
         for begin in range(0, len(fields), self.batch_size):
             try:
                 text = text_of_fields(fields[begin : begin + self.batch_size], len(names))
@@ -252,7 +249,7 @@ class Predictor:
 
     @torch.inference_mode()
     def logits_of(self, inputs: Inputs) -> np.ndarray:
-        """Returns the logits of numericals `[rows, num_numerical]` and ids `[rows, tables]`.
+        """Returns the logits of a model's inputs, float32 `[rows]`.
 
         Raises:
             ValueError: their shapes, types or values do not fit the model.
@@ -260,13 +257,13 @@ class Predictor:
         """
         config, device = self.model.config, next(self.model.parameters()).device
         check_model_inputs(inputs, config, self.transform)
-        parts = [
-            self.model(
-                torch.from_numpy(inputs.numerical[begin : begin + self.batch_size]).to(device),
-                torch.from_numpy(inputs.ids[begin : begin + self.batch_size]).to(device),
-            ).cpu()
-            for begin in range(0, len(inputs.ids), self.batch_size)
-        ]
+        parts = []
+        for begin in range(0, len(inputs.numerical), self.batch_size):
+            numerical, ids, lengths, weights = (
+                None if array is None else torch.from_numpy(array).to(device)
+                for array in inputs.part(begin, begin + self.batch_size)
+            )
+            parts.append(self.model(numerical, ids, lengths, id_weights=weights).cpu())
         if self.recalibration is not None:
             parts = [self.recalibration(part) for part in parts]
         logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
@@ -276,7 +273,7 @@ class Predictor:
         return logits
 
     def score_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Returns logits and labels of a dataset's batch of one id a table.
+        """Returns logits and labels of a dataset's batch.
 
         Raises:
             ValueError: it does not fit the model.
@@ -285,14 +282,12 @@ class Predictor:
 
 
 def inputs_of(batch: Batch) -> Inputs:
-    """Returns the inputs of a dataset's batch of one id a table.
-
-    Raises:
-        ValueError: it has bags of ids.
-    """
-    if not batch.one_id_each:
-        raise ValueError("expected a dataset of one id for each table, got bags of ids")
-    return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy())
+    """Returns the inputs of a dataset's batch."""
+    lengths, weights = (
+        None if tensor is None else tensor.cpu().numpy()
+        for tensor in (batch.lengths, batch.id_weights)
+    )
+    return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy(), lengths, weights)
 
 
 def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
@@ -323,7 +318,8 @@ def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: RowTransfo
     sizes = () if config.hash_indices else config.table_sizes
     if not sizes and not names:
         names = [str(index) for index in range(len(config.table_sizes))]
-    check_inputs(inputs, config.num_numerical_features, sizes, names)
+    longest = transform.longest if transform else None
+    check_inputs(inputs, config.num_numerical_features, sizes, names, longest)
 
 
 def probability(logits: np.ndarray) -> np.ndarray:
@@ -393,18 +389,18 @@ def load_transform(
     return transform
 
 
-def _fields(rows: Any, names: Sequence[str]) -> list[list[bytes]]:
-    """The fields of rows of any of the kinds that `Predictor.logits` takes."""
+def _fields(rows: Any, names: Sequence[str], field: Callable[[Any], T]) -> list[list[T]]:
+    """The fields of rows of any kind that `Predictor.logits` takes, each made by `field`."""
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
     if isinstance(rows, Mapping) or hasattr(rows, "columns"):
-        return _transposed(rows, names)
+        return _transposed(rows, names, field)
     if not isinstance(rows, Iterable):
         raise ValueError(f"rows: expected a list of rows, got {rows!r}")
-    return [_row(index, row, names) for index, row in enumerate(rows)]
+    return [_row(index, row, names, field) for index, row in enumerate(rows)]
 
 
-def _row(index: int, row: Any, names: Sequence[str]) -> list[bytes]:
+def _row(index: int, row: Any, names: Sequence[str], field: Callable[[Any], T]) -> list[T]:
     if isinstance(row, bytes):
         row = row.decode()
     if isinstance(row, str):
@@ -414,15 +410,15 @@ def _row(index: int, row: Any, names: Sequence[str]) -> list[bytes]:
         row = _named(f"row {index}", row, names)
     elif not isinstance(row, Iterable):
         raise ValueError(f"row {index}: expected a line, fields or a mapping, got {row!r}")
-    return [_field(value) for value in row]
+    return [field(value) for value in row]
 
 
-def _transposed(columns: Any, names: Sequence[str]) -> list[list[bytes]]:
+def _transposed(columns: Any, names: Sequence[str], field: Callable[[Any], T]) -> list[list[T]]:
     values = _named("rows", columns, names)
     for name, column in zip(names, values, strict=True):
         if isinstance(column, str | bytes) or not isinstance(column, Iterable):
             raise ValueError(f"rows: column {name!r}: expected values, got {column!r}")
-    chosen = [[_field(value) for value in column] for column in values]
+    chosen = [[field(value) for value in column] for column in values]
     if len({len(column) for column in chosen}) > 1:
         lengths = dict(zip(names, map(len, chosen), strict=True))
         raise ValueError(f"rows: expected columns of one length, got {lengths}")
@@ -433,6 +429,13 @@ def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
     if missing := [name for name in names if name not in mapping]:
         raise ValueError(f"{what}: no column {missing[0]!r}; expected {', '.join(names)}")
     return [mapping[name] for name in names]
+
+
+def _list_or_text(value: Any) -> Cell:
+    """A value as JSON lines would have it."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_list_or_text(one) for one in value]
+    return _field(value).decode() or None
 
 
 def _field(value: Any) -> bytes:

@@ -3,9 +3,9 @@
 `triton/export.py` puts a copy of this file, and of what it imports, into the model repository.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,13 +13,24 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.documents import read_json
 from dlrm.files import within
-from dlrm.serving.rows import Inputs, RowTransform, check_shapes, check_values, text_of_tensors
+from dlrm.serving.inputs import Inputs, check_lengths, check_shapes, check_values
+from dlrm.serving.rows import RowTransform, text_of_tensors
 
 FACTS = "model.json"
-NUMERICAL, IDS, RAW = "input__0", "input__1", "raw__0"
+NUMERICAL, IDS, LENGTHS, WEIGHTS = "input__0", "input__1", "input__2", "input__3"
+RAW = "raw__0"
+MOST_IDS = 1 << 27  # of a request, where nothing says how many a row may have
 Request = dict[str, np.ndarray]  # input -> tensor; those that were left out are not in it
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+def max_rows(config: Mapping[str, Any]) -> int:
+    """Returns how many rows a request may have, by a model's configuration.
+
+    Models of lists have `max_batch_size` 0; see triton/README.md.
+    """
+    return int(config.get("max_batch_size") or config["parameters"]["max_rows"]["string_value"])
 
 
 def together_or_alone(
@@ -74,7 +85,15 @@ class Reader:
         self._num_numerical: int = facts["num_numerical"]
         self._table_sizes: list[int] = [] if facts["hashed"] else facts["table_sizes"]
         self._names: list[str] = facts["categorical_names"]
-        self._dtypes = np.dtype(facts["numerical_dtype"]), np.dtype(facts["ids_dtype"])
+        dtypes = (facts["numerical_dtype"], facts["ids_dtype"], np.int32, np.float32)
+        self._dtypes = [np.dtype(dtype) for dtype in dtypes]
+        lists: dict | None = facts.get("lists")  # None: one id a row of each table
+        self._taken = [NUMERICAL, IDS]
+        self._longest: dict[int, int] | None = None
+        if lists is not None:
+            self._taken += [LENGTHS, *[WEIGHTS] * lists["weighted"]]
+            if lists["longest"] is not None:
+                self._longest = {int(table): most for table, most in lists["longest"].items()}
         self.transform: RowTransform | None = None
         if (directory / layout.TRANSFORM).is_dir():
             self.transform = RowTransform.load(directory)
@@ -82,13 +101,25 @@ class Reader:
 
     def check_shape(self, name: str, shape: Sequence[int]) -> None:
         """Raises ValueError where an input is larger than any request may be; no data is needed."""
-        widths = {NUMERICAL: self._num_numerical, IDS: len(self._names), RAW: LONGEST_LINE}
-        width = widths.get(name, 0)
+        if LENGTHS in self._taken and name in (IDS, WEIGHTS):
+            most = self._most_ids()
+            if len(shape) != 1 or not 0 <= shape[0] <= most:
+                raise ValueError(f"{name}: expected [total] of up to {most} ids, got {list(shape)}")
+            return
+        widths = {NUMERICAL: self._num_numerical, RAW: LONGEST_LINE}
+        width = widths.get(name, len(self._names) if name in self._taken else 0)
         if len(shape) != 2 or not 0 <= shape[0] <= self._max_rows or not 0 <= shape[1] <= width:
             raise ValueError(
                 f"{name}: expected [rows, width] of up to {self._max_rows} rows and a width of up "
                 f"to {width}, got {list(shape)}"
             )
+
+    def _most_ids(self) -> int:
+        """How many ids a request may have."""
+        if self._longest is None:
+            return MOST_IDS
+        of_lists = sum(self._longest.values())
+        return self._max_rows * (len(self._names) - len(self._longest) + of_lists)
 
     def read(self, requests: Sequence[Request | ValueError]) -> list[Inputs | ValueError]:
         """Returns the inputs of each request, or what is wrong with it.
@@ -115,11 +146,10 @@ class Reader:
         if isinstance(request, ValueError):
             raise request
         given = tuple(sorted(request))
-        if given not in ((NUMERICAL, IDS), *([(RAW,)] if self.transform else [])):
+        if given not in (tuple(self._taken), *([(RAW,)] if self.transform else [])):
             either = f", or {RAW} alone" if self.transform else ""
-            raise ValueError(
-                f"expected the inputs {NUMERICAL} and {IDS}{either}; got {', '.join(given) or '-'}"
-            )
+            taken = f"{', '.join(self._taken[:-1])} and {self._taken[-1]}"
+            raise ValueError(f"expected the inputs {taken}{either}; got {', '.join(given) or '-'}")
         for name, tensor in request.items():
             self.check_shape(name, tensor.shape)
         if given != (RAW,):
@@ -132,26 +162,30 @@ class Reader:
         assert self.transform is not None
         tensors = [request[RAW] for request in requests]
         inputs = self.transform(text_of_tensors(tensors, len(self.transform.names)))
-        return self._divided(inputs, tensors)
+        return self._divided(inputs, [len(tensor) for tensor in tensors])
 
     def _read_ids(self, requests: Sequence[Request]) -> list[Inputs]:
-        pairs = [_inputs(request) for request in requests]
-        inputs = Inputs(*(np.concatenate(arrays) for arrays in zip(*pairs, strict=True)))
-        check_values(inputs, self._table_sizes, self._names)
-        return self._divided(inputs, [ids for _, ids in pairs])
+        parts = [_inputs(request) for request in requests]
+        for part in parts:
+            # Or one request would take another's ids.
+            check_lengths(part, self._names, self._longest)
+        inputs = Inputs.joined(parts)
+        check_values(inputs, self._table_sizes, self._names, self._longest)
+        return self._divided(inputs, [len(part.numerical) for part in parts])
 
-    def _divided(self, inputs: Inputs, tensors: Sequence[np.ndarray]) -> list[Inputs]:
-        """Returns the inputs of each request, which has as many rows as its tensor."""
-        numerical, ids = (
-            array.astype(dtype, copy=False)
-            for array, dtype in zip(inputs, self._dtypes, strict=True)
-        )
-        ends = np.cumsum([len(tensor) for tensor in tensors])
-        return [
-            Inputs(numerical[end - len(tensor) : end], ids[end - len(tensor) : end])
-            for end, tensor in zip(ends, tensors, strict=True)
-        ]
+    def _divided(self, inputs: Inputs, rows: Sequence[int]) -> list[Inputs]:
+        """Returns the inputs of each request, by how many rows it has."""
+        arrays = zip(inputs.arrays, self._dtypes, strict=False)
+        narrow = Inputs(*(array.astype(dtype, copy=False) for array, dtype in arrays))
+        ends = np.cumsum(rows).tolist()
+        return [narrow.part(end - count, end) for end, count in zip(ends, rows, strict=True)]
+
+
+def named(inputs: Inputs) -> Request:
+    """Returns inputs as a request has them."""
+    names = (NUMERICAL, IDS, LENGTHS, WEIGHTS)
+    return dict(zip(names, inputs.arrays, strict=False))
 
 
 def _inputs(request: Request) -> Inputs:
-    return Inputs(request[NUMERICAL], request[IDS])
+    return Inputs(request[NUMERICAL], request[IDS], request.get(LENGTHS), request.get(WEIGHTS))

@@ -16,31 +16,12 @@ from dlrm.data.sources.columns import BadValueError, TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.fitted import Fitted, load_transform
-from dlrm.data.transform.table_transform import TableTransform, stack_ids
+from dlrm.data.transform.table_transform import TableTransform
+from dlrm.serving.inputs import Inputs, RowError
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
 _ZEROS = np.zeros(_PADDING, np.uint8)
 _BLOCK_BYTES = 4 << 20
-
-
-class Inputs(NamedTuple):
-    """What a model takes: numericals `[rows, num_numerical]` and ids `[rows, tables]`."""
-
-    numerical: np.ndarray
-    ids: np.ndarray
-
-
-class RowError(ValueError):
-    """A row that cannot be scored.
-
-    Attributes:
-        row: the first such row.
-        problem: what is wrong with it.
-    """
-
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(f"row {row}{problem}")
-        self.row, self.problem = row, problem
 
 
 class Text(NamedTuple):
@@ -113,6 +94,11 @@ class RowTransform:
         return cls(transform, Path(directory))
 
     @property
+    def longest(self) -> dict[int, int]:
+        """The most ids that a row has of each table of lists."""
+        return {table: one.max_length for table, one in self.fitted.lists.items()}
+
+    @property
     def table(self) -> TableTransform | None:
         """The transform where the training data had named columns; None of a log."""
         return self.fitted if isinstance(self.fitted, TableTransform) else None
@@ -142,7 +128,7 @@ class RowTransform:
             try:
                 columns = [text.column(i) for i in range(len(self.names))]
                 numbers, ids, _ = self.fitted.of_texts(columns)
-                return Inputs(numbers, stack_ids(ids, len(numbers)))
+                return Inputs.of_columns(numbers, ids)
             except BadRowError as bad:
                 raise RowError(bad.row, f", {bad.column}: {bad.problem}") from None
         try:
@@ -151,52 +137,6 @@ class RowTransform:
             name = self.names[bad_value.column or 0]
             problem = f"expected {bad_value.expected}, got {bad_value.got!r}"
             raise RowError(bad_value.row, f", {name}: {problem}") from None
-
-
-def check_inputs(
-    inputs: Inputs, num_numerical: int, table_sizes: Sequence[int], names: Sequence[str] = ()
-) -> None:
-    """Raises ValueError where inputs do not fit a model, a `RowError` where a value does not.
-
-    Args:
-        inputs: of any rows; floating numericals, integer ids.
-        num_numerical: the model's numerical features.
-        table_sizes: the rows of its tables; an empty sequence takes any id.
-        names: of the tables, for the message.
-    """
-    check_shapes(inputs, num_numerical, len(names) if names else len(table_sizes))
-    check_values(inputs, table_sizes, names)
-
-
-def check_shapes(inputs: Inputs, num_numerical: int, tables: int) -> None:
-    """Raises ValueError where shapes or types of inputs do not fit a model; reads no value."""
-    numerical, ids = inputs
-    if numerical.ndim != 2 or numerical.shape[1] != num_numerical or numerical.dtype.kind != "f":
-        raise ValueError(
-            f"numericals: expected [rows, {num_numerical}] of a floating type, got "
-            f"{list(numerical.shape)} of {numerical.dtype}"
-        )
-    if ids.shape != (len(numerical), tables) or ids.dtype.kind not in "iu":
-        raise ValueError(
-            f"ids: expected [{len(numerical)}, {tables}] of an integer type, as there are "
-            f"{len(numerical)} rows of numericals, got {list(ids.shape)} of {ids.dtype}"
-        )
-
-
-def check_values(inputs: Inputs, table_sizes: Sequence[int], names: Sequence[str] = ()) -> None:
-    """Raises RowError where a number is not finite or an id outside its table."""
-    numerical, ids = inputs
-    if not np.isfinite(numerical).all():
-        row, column = np.argwhere(~np.isfinite(numerical))[0]
-        got = numerical[row, column]
-        raise RowError(int(row), f", numerical {column}: expected a finite number, got {got}")
-    if len(table_sizes):
-        wrong = (ids < 0) | (ids >= np.asarray(table_sizes))
-        if wrong.any():
-            row, table = np.argwhere(wrong)[0]
-            name = f" ({names[table]})" if names else ""
-            expected = f"expected an id from 0 to {table_sizes[table] - 1}"
-            raise RowError(int(row), f", table {table}{name}: {expected}, got {ids[row, table]}")
 
 
 def text_of_fields(rows: Sequence[Sequence[bytes]], num_columns: int) -> Text:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
 from dlrm.serving import platforms
-from dlrm.serving.exportable import ExportableDLRM
+from dlrm.serving.exportable import example_like, exportable
+from dlrm.serving.inputs import Inputs
 from dlrm.serving.platforms import Score
 from dlrm.serving.quantize import quantize_tables
 
@@ -21,9 +21,9 @@ Predict = Callable[[Batch], object]
 
 @contextmanager
 def open_runtimes(
-    model: DLRM, names: Sequence[str], note: Callable[[str], None]
+    model: DLRM, names: Sequence[str], example: Batch, note: Callable[[str], None]
 ) -> Iterator[dict[str, Predict]]:
-    """Yields functions that score a batch of one id a table, by the name of their runtime.
+    """Yields functions that score a batch, by the name of their runtime.
 
     eager is plain torch, onnx ONNX Runtime, aot AOTInductor. What cannot run here is left out, and
     `note` is told why.
@@ -31,23 +31,23 @@ def open_runtimes(
     Args:
         model: a trained network; on the CPU, as the others are.
         names: of `RUNTIMES`.
+        example: a batch with what others have: one id a table, or lengths, and weights of ids.
         note: told what is left out.
     """
     opened: dict[str, Predict] = {}
     with tempfile.TemporaryDirectory(prefix="dlrm-runtimes-") as directory:
         for name in names:
             try:
-                opened[name] = _of_tensors(_open(name, model, Path(directory)))
+                opened[name] = _of_tensors(_open(name, model, example, Path(directory)))
             except Exception as error:  # of a compiler or of a package that is not there
                 note(f"{name}: left out, {str(error).splitlines()[0]}")
         yield opened
 
 
-def _open(name: str, model: DLRM, directory: Path) -> Callable[[Tensor, Tensor], object]:
-    config = model.config
-    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
-    numerical = torch.zeros(2, config.num_numerical_features)
-    example = numerical, torch.zeros(2, len(config.table_sizes), dtype=torch.long)
+def _open(name: str, model: DLRM, batch: Batch, directory: Path) -> Callable[..., object]:
+    inputs = Inputs(*(tensor.numpy() for tensor in _tensors(batch)))
+    exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+    example = example_like(inputs)
     if name == "eager":
         return exported
     if name == "torchscript":
@@ -60,9 +60,16 @@ def _open(name: str, model: DLRM, directory: Path) -> Callable[[Tensor, Tensor],
     return _of_arrays(platforms.open_package(directory / "model.pt2"))
 
 
-def _of_arrays(score: Score) -> Callable[[Tensor, Tensor], object]:
-    return lambda numerical, ids: score(numerical.numpy(), ids.numpy())
+def _of_arrays(score: Score) -> Callable[..., object]:
+    return lambda *tensors: score(*(tensor.numpy() for tensor in tensors))
 
 
-def _of_tensors(score: Callable[[Tensor, Tensor], object]) -> Predict:
-    return lambda batch: score(batch.numerical.float(), batch.categorical.long())
+def _of_tensors(score: Callable[..., object]) -> Predict:
+    return lambda batch: score(*_tensors(batch))
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, ...]:
+    """Returns a batch as exported models take it; see `Inputs.arrays`."""
+    lengths = None if batch.lengths is None else batch.lengths.long()
+    tensors = batch.numerical.float(), batch.categorical.long(), lengths, batch.id_weights
+    return tuple(tensor for tensor in tensors if tensor is not None)

@@ -26,18 +26,23 @@ class Shares:
         self._unknown = np.zeros(len(self._names), np.int64)
         self._rows, self._word = 0, "unknown"
 
-    def add(self, missing: np.ndarray, ids: np.ndarray) -> None:
-        """Counts fields without a value, bool `[fields, rows]`, and ids `[rows, tables]`."""
-        counts = missing.sum(1)
-        self._rows += len(ids)
-        self._missing += counts
-        # A missing value has the id 0, too.
-        self._unknown[self._first_table :] += (ids == 0).sum(0) - counts[self._first_table :]
+    def add(self, missing: np.ndarray, without_id: np.ndarray) -> None:
+        """Counts fields of rows that have no value, or an empty list, and those without an id.
 
-    def add_ids(self, ids: np.ndarray) -> None:
+        Args:
+            missing: of the former, bool `[fields, rows]`.
+            without_id: of the latter, bool `[rows, tables]`: the value, or all of a list, is id 0.
+        """
+        counts = missing.sum(1)
+        self._rows += len(without_id)
+        self._missing += counts
+        # A missing value has no id either.
+        self._unknown[self._first_table :] += without_id.sum(0) - counts[self._first_table :]
+
+    def add_ids(self, without_id: np.ndarray) -> None:
         """Counts rows of which only the ids are known, so that missing and unknown are one."""
-        self._rows += len(ids)
-        self._unknown[self._first_table :] += (ids == 0).sum(0)
+        self._rows += len(without_id)
+        self._unknown[self._first_table :] += without_id.sum(0)
         self._word = "without an id"
 
     def line(self) -> str | None:

@@ -360,6 +360,23 @@ def test_inference_benchmark_reports_every_batch_size(command, device, capsys):
     assert {line.split()[0] for line in lines[head + 1 :]} == {"1", "64"}
 
 
+def test_inference_benchmark_times_lists_in_every_runtime(command, device):
+    if device != "cpu":
+        pytest.skip("other runtimes are measured on the CPU only")
+    pytest.importorskip("onnxruntime", reason="needs dlrm[serve]")
+    pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
+    summary = command(
+        "--mode=inference_benchmark",
+        "--dataset_type=synthetic_random",
+        "--synthetic_dataset_hotness=7",
+        "--inference_benchmark_batch_sizes=1,64",
+        "--inference_benchmark_steps=3",
+        "--inference_benchmark_runtimes=native,eager,torchscript,onnx",
+    )
+    for end in ("1", "64", "1_eager", "64_eager", "1_torchscript", "1_onnx", "64_onnx"):
+        assert summary[f"mean_inference_latency_batch_{end}"] > 0
+
+
 def test_a_runtime_that_is_none_is_named(command):
     flags = ["--mode=inference_benchmark", "--inference_benchmark_batch_sizes=1"]
     with pytest.raises(ValueError, match="--inference_benchmark_runtimes fast: expected native, "):

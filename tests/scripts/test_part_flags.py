@@ -10,8 +10,8 @@ from small_dataset import NUM_NUMERICAL, ROWS, TABLE_SIZES, write_dataset
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.model.dlrm import DLRM
 from dlrm.scripts import checkpoint as tool
+from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import load
-from dlrm.serving.rows import Inputs
 from dlrm.tasks.numerical_edges import ROWS as FITTED_ROWS
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia

@@ -11,8 +11,8 @@ from dlrm.model.interaction import INTERACTIONS
 from dlrm.serving import platforms
 from dlrm.serving.compare import compare_tables
 from dlrm.serving.exportable import ExportableDLRM
+from dlrm.serving.inputs import Inputs
 from dlrm.serving.quantize import QuantizedTables, quantize_tables
-from dlrm.serving.rows import Inputs
 
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
 
@@ -48,17 +48,8 @@ def network(**others):
         edges = [torch.randn(n, generator=random).sort().values.numpy() for n in counts]
         model.numerical_embedding.set_edges(edges)
     for _ in range(3 * config.batch_norm):  # so that there are statistics
-        model(
-            *map(
-                torch.from_numpy,
-                Inputs(
-                    *(
-                        part[:, :n]
-                        for part, n in zip(example(50), (5, len(config.table_sizes)), strict=True)
-                    )
-                ),
-            )
-        )
+        numerical, ids = map(torch.from_numpy, example(50).arrays)
+        model(numerical, ids[:, : len(config.table_sizes)])
     return model.eval()
 
 
@@ -70,7 +61,7 @@ def example(rows=33, seed=0):
 
 def logits(model, inputs):
     with torch.no_grad():
-        return model(*map(torch.from_numpy, inputs)).numpy()
+        return model(*map(torch.from_numpy, inputs.arrays)).numpy()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +81,7 @@ def logits(model, inputs):
 )
 def test_every_architecture_scores_as_trained(others):
     model = network(**others)
-    numerical, ids = example()
+    numerical, ids, *_ = example()
     inputs = Inputs(numerical, ids[:, : len(model.config.table_sizes)])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     exported = ExportableDLRM(model, quantize_tables(model, "fp32"))
@@ -110,7 +101,7 @@ def test_probabilities_are_those_of_the_logits():
 def test_an_id_outside_its_table_is_unknown():
     model = network()
     exported = ExportableDLRM(model, quantize_tables(model, "fp32"))
-    numerical, ids = example()
+    numerical, ids, *_ = example()
     unknown, wrong = ids.copy(), ids.copy()
     unknown[3, 0] = unknown[4, 3] = 0
     wrong[3, 0], wrong[4, 3] = SIZES[0], -1
@@ -121,7 +112,7 @@ def test_an_id_outside_its_table_is_unknown():
 
 def write(platform, exported, inputs, directory):
     """Writes and opens a platform's file."""
-    tensors = tuple(torch.from_numpy(array[:2]) for array in inputs)
+    tensors = tuple(torch.from_numpy(array[:2]) for array in inputs.arrays)
     if platform == "onnx":
         pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
         pytest.importorskip("onnxruntime", reason="needs dlrm[serve]")
@@ -145,7 +136,7 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision):
     for rows in (33, 1, 2):
         inputs = example(rows, seed=1)
         np.testing.assert_allclose(
-            score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
+            score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
         )
 
 
@@ -156,11 +147,11 @@ def test_every_part_is_written(tmp_path, platform, others):
     exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
     score = write(platform, exported, example(), tmp_path)
     for rows in (33, 1):
-        numerical, ids = example(rows, seed=1)
+        numerical, ids, *_ = example(rows, seed=1)
         numerical[0, 0], numerical[-1, 1] = 1e4, -1e4  # beyond all edges
         inputs = Inputs(numerical, ids)
         np.testing.assert_allclose(
-            score(*inputs)[:, 0], logits(model, inputs), rtol=1e-4, atol=1e-4
+            score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-4, atol=1e-4
         )
 
 
@@ -187,7 +178,9 @@ def test_every_interaction_is_written(tmp_path, platform, interaction_op):
     model, inputs = network(interaction_op=interaction_op), example()
     exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
     score = write(platform, exported, inputs, tmp_path)
-    np.testing.assert_allclose(score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
@@ -198,7 +191,9 @@ def test_narrow_inputs_are_taken(tmp_path, platform):
     score = write(
         platform, ExportableDLRM(model, quantize_tables(model, "fp32")).eval(), narrow, tmp_path
     )
-    np.testing.assert_allclose(score(*narrow)[:, 0], logits(model, narrow), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        score(*narrow.arrays)[:, 0], logits(model, narrow), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_int8_rows_are_off_by_half_a_level_at_most():
@@ -243,11 +238,11 @@ def test_each_table_is_judged_alone():
 def test_a_compiled_package_scores_as_the_network(tmp_path):
     model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,))
     exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
-    example_ = tuple(torch.from_numpy(array) for array in example(2))
+    example_ = tuple(torch.from_numpy(array) for array in example(2).arrays)
     platforms.write_package(exported, example_, tmp_path / "model.pt2")
     score = platforms.open_package(tmp_path / "model.pt2")
     for rows in (33, 1):
         inputs = example(rows, seed=1)
         np.testing.assert_allclose(
-            score(*inputs)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
+            score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
         )

@@ -26,7 +26,7 @@ def rows(trained):
 
 def test_planted_fields_matter_and_useless_ones_do_not(rows):
     predictor, inputs, labels = rows
-    before = [array.copy() for array in inputs]
+    before = [array.copy() for array in inputs.arrays]
     logits = predictor.logits_of(inputs)
     found = {one.field: one for one in permutation_importance(predictor, inputs, labels)}
     assert sorted(found) == list(range(7))
@@ -38,7 +38,7 @@ def test_planted_fields_matter_and_useless_ones_do_not(rows):
         assert found[field].log_loss_gained > 0.005
     for field in (1, 2):
         assert abs(found[field].auc_lost.value) < 0.01
-    for array, copy in zip(inputs, before, strict=True):
+    for array, copy in zip(inputs.arrays, before, strict=True):
         np.testing.assert_array_equal(array, copy)
     np.testing.assert_array_equal(predictor.logits_of(inputs), logits)
 
@@ -46,7 +46,7 @@ def test_planted_fields_matter_and_useless_ones_do_not(rows):
 def test_contributions_are_what_growing_inputs_add(rows):
     """Of each field the derivative by a factor on its input, from differences."""
     predictor, inputs, _ = rows
-    part = type(inputs)(*(array[:20] for array in inputs))
+    part = inputs.part(0, 20)
     found = contributions(predictor, part)
     assert found.shape == (20, 7)
     step, model = 1e-2, predictor.model

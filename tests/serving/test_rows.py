@@ -14,7 +14,8 @@ from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.transform import Transform
 from dlrm.serving import rows
-from dlrm.serving.rows import Inputs, RowError, RowTransform, check_inputs
+from dlrm.serving.inputs import Inputs, RowError, check_inputs
+from dlrm.serving.rows import RowTransform
 
 COLUMNS = 4
 FIELDS = st.lists(st.text("ab1-\xe9", max_size=5), min_size=1, max_size=COLUMNS)
@@ -85,7 +86,7 @@ def test_the_field_that_cannot_be_read_is_named():
 
 def test_csv_cells_are_named_by_column():
     transform = RowTransform(table_transform({"age": (3.0, 2.0)}, {"job": ["x"]}))
-    numerical, ids = transform(rows.text_of_lines(b"5\tx\n3\ty\n", 2))
+    numerical, ids, *_ = transform(rows.text_of_lines(b"5\tx\n3\ty\n", 2))
     assert (numerical.tolist(), ids.tolist()) == ([[1.0], [0.0]], [[1], [0]])
     with pytest.raises(RowError, match="row 1, age: expected a number, got 'old'"):
         transform(rows.text_of_lines(b"5\tx\nold\ty\n", 2))

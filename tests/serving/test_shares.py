@@ -12,7 +12,7 @@ def line_of(rows, ids):
     for begin in range(0, len(rows), 3):  # over blocks
         part = slice(begin, begin + 3)
         missing = np.array([[not field for field in row] for row in rows[part]]).T
-        shares.add(missing, np.array(ids)[part])
+        shares.add(missing, np.array(ids)[part] == 0)
     return shares.line()
 
 
@@ -38,7 +38,7 @@ def test_nothing_is_said_where_nothing_is_missing():
 def test_of_ids_alone_neither_is_known():
     shares = Shares(*NAMES)
     for _ in range(2):
-        shares.add_ids(np.array([[0, 1, 1], [1, 0, 1], [0, 1, 1]]))
+        shares.add_ids(np.array([[0, 1, 1], [1, 0, 1], [0, 1, 1]]) == 0)
     assert shares.line() == (
         "values: city is without an id in 66.7 % of the rows, job without an id in 33.3 %; the "
         "other 1 field has fewer"
@@ -50,5 +50,5 @@ def test_a_small_share_is_not_shown_as_none():
     shares = Shares(["age"], ["city"])
     ids = np.ones((10_000, 1), np.int32)
     ids[77] = 0
-    shares.add_ids(ids)
+    shares.add_ids(ids == 0)
     assert shares.line() == "values: city is without an id in less than 0.1 % of the rows"

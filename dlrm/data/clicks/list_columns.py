@@ -1,6 +1,5 @@
 """Reads fields with several ids a row, and puts the ids of a batch in the order of its samples."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -123,45 +122,6 @@ class ListColumn:
                 f"{place - (ends[row] - lengths[row])} of the list: expected a finite weight, got "
                 f"{weights[place]}"
             )
-
-
-def interleave(
-    columns: Sequence[np.ndarray | Bags], num_rows: int, dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Joins the ids of fields, sample by sample and table by table.
-
-    Args:
-        columns: of each table ids `[num_rows]`, or bags of them.
-        num_rows: samples.
-        dtype: of the ids returned.
-
-    Returns:
-        Ids `[total]`, lengths `[num_rows, tables]`, and the weights of the ids, float32 `[total]`,
-        where a field has weights, else None.
-    """
-    lists = [column for column in columns if isinstance(column, Bags)]
-    lengths_dtype = np.result_type(np.int8, *(one.lengths.dtype for one in lists))
-    lengths = np.ones((num_rows, len(columns)), lengths_dtype)
-    for table, column in enumerate(columns):
-        if isinstance(column, Bags):
-            lengths[:, table] = column.lengths
-    ends = np.cumsum(lengths, dtype=np.int64)
-    begins = (ends - lengths.ravel()).reshape(lengths.shape)
-    total = int(ends[-1]) if len(ends) else 0
-    ids = np.empty(total, dtype)
-    weighted = any(one.weights is not None for one in lists)
-    weights = np.ones(total, bags.WEIGHTS_DTYPE) if weighted else None
-    for table, column in enumerate(columns):
-        if not isinstance(column, Bags):
-            ids[begins[:, table]] = column
-            continue
-        shifts = begins[:, table] - (np.cumsum(column.lengths, dtype=np.int64) - column.lengths)
-        places = np.repeat(shifts, column.lengths)
-        places += np.arange(len(places))
-        ids[places] = column.values
-        if weights is not None and column.weights is not None:
-            weights[places] = column.weights
-    return ids, lengths, weights
 
 
 def map_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import interleave
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.list_columns import ListColumn, SampleWeights, interleave, map_file
+from dlrm.data.clicks.list_columns import ListColumn, SampleWeights, map_file
 from dlrm.data.prefetch import BatchedRows
 from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import within

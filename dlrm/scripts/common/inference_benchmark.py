@@ -44,7 +44,8 @@ def inference_benchmark(
                 f"{test.num_samples}, the rows of the test set"
             )
     summary, rows = {}, [_HEAD]
-    others = open_runtimes(task.model, _other_runtimes(task, test, values, log), log.line)
+    names = _other_runtimes(task, values, log)
+    others = open_runtimes(task.model, names, test.batch(0), log.line)
     with task.weights_unchanged(), others as runtimes:
         for size in sizes:
             for name, predict in {"native": task.infer, **runtimes}.items():
@@ -63,19 +64,15 @@ def inference_benchmark(
     return summary
 
 
-def _other_runtimes(task: Recommendation, test: Dataset, values: Values, log: RunLog) -> list[str]:
+def _other_runtimes(task: Recommendation, values: Values, log: RunLog) -> list[str]:
     names = [name for name in values["inference_benchmark_runtimes"] if name != "native"]
     if wrong := sorted(set(names) - set(RUNTIMES)):
         raise ValueError(
             f"--inference_benchmark_runtimes {wrong[0]}: expected native, {', '.join(RUNTIMES)}"
         )
-    for reason, is_so in (
-        ("on the CPU only", task.world.device != "cpu"),
-        ("with one id a table only", not test.one_id_each),
-    ):
-        if names and is_so:
-            log.line(f"{', '.join(names)}: left out, measured {reason}")
-            return []
+    if names and task.world.device != "cpu":
+        log.line(f"{', '.join(names)}: left out, measured on the CPU only")
+        return []
     return names
 
 

@@ -302,7 +302,9 @@ def _slices(
         slices.append(("values without an id", by_unknown(found.unknown)))
     numerical, categorical = field_names(model)
     for name, values in found.fields.items():
-        if name in numerical:
+        if name in found.lists:
+            slices.append((f"ids of {name}", by_decile(values.astype(np.float64))))
+        elif name in numerical:
             slices.append((name, by_decile(values.astype(np.float64))))
         else:
             slices.append((name, by_value(values, _value_names(model, categorical.index(name)))))

@@ -9,8 +9,8 @@ import numpy as np
 from dlrm.data.transform.schema import Schema
 from dlrm.metrics.judged import ScoredRows
 from dlrm.scripts import predict
+from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import Predictor, field_names
-from dlrm.serving.rows import Inputs
 from dlrm.serving.shares import Shares
 
 
@@ -22,7 +22,9 @@ class Collected:
         rows: scores of each model, and labels.
         sources: files and datasets, in order.
         source: of each row, its place in `sources`.
-        fields: name of a field that divides the rows -> its values, ids or numbers.
+        fields: name of a field that divides the rows -> its values: ids, numbers or, of lists, how
+            many ids each row has.
+        lists: those of `fields` that have lists.
         unknown: of each row, how many values have no id; None where the model has no transform.
         shares: of missing and unknown values of each field.
         extra: weight, groups and time of rows of tables, where they were read.
@@ -33,6 +35,7 @@ class Collected:
     sources: list[str]
     source: np.ndarray
     fields: dict[str, np.ndarray]
+    lists: set[str]
     unknown: np.ndarray | None
     shares: Shares
     extra: dict[str, np.ndarray]
@@ -69,6 +72,7 @@ def collect(
     unknown: list[np.ndarray] = []
     values: dict[str, list[np.ndarray]] = {name: [] for name in fields}
     extra: dict[str, list[np.ndarray]] = {}
+    lists: set[str] = set()
     sample = _Sample(most_kept)
 
     def take(place: int, block: predict.Block) -> None:
@@ -78,9 +82,11 @@ def collect(
             parts.append(model.logits_of(_inputs(model, first, block)))
         labels.append(block.labels)
         places.append(np.full(len(block.labels), place, np.int32))
-        unknown.append((block.inputs.ids == 0).sum(1))
-        for name, (index, of_inputs) in columns.items():
-            values[name].append(of_inputs(block.inputs)[:, index].copy())
+        unknown.append(block.inputs.without_id().sum(1))
+        for name, index in columns.items():
+            column, is_list = _values(first, block.inputs, index)
+            values[name].append(column.copy())
+            lists.update([name] * is_list)
         for name, column in (block.extra or {}).items():
             extra.setdefault(name, []).append(column)
         sample.add(block.inputs, block.labels)
@@ -96,6 +102,7 @@ def collect(
         list(sources),
         np.concatenate(places),
         {name: np.concatenate(parts) for name, parts in values.items()},
+        lists,
         np.concatenate(unknown) if first.transform is not None else None,
         shares,
         {name: np.concatenate(parts) for name, parts in extra.items()},
@@ -103,29 +110,28 @@ def collect(
     )
 
 
-def _columns(predictor: Predictor, fields: Sequence[str]) -> dict:
-    """Name of a field -> its column, and which of a model's inputs it is in."""
-    numerical, categorical = field_names(predictor)
-    found = {}
-    for name in fields:
-        if name in numerical:
-            found[name] = (numerical.index(name), _numerical)
-        elif name in categorical:
-            found[name] = (categorical.index(name), _ids)
-        else:
-            known = ", ".join([*numerical, *categorical])
-            raise ValueError(
-                f"--slices {name}: expected day, or a field of the model, one of {known}"
-            )
-    return found
+def _columns(predictor: Predictor, fields: Sequence[str]) -> dict[str, int]:
+    """Name of a field -> its place among the numerical fields, then the tables."""
+    names = [name for kind in field_names(predictor) for name in kind]
+    if unknown := [name for name in fields if name not in names]:
+        raise ValueError(
+            f"--slices {unknown[0]}: expected day, or a field of the model, one of "
+            f"{', '.join(names)}"
+        )
+    return {name: names.index(name) for name in fields}
 
 
-def _numerical(inputs: Inputs) -> np.ndarray:
-    return inputs.numerical
-
-
-def _ids(inputs: Inputs) -> np.ndarray:
-    return inputs.ids
+def _values(model: Predictor, inputs: Inputs, field: int) -> tuple[np.ndarray, bool]:
+    """Returns what divides rows by a field, `[rows]`, and whether it is how many ids they have."""
+    table = field - inputs.numerical.shape[1]
+    if table < 0:
+        return inputs.numerical[:, field], False
+    if inputs.lengths is None:
+        return inputs.ids[:, table], False
+    if model.transform is None or table in model.transform.longest:
+        return inputs.lengths[:, table], True
+    ends = np.cumsum(inputs.lengths, dtype=np.int64).reshape(inputs.lengths.shape)
+    return inputs.ids[ends[:, table] - 1], False
 
 
 def _check_same_columns(models: Sequence[Predictor]) -> None:
@@ -150,19 +156,17 @@ class _Sample:
 
     def __init__(self, most: int) -> None:
         self._most, self._stride, self._seen = most, 1, 0
-        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._parts: list[tuple[Inputs, np.ndarray]] = []
 
     def add(self, inputs: Inputs, labels: np.ndarray) -> None:
         chosen = np.arange(-self._seen % self._stride, len(labels), self._stride)
         self._seen += len(labels)
-        self._parts.append((inputs.numerical[chosen], inputs.ids[chosen], labels[chosen]))
-        while sum(len(part[2]) for part in self._parts) > self._most:
+        self._parts.append((inputs.take(chosen), labels[chosen]))
+        while sum(len(labels) for _, labels in self._parts) > self._most:
             self._stride *= 2
-            joined = tuple(np.concatenate(arrays)[::2] for arrays in zip(*self._parts, strict=True))
-            self._parts = [joined]  # type: ignore[list-item]
+            joined, known = self.rows()
+            self._parts = [(joined.take(np.arange(0, len(known), 2)), known[::2])]
 
     def rows(self) -> tuple[Inputs, np.ndarray]:
-        numerical, ids, labels = (
-            np.concatenate(arrays) for arrays in zip(*self._parts, strict=True)
-        )
-        return Inputs(numerical, ids), labels
+        inputs, labels = zip(*self._parts, strict=True)
+        return Inputs.joined(inputs), np.concatenate(labels)

@@ -1,0 +1,248 @@
+"""What a model takes of rows, and what is wrong with rows that it cannot score.
+
+The served model uses this file, too: only numpy and the standard library are imported.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.clicks.bags import Bags, interleave, places_of
+from dlrm.data.transform.lists import in_list, row_of
+from dlrm.data.transform.table_transform import stack_ids
+
+
+class Inputs(NamedTuple):
+    """What a model takes of rows.
+
+    Attributes:
+        numerical: `[rows, num_numerical]`.
+        ids: `[rows, tables]`; with `lengths`, `[total]`, row after row and table by table.
+        lengths: ids of each row and table, `[rows, tables]`; None is one each.
+        weights: a factor for the vector of each id, float32 `[total]`; None is 1 for each.
+    """
+
+    numerical: np.ndarray
+    ids: np.ndarray
+    lengths: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    @classmethod
+    def of_columns(cls, numerical: np.ndarray, ids: Sequence[np.ndarray | Bags]) -> "Inputs":
+        """Returns the inputs of transformed rows.
+
+        Args:
+            numerical: `[rows, num_numerical]`.
+            ids: of each table, an id a row, or bags.
+        """
+        if not any(isinstance(column, Bags) for column in ids):
+            return cls(numerical, stack_ids(ids, len(numerical)))
+        dtypes = [one.values.dtype if isinstance(one, Bags) else one.dtype for one in ids]
+        return cls(numerical, *interleave(ids, len(numerical), np.result_type(np.int8, *dtypes)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Inputs"]) -> "Inputs":
+        """Returns the rows of several inputs, of which all or none have lengths and weights."""
+        columns = zip(*(part.arrays for part in parts), strict=True)
+        return cls(*(np.concatenate(arrays) for arrays in columns))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Those that there are, in the order in which an exported model takes them."""
+        return tuple(array for array in self if array is not None)
+
+    @property
+    def num_tables(self) -> int:
+        """How many tables the ids are of."""
+        return (self.ids if self.lengths is None else self.lengths).shape[1]
+
+    def part(self, begin: int, end: int) -> "Inputs":
+        """Returns the rows from `begin` to `end`, as views."""
+        rows = slice(begin, end)
+        if self.lengths is None:
+            return Inputs(self.numerical[rows], self.ids[rows])
+        first = int(self.lengths[:begin].sum(dtype=np.int64))
+        ids = slice(first, first + int(self.lengths[rows].sum(dtype=np.int64)))
+        weights = None if self.weights is None else self.weights[ids]
+        return Inputs(self.numerical[rows], self.ids[ids], self.lengths[rows], weights)
+
+    def take(self, rows: np.ndarray) -> "Inputs":
+        """Returns the rows of a mask, or of places."""
+        if self.lengths is None:
+            return Inputs(self.numerical[rows], self.ids[rows])
+        places, _ = places_of(self.lengths.sum(1, dtype=np.int64), rows)
+        weights = None if self.weights is None else self.weights[places]
+        return Inputs(self.numerical[rows], self.ids[places], self.lengths[rows], weights)
+
+    def ids_of(self, row: int, table: int) -> np.ndarray:
+        """Returns the ids that a row has of a table."""
+        if self.lengths is None:
+            return self.ids[row, table : table + 1]
+        one = self.part(row, row + 1)
+        assert one.lengths is not None
+        first = int(one.lengths[0, :table].sum(dtype=np.int64))
+        return one.ids[first : first + one.lengths[0, table]]
+
+    def bags_of_ids(self) -> np.ndarray:
+        """Returns, of each id where there are lengths, its row times the tables, plus its table."""
+        assert self.lengths is not None
+        return np.repeat(np.arange(self.lengths.size), self.lengths.ravel())
+
+    def without_id(self) -> np.ndarray:
+        """Returns of which tables a row has no id above 0, bool `[rows, tables]`."""
+        if self.lengths is None:
+            return self.ids == 0
+        known = np.zeros(self.lengths.size, bool)
+        known[self.bags_of_ids()[self.ids != 0]] = True
+        return ~known.reshape(self.lengths.shape)
+
+
+class RowError(ValueError):
+    """A row that cannot be scored.
+
+    Attributes:
+        row: the first such row.
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(f"row {row}{problem}")
+        self.row, self.problem = row, problem
+
+
+def check_inputs(
+    inputs: Inputs,
+    num_numerical: int,
+    table_sizes: Sequence[int],
+    names: Sequence[str] = (),
+    longest: Mapping[int, int] | None = None,
+) -> None:
+    """Raises ValueError where inputs do not fit a model, a `RowError` where a value does not.
+
+    Args:
+        inputs: of any rows; floating numericals and weights, integer ids and lengths.
+        num_numerical: the model's numerical features.
+        table_sizes: the rows of its tables; an empty sequence takes any id.
+        names: of the tables, for the message.
+        longest: see `check_values`.
+    """
+    check_shapes(inputs, num_numerical, len(names) if names else len(table_sizes))
+    check_values(inputs, table_sizes, names, longest)
+
+
+def check_shapes(inputs: Inputs, num_numerical: int, tables: int) -> None:
+    """Raises ValueError where shapes or types of inputs do not fit a model; reads no value."""
+    numerical, ids, lengths, weights = inputs
+    if numerical.ndim != 2 or numerical.shape[1] != num_numerical or numerical.dtype.kind != "f":
+        raise ValueError(
+            f"numericals: expected [rows, {num_numerical}] of a floating type, got "
+            f"{list(numerical.shape)} of {numerical.dtype}"
+        )
+    of_rows = ids if lengths is None else lengths
+    if of_rows.shape != (len(numerical), tables) or of_rows.dtype.kind not in "iu":
+        raise ValueError(
+            f"{'ids' if lengths is None else 'lengths'}: expected [{len(numerical)}, {tables}] of "
+            f"an integer type, as there are {len(numerical)} rows of numericals, got "
+            f"{list(of_rows.shape)} of {of_rows.dtype}"
+        )
+    if lengths is not None and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
+        raise ValueError(
+            f"ids: expected [total] of an integer type, got {list(ids.shape)} of {ids.dtype}"
+        )
+    if weights is not None and (weights.shape != ids.shape or weights.dtype.kind != "f"):
+        raise ValueError(
+            f"weights: expected {list(ids.shape)} of a floating type, one for each id, got "
+            f"{list(weights.shape)} of {weights.dtype}"
+        )
+
+
+def check_values(
+    inputs: Inputs,
+    table_sizes: Sequence[int],
+    names: Sequence[str] = (),
+    longest: Mapping[int, int] | None = None,
+) -> None:
+    """Raises RowError where a number is not finite, a length impossible or an id not of its table.
+
+    Args:
+        inputs: whose shapes and types fit the model.
+        table_sizes: the rows of its tables; an empty sequence takes any id.
+        names: of the tables, for the message.
+        longest: of inputs with lengths, table -> most ids of a row; each other table has one id a
+            row. None takes any lengths.
+
+    Raises:
+        ValueError: lengths do not add up to the number of ids.
+    """
+    numerical, ids, lengths, _ = inputs
+    if not np.isfinite(numerical).all():
+        row, column = np.argwhere(~np.isfinite(numerical))[0]
+        got = numerical[row, column]
+        raise RowError(int(row), f", numerical {column}: expected a finite number, got {got}")
+    if lengths is not None:
+        _check_bags(inputs, table_sizes, names, longest)
+    elif len(table_sizes):
+        wrong = (ids < 0) | (ids >= np.asarray(table_sizes))
+        if wrong.any():
+            row, table = np.argwhere(wrong)[0]
+            expected = f"expected an id from 0 to {table_sizes[table] - 1}"
+            where = f", {_table(table, names)}"
+            raise RowError(int(row), f"{where}: {expected}, got {ids[row, table]}")
+
+
+def check_lengths(
+    inputs: Inputs, names: Sequence[str] = (), longest: Mapping[int, int] | None = None
+) -> None:
+    """Raises RowError where a length, if there are any, is impossible; see `check_values`.
+
+    Raises:
+        ValueError: they do not add up to the number of ids.
+    """
+    if inputs.lengths is None:
+        return
+    lengths, total = inputs.lengths, len(inputs.ids)
+    tables = range(lengths.shape[1])
+    least = np.array([int(longest is not None and table not in longest) for table in tables])
+    most = np.array([total if longest is None else longest.get(table, 1) for table in tables])
+    wrong = (lengths < least) | (lengths > most)
+    if wrong.any():
+        row, table = map(int, np.argwhere(wrong)[0])
+        expected = "1" if least[table] else f"0 to {most[table]}"
+        where = f", {_table(table, names)}"
+        raise RowError(row, f"{where}: expected a length of {expected}, got {lengths[row, table]}")
+    if (added := int(lengths.sum(dtype=np.int64))) != total:
+        raise ValueError(f"lengths: expected a sum of {total}, the number of ids, got {added}")
+
+
+def _table(table: int, names: Sequence[str]) -> str:
+    return f"table {table}" + (f" ({names[table]})" if names else "")
+
+
+def _check_bags(
+    inputs: Inputs,
+    table_sizes: Sequence[int],
+    names: Sequence[str],
+    longest: Mapping[int, int] | None,
+) -> None:
+    check_lengths(inputs, names, longest)
+    _, ids, lengths, weights = inputs
+    assert lengths is not None
+    tables = inputs.bags_of_ids() % max(lengths.shape[1], 1)
+    problems = []
+    if len(table_sizes):
+        wrong = (ids < 0) | (ids >= np.asarray(table_sizes)[tables])
+        problems.append((wrong, lambda i: _bad_id(table_sizes[int(tables[i])], int(ids[i]))))
+    if weights is not None:
+        infinite = ~np.isfinite(weights)
+        problems.append((infinite, lambda i: f"expected a finite weight, got {weights[i]}"))
+    for wrong, problem in problems:
+        if wrong.any():
+            bag, place = row_of(lengths.ravel(), first := int(wrong.argmax()))
+            row, table = divmod(bag, lengths.shape[1])
+            where = f", {_table(table, names)}: "
+            raise RowError(row, where + in_list(place, problem(first)))
+
+
+def _bad_id(size: int, got: int) -> str:
+    return f"expected an id from 0 to {size - 1}, got {got}"

@@ -1,0 +1,176 @@
+"""Models of lists are exported and served with the scores of the checkpoint."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import listed_model
+import numpy as np
+import pytest
+from test_export import PLATFORMS, config_of
+
+import dlrm
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.serving import platforms
+from dlrm.serving.predictor import inputs_of
+
+SCRIPTS = Path(__file__).parent.parent.parent / "triton"
+NAMES = [f"input__{i}" for i in range(4)]
+TYPES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "uint8": "UINT8"}
+
+
+@pytest.fixture(scope="module")
+def exported(export, listed, tmp_path_factory):
+    """A repository with the model as it is exported without flags; not to be changed."""
+    return export(listed, tmp_path_factory.mktemp("exported"))
+
+
+def report_of(repository, model="model"):
+    return json.loads((repository / model / "1" / "report.json").read_text())
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_platform_agrees_with_the_checkpoint(export, listed, tmp_path, platform):
+    repository = export(listed, tmp_path, platform)
+    report, version = report_of(repository), repository / "model" / "1"
+    assert report["rows"] > 400
+    assert report["greatest_difference"] < 1e-5
+    if platform in ("--python", "--onnx"):
+        score = platforms.open_onnx(version / "model.onnx")
+    else:
+        score = platforms.open_torchscript(version / "model.pt")
+    test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=99)).test
+    inputs = inputs_of(test.batch(3))
+    numbers, ids, lengths, weights = inputs.arrays
+    found = score(numbers.astype("f4"), ids.astype("i8"), lengths.astype("i4"), weights)
+    expected = dlrm.load(listed.checkpoint).logits_of(inputs)
+    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_narrow_tables_say_what_they_cost(export, listed, tmp_path):
+    repository = export(listed, tmp_path, "--embedding_precision=int8", "--max-auc-change=0.01")
+    report = report_of(repository)
+    assert report["table_bytes"] < 0.4 * report["table_bytes_fp32"]
+    assert list(report["by_table"]) == ["user", "tags", "history"]
+    assert 0 < report["greatest_difference"] < 0.2
+
+
+def test_shapes_have_the_rows_and_nothing_is_batched(exported, listed):
+    config = config_of(exported / "model")
+    inputs = {tensor["name"]: (tensor["data_type"], tensor["dims"]) for tensor in config["input"]}
+    assert inputs == {
+        "input__0": ("TYPE_FP32", ["-1", "1"]),
+        "input__1": ("TYPE_INT64", ["-1"]),
+        "input__2": ("TYPE_INT32", ["-1", "3"]),
+        "input__3": ("TYPE_FP32", ["-1"]),
+        "raw__0": ("TYPE_UINT8", ["-1", "-1"]),
+    }
+    assert config["output"][0]["dims"] == ["-1", "1"]
+    assert "max_batch_size" not in config
+    assert "dynamic_batching" not in config
+    assert config["parameters"]["max_rows"] == {"string_value": "4096"}
+    facts = json.loads((exported / "model" / "1" / "model.json").read_text())
+    assert facts["lists"] == {"weighted": True, "longest": {"1": 4, "2": 20}}
+    lengths = np.fromfile(exported / "model" / "warmup" / "lengths of 4096", np.int32)
+    np.testing.assert_array_equal(lengths, np.ones(4096 * 3, np.int32))
+
+
+def test_a_delay_to_batch_requests_is_refused(export, listed, tmp_path):
+    with pytest.raises(ValueError, match="--triton-dyn-batching-delay 5.0: expected none"):
+        export(listed, tmp_path / "none", "--triton-dyn-batching-delay=5")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_dataset_without_lists_is_refused(export, listed, trained, tmp_path):
+    flags = [f"--dataset={trained.dataset}", "--allow-other-transform"]
+    with pytest.raises(ValueError, match="the dataset of another model|expected lists"):
+        export(listed, tmp_path / "none", *flags)
+
+
+@pytest.fixture(scope="module")
+def server(export, serve, listed, tmp_path_factory):
+    """Serves the model, and the ensemble of its transform and itself."""
+    if importlib.util.find_spec("pytriton") is None:
+        pytest.skip("nvidia-pytriton is not installed")
+    directory = tmp_path_factory.mktemp("triton")
+    repository = export(listed, directory / "repository")
+    # The bundled server has no ONNX backend: the scoring step of the ensemble is our python one.
+    export(listed, repository, "--triton-model-name=steps", "--onnx")
+    shutil.rmtree(repository / "steps")
+    export(listed, repository, "--triton-model-name=steps", "--no-raw")
+    with serve(repository, directory / "log") as running:
+        yield running
+
+
+@pytest.fixture
+def ask(server):
+    """Asks the server; returns its scores."""
+    import tritonclient.grpc as grpc
+
+    client = grpc.InferenceServerClient(server.grpc)
+
+    def scores(arrays, model="model"):
+        inputs = []
+        for name, array in arrays.items():
+            inputs.append(grpc.InferInput(name, list(array.shape), TYPES[array.dtype.name]))
+            inputs[-1].set_data_from_numpy(array)
+        return client.infer(model, inputs).as_numpy("output__0")[:, 0]
+
+    return scores
+
+
+@pytest.mark.parametrize("model", ["model", "steps_raw"])
+def test_raw_rows_get_the_scores_of_the_predictor(ask, listed, model):
+    rows = listed.rows[:200]
+    padded = np.array([listed_model.text_of(row).encode() for row in rows])
+    found = ask({"raw__0": padded.view(np.uint8).reshape(len(rows), -1)}, model)
+    expected = dlrm.load(listed.checkpoint).logits(rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_client_sends_datasets_and_logs(server, listed, tmp_path, protocol):
+    log = tmp_path / "rows.tsv"
+    rows = listed.rows[:100]
+    log.write_text("".join(f"{r['click']}\t{listed_model.text_of(r)}\n" for r in rows))
+    predictor = dlrm.load(listed.checkpoint)
+    test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=10_000)).test
+    logits = predictor.score_batch(test.batch(0))[0]
+    for source, expected in ((listed.dataset, logits), (log, predictor.logits(rows))):
+        flags = [f"--protocol={protocol}", "-u", getattr(server, protocol), "--batch-size=64"]
+        flags += ["--input", source, "--output", tmp_path / "scores.npy", "--concurrency=2"]
+        command = [sys.executable, SCRIPTS / "client.py", *map(str, flags)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found = np.load(tmp_path / "scores.npy")
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bad_lists_are_refused_by_name(ask, listed):
+    from tritonclient.utils import InferenceServerException
+
+    test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=20)).test
+    inputs = inputs_of(test.batch(0))
+    numbers, ids, lengths, weights = inputs.arrays
+    arrays = numbers.astype("f4"), ids.astype("i8"), lengths.astype("i4"), weights
+    good = dict(zip(NAMES, arrays, strict=True))
+    expected = dlrm.load(listed.checkpoint).logits_of(inputs)
+    for place, value, message in (
+        (0, 0, r"row 0, table 0 \(user\): expected a length of 1, got 0"),
+        (1, -3, r"row 0, table 1 \(tags\): expected a length of 0 to 4, got -3"),
+        (2, 21, r"row 0, table 2 \(history\): expected a length of 0 to 20, got 21"),
+    ):
+        wrong = good["input__2"].copy()
+        wrong[0, place] = value
+        with pytest.raises(InferenceServerException, match=message):
+            ask({**good, "input__2": wrong})
+    with pytest.raises(InferenceServerException, match="expected a sum of"):
+        ask({**good, "input__1": ids.astype("i8")[:-1], "input__3": weights[:-1]})
+    with pytest.raises(InferenceServerException, match="expected an id from 0 to"):
+        ask({**good, "input__1": good["input__1"] + 1000})
+    with pytest.raises(InferenceServerException, match="expected a finite weight, got nan"):
+        ask({**good, "input__3": weights * np.float32(np.nan)})
+    np.testing.assert_allclose(ask(good), expected, rtol=1e-4, atol=1e-5)
