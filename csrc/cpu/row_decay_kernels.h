@@ -6,11 +6,11 @@
 
 constexpr int kVectorsAtOnce = 4;  // whose square roots and divisions overlap
 
-// numerator / (the root of the square + eps), to 2^-21. AVX-512's estimates with a step of Newton's
-// each take a third of the time of its root and division.
+// numerator / (the root of the square + eps), to 2^-21, for eps above 1e-12. AVX-512's estimates
+// with a step of Newton's each take a third of the time of its root and division.
 DLRM_INLINE Vec over_root(Vec numerator, Vec square, Vec eps) {
 #if DLRM_LANES == 16
-  const Vec above_zero = (Vec)_mm512_max_ps((__m512)square, _mm512_set1_ps(1e-38f));
+  const Vec above_zero = (Vec)_mm512_max_ps((__m512)square, _mm512_set1_ps(1e-30f));
   Vec inverse_root = (Vec)_mm512_rsqrt14_ps((__m512)above_zero);
   inverse_root *= 1.5f - 0.5f * above_zero * inverse_root * inverse_root;
   const Vec divisor = above_zero * inverse_root + eps;
@@ -158,6 +158,19 @@ void decay_by_product(const SgdDecay<Weight>& rule, const LateRows* runs, int64_
   }
 }
 
+template <typename Weight>
+DLRM_INLINE float greatest_size(Weight values, int64_t count) {
+  Vec greatest = zero();
+  for_each_vector(count, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
+    const Vec value = load(values + i, part);
+    const Vec size = value < 0 ? -value : value;
+    greatest = size > greatest ? size : greatest;
+  });
+  float lanes[kLanes];
+  store(lanes, greatest);
+  return *std::max_element(lanes, lanes + kLanes);
+}
+
 // All elements of a row shrink by the same factor: a step is a few operations, whatever dim is.
 template <typename Weight>
 void decay_row_wise(const RowWiseAdagradDecay<Weight>& rule, const LateRows* runs, int64_t count,
@@ -165,12 +178,15 @@ void decay_row_wise(const RowWiseAdagradDecay<Weight>& rule, const LateRows* run
   for (const LateRows* run = runs; run < runs + count; ++run) {
     for (int64_t row = run->row; row < run->row + run->count; ++row) {
       const Weight weight = rule.weight + row * dim;
-      Vec sum = zero();
+      const float greatest = greatest_size(weight, dim);
+      if (greatest == 0) continue;
+      Vec sum = zero();  // of the squares of the values over the greatest, which do not underflow
       for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-        const Vec gradient = broadcast(rule.l2) * load(weight + i, part);
-        sum += gradient * gradient;
+        const Vec value = load(weight + i, part) * broadcast(1 / greatest);
+        sum += value * value;
       });
-      const double squares = double{sum_lanes(sum)} / static_cast<double>(dim);
+      const double size = double{rule.l2} * greatest;
+      const double squares = size * size * sum_lanes(sum) / static_cast<double>(dim);
       double state = rule.state_sum[row], factor = 1;
       for (int64_t step = run->begin; step < end; ++step) {
         state += squares * factor * factor;

@@ -28,8 +28,12 @@ class Decay:
         """A weight, and its state."""
         random = torch.Generator().manual_seed(rows + dim)
         sizes = {"weight": (rows, dim), "rows": (rows,)}
-        states = (torch.rand(sizes[kind], generator=random) * 0.1 for kind in self.state_shapes)
-        return [torch.randn(rows, dim, generator=random), *states]
+        states = [torch.rand(sizes[kind], generator=random) * 0.1 for kind in self.state_shapes]
+        tensors = [torch.randn(rows, dim, generator=random), *states]
+        for tensor in tensors:  # rows of zeros, as wide weights are at first, and tiny ones
+            tensor[::7] = 0
+            tensor[1::7] *= 1e-30
+        return tensors
 
     def steps(self, count):
         """What `steps` is of some steps, whose learning rate changes and is once 0."""

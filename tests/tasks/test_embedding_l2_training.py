@@ -66,11 +66,11 @@ def run(kind, task, hotness=None, scale=1, checkpoints=None, stop_at=None, resum
 
 def train_densely(kind, task, hotness, scale):
     """The same by torch's optimizers, to which the tables are matrices as any other."""
-    parameters = list(task.model.parameters())
-    matrices = [weight for weight in parameters[1:] if weight.ndim > 1]
-    biases = [weight for weight in parameters if weight.ndim < 2]
+    groups = task.parameter_groups()
+    matrices = [weight for weight in groups["dense"] if weight.ndim > 1]
+    biases = [weight for weight in groups["dense"] if weight.ndim < 2]
     optimizers = [
-        DENSE[kind](parameters[:1], lr=0.0, weight_decay=L2),
+        DENSE[kind](groups["tables"], lr=0.0, weight_decay=L2),
         DENSE[kind](matrices, lr=0.0, weight_decay=DECAY),
         DENSE[kind](biases, lr=0.0),
     ]
@@ -78,7 +78,8 @@ def train_densely(kind, task, hotness, scale):
     for step, batch in enumerate(itertools.islice(train.batches(), STEPS), 1):
         set_learning_rate(optimizers, rate(step))
         task.loss(batch).backward()
-        parameters[0].grad = parameters[0].grad.to_dense()
+        for weight in groups["tables"]:
+            weight.grad = weight.grad.to_dense()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -92,8 +93,10 @@ def train_densely(kind, task, hotness, scale):
         ({}, {"hotness": 4}),
         ({"hash_indices": True}, {"scale": 9}),
         ({"hash_indices": True}, {"scale": 9, "hotness": 4}),
+        ({"wide": True}, {}),
+        ({"wide": True, "hash_indices": True}, {"scale": 9, "hotness": 4}),
     ],
-    ids=["one id", "bags", "hashed", "hashed bags"],
+    ids=["one id", "bags", "hashed", "hashed bags", "wide", "wide hashed bags"],
 )
 @pytest.mark.parametrize("parts", [1, 3])
 def test_training_is_that_of_dense_optimizers(kind, changes, options, parts):
