@@ -55,6 +55,7 @@ def _settings(configs: Iterable[type]) -> list[str]:
     return [n for n in names if n not in _OF_THE_DATA and not n.startswith("synthetic_")]
 
 
+_AT_THE_END = 1 << 62  # steps between tests: the last step alone is tested
 _OF_THE_TRAINING = ("max_grad_norm", "ema_decay")
 SETTINGS = (*_settings(_CONFIGS), *_OF_THE_TRAINING)
 
@@ -138,6 +139,33 @@ def fit(
     return _train(dataset, values, device, save_checkpoint_path, verbose)
 
 
+def judge_settings(
+    dataset: str | os.PathLike, base_device: str | None = None, **settings: Any
+) -> dict[str, float]:
+    """Trains as `fit` does, saves nothing, and returns how good the last weights are.
+
+    Args:
+        dataset: directory of a dataset, whose test rows are read once, at the end, unless
+            `test_freq` says more.
+        base_device: as in `fit`.
+        settings: as in `fit`, of `SETTINGS`.
+
+    Returns:
+        The metrics of the test rows, see `dlrm.train.metrics.click_metrics`.
+
+    Raises:
+        TypeError, FileNotFoundError, ValueError, FloatingPointError: as in `fit`.
+    """
+    if unknown := [name for name in settings if name not in SETTINGS]:
+        raise unexpected("judge_settings", unknown[0], SETTINGS)
+    check_schedule(settings.get("schedule", "nvidia"), settings)
+    opened, device = Dataset(dataset), choose_device(base_device)
+    values = training_defaults(opened.rows["train"], {"test_freq": _AT_THE_END} | settings)
+    with RunLog(quiet=True) as log:
+        results = _trained(opened, values, device, None, log)
+    return {n.removeprefix("test_"): v for n, v in results.items() if n.startswith("test_")}
+
+
 def _train(
     dataset: Dataset,
     values: dict[str, Any],
@@ -145,6 +173,25 @@ def _train(
     save_checkpoint_path: str | os.PathLike | None,
     verbose: bool,
 ) -> Predictor:
+    temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
+    path = Path(temporary.name if temporary else save_checkpoint_path or "")
+    with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log:
+        results = _trained(dataset, values, device, checkpoints, log)
+    model = load(path)
+    model.results = results
+    if temporary:
+        weakref.finalize(model, temporary.cleanup)
+    return model
+
+
+def _trained(
+    dataset: Dataset,
+    values: dict[str, Any],
+    device: str,
+    checkpoints: CheckpointDirectory | None,
+    log: RunLog,
+) -> dict[str, float]:
+    """Trains and returns the summary."""
     training = ClickTraining(
         data=_config(DataConfig, values, dataset=str(dataset.path), device=device),
         train=_config(TrainConfig, values),
@@ -166,27 +213,20 @@ def _train(
     agree_on_memory(architecture, trained, world)
     task = Recommendation(architecture, world, training.precision.dtype(device), training.data.seed)
     without_bins = fit_edges(task.model, datasets.train, dataset.path / layout.TRANSFORM, world)
-    temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
-    path = Path(temporary.name if temporary else save_checkpoint_path or "")
-    with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log:
-        trainer = Trainer(
-            task=task,
-            world=world,
-            log=log,
-            checkpoints=checkpoints,
-            run=_recorded(training, architecture, fingerprint(datasets.train)),
-            **training.trainer_arguments(task, datasets.train),
-        )
-        if without_bins:
-            log.line(without_bins)
-        with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
-            results = trainer.fit(*training.batches(datasets, device))
-        check_scores(task, str(dataset.path), "validation")
-    model = load(path)
-    model.results = results
-    if temporary:
-        weakref.finalize(model, temporary.cleanup)
-    return model
+    trainer = Trainer(
+        task=task,
+        world=world,
+        log=log,
+        checkpoints=checkpoints,
+        run=_recorded(training, architecture, fingerprint(datasets.train)),
+        **training.trainer_arguments(task, datasets.train),
+    )
+    if without_bins:
+        log.line(without_bins)
+    with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
+        results = trainer.fit(*training.batches(datasets, device))
+    check_scores(task, str(dataset.path), "validation")
+    return results
 
 
 @contextmanager

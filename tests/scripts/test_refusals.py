@@ -40,6 +40,7 @@ COMMANDS = {
     "dlrm.scripts.schema": (1, ("--input=x", "--label=x", "--output=x"), "--rows=x"),
     "dlrm.scripts.convert": (1, ("--dataset=x", "--output=x"), "--values=x"),
     "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
+    "dlrm.scripts.tune": (2, ("--dataset=x", "--output=x"), "--trials=x"),
     "dlrm.scripts.compare": (2, ("x",), "--output"),
     "dlrm.scripts.gen_csv": (1, (), "--size=x"),
     "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),

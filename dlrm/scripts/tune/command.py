@@ -1,0 +1,196 @@
+"""Searches settings of a training by successive halving, on the training rows of a dataset alone.
+
+    python -m dlrm.scripts.tune --dataset DIR --output tuning [--trials 27] [--folds 5]
+    python -m dlrm.scripts.main --dataset DIR --flagfile tuning/best.flags
+
+Trials are judged on a held-out share of the training rows, or on folds of them; test and validation
+rows are never opened. The first trial has the defaults of `dlrm.fit` for all that the space does
+not fix. The same command resumes a search that was stopped, or killed, with the same results, and
+with more --trials extends it. The directory of --output gets the table, tuning.txt, a picture,
+tuning.png, all numbers, tuning.json, and the best settings as flags, best.flags. --space names a
+YAML file of what may be chosen:
+
+    lr: {low: 0.0005, high: 0.004, log: true}   # of a range, evenly in its logarithm
+    embedding_dim: [8, 16, 32]                  # one of these
+    schedule: linear                            # always this
+"""
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dlrm.api.defaults import training_defaults
+from dlrm.api.training import SETTINGS
+from dlrm.command_line import Parser, fail
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.documents import brief, read_json
+from dlrm.files import make_directories, write_atomically
+from dlrm.limits import check_processes
+from dlrm.scripts.tune.folds import ORDERS, Part, read_checksums
+from dlrm.scripts.tune.halving import METRICS, Search, Trial, plan
+from dlrm.scripts.tune.report import FLAGS, PNG, table, write
+from dlrm.scripts.tune.space import Space, default_space
+
+_BEGUN = "search.json"  # what a search that goes on must have in common with how it began
+# What is the search's own, or needs checkpoints.
+_NOT_SEARCHED = ("seed", "dataset_subset", "early_stop", "auc_threshold", "verify_data")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = _parse(arguments)
+    try:
+        run(options)
+    except (ValueError, OSError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        fail("stopped; the same command resumes the search", 130)
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = Parser(__doc__, "python -m dlrm.scripts.tune")
+    parser.add_argument("--dataset", type=Path, required=True, help="directory of the dataset")
+    parser.add_argument("--output", type=Path, required=True, help="directory of the search")
+    parser.add_argument("--space", type=Path, help="YAML file of what may be chosen")
+    parser.add_argument("--trials", type=int, default=27, help="settings to try; default: 27")
+    parser.add_argument("--rungs", type=int, default=3, help="of the halving; default: 3")
+    parser.add_argument(
+        "--eta", type=int, default=3, help="one trial in so many goes on; default: 3"
+    )
+    parser.add_argument(
+        "--folds", type=int, default=1, help="folds to judge by; default: 1, a held-out share"
+    )
+    parser.add_argument(
+        "--held_out", type=float, default=0.2, help="share of the rows held out; default: 0.2"
+    )
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        default=ORDERS[0],
+        help="which rows are held out: by chance (default), or the last ones, as of logs",
+    )
+    parser.add_argument("--metric", choices=tuple(METRICS), default="auc", help="default: auc")
+    parser.add_argument("--seed", type=int, default=1, help="of all that is random; default: 1")
+    parser.add_argument(
+        "--processes", type=int, help="trainings at a time; default: one for each core"
+    )
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Does what the options say.
+
+    Raises:
+        ValueError, OSError: what the user can fix.
+    """
+    _check(options)
+    processes = options.processes or _cores()
+    spec = FeatureSpec.load(options.dataset)
+    rows = spec.num_rows("train")
+    known = [name for name in SETTINGS if name not in _NOT_SEARCHED]
+    space = (
+        Space.load(options.space, known)
+        if options.space
+        else default_space(rows, len(spec.numerical))
+    )
+    _begin(options, space)
+    rungs = plan(options.trials, options.rungs, options.eta, options.folds)
+    search = Search(
+        dataset=options.dataset,
+        directory=options.output,
+        rungs=rungs,
+        parts=_parts(options, {rung.share for rung in rungs}),
+        metric=options.metric,
+        seed=options.seed,
+        processes=processes,
+        threads=max(_cores() // processes, 1),
+    )
+    first = Trial(0, dict(space.fixed))
+    drawn = (Trial(n, space.draw(options.seed, n)) for n in range(1, options.trials))
+    trials = search.run([first, *drawn], _say)
+    best = training_defaults(rows, trials[0].settings)
+    problem = write(options.output, trials, rungs, options.metric, best)
+    shutil.rmtree(options.output / "parts", ignore_errors=True)
+    _say("\n".join(table(trials, rungs, options.metric)))
+    _say(problem or f"picture: {options.output / PNG}")
+    _say(
+        f"python -m dlrm.scripts.main --dataset {options.dataset} --flagfile "
+        f"{options.output / FLAGS}"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, least in (("trials", 1), ("rungs", 1), ("eta", 2), ("folds", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            raise ValueError(f"--{name} {getattr(options, name)}: expected {least} or more")
+    if not 0 < options.held_out < 1:
+        raise ValueError(f"--held_out {options.held_out}: expected a share between 0 and 1")
+    if options.folds > 1 and options.order != "random":
+        raise ValueError(f"--order {options.order} is for --folds 1, got {options.folds} folds")
+    if options.processes is not None:
+        check_processes("--processes", options.processes)
+
+
+def _parts(options: argparse.Namespace, shares: set[float]) -> dict[tuple[int, float], Part]:
+    return {
+        (fold, share): Part(
+            fold, options.folds, options.held_out, options.order, share, options.seed
+        )
+        for fold in range(options.folds)
+        for share in shares
+    }
+
+
+def _begin(options: argparse.Namespace, space: Space) -> None:
+    """Notes how a search begins, or compares how it goes on with how it began.
+
+    Raises:
+        FileExistsError: something else is at --output.
+        ValueError: rows, space or flags are others than before; they are named.
+    """
+    output, path = options.output, options.output / _BEGUN
+    flags = {
+        name: getattr(options, name)
+        for name in ("folds", "held_out", "order", "metric", "seed", "eta", "rungs")
+    }
+    found: dict[str, Any] = {
+        "flags": flags,
+        "space": json.loads(json.dumps(space.facts())),
+        "files": read_checksums(options.dataset),
+    }
+    if not path.exists():
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise FileExistsError(f"{output}: exists, and is no search; name another --output")
+        make_directories(output)
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
+        return
+    begun = read_json(path)
+    others = f"; {output} was begun with the former, so name another --output"
+    for name in begun["files"]:
+        if name not in found["files"]:
+            raise ValueError(f"{options.dataset / name}: is gone{others}")
+    for name, now in found["files"].items():
+        if (before := begun["files"].get(name)) != now:
+            was = "missing" if before is None else f"CRC-32 {brief(before)}"
+            raise ValueError(
+                f"{options.dataset / name}: has changed: expected {was}, got CRC-32 {brief(now)}"
+                f"{others}"
+            )
+    for section in ("flags", "space"):
+        for name in {**begun[section], **found[section]}:
+            before, now = begun[section].get(name), found[section].get(name)
+            if before != now:
+                where = f"--{name}" if section == "flags" else f"--space, {name}"
+                raise ValueError(f"{where}: expected {brief(before)}, got {brief(now)}{others}")

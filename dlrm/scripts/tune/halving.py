@@ -1,0 +1,209 @@
+"""Successive halving (Jamieson and Talwalkar, 2016; Li et al., 2018): the best go on to a rung.
+
+All trials are judged cheaply on the first rung, of them one in `eta` at higher cost on the next,
+and so on. What a rung costs more is folds, or where rows are judged by a single split, rows to fit.
+Each training writes a file when it is done, which a search that goes on reads instead.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dlrm.api.training import judge_settings
+from dlrm.data.workers import InOrder, workers
+from dlrm.documents import read_json
+from dlrm.files import make_directories, write_atomically
+from dlrm.scripts.tune.folds import Part, write_part
+
+METRICS = {"auc": -1, "log_loss": 1}  # name -> sign by which less is better
+_WHY = "diverged"  # of a result: why it has no metrics
+
+
+class Rung(NamedTuple):
+    """A stage of a search.
+
+    Attributes:
+        trials: how many are judged.
+        folds: on how many folds each.
+        share: of the rows that are not judged, how many are fitted.
+    """
+
+    trials: int
+    folds: int
+    share: float
+
+
+def plan(trials: int, rungs: int, eta: int, folds: int) -> list[Rung]:
+    """Returns the rungs of a search, whose last one takes all folds and all rows.
+
+    Args:
+        trials: of the first rung.
+        rungs: at most; one is a random search.
+        eta: of so many trials one goes on.
+        folds: that there are; with one, the rungs differ in the rows that are fitted.
+    """
+    stages: list[Rung] = []
+    for above in reversed(range(rungs)):
+        part = eta**-above
+        on = (math.ceil(folds * part), 1.0) if folds > 1 else (1, part)
+        if stages and stages[-1][1:] == on:
+            continue
+        count = math.ceil(trials * eta ** -len(stages))
+        stages.append(Rung(count, *on))
+    return stages
+
+
+@dataclass
+class Trial:
+    """Settings, and how good they are.
+
+    Attributes:
+        number: of the trial; its settings follow from it.
+        settings: of the training, but for defaults.
+        rung: the highest one on which it was judged, from 0.
+        results: rung -> metrics of each fold; None of a training that diverged.
+    """
+
+    number: int
+    settings: dict[str, Any]
+    rung: int = 0
+    results: dict[int, list[dict[str, float] | None]] = field(default_factory=dict)
+
+    def values(self, metric: str, rung: int | None = None) -> list[float]:
+        """Returns a metric of each fold of a rung, by default the highest; NaN where diverged."""
+        folds = self.results.get(self.rung if rung is None else rung, [])
+        return [math.nan if one is None else one[metric] for one in folds]
+
+    def mean(self, metric: str, rung: int | None = None) -> float:
+        """Returns the mean of a metric over folds; NaN where one diverged."""
+        return float(np.mean(self.values(metric, rung)))
+
+
+def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+    """Returns trials by the rung that they reached, and by a metric there, the best first."""
+
+    def place(trial: Trial) -> tuple[int, float, int]:
+        value = METRICS[metric] * trial.mean(metric)
+        return -trial.rung, math.inf if math.isnan(value) else value, trial.number
+
+    return sorted(trials, key=place)
+
+
+class Job(NamedTuple):
+    """A training of a search: which trial, on which part of the rows, and where its result goes."""
+
+    trial: int
+    settings: Mapping[str, Any]
+    dataset: Path
+    result: Path
+    threads: int
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search in a directory, in which it goes on where it was stopped.
+
+    Attributes:
+        dataset: whose training rows are divided.
+        directory: of parts and results.
+        rungs: see `plan`.
+        parts: fold, share -> the part.
+        metric: of `METRICS`.
+        seed: of every training.
+        processes: trainings at a time.
+        threads: of each.
+    """
+
+    dataset: Path
+    directory: Path
+    rungs: Sequence[Rung]
+    parts: Mapping[tuple[int, float], Part]
+    metric: str
+    seed: int
+    processes: int
+    threads: int
+
+    def run(self, trials: Sequence[Trial], say: Any = print) -> list[Trial]:
+        """Judges trials rung by rung; returns all of them, the best first.
+
+        Raises:
+            ValueError: settings that do not fit together; the trial is named.
+            ChildProcessError: a process was killed.
+        """
+        make_directories(self.directory / "results")
+        left = list(trials)
+        with workers(self.processes) as run:
+            for number, rung in enumerate(self.rungs):
+                if number:
+                    left = ranked(left, self.metric)[: rung.trials]
+                self._judge(number, left, run, say)
+        return ranked(trials, self.metric)
+
+    def _judge(self, number: int, trials: Sequence[Trial], run: InOrder, say: Any) -> None:
+        """Trains what no file has the result of, and gives the trials their results."""
+        rung = self.rungs[number]
+        jobs = [self._job(trial, fold, rung) for trial in trials for fold in range(rung.folds)]
+        missing = [job for job in jobs if not job.result.exists()]
+        say(
+            f"rung {number + 1} of {len(self.rungs)}: {_counted(len(trials), 'trial')}, "
+            f"{_counted(rung.folds, 'fold')}, {rung.share:.3g} of the rows; "
+            f"{len(jobs) - len(missing)} of {_counted(len(jobs), 'training')} done"
+        )
+        for fold in range(rung.folds) if missing else ():
+            part = self.parts[fold, rung.share]
+            write_part(self.dataset, part, self.directory / "parts" / part.name)
+        for done in run(train, missing):
+            say(done)
+        for trial in trials:
+            trial.rung = number
+            own = [self._job(trial, fold, rung).result for fold in range(rung.folds)]
+            found = map(partial(_read, trial.settings), own)
+            trial.results[number] = [None if _WHY in one else one for one in found]
+
+    def _job(self, trial: Trial, fold: int, rung: Rung) -> Job:
+        part = self.parts[fold, rung.share].name
+        result = self.directory / "results" / f"trial-{trial.number}-{part}.json"
+        settings = {"seed": self.seed} | trial.settings
+        return Job(trial.number, settings, self.directory / "parts" / part, result, self.threads)
+
+
+def train(job: Job) -> str:
+    """Trains and judges, writes the result, and returns a line that says it.
+
+    Raises:
+        ValueError: settings that do not fit together; the trial is named.
+    """
+    torch.set_num_threads(job.threads)
+    began = time.perf_counter()
+    try:
+        result: dict[str, Any] = dict(judge_settings(job.dataset, **job.settings))
+        shown = "  ".join(f"{name} {result[name]:.5f}" for name in METRICS)
+    except FloatingPointError as error:
+        result, shown = {_WHY: str(error)}, _WHY
+    except ValueError as error:
+        chosen = ", ".join(f"{name} {value}" for name, value in job.settings.items())
+        raise ValueError(f"trial {job.trial} ({chosen}): {error}") from error
+    seconds = time.perf_counter() - began
+    content = {"settings": job.settings, "result": result, "seconds": seconds}
+    write_atomically(job.result, json.dumps(content, indent=1) + "\n")
+    return f"  trial {job.trial}, {job.dataset.name}: {shown}  ({seconds:.1f} s)"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _read(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    saved = {name: value for name, value in content["settings"].items() if name in settings}
+    if saved != json.loads(json.dumps(settings)):
+        raise ValueError(f"{path}: the result of other settings: expected {settings}, got {saved}")
+    return content["result"]

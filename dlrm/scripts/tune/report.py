@@ -1,0 +1,156 @@
+"""What a search found: a table, JSON, a picture, and flags for `dlrm.scripts.main`."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.command_line import aligned
+from dlrm.files import staged_file, write_atomically
+from dlrm.scripts.tune.halving import METRICS, Rung, Trial
+
+JSON, PNG, TABLE, FLAGS = "tuning.json", "tuning.png", "tuning.txt", "best.flags"
+_COLUMNS = 3  # of panels
+
+
+def table(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str) -> list[str]:
+    """Returns a table of trials, the best first; deviations are over folds."""
+    names = dict.fromkeys(name for trial in trials for name in trial.settings)
+    varied = [n for n in names if len({repr(one.settings.get(n)) for one in trials}) > 1]
+    metrics = [metric, *(name for name in METRICS if name != metric)]
+    heads = ["trial", "rung", "folds", "share", *metrics, *varied]
+    rows = [
+        [
+            str(one.number),
+            str(one.rung + 1),
+            str(rungs[one.rung].folds),
+            f"{rungs[one.rung].share:.3g}",
+            *(_mean(one.values(name)) for name in metrics),
+            *(
+                text_of(one.settings[name]) if name in one.settings else "default"
+                for name in varied
+            ),
+        ]
+        for one in trials
+    ]
+    return aligned(heads, rows)
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not np.isfinite(values).all():
+        return "diverged"
+    deviation = f" ± {np.std(values, ddof=1):.5f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.5f}{deviation}"
+
+
+def text_of(value: Any) -> str:
+    """Returns the value of a flag as a command line has it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings as flags of `dlrm.scripts.main`."""
+    return [f"--{name}={text_of(value)}" for name, value in settings.items() if value is not None]
+
+
+def write(
+    directory: Path,
+    trials: Sequence[Trial],
+    rungs: Sequence[Rung],
+    metric: str,
+    best: Mapping[str, Any],
+) -> str | None:
+    """Writes the four files; returns why there is no picture, or None.
+
+    Args:
+        directory: where.
+        trials: all of them, the best first.
+        rungs: of the search.
+        metric: that it went by.
+        best: all settings of a training with those of the best trial.
+    """
+    facts = {
+        "metric": metric,
+        "rungs": [rung._asdict() for rung in rungs],
+        "trials": [
+            {
+                "trial": one.number,
+                "settings": one.settings,
+                "results": {str(rung + 1): folds for rung, folds in one.results.items()},
+            }
+            for one in trials
+        ],
+        "best": dict(best),
+    }
+    write_atomically(directory / TABLE, "\n".join(table(trials, rungs, metric)) + "\n")
+    write_atomically(directory / JSON, json.dumps(facts, indent=1) + "\n")
+    write_atomically(directory / FLAGS, "\n".join(flags_of(best)) + "\n")
+    return draw(trials, rungs, metric, directory / PNG)
+
+
+def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path) -> str | None:
+    """Draws the metric over the rungs, and on the first rung over each setting that varies.
+
+    Returns:
+        None, or why there is no picture.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    try:
+        import matplotlib
+    except ImportError:
+        return "no picture: matplotlib is missing (pip install matplotlib)"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    shown = [one for one in trials if math.isfinite(one.mean(metric, 0))]
+    names = dict.fromkeys(name for one in shown for name in one.settings)
+    varied = [n for n in names if len({repr(one.settings.get(n)) for one in shown}) > 1]
+    count = len(varied) + 1
+    lines, columns = -(-count // _COLUMNS), min(count, _COLUMNS)
+    size = (4.2 * columns, 3.2 * lines)
+    figure, axes = pyplot.subplots(
+        lines, columns, figsize=size, layout="constrained", squeeze=False
+    )
+    panels = list(axes.flat)
+    for one in reversed(shown):
+        reached = range(one.rung + 1)
+        best = one is trials[0]
+        panels[0].plot(
+            [number + 1 for number in reached],
+            [one.mean(metric, number) for number in reached],
+            "o-",
+            color="#b4500f" if best else "#1f5f9e",
+            alpha=1 if best else 0.4,
+        )
+    panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].set(title="all trials; the best in orange", xlabel="rung", ylabel=metric)
+    for axis, name in zip(panels[1:], varied, strict=False):
+        _draw_setting(axis, shown, name, metric, trials[0])
+    for axis in panels:
+        axis.grid(alpha=0.3)
+        axis.set_visible(axis in panels[:count])
+    with staged_file(path) as staged:
+        figure.savefig(staged, dpi=110, format="png")
+    pyplot.close(figure)
+    return None
+
+
+def _draw_setting(axis: Any, trials: Sequence[Trial], name: str, metric: str, best: Trial) -> None:
+    chosen = [one for one in trials if name in one.settings]
+    values = [one.settings[name] for one in chosen]
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    places: Sequence[Any] = values
+    if not numbers or len(set(values)) <= 6:  # few values at even distances
+        order = sorted(set(values), key=None if numbers else str)
+        places = [order.index(value) for value in values]
+        axis.set_xticks(range(len(order)), [text_of(value) for value in order])
+    elif min(values) > 0 and max(values) > 4 * min(values):
+        axis.set_xscale("log")
+    colours = ["#b4500f" if one is best else "#1f5f9e" for one in chosen]
+    axis.scatter(places, [one.mean(metric, 0) for one in chosen], c=colours, alpha=0.6)
+    axis.set(title=f"first rung, --{name}", ylabel=metric)

@@ -1,0 +1,292 @@
+"""`dlrm.scripts.tune` searches settings on training rows alone, and goes on after any end."""
+
+import json
+import shutil
+import time
+
+import forked
+import numpy as np
+import pytest
+from small_dataset import write_dataset
+
+import dlrm
+from dlrm.data.clicks import bags, layout
+from dlrm.data.clicks.bags import Bags, ListField
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.writer import SplitWriter
+from dlrm.scripts.tune.command import main
+from dlrm.scripts.tune.folds import Part, write_part
+from dlrm.scripts.tune.halving import Rung, plan
+from dlrm.scripts.tune.space import Space
+
+TUNE = "dlrm.scripts.tune"
+SPACE = """
+lr: {low: 0.002, high: 0.05, log: true}
+epochs: {low: 1, high: 2}
+embedding_dim: [2, 4]
+top_mlp_sizes: [[16, 1], [8, 1]]
+batch_size: 128
+schedule: linear
+"""
+ROWS = {"train": 3000, "test": 10}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("tune") / "dataset", ROWS)
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory):
+    path = tmp_path_factory.mktemp("space") / "space.yaml"
+    path.write_text(SPACE)
+    return path
+
+
+def arguments(dataset, space, output, *others):
+    given = {"dataset": dataset, "output": output, "space": space, "processes": 1, "trials": 5}
+    return [*(f"--{name}={value}" for name, value in given.items()), "--eta=2", *others]
+
+
+def results(output):
+    """What a search leaves behind, but for the times of its trainings."""
+    return {name: (output / name).read_bytes() for name in NAMES}
+
+
+NAMES = ("tuning.txt", "tuning.json", "best.flags")
+
+
+@pytest.fixture(scope="module")
+def searched(dataset, space, tmp_path_factory):
+    output = tmp_path_factory.mktemp("searched") / "out"
+    assert main(arguments(dataset, space, output)) == 0
+    return output
+
+
+def test_the_best_settings_train_by_the_command(searched, dataset, tmp_path):
+    facts = json.loads((searched / "tuning.json").read_text())
+    assert [rung["trials"] for rung in facts["rungs"]] == [5, 3, 2]
+    best, second = (trial["results"]["3"][0]["auc"] for trial in facts["trials"][:2])
+    assert best >= second
+    assert best > 0.7
+    assert not (searched / "parts").exists()
+    where = [f"--dataset={dataset}", f"--flagfile={searched / 'best.flags'}"]
+    done = forked.run("dlrm.scripts.main", *where, "--base_device=cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_trial_is_a_training_by_its_settings(searched, dataset, tmp_path):
+    facts = json.loads((searched / "tuning.json").read_text())
+    trial = next(one for one in facts["trials"] if one["settings"].get("epochs") == 2)
+    rung, ((metrics,)) = list(trial["results"].items())[-1]
+    share = facts["rungs"][int(rung) - 1]["share"]
+    write_part(dataset, Part(0, 1, 0.2, "random", share, 1), tmp_path / "part")
+    steps = 2 * -(-dlrm.Dataset(tmp_path / "part").rows["train"] // 128)
+    model = dlrm.fit(
+        tmp_path / "part", seed=1, test_freq=steps, base_device="cpu", **trial["settings"]
+    )
+    assert metrics["auc"] == model.results["test_auc"]
+    assert metrics["log_loss"] == model.results["test_log_loss"]
+
+
+def test_test_rows_are_not_opened(searched, dataset, space, tmp_path):
+    shutil.copytree(dataset, tmp_path / "dataset")
+    shutil.rmtree(tmp_path / "dataset/test")
+    assert main(arguments(tmp_path / "dataset", space, tmp_path / "out")) == 0
+    assert results(tmp_path / "out") == results(searched)
+
+
+def test_a_search_that_was_killed_goes_on(searched, dataset, space, tmp_path):
+    words = arguments(dataset, space, tmp_path / "out")
+    process = forked.start(TUNE, *words, stdout=tmp_path / "log")
+    done, deadline = tmp_path / "out/results", time.monotonic() + 120
+    while len(list(done.glob("*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    first = {path: path.read_bytes() for path in done.glob("*.json")}
+    assert 3 <= len(first) < 10
+    assert not (tmp_path / "out/tuning.txt").exists()
+    assert main(words) == 0
+    assert {path: path.read_bytes() for path in first} == first  # the times, too
+    assert results(tmp_path / "out") == results(searched)
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(searched, dataset, space, tmp_path):
+    assert main([*arguments(dataset, space, tmp_path / "out"), "--processes=2"]) == 0
+    assert results(tmp_path / "out") == results(searched)
+
+
+def test_folds_are_what_rungs_add(dataset, space, tmp_path, capsys):
+    assert main(arguments(dataset, space, tmp_path / "out", "--folds=3", "--trials=3")) == 0
+    facts = json.loads((tmp_path / "out/tuning.json").read_text())
+    assert [(one["folds"], one["share"]) for one in facts["rungs"]] == [(1, 1), (2, 1), (3, 1)]
+    assert len(facts["trials"][0]["results"]["3"]) == 3
+    assert facts["trials"][0]["results"]["3"][0] == facts["trials"][0]["results"]["1"][0]
+    assert " ± " in capsys.readouterr().out
+
+
+def test_more_trials_take_what_is_known(searched, dataset, space, tmp_path):
+    shutil.copytree(searched, tmp_path / "out")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/results").iterdir()}
+    assert main(arguments(dataset, space, tmp_path / "out", "--trials=6")) == 0
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/results").iterdir()}
+    assert before.items() < after.items()
+    assert len(json.loads((tmp_path / "out/tuning.json").read_text())["trials"]) == 6
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert ended.value.code in (1, 2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_data_that_changed_are_refused_by_name(searched, dataset, space, tmp_path, capsys):
+    shutil.copytree(searched, tmp_path / "out")
+    changed = write_dataset(tmp_path / "changed", ROWS, seed=5)
+    error = refused(capsys, *arguments(changed, space, tmp_path / "out"))
+    assert "changed/train/cat_0.bin: has changed: expected CRC-32" in error
+    labels = tmp_path / "changed/train/label.bin"
+    labels.write_bytes(bytes([1 - labels.read_bytes()[0]]) + labels.read_bytes()[1:])
+    error = refused(capsys, *arguments(changed, space, tmp_path / "new"))
+    assert "train/label.bin: expected CRC-32" in error
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_search_goes_on_as_it_began(searched, dataset, space, tmp_path, capsys):
+    shutil.copytree(searched, tmp_path / "out")
+    words = arguments(dataset, space, tmp_path / "out")
+    assert "--seed: expected 1, got 2" in refused(capsys, *words, "--seed=2")
+    (tmp_path / "other.yaml").write_text(SPACE.replace("128", "64"))
+    error = refused(capsys, *words, f"--space={tmp_path / 'other.yaml'}")
+    assert "--space, batch_size: expected 128, got 64" in error
+    assert "exists, and is no search" in refused(capsys, *words, f"--output={dataset}")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("dropuot: 0.1", "dropuot: expected a setting among"),
+        ("seed: [1, 2]", "seed: expected a setting among"),
+        ("lr: {low: 0.1, high: 0.01}", "lr: expected low below high, got 0.1 and 0.01"),
+        ("lr: {low: 0, high: 0.01, log: true}", "expected low below high above 0"),
+        ("lr: {low: a, high: 1}", "lr: expected numbers as low and high, got 'a'"),
+        ("lr: {lowest: 0}", "lr: expected low, high and log, got lowest"),
+        ("lr: []", "lr: expected values, got an empty list"),
+        ("dropout: [2.0]", "--dropout 2.0: expected 0 or more, less than 1"),
+    ],
+)
+def test_a_space_that_is_none_is_named(dataset, tmp_path, capsys, text, named):
+    (tmp_path / "space.yaml").write_text(text)
+    words = arguments(dataset, tmp_path / "space.yaml", tmp_path / "out", "--trials=2")
+    assert named in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("flag", ["--trials=0", "--eta=1", "--held_out=1", "--processes=0"])
+def test_impossible_flags_are_named(dataset, space, tmp_path, capsys, flag):
+    error = refused(capsys, *arguments(dataset, space, tmp_path / "out"), flag)
+    assert flag.replace("=", " ") in error
+
+
+def test_a_trial_that_diverges_is_the_last(dataset, tmp_path, capsys):
+    (tmp_path / "space.yaml").write_text("{lr: [1.0e+38], batch_size: 128, epochs: 1}")
+    words = arguments(dataset, tmp_path / "space.yaml", tmp_path / "out", "--trials=2", "--rungs=1")
+    assert main(words) == 0
+    assert "diverged" in (tmp_path / "out/tuning.txt").read_text().splitlines()[-1]
+
+
+def test_rungs_end_with_all_there_is():
+    assert plan(27, 3, 3, 1) == [Rung(27, 1, 3**-2), Rung(9, 1, 3**-1), Rung(3, 1, 1.0)]
+    assert plan(9, 3, 3, 5) == [Rung(9, 1, 1.0), Rung(3, 2, 1.0), Rung(1, 5, 1.0)]
+    assert plan(8, 3, 3, 2) == [Rung(8, 1, 1.0), Rung(3, 2, 1.0)]
+    assert plan(4, 1, 3, 1) == [Rung(4, 1, 1.0)]
+
+
+def test_settings_are_drawn_from_the_space_alone():
+    facts = {"lr": {"low": 1e-4, "high": 1.0, "log": True}, "epochs": {"low": 1, "high": 3}}
+    space = Space.of_facts({**facts, "wide": [True, False], "schedule": "linear"}, [*KNOWN], "x")
+    drawn = [space.draw(3, trial) for trial in range(400)]
+    assert drawn[7] == space.draw(3, 7) != space.draw(4, 7)
+    assert {one["epochs"] for one in drawn} == {1, 2, 3}
+    assert {one["schedule"] for one in drawn} == {"linear"}
+    rates = np.array([one["lr"] for one in drawn])
+    assert 1e-4 <= rates.min() < rates.max() <= 1
+    assert abs(np.median(np.log10(rates)) + 2) < 0.4  # evenly in the logarithm
+
+
+KNOWN = ("lr", "epochs", "wide", "schedule")
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    """A dataset whose rows say their number: as an id, in a list and as a weight."""
+    directory, rows = tmp_path_factory.mktemp("numbered") / "dataset", 1000
+    places = np.arange(rows)
+    sizes = {"row": rows, "list": rows}
+    lists = {"list": ListField(3)}
+    spec = FeatureSpec.named(
+        directory / layout.FEATURE_SPEC, "label", ["x"], sizes, ["train", "test"], lists=lists
+    )
+    lengths = (places % 3).astype(lists["list"].lengths_dtype)
+    for split in ("train", "test"):
+        with SplitWriter(spec, split) as writer:
+            ids = [places, Bags(np.repeat(places, lengths), lengths)]
+            writer.write(places % 2, places[:, None] / 2, ids)
+        weights = (places / 4).astype(layout.WEIGHT_DTYPE)
+        weights.tofile(directory / split / layout.WEIGHT_FILE)
+    spec.save()
+    layout.write_dataset_manifest(directory, {"train": rows, "test": rows}, [rows] * 2, {})
+    assert bags.num_starts(rows) == 2
+    return directory
+
+
+def rows_of(directory):
+    """The numbers of the rows of a part's splits, after comparing their columns."""
+    found = []
+    for dataset in open_datasets(DataConfig(dataset=str(directory)))[:2]:
+        batch = dataset.batch(0)
+        lengths = batch.lengths.numpy()
+        ends = np.cumsum(lengths.sum(1))
+        rows = batch.categorical.numpy()[ends - lengths.sum(1)]
+        np.testing.assert_array_equal(lengths[:, 1], rows % 3)
+        np.testing.assert_array_equal(batch.categorical, np.repeat(rows, 1 + rows % 3))
+        np.testing.assert_array_equal(batch.numerical[:, 0], rows / 2)
+        np.testing.assert_array_equal(batch.labels, rows % 2)
+        np.testing.assert_array_equal(batch.weights, rows / 4)
+        found.append(rows)
+    return found
+
+
+def test_each_row_is_judged_in_one_fold(numbered, tmp_path):
+    judged = []
+    for fold in range(3):
+        path = tmp_path / str(fold)
+        write_part(numbered, Part(fold, 3, 0.5, "random", 1.0, 7), path)
+        train, test = rows_of(path)
+        np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(1000))
+        assert (np.diff(train) > 0).all()
+        judged.append(test)
+    np.testing.assert_array_equal(np.sort(np.concatenate(judged)), np.arange(1000))
+    assert [len(one) for one in judged] == [334, 333, 333]
+
+
+def test_rungs_fit_more_and_more_rows_and_judge_by_the_same(numbered, tmp_path):
+    parts = []
+    for share in (0.3, 1.0):
+        write_part(numbered, Part(0, 1, 0.2, "random", share, 7), tmp_path / str(share))
+        parts.append(rows_of(tmp_path / str(share)))
+    (few, judged), (many, again) = parts
+    np.testing.assert_array_equal(judged, again)
+    assert len(judged) == 200
+    assert len(many) == 800
+    assert set(few) < set(many)
+    assert 190 < len(few) < 290
+    write_part(numbered, Part(0, 1, 0.2, "last", 1.0, 7), tmp_path / "last")
+    train, test = rows_of(tmp_path / "last")
+    np.testing.assert_array_equal(train, np.arange(800))
+    np.testing.assert_array_equal(test, np.arange(800, 1000))
