@@ -112,18 +112,20 @@ def default_space(rows: int, num_numerical: int) -> Space:
         num_numerical: numerical fields of a row.
     """
     usual = training_defaults(rows)
+    smallest, fewest = max(usual["batch_size"], 128), usual["epochs"]
     searched: dict[str, Range | Sequence[Any]] = {
-        "batch_size": [usual["batch_size"] * factor for factor in (1, 2, 4, 8)],
-        "epochs": [usual["epochs"] * factor for factor in (1, 2, 4)],
+        "batch_size": [smallest, 2 * smallest, 4 * smallest],
+        "epochs": Range(fewest, 6 * fewest, log=True),
         "lr": Range(5e-4, 4e-3, log=True),
         "embedding_dim": [8, 16, 32],
+        "embedding_l2": [0.0, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2],
         "dropout": [0.0, 0.1, 0.2, 0.3],
         "wide": [False, True],
     }
     if num_numerical:
         searched |= {
             "numerical_embedding": ["none", "piecewise"],
-            "numerical_bins": [16, 48, 128, 256],
+            "numerical_bins": [32, 64, 128, 256],
         }
     return Space({"schedule": "linear", "warmup": 0.05}, searched)
 
