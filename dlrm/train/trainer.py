@@ -78,8 +78,6 @@ class Trainer:
         tables, average = task.table_parameters(), ema.state if ema else {}
         self.parameters = Parameters(task.model, tables, optimizers, average, pipelines.parts)
         held = {id(weight) for weight, _ in tables}
-        names = {name for name, weight in task.model.named_parameters() if id(weight) in held}
-        self._tables_are_averaged = not names.isdisjoint(average)
         updated = (weight for weight, _ in self.parameters.optimizer_of())
         self._gradients = GradientSum((w for w in updated if id(w) not in held), self._replicas)
         self._weights = list(task.model.parameters())
@@ -201,8 +199,6 @@ class Trainer:
         for weight in self._weights:  # also what no optimizer updates
             weight.grad = None
         if self.ema:
-            if self._tables_are_averaged:
-                finish_updates(self.optimizers)
             self.ema.update()
         return loss
 
