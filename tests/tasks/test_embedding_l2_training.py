@@ -12,7 +12,6 @@ from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.click_training import ClickTraining
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.ema import EMA
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
@@ -139,23 +138,6 @@ def test_one_that_was_saved_at_the_same_steps_has_the_same_bits(kind, tmp_path):
         tables("stopped", checkpoint_freq=5, stop_at=10)
     resumed = tables("stopped", checkpoint_freq=5, resume=True)
     assert resumed == tables("whole", checkpoint_freq=5)
-
-
-def test_the_average_of_the_weights_takes_in_rows_that_no_batch_touched():
-    trained = task()
-    before = trained.model.embeddings.weight.detach().clone()
-    average = EMA(trained.model, 0.0)  # the weights of the last step
-    trainer = Trainer(
-        trained,
-        optimizers=optimizers(trained, "sgd"),
-        schedule=rate,
-        config=TrainConfig(max_steps=2),
-        ema=average,
-    )
-    trainer.log.quiet = True
-    trainer.fit(*data())
-    assert torch.equal(average.state["embeddings.weight"], trained.model.embeddings.weight)
-    assert not (trained.model.embeddings.weight == before).any()
 
 
 def test_l2_that_turns_signs_at_the_highest_rate_is_refused():
