@@ -38,7 +38,7 @@ def seconds(work: Callable[[], object]) -> float:
 def write_plainly(parameters: Parameters, directory: Path) -> None:
     """What a disk takes: the tables' bytes, and nothing that a checkpoint is for."""
     directory.mkdir()
-    for table, weight, begin, end in parameters.table_rows():
+    for table, weight, begin, end, _ in parameters.table_parts():
         with open(directory / str(table), "wb", buffering=0) as file:
             data = weight[begin:end].detach().numpy().data.cast("B")
             while len(data):

@@ -7,6 +7,7 @@ from dlrm.distributed.collectives import (
     check_same,
     from_first,
     gather,
+    gather_rows,
     gather_to_first,
 )
 from dlrm.distributed.exchange import exchange
@@ -35,6 +36,7 @@ __all__ = [
     "exchange",
     "from_first",
     "gather",
+    "gather_rows",
     "gather_to_first",
     "join_world",
     "launch",

@@ -1,10 +1,11 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World, exchange
+from dlrm.distributed.placement import Piece, Placement, read_placement
 from dlrm.model.composition import CROSS_STRUCTURES, DCN, compose, interaction_names
 from dlrm.model.cross import Cross
+from dlrm.model.divided import Bags, DividedEmbedding
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
 from dlrm.model.interaction import Interaction
 from dlrm.model.mlp import OUTPUT_INITS, mlp, output_layer
@@ -24,8 +27,8 @@ from dlrm.model.numerical_embedding import (
     NumericalEmbedding,
     NumericalOptions,
 )
-from dlrm.model.placement import PLACEMENTS, place_tables
-from dlrm.model.wide import wide_term
+from dlrm.model.placement import AUTO, PLACEMENTS, place_tables
+from dlrm.model.wide import divided_wide_term, wide_term
 
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
@@ -40,7 +43,6 @@ _CHOICES = {
     "embedding_type": EMBEDDING_TYPES,
     "pooling": ops.POOLINGS,
     "embedding_dtype": list(EMBEDDING_DTYPES),
-    "placement": PLACEMENTS,
     "output_init": OUTPUT_INITS,
 }
 
@@ -85,7 +87,8 @@ class DLRMConfig:
         embedding_init_scale: of "uniform", whose s is scale / sqrt(rows).
         embedding_init_std: of "normal", whose s it is.
         output_init: how the last layer starts, "uniform" or "normal"; see `output_layer`.
-        placement: which process holds which tables, see `place_tables`; no value depends on it.
+        placement: which process holds which tables, see `place_tables`; or the file of a
+            `Placement`, or "auto". Values depend on it in the order of summation only.
 
     Raises:
         ValueError: values that do not fit together; flag and value are named.
@@ -208,9 +211,23 @@ class DLRMConfig:
         limit = self.max_table_size
         return tuple(size if limit is None else min(size, limit) for size in self.table_sizes)
 
-    def tables_by_rank(self, num_ranks: int) -> list[list[int]]:
-        """Which tables each of `num_ranks` processes holds, in ascending order."""
-        return place_tables(self.embedding_rows, num_ranks, self.placement)
+    def placed(self, num_ranks: int) -> Placement:
+        """Returns where the tables are among `num_ranks` processes.
+
+        Raises:
+            ValueError: the file of a placement is missing, or of other tables or processes.
+        """
+        rows, dim = self.embedding_rows, self.embedding_dim
+        if self.placement not in (*PLACEMENTS, AUTO):
+            if not Path(self.placement).is_file():
+                raise ValueError(
+                    f"--placement {self.placement}: expected {AUTO}, {', '.join(PLACEMENTS)} or a "
+                    "file that dlrm.scripts.plan --output wrote, and there is no such file"
+                )
+            return read_placement(self.placement, rows, dim, num_ranks)
+        # Among several processes a planner gives the model what "auto" is.
+        places = place_tables(rows, num_ranks, self.placement)
+        return Placement.of_whole_tables(rows, dim, places)
 
 
 # Fields that a checkpoint decides; all others are the data set's, or change no prediction.
@@ -237,8 +254,8 @@ ARCHITECTURE = (
 class DLRM(nn.Module):
     """Bottom MLP and embeddings, their interaction, top MLP, and what `DLRMConfig` adds to them.
 
-    Among several processes each holds whole tables and looks them up for the batch of all; the
-    vectors are exchanged while the bottom MLP runs on the process's own samples.
+    Among several processes each holds whole tables, or pieces of tables, and looks them up for the
+    batch of all; the vectors are exchanged while the bottom MLP runs on the process's own samples.
 
     Args:
         config: the architecture.
@@ -247,14 +264,17 @@ class DLRM(nn.Module):
             layer and the logits are float32 whatever this is.
         seed: of the initial values; they depend on it and on the parameter's name alone.
         optimized_mlp: run `ops.mlp`, see `dlrm.model.mlp.MLP`; the parameters are the same.
+        placement: where the tables are; None is what `config` says.
 
     Attributes:
+        tables_by_rank: the tables whose ids each process takes.
+        own_samples_alone: those of this process of which it takes the ids of its own samples alone.
         numerical_embedding: of the numerical fields, or None.
         cross: the cross layers that enter the last layer, or None.
         wide: the weights of ids that are added to the logit, or None.
 
     Raises:
-        ValueError: `batch_norm` among several processes.
+        ValueError: `batch_norm` among several processes, or a placement that does not fit.
     """
 
     def __init__(
@@ -264,6 +284,7 @@ class DLRM(nn.Module):
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         optimized_mlp: bool = True,
+        placement: Placement | None = None,
     ):
         super().__init__()
         if config.batch_norm and world.size > 1:
@@ -275,10 +296,21 @@ class DLRM(nn.Module):
         dim, rows = config.embedding_dim, config.embedding_rows
         scale = config.embedding_init_scale
         std = config.embedding_init_std if config.embedding_init == "normal" else None
-        self.world, self.tables_by_rank = world, config.tables_by_rank(world.size)
+        self.placement = placement or config.placed(world.size)
+        self.world, self.tables_by_rank = world, self.placement.tables_by_rank()
+        self.own_samples_alone = self.placement.copied_alone(world.rank)
         own = {table: rows[table] for table in self.tables_by_rank[world.rank]}
-        self.embeddings: JointEmbedding | MultiTableEmbedding
-        if config.embedding_type == "multi_table":
+        self.embeddings: JointEmbedding | MultiTableEmbedding | DividedEmbedding
+        if not self.placement.is_whole:
+            if config.embedding_type not in FUSED_TYPES:
+                raise ValueError(
+                    f"--placement {config.placement} divides tables or copies them, which needs "
+                    f"--embedding_type joint_fused, got {config.embedding_type}"
+                )
+            self.embeddings = DividedEmbedding(
+                self.placement, world, seed, scale, EMBEDDING_DTYPES[config.embedding_dtype], std
+            )
+        elif config.embedding_type == "multi_table":
             self.embeddings = MultiTableEmbedding(own, dim, seed, scale, world.device, std)
         else:
             native = config.embedding_type != "joint"
@@ -286,8 +318,10 @@ class DLRM(nn.Module):
             self.embeddings = JointEmbedding(
                 own, dim, seed, scale, native, table_dtype, world.device, std
             )
-        self.wide: JointEmbedding | None = None
-        if config.wide:
+        self.wide: JointEmbedding | DividedEmbedding | None = None
+        if config.wide and isinstance(self.embeddings, DividedEmbedding):
+            self.wide = divided_wide_term(self.placement, world)
+        elif config.wide:
             native = config.embedding_type not in ("joint", "multi_table")
             self.wide = wide_term(own, len(rows), native, world.device)
         self.table_rows: torch.Tensor
@@ -345,13 +379,9 @@ class DLRM(nn.Module):
                 value are named (CPU).
         """
         categorical = self._hashed(categorical, lengths)
+        bags = self._bags(categorical, lengths, id_weights)
         received = [
-            exchange(
-                self._look_up(tables, dtype, categorical, lengths, id_weights),
-                self.tables_by_rank,
-                self.world,
-                samples_by_rank,
-            )
+            self._look_up(tables, dtype, bags, samples_by_rank)
             for tables, dtype in ((self.embeddings, self.dtype), (self.wide, torch.float32))
             if tables is not None
         ]
@@ -364,29 +394,40 @@ class DLRM(nn.Module):
         logits = score(dense, embeddings)
         return logits + weights[0].sum((1, 2)) if weights else logits
 
-    def _look_up(
-        self,
-        tables: JointEmbedding | MultiTableEmbedding,
-        dtype: torch.dtype,
-        ids: Tensor,
-        lengths: Tensor | None,
-        weights: Tensor | None,
-    ) -> Tensor:
-        """Looks up ids or bags; where poolings differ, a mean is a sum of weighted rows."""
-        if lengths is None:
-            return tables(ids, dtype=dtype)
+    def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Bags:
+        """Returns what to look up; where poolings differ, a mean is a sum of weighted rows."""
         pooling = self._pooling
+        if lengths is None:
+            return Bags(ids)
         if pooling is None:
             counts = torch.where(self.mean_tables, lengths, 1).clamp(min=1)
             shares = counts.float().reciprocal().flatten()[ops.bags_of_ids(ids, lengths)]
             pooling, weights = "sum", shares if weights is None else shares * weights
-        return tables.pool(ids, lengths, pooling, dtype, weights)
+        return Bags(ids, lengths, weights, pooling)
+
+    def _look_up(
+        self,
+        tables: JointEmbedding | MultiTableEmbedding | DividedEmbedding,
+        dtype: torch.dtype,
+        bags: Bags,
+        samples_by_rank: Sequence[int] | None,
+    ) -> Callable[[], Tensor]:
+        """Looks up, and starts to exchange; returns what waits for the vectors of own samples."""
+        if isinstance(tables, DividedEmbedding):
+            return tables(bags, dtype, samples_by_rank)
+        ids, lengths, weights, pooling = bags
+        if lengths is None:
+            own = tables(ids, dtype=dtype)
+        else:
+            own = tables.pool(ids, lengths, pooling, dtype, weights)
+        return exchange(own, self.tables_by_rank, self.world, samples_by_rank)
 
     def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns the rows of a joint table that a batch looks up, `[look-ups]` int64.
 
         They are not checked: where an id is outside its table, so may the row be.
         """
+        assert not isinstance(self.embeddings, DividedEmbedding)
         ids, begins = self._hashed(categorical, lengths), self.embeddings.table_offsets[:-1]
         if lengths is not None:
             tables = ops.bags_of_ids(ids, lengths) % max(lengths.shape[1], 1)
@@ -413,9 +454,10 @@ class DLRM(nn.Module):
         """
         self._parts = [run(part) for part in self._parts]
 
-    def table_parameters(self) -> list[tuple[nn.Parameter, dict[int, int]]]:
-        """Parameters that hold tables, each with the tables it holds: number -> rows, in order.
+    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+        """Parameters that hold tables, each with the tables it holds, by number, in order.
 
+        Of a whole table its rows are given, of others the piece.
         The wide weights of table i are table `len(table_sizes) + i`, of one column.
         """
         wide = self.wide.table_parameters() if self.wide else []

@@ -7,11 +7,13 @@ Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbeddi
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dlrm import ops
+from dlrm.distributed.placement import Piece
 from dlrm.model.initialize import generator
 
 _VALUES_AT_ONCE = 1 << 20  # drawn on the host, 4 MB of them, whatever the size of a table
@@ -45,6 +47,8 @@ class JointEmbedding(_Tables):
             has the lower halves of float32 values (`ops.split_float32`), which the row optimizers
             update and which are never looked up.
         device: where the tables are made; no more than a part of one is ever elsewhere.
+        pieces: what of each table is here, by its number, where that is not all of it. `tables` are
+            then the rows of the pieces and `dim` their columns; values are those of the table.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class JointEmbedding(_Tables):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         init_std: float | None = None,
+        pieces: Mapping[int, Piece] | None = None,
     ):
         super().__init__(tables, dim, device)
         self.native = native
@@ -68,8 +73,10 @@ class JointEmbedding(_Tables):
         self.register_buffer("weight_low", low)
         own = [slice(begin, end) for begin, end in pairwise(offsets)]
         lows = [None if low is None else low[part] for part in own]
+        self._pieces = pieces
+        whole = [None if pieces is None else pieces[number] for number in tables]
         parts = [weight[part] for part in own]
-        _initialize(parts, lows, list(tables), seed, init_scale, init_std)
+        _initialize(parts, lows, list(tables), seed, init_scale, init_std, whole)
 
     def tables(self) -> list[Tensor]:
         """The tables, `[rows, dim]` float32: views of the weight, or joined from its halves."""
@@ -82,9 +89,12 @@ class JointEmbedding(_Tables):
         """The lower halves of the weight's values, by weight, where it is bfloat16."""
         return {} if self.weight_low is None else {self.weight: self.weight_low}
 
-    def table_parameters(self) -> list[tuple[nn.Parameter, dict[int, int]]]:
-        """Parameters that hold tables, each with the tables it holds: number -> rows, in order."""
-        return [(self.weight, self._numbered)]
+    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+        """Parameters that hold tables, each with the tables it holds, by number, in order.
+
+        Of a whole table its rows are given, of others the piece.
+        """
+        return [(self.weight, self._pieces or self._numbered)]
 
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
@@ -135,14 +145,14 @@ class MultiTableEmbedding(_Tables):
             for size in self.table_sizes
         )
         nothing = [None] * len(tables)
-        _initialize(self.tables(), nothing, list(tables), seed, init_scale, init_std)
+        _initialize(self.tables(), nothing, list(tables), seed, init_scale, init_std, nothing)
 
     def tables(self) -> list[Tensor]:
         """The weights, one a table, `[rows, dim]`."""
         return [weight.detach() for weight, _ in self.table_parameters()]
 
-    def table_parameters(self) -> list[tuple[nn.Parameter, dict[int, int]]]:
-        """Parameters that hold tables, each with the tables it holds: number -> rows, in order."""
+    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+        """Parameters that hold tables, each with the table it holds: number -> rows."""
         held = zip(self.embeddings.parameters(), self._numbered.items(), strict=True)
         return [(weight, {number: size}) for weight, (number, size) in held]
 
@@ -221,16 +231,28 @@ def _initialize(
     seed: int,
     scale: float,
     std: float | None,
+    pieces: Sequence[Piece | None],
 ) -> None:
-    """Fills tables from generators of the host's, each in a thread, wherever they lie."""
+    """Fills tables from generators of the host's, each in a thread, wherever they lie.
+
+    A piece takes its values from the generators of the whole table.
+    """
     parts = []
-    for table, low, number in zip(tables, lows, numbers, strict=True):
-        draw = _uniform(scale / max(len(table), 1) ** 0.5) if std is None else _normal(std)
-        for begin in range(0, len(table), _ROWS_OF_A_STREAM):
-            part = slice(begin, begin + _ROWS_OF_A_STREAM)
+    for table, low, number, piece in zip(tables, lows, numbers, pieces, strict=True):
+        first, last = piece.rows if piece else (0, len(table))
+        rows, dim = piece.shape if piece else table.shape
+        columns = slice(*piece.columns) if piece else slice(0, dim)
+        draw = _uniform(scale / max(rows, 1) ** 0.5) if std is None else _normal(std)
+        for begin in range(0, rows, _ROWS_OF_A_STREAM):
+            end = min(begin + _ROWS_OF_A_STREAM, rows)
+            own = slice(max(begin, first) - first, min(end, last) - first)
+            if own.start >= own.stop:
+                continue
             name = f"table.{number}.{begin}" if begin else f"table.{number}"
-            low_part = None if low is None else low[part]
-            parts.append((table[part], low_part, generator(seed, name), draw))
+            stream = _Stream(
+                generator(seed, name), draw, end - begin, dim, own.start + first - begin, columns
+            )
+            parts.append((table[own], None if low is None else low[own], stream))
     # Halves are split by several threads already.
     threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
     if threads == 1:
@@ -252,19 +274,40 @@ def _normal(std: float) -> _Draw:
     return lambda values, random: values.normal_(0, std, generator=random)
 
 
-def _fill(rows: Tensor, low: Tensor | None, random: torch.Generator, draw: _Draw) -> None:
+class _Stream(NamedTuple):
+    """Values of rows of a table, and what of them is taken.
+
+    Attributes:
+        random, draw: what they are drawn with.
+        rows, dim: of all that is drawn.
+        first: the first row taken.
+        columns: those taken.
+    """
+
+    random: torch.Generator
+    draw: _Draw
+    rows: int
+    dim: int
+    first: int
+    columns: slice
+
+
+def _fill(rows: Tensor, low: Tensor | None, stream: _Stream) -> None:
     """Draws rows from a generator, some at a time."""
-    at_once = max(1, _VALUES_AT_ONCE // rows.shape[1])
-    for begin in range(0, len(rows), at_once):
-        part = rows[begin : begin + at_once]
-        values = (
-            part
-            if part.device.type == "cpu" and low is None
-            else torch.empty(part.shape, device="cpu")
-        )
-        draw(values, random)
+    at_once = max(1, _VALUES_AT_ONCE // stream.dim)
+    is_whole = rows.shape == (stream.rows, stream.dim)
+    for begin in range(0, stream.first + len(rows), at_once):
+        drawn = (min(at_once, stream.rows - begin), stream.dim)
+        target = slice(max(begin - stream.first, 0), max(begin + drawn[0] - stream.first, 0))
+        part = rows[target]
+        in_place = is_whole and part.device.type == "cpu" and low is None
+        values = part if in_place else torch.empty(drawn, device="cpu")
+        stream.draw(values, stream.random)
+        if in_place or not len(part):
+            continue
+        taken = max(stream.first - begin, 0)
+        values = values[taken : taken + len(part), stream.columns].contiguous()
         if low is not None:
             values, rest = ops.split_float32(values)
-            low[begin : begin + at_once].copy_(rest)
-        if values is not part:
-            part.copy_(values)
+            low[target].copy_(rest)
+        part.copy_(values)

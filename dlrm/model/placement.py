@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 PLACEMENTS = ("balanced", "nvidia")
+AUTO = "auto"  # as `dlrm.tasks.planning` says
 
 
 def place_tables(

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
+from dlrm.distributed import World
+from dlrm.distributed.placement import Placement
+from dlrm.model.divided import DividedEmbedding
 from dlrm.model.embedding import JointEmbedding
 
 
@@ -23,3 +26,19 @@ def wide_term(
     """
     numbered = {num_tables + number: rows for number, rows in tables.items()}
     return JointEmbedding(numbered, 1, init_scale=0.0, native=native, device=device)
+
+
+def divided_wide_term(placement: Placement, world: World) -> DividedEmbedding:
+    """As `wide_term`, where tables are divided: the weights of rows lie with their first columns.
+
+    Args:
+        placement: of the tables.
+        world: the processes.
+    """
+    return DividedEmbedding(
+        placement.of_one_column(),
+        world,
+        init_scale=0.0,
+        first_number=len(placement.table_rows),
+        read=placement.tables_by_rank()[world.rank],
+    )

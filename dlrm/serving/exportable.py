@@ -231,7 +231,8 @@ def _wide_weights(model: DLRM, tables: QuantizedTables) -> Tensor:
     """The weight of each id, `[rows, 1]`: float32 beside float32 tables, else float16."""
     if model.wide is None:
         return torch.zeros(0, 1)
-    weights = model.wide.weight.detach()
+    ((weight, _),) = model.wide.table_parameters()
+    weights = weight.detach()
     return weights if tables.values.dtype == torch.float32 else weights.half()
 
 

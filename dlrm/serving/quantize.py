@@ -55,7 +55,8 @@ def quantize_tables(model: DLRM, precision: str) -> QuantizedTables:
         )
     _check_finite(tables, model.config.embedding_rows)
     if model.wide is not None and precision != "fp32":
-        wide = QuantizedTables(model.wide.weight.detach().half())
+        ((weight, _),) = model.wide.table_parameters()
+        wide = QuantizedTables(weight.detach().half())
         _check_finite(wide, model.config.embedding_rows)
     return tables
 

@@ -10,6 +10,7 @@ import torch
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets
 from dlrm.distributed import World
+from dlrm.distributed.placement import Placement
 from dlrm.host_memory import host_memory, machine
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
@@ -78,7 +79,9 @@ class ClickTraining:
             "optimizers": task.optimizers(self.optimizers, one_look_up),
             "schedule": self.schedule.rates(self.train.num_steps(len(train)), len(train)),
             "config": self.train,
-            "scaler": self.precision.scaler(task.world.device, self.max_grad_norm),
+            "scaler": self.precision.scaler(
+                task.world.device, self.max_grad_norm, counted_elsewhere=task.counted_elsewhere()
+            ),
             "recorder": task.recorder,
             "ema": self._ema(task),
         }
@@ -101,12 +104,16 @@ class ClickTraining:
 
 
 def agree_on_memory(
-    config: DLRMConfig, optimizer: str | None, world: World, fixed: Collection[str] = ()
+    config: DLRMConfig,
+    optimizer: str | None,
+    world: World,
+    fixed: Collection[str] = (),
+    placement: Placement | None = None,
 ) -> None:
     """Checks the memory of all processes; see `dlrm.tasks.footprint.agree_that_tables_fit`."""
     memory = host_memory()
     host = Memory("the host", machine(), *memory) if memory else None
-    agree_that_tables_fit(config, optimizer, world, host, fixed)
+    agree_that_tables_fit(config, optimizer, world, host, fixed, placement)
 
 
 def fingerprint(data: Dataset) -> dict[str, Any]:

@@ -6,10 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from dlrm.distributed import World, agreed, gather
+from dlrm.distributed.placement import Placement
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
+from dlrm.model.placement import AUTO, PLACEMENTS
+from dlrm.tasks.planning.costs import Workload, piece_bytes, row_bytes
+from dlrm.tasks.planning.machines import MACHINES
+from dlrm.tasks.planning.planner import Limits, plan
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
 GIB = 2**30
+_ANY = MACHINES["cpu"]  # that tables fit depends on no constant of a machine
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ def agree_that_tables_fit(
     world: World,
     host: Memory | None,
     fixed: Collection[str] = (),
+    placement: Placement | None = None,
 ) -> None:
     """Checks the memory of every process's device, all processes together.
 
@@ -44,6 +51,7 @@ def agree_that_tables_fit(
         world: the processes, none of which has made a table yet.
         host: memory of this process's machine; None where that is unknown.
         fixed: what is not to be proposed, see `alternatives`.
+        placement: of the tables; None is what `config` says.
 
     Raises:
         ValueError: too little is free for the tables of a process; how much, and what would fit.
@@ -62,7 +70,7 @@ def agree_that_tables_fit(
     elif len(hosts) < world.size:
         fixed = {*fixed, "base_device"}
     with agreed(world, ValueError):
-        check_tables_fit(config, optimizer, devices, hosts, fixed)
+        check_tables_fit(config, optimizer, devices, hosts, fixed, placement)
 
 
 def check_tables_fit(
@@ -71,15 +79,18 @@ def check_tables_fit(
     devices: Sequence[Memory],
     hosts: Sequence[Memory],
     fixed: Collection[str] = (),
+    placement: Placement | None = None,
 ) -> None:
     """As `agree_that_tables_fit`, with the memory of every process's device and machine at hand."""
-    short = _shortage(config, optimizer, devices)
+    placement = placement or config.placed(len(devices))
+    short = _shortage(placement, config, optimizer, devices)
     if short is None:
         return
     memory, needed = short
     ranks = [rank for rank, other in enumerate(devices) if other.place == memory.place]
-    rows = needed // _row_bytes(config, optimizer)
-    weights = rows * _row_bytes(config, None)
+    of_weights = piece_bytes(placement, None, config.wide)
+    weights = sum(of_weights[rank] for rank in ranks)
+    rows = weights // (row_bytes(config.embedding_dim, None) + 4 * config.wide)
     named = (
         f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})" if len(devices) > 1 else ""
     )
@@ -88,6 +99,8 @@ def check_tables_fit(
     if needed > weights:
         state = f"{_shown(needed - weights)} of {optimizer}'s state"
         parts = f"{_shown(weights)} of {parts} and {state}"
+    if config.placement not in PLACEMENTS:  # of these tables and processes
+        fixed = {*fixed, "embedding_dim", "max_table_size", "processes"}
     fitting = "; ".join(alternatives(config, optimizer, devices, hosts, fixed))
     raise ValueError(
         f"the embedding tables need {_shown(needed)} on {memory.name}{named}, where "
@@ -96,30 +109,9 @@ def check_tables_fit(
     )
 
 
-def row_bytes(dim: int, optimizer: str | None) -> int:
-    """Returns the bytes of a table's row.
-
-    They are those of its values in float32, also when stored as two 16-bit halves, and of the state
-    that an optimizer keeps for them, ours or torch's.
-
-    Args:
-        dim: values of a row.
-        optimizer: see `TABLE_OPTIMIZERS`; None where tables are not trained.
-    """
-    state = TABLE_OPTIMIZERS[optimizer].rows.state_bytes(dim) if optimizer else 0
-    return 4 * dim + state
-
-
-def _row_bytes(config: DLRMConfig, optimizer: str | None) -> int:
-    """As `row_bytes`, with the row's weight of the wide term, if there is one."""
-    wide = row_bytes(1, optimizer) if config.wide else 0
-    return row_bytes(config.embedding_dim, optimizer) + wide
-
-
 def table_bytes(config: DLRMConfig, optimizer: str | None, num_ranks: int) -> list[int]:
     """Returns the bytes of each rank's tables, with the optimizer's state."""
-    rows, each = config.embedding_rows, _row_bytes(config, optimizer)
-    return [each * sum(rows[t] for t in tables) for tables in config.tables_by_rank(num_ranks)]
+    return piece_bytes(config.placed(num_ranks), optimizer, config.wide)
 
 
 def alternatives(
@@ -155,7 +147,11 @@ def alternatives(
             if max(table_bytes(config, optimizer, count)) <= least:
                 yield f"{count} processes with a GPU like this each (torchrun)"
                 break
-    if "base_device" not in fixed and _shortage(config, optimizer, hosts) is None:
+    if len(devices) > 1 and config.placement != AUTO:
+        planned = plan(Workload(config, len(devices), optimizer), Limits(len(devices)), _ANY)
+        if _shortage(planned, config, optimizer, devices) is None:
+            yield f"--placement {AUTO}"
+    if "base_device" not in fixed and _lacks(config, optimizer, hosts) is None:
         yield "--base_device cpu"
 
 
@@ -165,7 +161,7 @@ def _smaller_dim(
     for dim in (2**k for k in range((config.embedding_dim - 1).bit_length() - 1, 1, -1)):
         bottom = (*config.bottom_mlp_sizes[:-1], dim)
         smaller = replace(config, embedding_dim=dim, bottom_mlp_sizes=bottom)
-        if _shortage(smaller, optimizer, devices) is None:
+        if _lacks(smaller, optimizer, devices) is None:
             yield f"--embedding_dim {dim} --bottom_mlp_sizes {','.join(map(str, bottom))}"
             return
 
@@ -173,12 +169,12 @@ def _smaller_dim(
 def _smaller_optimizer(
     config: DLRMConfig, optimizer: str, devices: Sequence[Memory]
 ) -> Iterator[str]:
-    size = {kind: _row_bytes(config, kind) for kind in TABLE_OPTIMIZERS}
+    size = {kind: row_bytes(config.embedding_dim, kind) for kind in TABLE_OPTIMIZERS}
     fused = config.embedding_type in FUSED_TYPES
     for kind in sorted(size, key=lambda kind: -size[kind]):
         usable = fused or TABLE_OPTIMIZERS[kind].sparse is not None
         less = usable and size[kind] < size[optimizer]
-        if less and _shortage(config, kind, devices) is None:
+        if less and _lacks(config, kind, devices) is None:
             yield f"--embedding_optimizer {kind}"
             return
 
@@ -190,17 +186,24 @@ def _smaller_tables(
     tens = range(len(str(largest)), -1, -1)
     for size in (n * 10**k for k in tens for n in range(99, 9, -1) if n * 10**k < largest):
         smaller = replace(config, hash_indices=True, max_table_size=size)
-        if _shortage(smaller, optimizer, devices) is None:
+        if _lacks(smaller, optimizer, devices) is None:
             yield f"--hash_indices --max_table_size {size}"
             return
 
 
-def _shortage(
+def _lacks(
     config: DLRMConfig, optimizer: str | None, devices: Sequence[Memory]
+) -> tuple[Memory, int] | None:
+    return _shortage(config.placed(len(devices)), config, optimizer, devices)
+
+
+def _shortage(
+    placement: Placement, config: DLRMConfig, optimizer: str | None, devices: Sequence[Memory]
 ) -> tuple[Memory, int] | None:
     """The first memory of which too little is free, with the bytes needed there."""
     needed: dict[str, int] = {}
-    for memory, size in zip(devices, table_bytes(config, optimizer, len(devices)), strict=True):
+    sizes = piece_bytes(placement, optimizer, config.wide)
+    for memory, size in zip(devices, sizes, strict=True):
         needed[memory.place] = needed.get(memory.place, 0) + size
     return next(((m, needed[m.place]) for m in devices if needed[m.place] > m.free), None)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World, gather
+from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.train.agreement import raise_device_errors
@@ -65,6 +66,7 @@ class Recommendation:
         execution: how the MLPs and the interaction run, one of `MODULE_EXECUTIONS`. "lazy" needs
             the optimized MLPs, and takes them; it has no buffers and no dropout.
         has_clicks: labels are 0 or 1; else they are fractions, and the log loss alone is evaluated.
+        placement: see `DLRM`.
 
     Attributes:
         metric: tells the best checkpoint: the AUC, or the log loss where there are no clicks.
@@ -85,6 +87,7 @@ class Recommendation:
         recorder: Recorder | None = None,
         execution: str = "eager",
         has_clicks: bool = True,
+        placement: Placement | None = None,
     ):
         self.world, self.auc_on_cpu, self.recorder = world, auc_on_cpu, recorder
         self.execution, self.has_clicks = execution, has_clicks
@@ -93,7 +96,7 @@ class Recommendation:
         optimized_mlp = optimized_mlp or execution == "lazy"
         if execution == "lazy":
             _check_lazy(config)
-        self.model = DLRM(config, world, dtype, seed, optimized_mlp)
+        self.model = DLRM(config, world, dtype, seed, optimized_mlp, placement)
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
         self._infer = self.predict
@@ -192,8 +195,17 @@ class Recommendation:
             "dense": [p for p in self.model.parameters() if id(p) not in held],
         }
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
         return self.model.table_parameters()
+
+    def counted_elsewhere(self) -> list[nn.Parameter]:
+        """Returns the parameters whose gradients are those of the first rank, which counts them."""
+        return [
+            weight
+            for weight, own in self.table_parameters()
+            if self.world.rank
+            and any(isinstance(held, Piece) and held.copied for held in own.values())
+        ]
 
     def updates_vary(self, config: OptimizerConfig) -> bool:
         """Whether rows' gradients are added as they come, so that runs differ in their last bits.
@@ -221,12 +233,20 @@ class Recommendation:
                 tables that are small are then updated faster.
         """
         groups, result = self.parameter_groups(), []
+        if not config.freeze_embeddings:
+            check_optimizer(self.model.placement, config)
         if groups["tables"] and not config.freeze_embeddings:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
             sizes: dict[Tensor, list[int]] = {}
             if one_look_up:
-                sizes = {weight: list(rows.values()) for weight, rows in self.table_parameters()}
+                sizes = {
+                    weight: [
+                        held if isinstance(held, int) else held.num_rows for held in own.values()
+                    ]
+                    for weight, own in self.table_parameters()
+                    if all(_is_looked_up_once(held) for held in own.values())
+                }
             tables = table_optimizer(
                 config.embedding_optimizer,
                 groups["tables"],
@@ -245,6 +265,32 @@ class Recommendation:
                 dense_optimizer(config.mlp_optimizer, groups["dense"], config.weight_decay)
             )
         return result
+
+
+def _is_looked_up_once(held: int | Piece) -> bool:
+    """Whether every sample looks up one row of a table's, or of its piece's."""
+    return isinstance(held, int) or (held.has_all_rows and not held.copied)
+
+
+def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:
+    """Refuses optimizers that need whole rows, or whole tables, where these are divided.
+
+    Raises:
+        ValueError: so it is; the optimizer is named.
+    """
+    if config.embedding_l2 and config.embedding_l2_mode == "all" and not placement.is_whole:
+        raise ValueError(
+            f"--embedding_l2 {config.embedding_l2:g}: expected whole tables for rows that no batch "
+            "looks up, but --placement divides or copies tables; use --placement balanced, or "
+            "--embedding_l2_mode looked_up"
+        )
+    cut = next((p for p in placement.pieces if not p.has_all_columns), None)
+    if cut is not None and config.embedding_optimizer == "row_wise_adagrad":
+        raise ValueError(
+            f"--placement: table {cut.table}: expected pieces with all columns, since "
+            "--embedding_optimizer row_wise_adagrad takes the mean square of a row's gradient, got "
+            f"columns [{cut.columns[0]}, {cut.columns[1]}]; divide the rows, or use adagrad"
+        )
 
 
 def _check_lazy(config: DLRMConfig) -> None:

@@ -164,6 +164,7 @@ class LossScaler:
         """
         if self.scale is None and self.max_grad_norm is None:
             return None
+        optimizers = list(optimizers)
         rows = [grad for grad in _gradients(optimizers) if grad.is_sparse]
         numbers = torch.zeros(2, device=device)
         overflow, squares = numbers.unbind()
@@ -171,9 +172,11 @@ class LossScaler:
             values = [value for grad in rows if (value := grad._values()).numel()]
             # Their greatest is checked: they are many, and the check writes what it reads.
             self._mark(torch._foreach_norm(values, math.inf) if values else [], overflow)
-        if self.max_grad_norm is not None and rows:
-            norm = torch.nn.utils.get_total_norm([_summed_rows(grad) for grad in rows])
-            squares.copy_(norm.square())
+        if self.max_grad_norm is not None:
+            own = _gradients(optimizers, self._counted_elsewhere)
+            counted = [_summed_rows(grad) for grad in own if grad.is_sparse]
+            if counted:
+                squares.copy_(torch.nn.utils.get_total_norm(counted).square())
         return numbers
 
     def step(self, optimizers: Iterable[Optimizer], tables: Tensor | None = None) -> None:

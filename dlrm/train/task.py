@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dlrm.distributed.placement import Piece
 from dlrm.train.log import Loader
 from dlrm.train.precision import LossScaler
 
@@ -46,8 +47,8 @@ class Task(Protocol):
         """
         ...
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
-        """Returns the parameters that hold tables, with the tables they hold: number -> rows."""
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+        """Returns the parameters that hold tables, with what they hold; see `Parameters`."""
         ...
 
 

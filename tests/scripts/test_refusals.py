@@ -42,6 +42,7 @@ COMMANDS = {
     "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
     "dlrm.scripts.tune": (2, ("--dataset=x", "--output=x"), "--trials=x"),
     "dlrm.scripts.compare": (2, ("x",), "--output"),
+    "dlrm.scripts.plan": (1, (), "--ranks=x"),
     "dlrm.scripts.gen_csv": (1, (), "--size=x"),
     "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),

@@ -112,14 +112,18 @@ class Shard:
     Attributes:
         world: the processes; numericals and labels are those of the samples `World.part(batch)`.
         tables: whose ids are read, for the batch of all processes; None is all tables.
+        own_samples_alone: of `tables`, those whose ids are read for the process's own samples
+            alone; other samples have id 0 or, where there are lengths, none.
     """
 
     world: World = World()
     tables: tuple[int, ...] | None = None
+    own_samples_alone: tuple[int, ...] = ()
 
     def take(self, batch: Batch) -> Batch:
         """Cuts the shard out of a whole batch."""
         own = self.world.part(len(batch.labels))
+        batch = self._without_others(batch, own) if self.own_samples_alone else batch
         categorical, lengths, id_weights = batch.categorical, batch.lengths, batch.id_weights
         if self.tables is not None:
             tables = list(self.tables)
@@ -140,6 +144,18 @@ class Shard:
             weights=None if batch.weights is None else batch.weights[own],
             total_weight=batch.total_weight,
         )
+
+    def _without_others(self, batch: Batch, own: slice) -> Batch:
+        """Drops the ids of other samples in `own_samples_alone`."""
+        ids, lengths, weights = batch.categorical, batch.lengths, batch.id_weights
+        wanted = torch.ones_like(ids if lengths is None else lengths, dtype=torch.bool)
+        wanted[:, list(self.own_samples_alone)] = False
+        wanted[own] = True
+        if lengths is None:
+            return batch._replace(categorical=ids * wanted)
+        of_ids = wanted.flatten().repeat_interleave(lengths.flatten().long())
+        weights = None if weights is None else weights[of_ids]
+        return batch._replace(categorical=ids[of_ids], lengths=lengths * wanted, id_weights=weights)
 
 
 class Sharded:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import interleave
+from dlrm.data.clicks.bags import Bags, interleave
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights, map_file
@@ -74,6 +74,7 @@ class SplitDataset(BatchedRows):
         tables = range(len(spec.categorical)) if shard.tables is None else shard.tables
         names = [self.categorical_names[table] for table in tables]
         self.one_id_each, self.poolings = not spec.lists, spec.poolings
+        self._own_alone = [table in shard.own_samples_alone for table in tables]
         self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
         self._ids: list[np.ndarray | ListColumn] = []
         single, files = {}, [*dense]
@@ -112,7 +113,7 @@ class SplitDataset(BatchedRows):
             file.touch(start * row_bytes, stop * row_bytes)
         numerical = self._numerical[first:last].copy()
         _check_finite(numerical, self._numerical_file, first, self._numerical_names)
-        ids, lengths, id_weights = self._read_ids(start, stop)
+        ids, lengths, id_weights = self._read_ids(start, stop, own)
         weights = None if self._weights is None else self._weights.read(start, stop)
         total = None if weights is None else weights.sum(dtype=np.float64)
         return Batch(
@@ -126,25 +127,45 @@ class SplitDataset(BatchedRows):
         )
 
     def _read_ids(
-        self, start: int, stop: int
+        self, start: int, stop: int, own: slice
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Ids, lengths and id weights of rows `start` to `stop`, as a batch has them."""
+        """Ids, lengths and id weights of rows `start` to `stop`, as a batch has them.
+
+        Those of `Shard.own_samples_alone` are of the rows `own` of these alone.
+        """
         if not self.one_id_each:
             columns = [
-                one.read(start, stop) if isinstance(one, ListColumn) else one[start:stop]
-                for one in self._ids
+                _own_bags(one, start, stop, own) if own_alone else _column(one, start, stop)
+                for one, own_alone in zip(self._ids, self._own_alone, strict=True)
             ]
             return interleave(columns, stop - start, self._id_dtype)
         ids = np.empty((stop - start, len(self._ids)), self._id_dtype)
         for table, column in enumerate(self._ids):
             assert isinstance(column, np.ndarray)
-            ids[:, table] = column[start:stop]
+            if self._own_alone[table]:
+                ids[:, table] = 0
+                ids[own, table] = column[start + own.start : start + own.stop]
+            else:
+                ids[:, table] = column[start:stop]
         return ids, None, None
 
     def check_files(self) -> None:
         """Compares now what could only be compared as a whole: files with a single checksum."""
         if self._verifier:
             self._verifier.check_single(self._files)
+
+
+def _column(column: np.ndarray | ListColumn, start: int, stop: int) -> np.ndarray | Bags:
+    return column.read(start, stop) if isinstance(column, ListColumn) else column[start:stop]
+
+
+def _own_bags(column: np.ndarray | ListColumn, start: int, stop: int, own: slice) -> Bags:
+    """Returns bags of rows `start` to `stop` that are empty but in the rows `own` of these."""
+    found = _column(column, start + own.start, start + own.stop)
+    bags = found if isinstance(found, Bags) else Bags(found, np.ones(len(found), np.int8))
+    lengths = np.zeros(stop - start, bags.lengths.dtype)
+    lengths[own] = bags.lengths
+    return bags._replace(lengths=lengths)
 
 
 class BinaryDataset(BatchedRows):

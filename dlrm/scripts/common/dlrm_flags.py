@@ -20,7 +20,6 @@ from dlrm.model.dlrm import (
 )
 from dlrm.model.mlp import OUTPUT_INITS
 from dlrm.model.numerical_embedding import MAX_BINS
-from dlrm.model.placement import PLACEMENTS
 from dlrm.ops import POOLINGS
 from dlrm.scripts.common.config_flags import (
     ALLOW_LINKS_HELP,
@@ -334,11 +333,9 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "dropout": "Share of each hidden layer's outputs in the top MLP that training sets to 0",
         "batch_norm": "Normalise each hidden layer of the top MLP before its ReLU; for one process",
         "pooling": Help("How the rows of a multi-hot feature become one vector", POOLINGS),
-        "placement": Help(
-            "Which process holds which tables: balanced by lookups and rows, or as NVIDIA's; the "
-            "results are the same",
-            PLACEMENTS,
-        ),
+        "placement": "Which process holds which tables: balanced by lookups and rows; nvidia; "
+        "auto, which divides and copies tables as dlrm.scripts.plan does; or a file that "
+        "dlrm.scripts.plan --output wrote. The results are the same but for the order of summation",
         "max_table_size": "Maximum number of rows per embedding table; needs --hash_indices",
         "hash_indices": "Take ids modulo the size of their table, so that they always fit",
     },
@@ -406,6 +403,18 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "checkpoint_freq": "Optimization steps between checkpoints; default: best and last only",
     },
 }
+
+
+def fields_of(config: type, *names: str) -> dict[str, str | Help]:
+    """Returns the help of some flags that are fields of a configuration."""
+    found = {
+        name: text
+        for (_, owner), helps in _CONFIGS.items()
+        if owner is config
+        for name, text in helps.items()
+    }
+    return {name: found[name] for name in names}
+
 
 # Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
 RESUME_MAY_CHANGE = frozenset(

@@ -1,5 +1,6 @@
 """The data and the model of a DLRM's run, agreed on by all ranks."""
 
+import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ from dlrm.data.clicks.datasets import (
     open_datasets,
 )
 from dlrm.data.transform.difference import compare_transforms
-from dlrm.distributed import World, agreed
+from dlrm.distributed import World, agreed, check_same
+from dlrm.distributed.placement import Placement
 from dlrm.model.dlrm import ARCHITECTURE, FUSED_TYPES, DLRMConfig
+from dlrm.model.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.scripts.common import run, session
 from dlrm.scripts.common.config_flags import Values
@@ -26,7 +29,10 @@ from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
 from dlrm.scripts.common.run import Setup
 from dlrm.tasks.click_training import ClickTraining, agree_on_memory, fingerprint
 from dlrm.tasks.numerical_edges import fit_edges
-from dlrm.tasks.recommendation import Recommendation
+from dlrm.tasks.planning.costs import Workload
+from dlrm.tasks.planning.machines import MACHINES
+from dlrm.tasks.planning.planner import Limits, mean_ids, plan
+from dlrm.tasks.recommendation import Recommendation, check_optimizer
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
 from dlrm.train.execution import why_not_lazy
@@ -152,13 +158,18 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
             num_numerical_features=whole.train.num_numerical,
             table_poolings=_poolings(known, whole.train),
         )
-    _agree_that_tables_fit(values, architecture, world, checkpoint, resumed)
+    with agreed(world, *session.USER_ERRORS):
+        placement = _place(values, architecture, world, whole)
+    _check_same_placement(placement, world)
+    _agree_that_tables_fit(values, architecture, world, checkpoint, resumed, placement)
     with agreed(world, *session.USER_ERRORS):
         read = whole.train if values["mode"] == "train" else whole.test
-        why_not = _why_not_recorded(values, world, read) if values["cuda_graphs"] else None
+        why_not = None
+        if values["cuda_graphs"]:
+            why_not = _why_not_recorded(values, world, read, placement)
     unrecorded = why_none_records(why_not, world)
     with agreed(world, *session.USER_ERRORS):
-        task = _make_task(values, architecture, world, unrecorded)
+        task = _make_task(values, architecture, world, unrecorded, placement)
         told_by = fingerprint(read)
     transform = fitted / layout.TRANSFORM if fitted else None
     if known is None and values["mode"] == "train":
@@ -231,16 +242,48 @@ def _agree_that_tables_fit(
     world: World,
     checkpoint: Path | None,
     resumed: Path | None,
+    placement: Placement,
 ) -> None:
     chosen = optimizer_config(values)
     trained = values["mode"] == "train" and not chosen.freeze_embeddings
     fixed = ["embedding_dim", "max_table_size"] if checkpoint or resumed else []
     fixed += ["embedding_optimizer", "base_device"] if resumed else []
     fixed += ["processes"] if values["mode"] == "inference_benchmark" else []
-    agree_on_memory(config, chosen.embedding_optimizer if trained else None, world, fixed)
+    optimizer = chosen.embedding_optimizer if trained else None
+    agree_on_memory(config, optimizer, world, fixed, placement)
 
 
-def _why_not_recorded(values: Values, world: World, data: Dataset) -> str | None:
+def _place(values: Values, config: DLRMConfig, world: World, whole: Datasets) -> Placement:
+    """Returns where the tables are; "auto" asks the planner."""
+    chosen, batch_size = optimizer_config(values), values["batch_size"]
+    optimizer = None if values["mode"] != "train" else chosen.embedding_optimizer
+    if config.placement == AUTO and world.size > 1:
+        workload = Workload(
+            config,
+            batch_size if values["mode"] == "train" else values["test_batch_size"],
+            optimizer,
+            chosen.mlp_optimizer,
+            mean_ids(whole.train),
+            values.config(PrecisionConfig).dtype(world.device) != torch.float32,
+        )
+        machine = MACHINES["cpu" if world.device == "cpu" else "h100"]
+        limits = Limits(world.size, fixed_shapes=values["cuda_graphs"])
+        placement = plan(workload, limits, machine)
+    else:
+        placement = config.placed(world.size)
+    if optimizer is not None and not chosen.freeze_embeddings:
+        check_optimizer(placement, chosen)
+    return placement
+
+
+def _check_same_placement(placement: Placement, world: World) -> None:
+    content = zlib.crc32(repr(placement.pieces).encode())
+    check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
+
+
+def _why_not_recorded(
+    values: Values, world: World, data: Dataset, placement: Placement
+) -> str | None:
     """Why --cuda_graphs cannot be heeded by this rank; None where it can."""
     if world.device == "cpu":
         return "it is for GPUs"
@@ -250,11 +293,17 @@ def _why_not_recorded(values: Values, world: World, data: Dataset) -> str | None
         return "batches with several ids a table differ in shape"
     if values["embedding_l2"]:
         return "--embedding_l2 counts steps on the host"
+    if any(piece.copied or not piece.has_all_rows for piece in placement.pieces):
+        return "copies and divided rows send as many rows as a batch has of them"
     return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"
 
 
 def _make_task(
-    values: Values, config: DLRMConfig, world: World, unrecorded: str | None
+    values: Values,
+    config: DLRMConfig,
+    world: World,
+    unrecorded: str | None,
+    placement: Placement,
 ) -> Recommendation:
     recorded, kind = values["cuda_graphs"] and unrecorded is None, values["embedding_type"]
     if recorded and values["mode"] == "train" and kind not in FUSED_TYPES:
@@ -273,6 +322,7 @@ def _make_task(
         recorder=CudaRecorder(world.device) if recorded else None,
         execution="graph" if execution == "lazy" and why_not_lazy(world.device) else execution,
         has_clicks=values.config(DataConfig).has_clicks,
+        placement=placement,
     )
 
 
@@ -284,7 +334,8 @@ def own_part(setup: DLRMSetup) -> Datasets:
         OtherRankError: one of another rank is.
     """
     world = setup.world
-    shard = Shard(world, tuple(setup.task.model.tables_by_rank[world.rank]))
+    model = setup.task.model
+    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_alone)
     with agreed(world, ValueError, OSError):
         datasets = open_datasets(setup.values.config(DataConfig, device=world.device), shard)
         for dataset in datasets if setup.trains else [datasets.test]:

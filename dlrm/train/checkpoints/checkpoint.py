@@ -36,6 +36,7 @@ from dlrm.train.checkpoints.saved_model import Rows, SavedModel
 from dlrm.train.checkpoints.state import (
     INTEGER,
     Parameters,
+    TablePart,
     checked_config,
     random_state_file,
     read_tensors,
@@ -143,8 +144,8 @@ def load_checkpoint(
             the file, the weight or all differences are named.
     """
     directory = Path(directory)
-    own = {table for table, *_ in parameters.table_rows()}
-    num_tables = sum(gather(len(own), world))
+    own = {part.table for part in parameters.table_parts()}
+    num_tables = len(set().union(*gather(own, world)))
     own_shapes = {name: _shape(tensor) for name, tensor in parameters.dense().items()}
     shapes = {k: v for part in gather(own_shapes, parameters.parts) for k, v in part.items()}
     with agreed(world, ValueError, OSError):
@@ -212,10 +213,11 @@ def _check_architecture(
     expected: dict[str, Any] = {"tables": num_tables, **shapes}
     found: dict[str, Any] = {"tables": len(saved.tables)}
     found |= {name: _shape(tensor) for name, tensor in saved.dense.items()}
-    for table, weight, begin, end in parameters.table_rows():
-        expected[f"table {table}"] = [end - begin, weight.shape[1]]
-        if table < len(saved.tables):
-            found[f"table {table}"] = [saved.tables[table].rows, saved.tables[table].dim]
+    for part in parameters.table_parts():
+        expected[f"table {part.table}"] = [*part.shape]
+        if part.table < len(saved.tables):
+            rows = saved.tables[part.table]
+            found[f"table {part.table}"] = [rows.rows, rows.dim]
     _check_same(directory, "another architecture", found, expected)
 
 
@@ -240,19 +242,22 @@ def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) ->
     file = directory if saved.format == "nvidia" else directory / "dense.safetensors"
     for name, tensor in saved.dense.items():
         _refuse_not_finite(f"{file}: {name}", tensor)
-    for table, weight, begin, end in parameters.table_rows():
-        path = saved.tables[table].path
-        rows = _saved_rows(path, (end - begin, weight.shape[1]))
+    for part in parameters.table_parts():
+        path = saved.tables[part.table].path
+        rows = part.of(_saved_rows(path, part.shape))
+        row, column = (part.piece.rows[0], part.piece.columns[0]) if part.piece else (0, 0)
         for first in range(0, len(rows), _ROWS_AT_ONCE):
-            _refuse_not_finite(f"{path}: row", rows[first : first + _ROWS_AT_ONCE], first)
+            block = rows[first : first + _ROWS_AT_ONCE]
+            _refuse_not_finite(f"{path}: row", block, (row + first, column))
 
 
-def _refuse_not_finite(what: str, values: Tensor, first_row: int = 0) -> None:
+def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -> None:
     if not values.is_floating_point() or values.sum().isfinite():
         return  # a sum is fast, and finite where all values are but for very large ones
-    for row, *place in (~values.isfinite()).nonzero().tolist():
-        got = values[(row, *place)].item()
-        raise ValueError(f"{what} {[first_row + row, *place]}: expected a finite weight, got {got}")
+    for place in (~values.isfinite()).nonzero().tolist():
+        got = values[tuple(place)].item()
+        shown = [*map(sum, zip(place, first, strict=True))] if first else place
+        raise ValueError(f"{what} {shown}: expected a finite weight, got {got}")
 
 
 def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]) -> None:
@@ -274,12 +279,14 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
             state[key] = value.to(weight.device)
             if value.shape == weight.shape:  # torch's fused optimizers want the weight's strides
                 state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
-    for table, weight, begin, end in parameters.table_rows():
+    for part in parameters.table_parts():
+        table, weight = part.table, part.weight
         for key in tables[table]["state"]:
             state = optimizers[id(weight)].state[weight]
             if key not in state:  # torch's own optimizers have one of the weight's shape
                 state[key] = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
-            _read_rows(directory / "tables" / f"{table}.{key}.bin", state[key][begin:end])
+            file = directory / "tables" / f"{table}.{key}.bin"
+            _read_rows(file, part, state[key][part.begin : part.end])
         for key, number in tables[table].get("scalars", {}).items():
             state = optimizers[id(weight)].state[weight]
             if isinstance(state.get(key), Tensor):
@@ -292,9 +299,10 @@ def _load_weights(parameters: Parameters, saved: SavedModel) -> None:
     for name, tensor in parameters.dense().items():
         tensor.copy_(saved.dense[name])
     low = parameters.low()
-    for table, weight, begin, end in parameters.table_rows():
-        rest = low[id(weight)][begin:end] if id(weight) in low else None
-        _read_rows(saved.tables[table].path, weight[begin:end], rest)
+    for part in parameters.table_parts():
+        own, key = slice(part.begin, part.end), id(part.weight)
+        rest = low[key][own] if key in low else None
+        _read_rows(saved.tables[part.table].path, part, part.weight[own], rest)
 
 
 def _load_average(directory: Path, parameters: Parameters, saved: SavedModel) -> None:
@@ -317,17 +325,17 @@ def _load_random_state(directory: Path, world: World) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _read_rows(path: Path, rows: Tensor, low: Tensor | None = None) -> None:
-    """Reads what `_write_rows` wrote, whether with `low` or without."""
-    saved = _saved_rows(path, tuple(rows.shape))
+def _read_rows(path: Path, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:
+    """Reads a part of what `CheckpointWriter` wrote, whether with `low` or without."""
+    saved = part.of(_saved_rows(path, part.shape[: rows.ndim]))
     if low is None:
         rows.copy_(saved)
         return
     for begin in range(0, len(rows), _ROWS_AT_ONCE):
-        part = slice(begin, begin + _ROWS_AT_ONCE)
-        high, rest = split_float32(saved[part])
-        rows[part].copy_(high)
-        low[part].copy_(rest)
+        block = slice(begin, begin + _ROWS_AT_ONCE)
+        high, rest = split_float32(saved[block].contiguous())
+        rows[block].copy_(high)
+        low[block].copy_(rest)
 
 
 def _saved_rows(path: Path, shape: tuple[int, ...]) -> Tensor:

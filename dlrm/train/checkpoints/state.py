@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,10 +14,41 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World
+from dlrm.distributed.placement import Piece
 from dlrm.documents import brief, read_json
 
 LOW = "_low"  # ends the name of a buffer of lower halves
 INTEGER = ":int"  # marks state that is a Python integer, not a tensor
+
+
+class TablePart(NamedTuple):
+    """What a parameter holds of a table.
+
+    Attributes:
+        table: the table's number.
+        weight: the parameter.
+        begin: the first of its rows that are of this table.
+        end: the one after the last.
+        piece: which rows and columns of the table these are; None is all.
+    """
+
+    table: int
+    weight: nn.Parameter
+    begin: int
+    end: int
+    piece: Piece | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the whole table."""
+        return self.piece.shape if self.piece else (self.end - self.begin, self.weight.shape[1])
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Cuts this part out of a table's rows: of its weights, or of its optimizer's state."""
+        if self.piece is None:
+            return rows
+        rows = rows[slice(*self.piece.rows)]
+        return rows[:, slice(*self.piece.columns)] if rows.ndim > 1 else rows
 
 
 @dataclass(frozen=True)
@@ -27,8 +58,8 @@ class Parameters:
     Attributes:
         model: the network.
         tables: parameters that hold embedding tables, with the tables they hold: number -> rows,
-            in order. Among several processes these are this one's. The lower halves of a bfloat16
-            one are the model's buffer of its name and "_low".
+            in order, or the piece that they hold of a table. Among several processes these are this
+            one's. The lower halves of a bfloat16 one are the model's buffer of its name and "_low".
         optimizers: those that update the model.
         average: of the weights, name -> tensor; saved and, when a run goes on, loaded.
         parts: the processes that each hold a part of what is no table, of which the model here is
@@ -36,7 +67,7 @@ class Parameters:
     """
 
     model: nn.Module
-    tables: Sequence[tuple[nn.Parameter, Mapping[int, int]]] = ()
+    tables: Sequence[tuple[nn.Parameter, Mapping[int, int | Piece]]] = ()
     optimizers: Sequence[Optimizer] = ()
     average: Mapping[str, Tensor] = field(default_factory=dict)
     parts: World = World()
@@ -54,13 +85,15 @@ class Parameters:
         names = ((name, id(parameter)) for name, parameter in self.model.named_parameters())
         return {key: buffers[name + LOW] for name, key in names if name + LOW in buffers}
 
-    def table_rows(self) -> Iterator[tuple[int, nn.Parameter, int, int]]:
-        """Yields (table, parameter that holds it, first row, end row) in table order."""
+    def table_parts(self) -> Iterator[TablePart]:
+        """Yields what this process holds of the tables."""
         for parameter, tables in self.tables:
             begin = 0
-            for number, size in tables.items():
-                yield number, parameter, begin, begin + size
-                begin += size
+            for number, held in tables.items():
+                piece = held if isinstance(held, Piece) else None
+                end = begin + (held.num_rows if isinstance(held, Piece) else held)
+                yield TablePart(number, parameter, begin, end, piece)
+                begin = end
 
     def optimizer_of(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:
         """Yields every parameter that an optimizer updates, with that optimizer."""

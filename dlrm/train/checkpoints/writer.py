@@ -1,18 +1,21 @@
 """Writes one checkpoint by all ranks together, each its own tables, at once or as training runs."""
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
+from dlrm.distributed.placement import Piece
 from dlrm.files import publish_directory, stage_directory
 from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
@@ -70,15 +73,15 @@ class CheckpointWriter:
         self._tables: dict[int, dict[str, Any]] = {}
         self._kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
         writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="dlrm-checkpoint")
-        self._written: dict[str, Future[str]] = {
-            name: writers.submit(_write, self._staging / name, content)
-            for name, content in self._files(parameters).items()
-        }
+        self._written: list[tuple[str, Future[str | None]]] = [
+            (name, writers.submit(_write, self._staging / name, content))
+            for name, content in self._files(parameters)
+        ]
         writers.shutdown(wait=False)
 
     def written(self) -> bool:
         """Whether this rank has nothing left to write."""
-        return all(future.done() for future in self._written.values())
+        return all(future.done() for _, future in self._written)
 
     def finish(self) -> None:
         """Waits for all ranks and lets the checkpoint appear.
@@ -89,9 +92,10 @@ class CheckpointWriter:
         try:
             with agreed(self._world, OSError):
                 while not self.written():
-                    wait(self._written.values(), timeout=1)
+                    wait([future for _, future in self._written], timeout=1)
                     self._beat()
-                checksums = {name: future.result() for name, future in self._written.items()}
+                found = {name: future.result() for name, future in self._written}
+                checksums = {name: sums for name, sums in found.items() if sums}
             ours = gather((checksums, self._tables, self._kinds), self._world)
             with agreed(self._world, OSError):
                 if self._world.rank == 0:
@@ -101,32 +105,37 @@ class CheckpointWriter:
                 shutil.rmtree(self._staging, ignore_errors=True)
             raise
 
-    def _files(self, parameters: Parameters) -> "dict[str, _Rows | dict[str, Tensor]]":
-        """What this rank writes, by file."""
+    def _files(self, parameters: Parameters) -> "list[tuple[str, _Rows | dict[str, Tensor]]]":
+        """What this rank writes, and into which files."""
         by_row, scalars, others = optimizer_state(parameters)
         low = parameters.low()
-        files: dict[str, _Rows | dict[str, Tensor]] = {}
-        for table, weight, begin, end in parameters.table_rows():
+        files: list[tuple[str, _Rows | dict[str, Tensor]]] = []
+        for part in parameters.table_parts():
+            weight, own = part.weight, slice(part.begin, part.end)
             state = by_row.get(id(weight), {})
-            rest = low[id(weight)][begin:end] if id(weight) in low else None
-            files[f"tables/{table}.bin"] = self._rows(weight[begin:end], rest)
-            for name, value in state.items():
-                files[f"tables/{table}.{name}.bin"] = self._rows(value[begin:end])
-            entry = {"rows": end - begin, "dim": weight.shape[1], "state": list(state)}
+            entry = {"rows": part.shape[0], "dim": part.shape[1], "state": list(state)}
             if numbers := scalars.get(id(weight)):
                 entry["scalars"] = numbers
-            self._tables[table] = entry
-        files[random_state_file(self._world.rank)] = random_state()
+            self._tables[part.table] = entry
+            if part.piece and part.piece.copied and self._world.rank:
+                continue  # the first rank writes it
+            rest = low[id(weight)][own] if id(weight) in low else None
+            files.append((f"tables/{part.table}.bin", self._rows(weight[own], rest, part.piece)))
+            files += [
+                (f"tables/{part.table}.{name}.bin", self._rows(value[own], None, part.piece))
+                for name, value in state.items()
+            ]
+        files.append((random_state_file(self._world.rank), random_state()))
         dense = {"dense": parameters.dense(), "optimizer": others, "average": parameters.average}
         if self._world.rank < parameters.parts.size:  # the first pipeline, if there are several
             for name, tensors in dense.items():
                 merged = self._tensors(tensors, parameters.parts)
                 if self._world.rank == 0 and (merged or name != "average"):
-                    files[f"{name}.safetensors"] = merged
+                    files.append((f"{name}.safetensors", merged))
         return files
 
-    def _rows(self, rows: Tensor, low: Tensor | None = None) -> "_Rows":
-        return _Rows(self._snapshot(rows), None if low is None else self._snapshot(low))
+    def _rows(self, rows: Tensor, low: Tensor | None, piece: Piece | None) -> "_Rows":
+        return _Rows(self._snapshot(rows), None if low is None else self._snapshot(low), piece)
 
     def _tensors(self, tensors: Mapping[str, Tensor], parts: World) -> dict[str, Tensor]:
         """Those of all parts, on the first of them; elsewhere nothing."""
@@ -158,29 +167,56 @@ class CheckpointWriter:
 
 
 class _Rows:
-    """Rows of a table, to be written as float32; `low` has the lower halves of bfloat16 ones."""
+    """Rows of a table, to be written as float32; `low` has the lower halves of bfloat16 ones.
 
-    def __init__(self, rows: Tensor, low: Tensor | None):
+    Where they are a piece of the table, other pieces of the same file are written at the same time.
+    """
+
+    def __init__(self, rows: Tensor, low: Tensor | None, piece: Piece | None):
         assert low is not None or rows.dtype == torch.float32, f"rows of {rows.dtype}"
-        self.rows, self.low = rows, low
+        self.rows, self.low, self.piece = rows, low, piece
 
-    def write(self, path: Path) -> str:
+    def write(self, path: Path) -> str | None:
+        """Returns the checksum of the file, but not where it has other pieces."""
+        if self.piece is not None and not self.piece.is_whole:
+            self._write_piece(path, self.piece)
+            return None
         sums = Checksum()
         with open(path, "wb", buffering=0) as file:
-            for begin in range(0, len(self.rows), _ROWS_AT_ONCE):
-                block = self.rows[begin : begin + _ROWS_AT_ONCE]
-                if self.low is not None:
-                    block = join_float32(block, self.low[begin : begin + _ROWS_AT_ONCE])
-                data = block.cpu().numpy().data.cast("B")
+            for _, block in self._blocks():
+                data = block.data.cast("B")
                 sums.update(data)
                 while len(data):
                     data = data[file.write(data) :]
             os.fsync(file.fileno())
         return str(sums)
 
+    def _write_piece(self, path: Path, piece: Piece) -> None:
+        shape = piece.shape[: self.rows.ndim]
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            # Room first, on which a map of the file depends where the disk is full.
+            os.posix_fallocate(file.fileno(), 0, max(4 * math.prod(shape), 1))
+            whole = np.memmap(file, np.float32, "r+", shape=shape)
+            for begin, block in self._blocks():
+                first = piece.rows[0] + begin
+                target = whole[first : first + len(block)]
+                if block.ndim > 1:
+                    target = target[:, slice(*piece.columns)]
+                target[:] = block
+            whole.flush()
+            os.fsync(file.fileno())
 
-def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str:
-    """Writes a file through to the disk; returns its checksum."""
+    def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields rows in float32, some at a time, with the number of the first."""
+        for begin in range(0, len(self.rows), _ROWS_AT_ONCE):
+            block = self.rows[begin : begin + _ROWS_AT_ONCE]
+            if self.low is not None:
+                block = join_float32(block, self.low[begin : begin + _ROWS_AT_ONCE])
+            yield begin, block.cpu().numpy()
+
+
+def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
+    """Writes a file through to the disk; returns its checksum, but not of one in pieces."""
     if isinstance(content, _Rows):
         return content.write(path)
     try:

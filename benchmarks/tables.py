@@ -1,0 +1,338 @@
+"""Tables in pieces beside whole ones, and predictions of the planner beside what is measured.
+
+    python benchmarks/tables.py constants   those of "cpu" in dlrm/tasks/planning/machines.py
+    python benchmarks/tables.py memory      predicted and measured, of six configurations
+    python benchmarks/tables.py skewed      one table of 60 % of all bytes, 4 processes
+    python benchmarks/tables.py often       one table looked up 10 times as often, 2 processes
+
+`skewed` and `often` train one model from the same batches, which lie ready in memory, under
+`--placement balanced` and `auto`. All processes live side by side with a thread each; the two
+placements take turns, and medians over the rounds are compared. Where other programs take the
+processors, steps say little, and the busiest process's processor time more. `memory` trains each
+configuration in a process of its own, and compares its greatest resident size with the plan's.
+"""
+
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import argparse
+import contextlib
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dlrm import ops
+from dlrm.data.clicks.batch import Shard
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.prefetch import BatchedRows
+from dlrm.distributed import World
+from dlrm.distributed.placement import Placement
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.planning.costs import Workload, costs, step_seconds
+from dlrm.tasks.planning.machines import MACHINES
+from dlrm.tasks.planning.planner import Limits, plan
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
+
+CPU = MACHINES["cpu"]
+_SMALL = {"bottom_mlp_sizes": (64, 64), "top_mlp_sizes": (64, 1), "embedding_dim": 64}
+_BATCHES = 4  # that lie ready, and are taken over and over
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training.
+
+    Attributes:
+        config: the architecture.
+        batch: samples of all processes.
+        optimizer: of the tables.
+        hotness: most ids of a sample in each table; None is one each.
+    """
+
+    config: DLRMConfig
+    batch: int
+    optimizer: str = "sgd"
+    hotness: tuple[int, ...] | None = None
+
+    @property
+    def workload(self) -> Workload:
+        mean = self.hotness and tuple((1 + most) / 2 for most in self.hotness)
+        return Workload(self.config, self.batch, self.optimizer, lookups=mean)
+
+
+SKEWED = Case(DLRMConfig((600_000, *[40_000] * 10), **_SMALL), 4096)
+OFTEN = Case(
+    DLRMConfig((100_000,) * 6, bottom_mlp_sizes=(64, 128), top_mlp_sizes=(64, 1)),
+    1024,
+    hotness=(79, *[7] * 5),  # 40 and 4 on average
+)
+MEMORY = {
+    "26 tables, SGD": Case(DLRMConfig((80_000,) * 26), 2048),
+    "26 tables, Adagrad": Case(DLRMConfig((60_000,) * 26), 4096, "adagrad"),
+    "26 tables, Adam": Case(DLRMConfig((40_000,) * 26), 2048, "adam"),
+    "row-wise Adagrad": Case(DLRMConfig((2_000_000, *[1000] * 25)), 8192, "row_wise_adagrad"),
+    "bf16 tables": Case(DLRMConfig((100_000,) * 26, embedding_dtype="bf16"), 4096),
+    "16 columns": Case(
+        DLRMConfig(
+            (1_000_000,) * 26,
+            embedding_dim=16,
+            bottom_mlp_sizes=(512, 256, 64, 16),
+            top_mlp_sizes=(512, 256, 1),
+        ),
+        8192,
+    ),
+}
+
+
+class Ready(BatchedRows):
+    """Batches of another dataset that were made once."""
+
+    def __init__(self, dataset, num_samples: int):
+        super().__init__(num_samples, dataset.batch_size)
+        self._batches = [dataset.batch(index) for index in range(_BATCHES)]
+
+    def batch(self, index: int):
+        return self._batches[index % _BATCHES]
+
+
+class Training:
+    """A run of this process's rank that goes on for a few steps whenever it is asked to."""
+
+    def __init__(self, world: World, case: Case, placement: Placement, ready: bool = True):
+        self.world = world
+        task = Recommendation(case.config, world, placement=placement)
+        data = DataConfig(
+            dataset_type="synthetic_gpu",
+            batch_size=case.batch,
+            synthetic_dataset_table_sizes=case.config.table_sizes,
+            synthetic_dataset_num_entries=case.batch * 1_000_000,
+            synthetic_dataset_hotness=case.hotness,
+        )
+        model = task.model
+        shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_alone)
+        made = open_datasets(data, shard).train
+        self.batches = Batches(Ready(made, made.num_samples) if ready else made)
+        self.trainer = Trainer(
+            task,
+            optimizers=task.optimizers(OptimizerConfig(case.optimizer), case.hotness is None),
+            schedule=lambda step: 0.01,
+            config=TrainConfig(max_steps=1, print_freq=1_000_000),
+            world=world,
+        )
+        self.trainer.log.quiet = True
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Seconds of a step, and those of the processor, which other programs change less."""
+        nothing = type("Nothing", (), {"num_samples": 0})()
+        done = self.trainer.progress.step
+        self.trainer.config = replace(self.trainer.config, max_steps=done + steps)
+        if self.world.size > 1:
+            dist.barrier()
+        began, busy = self.trainer._clock.seconds(), time.process_time()
+        self.trainer.fit(self.batches, nothing)
+        return (
+            (self.trainer._clock.seconds() - began) / steps,
+            (time.process_time() - busy) / steps,
+        )
+
+
+class Team:
+    """Processes that train together, each with one thread."""
+
+    def __init__(self, case: Case, placement: Placement):
+        spawning = multiprocessing.get_context("spawn")
+        self._folder, self._pipes = tempfile.TemporaryDirectory(), []
+        store = Path(self._folder.name, "store").as_uri()
+        for rank in range(placement.num_ranks):
+            here, there = spawning.Pipe()
+            world = World(rank, placement.num_ranks)
+            arguments = (there, world, store, case, placement)
+            spawning.Process(target=_serve, args=arguments, daemon=True).start()
+            self._pipes.append(here)
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Seconds of a step of the slowest process, and the processor's of the busiest."""
+        for pipe in self._pipes:
+            pipe.send(steps)
+        wall, busy = zip(*(pipe.recv() for pipe in self._pipes), strict=True)
+        return max(wall), max(busy)
+
+
+def _join(world: World, store: str) -> None:
+    torch.set_num_threads(1)
+    if world.size > 1:
+        limit = timedelta(seconds=600)
+        dist.init_process_group(
+            "gloo", init_method=store, rank=world.rank, world_size=world.size, timeout=limit
+        )
+
+
+def _serve(pipe, world: World, store: str, case: Case, placement: Placement) -> None:
+    _join(world, store)
+    training = Training(world, case, placement)
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send(training.run(pipe.recv()))
+
+
+def compare(case: Case, num_ranks: int, rounds: int, steps: int) -> None:
+    """Prints bytes and steps of both placements."""
+    found = {
+        "balanced": case.config.placed(num_ranks),
+        "auto": plan(case.workload, Limits(num_ranks), CPU),
+    }
+    teams = {name: Team(case, placement) for name, placement in found.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in teams}
+    busy: dict[str, list[float]] = {name: [] for name in teams}
+    for team in teams.values():
+        team.run(3)
+    for _ in range(rounds):
+        for name, team in teams.items():
+            for kept, value in zip((seconds, busy), team.run(steps), strict=True):
+                kept[name].append(value)
+    heads = ("placement", "pieces", "largest rank's bytes / mean", "ms a step", "quartiles")
+    print("|", " | ".join((*heads, "busiest processor, ms", "predicted, ms")), "|")
+    print("|---" * 7 + "|")
+    for name, placement in found.items():
+        ranks = costs(placement, case.workload, CPU)
+        tables = [cost.memory.tables for cost in ranks]
+        low, middle, high = (value * 1e3 for value in statistics.quantiles(seconds[name], n=4))
+        print(
+            f"| {name} | {len(placement.pieces)} | {max(tables) * num_ranks / sum(tables):.2f} | "
+            f"{middle:.1f} | {low:.1f} to {high:.1f} | {statistics.median(busy[name]) * 1e3:.1f} | "
+            f"{step_seconds(ranks) * 1e3:.1f} |"
+        )
+    for what, values in (("a step", seconds), ("the busiest processor", busy)):
+        pairs = zip(values["balanced"], values["auto"], strict=True)
+        ratio = statistics.median(before / after for before, after in pairs)
+        print(f"balanced / auto, of {what}, median of rounds: {ratio:.2f}")
+
+
+def _peak(pipe, case: Case) -> None:
+    """Sends the greatest resident size of a training, and that before it made a model."""
+    torch.set_num_threads(1)
+    before = _resident()
+    Training(World(), case, case.config.placed(1), ready=False).run(6)
+    pipe.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, before))
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def memory() -> None:
+    """Prints predicted and measured bytes of a process."""
+    spawning = multiprocessing.get_context("spawn")
+    print("| | predicted, MB | measured | error | before the model |")
+    print("|---|---|---|---|---|")
+    for name, case in MEMORY.items():
+        here, there = spawning.Pipe()
+        process = spawning.Process(target=_peak, args=(there, case))
+        process.start()
+        measured, before = here.recv()
+        process.join()
+        (cost,) = costs(case.config.placed(1), case.workload, CPU)
+        predicted = cost.memory.total
+        print(
+            f"| {name} | {predicted / 1e6:,.0f} | {measured / 1e6:,.0f} | "
+            f"{predicted / measured - 1:+.1%} | {before / 1e6:,.0f} |",
+            flush=True,
+        )
+
+
+def _median(work: Callable[[], object], count: int = 9) -> float:
+    work()
+    found = []
+    for _ in range(count):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def constants() -> None:
+    """Prints the constants of this machine, one thread and processes within it."""
+    torch.set_num_threads(1)
+    seconds = {}
+    for dim in (16, 256):
+        rows = (1 << 28) // dim // 4
+        weight, lr = torch.zeros(rows, dim), torch.tensor(0.1)
+        ids, offsets = torch.randint(rows, (100_000, 1)), torch.tensor([0, rows])
+        grad = torch.zeros(len(ids), dim)
+        look_up = _median(partial(ops.joint_embedding, weight, ids, offsets))
+        update = _median(partial(ops.row_sgd_, weight, ids[:, 0], grad, lr))
+        seconds[dim] = (look_up + update) / len(ids)
+    moved = (256 - 16) * 4 * (2 + 4)  # as `costs` counts them: looked up, and updated
+    bandwidth = moved / (seconds[256] - seconds[16])
+    print(f"row_bandwidth  {bandwidth:.2e} bytes/s")
+    print(f"row_seconds    {(seconds[16] - 16 * 4 * 6 / bandwidth) / 2:.2e} s")
+    for name, dtype in (("flops", torch.float32), ("half_flops", torch.bfloat16)):
+        a, b = torch.randn(1024, 1024, dtype=dtype), torch.randn(1024, 1024, dtype=dtype)
+        print(f"{name:14} {2 * 1024**3 / _median(partial(torch.mm, a, b)):.2e} /s")
+    spawning = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        store, (here, there) = Path(folder, "store").as_uri(), spawning.Pipe()
+        both = [
+            spawning.Process(target=_link, args=(there, World(rank, 2), store)) for rank in range(2)
+        ]
+        for process in both:
+            process.start()
+        latency, whole, size = here.recv()
+        for process in both:
+            process.join()
+    print(f"link_seconds   {latency:.2e} s")
+    print(f"link_bandwidth {size / (whole - latency):.2e} bytes/s")
+
+
+def _link(pipe, world: World, store: str) -> None:
+    _join(world, store)
+    found = []
+    size = 32 << 20
+    for count in (8, size):
+        sent, received = (
+            torch.zeros(count, dtype=torch.uint8),
+            torch.zeros(count, dtype=torch.uint8),
+        )
+
+        def both_ways(sent=sent, received=received):
+            other = 1 - world.rank
+            pending = [dist.isend(sent, other), dist.irecv(received, other)]
+            for work in pending:
+                work.wait()
+
+        found.append(_median(both_ways))
+    if world.rank == 0:
+        pipe.send((*found, size))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=("constants", "memory", "skewed", "often"))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+    if options.what in ("skewed", "often"):
+        case, num_ranks = {"skewed": (SKEWED, 4), "often": (OFTEN, 2)}[options.what]
+        compare(case, num_ranks, options.rounds, options.steps)
+    else:
+        {"constants": constants, "memory": memory}[options.what]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""Embedding tables in pieces: ranges of rows and of columns on several ranks, and copies on all.
+
+Pieces are looked up for the batch of all ranks and their vectors exchanged, as those of whole
+tables are; copies are looked up for the samples of their own rank. What travels are *atoms*, equal
+parts of vectors of which every piece has a whole number. Of a table divided by rows each piece
+sends a vector, zero where the sample has no id of the piece, and they are added on arrival.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from dlrm import ops
+from dlrm.distributed import World, exchange, gather_rows, part
+from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.embedding import JointEmbedding
+
+
+class Bags(NamedTuple):
+    """What is looked up.
+
+    Attributes:
+        ids: `[batch, tables]` or, with `lengths`, `[total]`, bag after bag.
+        lengths: ids of each bag, `[batch, tables]`; None is one each.
+        weights: with `lengths`, a factor for the row of each id, `[total]`; None is 1.
+        pooling: "sum" or "mean".
+    """
+
+    ids: Tensor
+    lengths: Tensor | None = None
+    weights: Tensor | None = None
+    pooling: str = "sum"
+
+
+class DividedEmbedding(nn.Module):
+    """The pieces of all tables that a rank holds.
+
+    Args:
+        placement: where all pieces are.
+        world: the ranks, several.
+        seed, init_scale, dtype, init_std: as of `JointEmbedding`.
+        first_number: of the first table, on which initial values depend and under which the
+            tables are saved.
+        read: the tables whose ids this rank takes; None are those of which it has a piece.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        world: World,
+        seed: int = 0,
+        init_scale: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        init_std: float | None = None,
+        first_number: int = 0,
+        read: Sequence[int] | None = None,
+    ):
+        super().__init__()
+        self.placement, self.world = placement, world
+        read = read or placement.tables_by_rank()[world.rank]
+        groups: dict[tuple, list[Piece]] = {}
+        for piece in placement.of_rank(world.rank):
+            groups.setdefault(_kind(piece), []).append(piece)
+        self.groups = nn.ModuleList(
+            _Group(groups[kind], read, first_number, seed, init_scale, dtype, world, init_std)
+            for kind in sorted(groups)
+        )
+        self._layout = _Layout(placement, world.device)
+        self._no_atoms = torch.zeros(0, dtype=dtype, device=world.device, requires_grad=True)
+
+    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+        """Parameters that hold pieces, each with those that it holds, by table, in order."""
+        return [one for group in self._own() for one in group.tables.table_parameters()]
+
+    def lower_halves(self) -> dict[Tensor, Tensor]:
+        """The lower halves of the values of each bfloat16 weight."""
+        return {k: v for group in self._own() for k, v in group.tables.lower_halves().items()}
+
+    def _own(self) -> "list[_Group]":
+        return cast("list[_Group]", list(self.groups))
+
+    def forward(
+        self, bags: Bags, dtype: torch.dtype, samples_by_rank: Sequence[int] | None = None
+    ) -> Callable[[], Tensor]:
+        """Looks up, and starts to send every rank the vectors of its samples.
+
+        Args:
+            bags: of the tables that this rank reads; those of tables that it only has a copy of are
+                used for its own samples alone.
+            dtype: of the vectors.
+            samples_by_rank: how many samples each rank has of the batch; None is `World.part`.
+
+        Returns:
+            A function that waits and returns the vectors of all tables, `[own samples, tables,
+            dim]`.
+        """
+        batch = len(bags.ids if bags.lengths is None else bags.lengths)
+        own = part(batch, self.world.rank, self.world.size)
+        if samples_by_rank is not None:
+            begin = sum(samples_by_rank[: self.world.rank])
+            own = slice(begin, begin + samples_by_rank[self.world.rank])
+        held: list[Tensor] = []
+        copied: list[Tensor] = []
+        for group in self._own():
+            samples = own if group.copied else slice(0, batch)
+            vectors = group(bags, samples, dtype, self.world)
+            atoms = vectors.unflatten(2, (-1, self._layout.atom)).flatten(1, 2)
+            (copied if group.copied else held).append(atoms)
+        if not held:
+            held = [self._no_atoms.to(dtype).view(1, 0, 1).expand(batch, 0, self._layout.atom)]
+        sent = held[0] if len(held) == 1 else torch.cat(held, 1)
+        received = exchange(sent, self._layout.atoms_by_rank, self.world, samples_by_rank)
+        return lambda: self._layout.assembled(received(), copied)
+
+
+def _kind(piece: Piece) -> tuple[bool, bool, int]:
+    """What pieces have in common that are looked up together."""
+    return piece.copied, not piece.has_all_rows, piece.width
+
+
+class _Group(nn.Module):
+    """Pieces of one rank that are looked up together: one weight, of one width."""
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        read: Sequence[int],
+        first_number: int,
+        seed: int,
+        init_scale: float,
+        dtype: torch.dtype,
+        world: World,
+        init_std: float | None,
+    ):
+        super().__init__()
+        self.copied, self.bounded, width = _kind(pieces[0])
+        numbered = {first_number + piece.table: piece for piece in pieces}
+        rows = {number: piece.num_rows for number, piece in numbered.items()}
+        device, native = world.device, True
+        self.tables = JointEmbedding(
+            rows, width, seed, init_scale, native, dtype, device, init_std, numbered
+        )
+        columns = [read.index(piece.table) for piece in pieces]
+        self._all = columns == list(range(len(read)))
+        lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+        # A bad id is that of the first or last piece, whose look-up names it.
+        low = [p.rows[0] if p.rows[0] else lowest for p in pieces]
+        high = [p.rows[1] if p.rows[1] < p.shape[0] else greatest for p in pieces]
+        self._columns: Tensor
+        self._wanted: Tensor
+        self._first: Tensor
+        self._low: Tensor
+        self._high: Tensor
+        for name, values in {
+            "_columns": columns,
+            "_wanted": [column in columns for column in range(len(read))],
+            "_first": [piece.rows[0] for piece in pieces],
+            "_low": low,
+            "_high": high,
+        }.items():
+            self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
+
+    def forward(self, bags: Bags, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
+        """Returns the vectors of some samples, `[samples, pieces, width]`."""
+        own = (
+            self._one_each(bags, samples) if bags.lengths is None else self._several(bags, samples)
+        )
+        weight, offsets = self.tables.weight, self.tables.table_offsets
+
+        def look_up(weight: Tensor) -> Tensor:
+            if own.lengths is None:
+                return ops.joint_embedding(weight, own.ids, offsets, dtype=dtype)
+            return ops.joint_embedding_bag(
+                weight,
+                own.ids,
+                own.lengths,
+                offsets,
+                sample_weights=own.weights,
+                pooling=own.pooling,
+                dtype=dtype,
+            )
+
+        if self.copied and torch.is_grad_enabled():
+            return _OfCopies.apply(weight, look_up, world)
+        return look_up(weight)
+
+    def _one_each(self, bags: Bags, samples: slice) -> Bags:
+        ids = bags.ids[samples]
+        if not self._all:
+            ids = ids.index_select(1, self._columns)
+        if not self.bounded:
+            return Bags(ids)
+        ids = ids.long()
+        here = (ids >= self._low) & (ids < self._high)
+        return Bags((ids - self._first)[here], here.to(torch.int8))
+
+    def _several(self, bags: Bags, samples: slice) -> Bags:
+        ids, lengths, weights, pooling = bags
+        assert lengths is not None
+        if self._all and not self.bounded and samples == slice(0, len(lengths)):
+            return bags
+        wanted = torch.zeros_like(lengths, dtype=torch.bool)
+        wanted[samples] = self._wanted
+        here = wanted.flatten().repeat_interleave(lengths.flatten(), output_size=len(ids))
+        ids, weights = ids[here], None if weights is None else weights[here]
+        own = Bags(ids, lengths[samples].index_select(1, self._columns), weights, pooling)
+        return self._within_bounds(own) if self.bounded else own
+
+    def _within_bounds(self, bags: Bags) -> Bags:
+        """Drops the ids of rows that other pieces have."""
+        ids, lengths, weights, pooling = bags
+        assert lengths is not None
+        bag_of = ops.bags_of_ids(ids, lengths)
+        piece, ids = bag_of % lengths.shape[1], ids.long()
+        if pooling == "mean":  # over all ids of the bag
+            share = lengths.flatten().clamp(min=1).float().reciprocal()[bag_of]
+            pooling, weights = "sum", share if weights is None else share * weights
+        here = (ids >= self._low[piece]) & (ids < self._high[piece])
+        lengths = bag_of[here].bincount(minlength=lengths.numel()).view(lengths.shape)
+        ids = (ids - self._first[piece])[here]
+        return Bags(ids, lengths, None if weights is None else weights[here], pooling)
+
+
+class _OfCopies(torch.autograd.Function):
+    """Looks up a copy; the gradient of its weight is that of the samples of all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, look_up: Callable[[Tensor], Tensor], world: World
+    ) -> Tensor:
+        with torch.enable_grad():
+            ctx.weight = weight.detach().requires_grad_()
+            ctx.weight.grad_dtype = None  # as of the weights of row optimizers
+            ctx.vectors, ctx.world = look_up(ctx.weight), world
+        return ctx.vectors.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (own,) = torch.autograd.grad(ctx.vectors, ctx.weight, grads[0])
+        return _sum_over_ranks(own, ctx.world), None, None
+
+
+def _sum_over_ranks(grad: Tensor, world: World) -> Tensor:
+    """Returns the rows of all ranks, those of each summed and in the order of the ranks."""
+    wide = torch.sparse_coo_tensor(
+        grad._indices(), grad._values().float(), grad.shape, check_invariants=False
+    ).coalesce()
+    rows, values = (gather_rows(t, world) for t in (wide.indices()[0], wide.values()))
+    return torch.sparse_coo_tensor(
+        rows[None], values, grad.shape, check_invariants=False, is_coalesced=False
+    )
+
+
+class _Layout:
+    """Which atoms each rank sends, and what the vectors of a sample are made of.
+
+    A place is that of an atom among those of the vectors of all tables, in order. Each has one
+    source or, where rows of its table are divided, several.
+
+    Attributes:
+        atom: columns of an atom, which divide the columns of all pieces.
+        atoms_by_rank: numbers of those that each rank sends, in its order; they arrive by number.
+    """
+
+    def __init__(self, placement: Placement, device: str):
+        self._tables, self._dim = len(placement.table_rows), placement.dim
+        edges = (edge for piece in placement.pieces for edge in piece.columns)
+        self.atom = reduce(math.gcd, edges, placement.dim)
+        ranks = range(placement.num_ranks)
+        sent = [(rank, place) for rank in ranks for place in self._places(placement, rank)]
+        rounds = _rounds([place for _, place in sent])
+        arrival = [sent[source] for one in rounds for _, source in sorted(one.items())]
+        # A rank sends each place once at most: it has one piece of a table that is no copy.
+        numbers = {atom: number for number, atom in enumerate(arrival)}
+        self.atoms_by_rank = [
+            [numbers[rank, place] for place in self._places(placement, rank)] for rank in ranks
+        ]
+        places = [place for _, place in arrival] + self._places(placement, None)
+        self._plain = places == list(range(self._tables * placement.dim // self.atom))
+        self.places = torch.tensor(places, device=device)
+        self.rounds = [
+            tuple(torch.tensor(list(one), device=device) for one in (found.values(), found.keys()))
+            for found in (dict(sorted(one.items())) for one in _rounds(places))
+        ]
+
+    def _places(self, placement: Placement, rank: int | None) -> list[int]:
+        """The places of what a rank sends, in its order, or, for None, of its copies."""
+        parts = self._dim // self.atom
+        return [
+            piece.table * parts + column // self.atom
+            for piece in sorted(placement.pieces, key=lambda piece: (_kind(piece), piece.table))
+            if piece.rank == rank
+            for column in range(*piece.columns, self.atom)
+        ]
+
+    def assembled(self, received: Tensor, copied: Sequence[Tensor]) -> Tensor:
+        """Returns `[samples, tables, dim]` from atoms `[samples, n, atom]`."""
+        source = torch.cat([received, *copied], 1) if copied else received
+        if not self._plain:
+            source = _Assembled.apply(source, self)
+        return source.reshape(len(source), self._tables, self._dim)
+
+
+def _rounds(places: Sequence[int]) -> list[dict[int, int]]:
+    """Deals sources to rounds, place -> source; in each a place has one source at most."""
+    rounds: list[dict[int, int]] = []
+    for source, place in enumerate(places):
+        found = next((one for one in rounds if place not in one), None)
+        if found is None:
+            rounds.append(found := {})
+        found[place] = source
+    return rounds
+
+
+class _Assembled(torch.autograd.Function):
+    """Adds up the atoms of each place, always in the same order."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, layout: _Layout) -> Tensor:
+        ctx.places = layout.places
+        (first, _), *others = layout.rounds
+        result = source.index_select(1, first)
+        for sources, places in others:
+            result.index_add_(1, places, source.index_select(1, sources))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].index_select(1, ctx.places), None

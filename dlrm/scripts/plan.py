@@ -1,0 +1,168 @@
+"""Plans where embedding tables are, and what a training takes: python -m dlrm.scripts.plan ...
+
+    python -m dlrm.scripts.plan --dataset data --ranks 8 --memory_gb 80 --output plan.yaml
+    torchrun --nproc_per_node 8 -m dlrm.scripts.main --dataset data --placement plan.yaml
+
+Neither the ranks nor a GPU are needed. The exit code is 3 where the tables do not fit.
+"""
+
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from dlrm.command_line import fail
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.distributed.placement import placement_text
+from dlrm.files import write_atomically
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.placement import AUTO
+from dlrm.scripts.common.config_flags import (
+    ConfigFlags,
+    Definitions,
+    Help,
+    HelpAsked,
+    Values,
+    show,
+)
+from dlrm.scripts.common.dlrm_flags import fields_of
+from dlrm.tasks.planning.costs import Workload
+from dlrm.tasks.planning.machines import MACHINES
+from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
+from dlrm.tasks.planning.report import report
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+
+_GB = 10**9
+_DOES_NOT_FIT = 3
+_OWN: dict[str, Definitions] = {
+    "Plan": {
+        "ranks": (int, 1, Help("Processes, each with a device of its own", least=1)),
+        "memory_gb": (float | None, None, "Memory of each device in GB; default: any"),
+        "machine": (str, "h100", Help("Whose constants times are predicted from", MACHINES)),
+        "mean_ids": (
+            tuple[float, ...] | None,
+            None,
+            "Ids that a sample has of each table on average, one number for all or one a table; "
+            "default: what the first batch of --dataset has, else 1",
+        ),
+        "fixed_shapes": (
+            bool,
+            False,
+            "Neither copy tables nor divide rows, so that --cuda_graphs can record steps",
+        ),
+        "output": (str | None, None, "File to write the plan to, for --placement of the training"),
+        "overwrite": (bool, False, "Replace an earlier file"),
+    }
+}
+_CONFIGS = {
+    ("Data", DataConfig): {
+        **fields_of(DataConfig, "dataset", "batch_size"),
+        "feature_spec": "File in --dataset that describes its features or, without --dataset, the "
+        "file that describes them",
+        **fields_of(
+            DataConfig, "synthetic_dataset_table_sizes", "num_numerical_features", "allow_links"
+        ),
+    },
+    ("Model", DLRMConfig): {
+        **fields_of(DLRMConfig, "embedding_type", "embedding_dim", "embedding_dtype"),
+        **fields_of(DLRMConfig, "top_mlp_sizes", "bottom_mlp_sizes", "interaction_op"),
+        **fields_of(DLRMConfig, "max_table_size", "hash_indices"),
+        "placement": "What to describe: auto, which plans; balanced; nvidia; or a file",
+    },
+    ("Optimizers", OptimizerConfig): fields_of(
+        OptimizerConfig, "embedding_optimizer", "mlp_optimizer", "freeze_embeddings"
+    ),
+    ("Precision", PrecisionConfig): fields_of(PrecisionConfig, "amp", "precision"),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Acts on a command line; returns the exit code.
+
+    Raises:
+        ValueError, OSError: the user's mistake, which is named.
+    """
+    command = ConfigFlags(_OWN, _CONFIGS, {"placement": AUTO})
+    try:
+        values = command.parse(arguments)
+    except HelpAsked:
+        show(f"{__doc__}\n{command.help()}")
+        return 0
+    output = values["output"] and Path(values["output"])
+    if output and output.exists() and not values["overwrite"]:
+        raise FileExistsError(f"{output}: exists; --overwrite replaces it")
+    memory = values["memory_gb"]
+    if memory is not None and not 0 < memory < 1e9:
+        raise ValueError(f"--memory_gb {memory}: expected a number above 0")
+    spec = _spec(values)
+    workload = _workload(values, spec)
+    limits = Limits(
+        values["ranks"], None if memory is None else int(memory * _GB), values["fixed_shapes"]
+    )
+    machine = MACHINES[values["machine"]]
+    if workload.config.placement == AUTO:
+        placement = plan(workload, limits, machine)
+    else:
+        placement = workload.config.placed(limits.num_ranks)
+    for line in report(placement, workload, limits, machine):
+        print(line)
+    if output:
+        write_atomically(output, placement_text(placement, list(spec.categorical)))
+        print(f"{output}: for --placement of a training by {limits.num_ranks} processes")
+    return _DOES_NOT_FIT if shortage(placement, workload, limits, machine) else 0
+
+
+def _spec(values: Values) -> FeatureSpec:
+    if values["dataset"] is not None:
+        return FeatureSpec.load(
+            Path(values["dataset"], values["feature_spec"]), values["allow_links"]
+        )
+    if "feature_spec" in values.given:
+        return FeatureSpec.load(values["feature_spec"], values["allow_links"])
+    sizes = values["synthetic_dataset_table_sizes"]
+    return FeatureSpec.default(".", values["num_numerical_features"], sizes)
+
+
+def _workload(values: Values, spec: FeatureSpec) -> Workload:
+    config = values.config(
+        DLRMConfig,
+        table_sizes=tuple(spec.cardinalities),
+        num_numerical_features=len(spec.numerical),
+    )
+    optimizers = values.config(OptimizerConfig)
+    device = "cpu" if values["machine"] == "cpu" else "cuda"
+    return Workload(
+        config,
+        values["batch_size"],
+        None if optimizers.freeze_embeddings else optimizers.embedding_optimizer,
+        optimizers.mlp_optimizer,
+        _mean_ids(values, spec),
+        values.config(PrecisionConfig).dtype(device) != torch.float32,
+    )
+
+
+def _mean_ids(values: Values, spec: FeatureSpec) -> tuple[float, ...] | None:
+    given, count = values["mean_ids"], len(spec.cardinalities)
+    if given is None:
+        if values["dataset"] is None or not spec.lists:
+            return None
+        return mean_ids(open_datasets(values.config(DataConfig, verify_data="never")).train)
+    if len(given) not in (1, count) or not all(0 <= ids < 1e9 for ids in given):
+        raise ValueError(
+            f"--mean_ids {','.join(map(str, given))}: expected one number of 0 or more, or one for "
+            f"each of {count} tables"
+        )
+    return given if len(given) == count else given * count
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ValueError, OSError) as error:
+        fail(error)

@@ -1,0 +1,1 @@
+"""Where tables should be, and what that costs: predicted before anything is made."""

@@ -1,0 +1,289 @@
+"""What a placement costs each rank: memory, bytes that travel, and time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from dlrm.distributed import part
+from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.planning.machines import Machine
+from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+
+_DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}  # floats beside each weight of the MLPs
+_ID_BYTES = 4
+_BATCHES_AHEAD = 4  # read while one is computed
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training of which costs are asked.
+
+    Attributes:
+        config: the architecture; its placement is not used.
+        batch_size: samples of all ranks.
+        optimizer: of the tables; None where they are not trained.
+        dense_optimizer: of the MLPs.
+        lookups: ids that a sample has of each table, on average; None is one of each.
+        half: compute in half precision.
+    """
+
+    config: DLRMConfig
+    batch_size: int
+    optimizer: str | None = "sgd"
+    dense_optimizer: str = "sgd"
+    lookups: tuple[float, ...] | None = None
+    half: bool = False
+
+    @property
+    def ids_of_tables(self) -> tuple[float, ...]:
+        return self.lookups or (1.0,) * len(self.config.table_sizes)
+
+    @property
+    def value_bytes(self) -> int:
+        """Of a value of a vector that is looked up."""
+        return 2 if self.half else 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a rank needs."""
+
+    runtime: int
+    weights: int
+    state: int
+    dense: int
+    activations: int
+    buffers: int
+
+    @property
+    def tables(self) -> int:
+        return self.weights + self.state
+
+    @property
+    def total(self) -> int:
+        return self.runtime + self.tables + self.dense + self.activations + self.buffers
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of a step that a rank spends; what bounds it is the greatest."""
+
+    look_ups: float
+    products: float
+    exchange: float
+    other: float
+
+    @property
+    def total(self) -> float:
+        return self.look_ups + self.products + self.exchange + self.other
+
+    @property
+    def bound(self) -> str:
+        named = {
+            "look-ups and updates": self.look_ups,
+            "matrix products": self.products,
+            "the exchange": self.exchange,
+            "launches": self.other,
+        }
+        return max(named, key=lambda name: named[name])
+
+
+@dataclass(frozen=True)
+class RankCost:
+    """What a step costs a rank.
+
+    Attributes:
+        pieces: that it holds.
+        memory: that it needs.
+        sent: bytes that it sends to others.
+        seconds: that it takes.
+    """
+
+    pieces: int
+    memory: Memory
+    sent: int
+    seconds: Seconds
+
+
+def row_bytes(dim: int, optimizer: str | None) -> int:
+    """Returns the bytes of a table's row.
+
+    They are those of its values in float32, also when stored as two 16-bit halves, and of the state
+    that an optimizer keeps for them, ours or torch's.
+
+    Args:
+        dim: values of a row.
+        optimizer: see `TABLE_OPTIMIZERS`; None where tables are not trained.
+    """
+    state = TABLE_OPTIMIZERS[optimizer].rows.state_bytes(dim) if optimizer else 0
+    return 4 * dim + state
+
+
+def piece_bytes(placement: Placement, optimizer: str | None, wide: bool = False) -> list[int]:
+    """Returns the bytes of each rank's pieces, with the optimizer's state.
+
+    Args:
+        placement: of the tables.
+        optimizer: of them; None where they are not trained.
+        wide: whether rows have a weight of the wide term, beside their first columns.
+    """
+    if wide:
+        both = piece_bytes(placement, optimizer), piece_bytes(placement.of_one_column(), optimizer)
+        return [*map(sum, zip(*both, strict=True))]
+    each = {width: row_bytes(width, optimizer) for width in {p.width for p in placement.pieces}}
+    return [
+        sum(piece.num_rows * each[piece.width] for piece in placement.of_rank(rank))
+        for rank in range(placement.num_ranks)
+    ]
+
+
+def costs(placement: Placement, workload: Workload, machine: Machine) -> list[RankCost]:
+    """Returns the predicted costs of each rank."""
+    return [_cost(placement, rank, workload, machine) for rank in range(placement.num_ranks)]
+
+
+def step_seconds(found: Sequence[RankCost]) -> float:
+    """Returns the seconds of a step, in which all ranks wait for the slowest of each part."""
+    return sum(
+        max(getattr(cost.seconds, name) for cost in found)
+        for name in ("look_ups", "products", "exchange", "other")
+    )
+
+
+def _cost(placement: Placement, rank: int, workload: Workload, machine: Machine) -> RankCost:
+    own = placement.of_rank(rank)
+    wide = workload.config.wide
+    weights = piece_bytes(placement, None, wide)[rank]
+    state = piece_bytes(placement, workload.optimizer, wide)[rank] - weights
+    sent, received = _traffic(placement, rank, workload)
+    copies = _copied_values(placement, rank, workload)
+    sent += copies * (placement.num_ranks - 1) * 4
+    received += (copies * (placement.num_ranks - 1)) * 4
+    memory = _memory(placement, rank, workload, machine, weights, state)
+    samples = _samples(workload, rank, placement.num_ranks)
+    flops = machine.half_flops if workload.half else machine.flops
+    exchange = 0.0
+    if placement.num_ranks > 1:
+        dense = 2 * 4 * _dense_weights(workload.config)
+        collectives = 3 + any(piece.copied for piece in own) * 2
+        exchange = max(sent, received) + dense
+        exchange = exchange / machine.link_bandwidth + collectives * machine.link_seconds
+    seconds = Seconds(
+        look_ups=_row_seconds(own, samples, workload, machine),
+        products=3 * samples * _flops(workload.config) / flops,
+        exchange=exchange,
+        other=machine.step_seconds,
+    )
+    return RankCost(len(own), memory, sent, seconds)
+
+
+def _samples(workload: Workload, rank: int, num_ranks: int) -> int:
+    own = part(workload.batch_size, rank, num_ranks)
+    return own.stop - own.start
+
+
+def _row_seconds(own: Sequence[Piece], samples: int, workload: Workload, machine: Machine) -> float:
+    """Of look-ups, a read, and updates, which read and write gradient, row and state."""
+    total = 0.0
+    for piece in own:
+        batch = samples if piece.copied else workload.batch_size
+        share = piece.num_rows / max(piece.shape[0], 1)
+        rows = batch * workload.ids_of_tables[piece.table] * share
+        moved = 4 * piece.width + workload.value_bytes * piece.width  # looked up
+        if workload.optimizer:
+            state = row_bytes(piece.width, workload.optimizer) - 4 * piece.width
+            moved += 2 * (4 * piece.width + state) + 2 * workload.value_bytes * piece.width
+        vectors = 2 * workload.value_bytes * piece.width * batch  # put into place, and back
+        seconds = rows * (2 * machine.row_seconds + moved / machine.row_bandwidth)
+        total += seconds + vectors / machine.row_bandwidth
+    return total
+
+
+def _traffic(placement: Placement, rank: int, workload: Workload) -> tuple[int, int]:
+    """Bytes of vectors and of their gradients that a rank sends, and that it receives."""
+    samples, value = _samples(workload, rank, placement.num_ranks), workload.value_bytes
+    own = sum(p.width for p in placement.of_rank(rank) if not p.copied)
+    others = sum(p.width for p in placement.pieces if not p.copied) - own
+    forward = own * (workload.batch_size - samples) * value
+    back = others * samples * value
+    return forward + back, back + forward
+
+
+def _copied_values(placement: Placement, rank: int, workload: Workload) -> int:
+    """Values of gradients of copies that a rank sends to each other one: of distinct rows."""
+    samples = _samples(workload, rank, placement.num_ranks)
+    return sum(
+        int(min(samples * workload.ids_of_tables[p.table], p.num_rows)) * (p.width + 2)
+        for p in placement.of_rank(rank)
+        if p.copied
+    )
+
+
+def _layers(config: DLRMConfig) -> list[tuple[int, int]]:
+    vectors = len(config.table_sizes) + 1
+    width = vectors * config.embedding_dim
+    if config.interaction_op != "cat":
+        width = config.embedding_dim + vectors * (vectors - 1) // 2
+        width += -width % 8
+    bottom = (config.num_numerical_features, *config.bottom_mlp_sizes)
+    return [*pairwise(bottom), *pairwise((width, *config.top_mlp_sizes))]
+
+
+def _dense_weights(config: DLRMConfig) -> int:
+    return sum(inputs * outputs + outputs for inputs, outputs in _layers(config))
+
+
+def _flops(config: DLRMConfig) -> int:
+    """Of a sample's forward pass."""
+    vectors = len(config.table_sizes) + 1
+    dots = 0 if config.interaction_op == "cat" else vectors * vectors * config.embedding_dim
+    return 2 * (sum(inputs * outputs for inputs, outputs in _layers(config)) + dots)
+
+
+def _summed_bytes(own: Sequence[Piece], samples: int, workload: Workload) -> int:
+    """Of the sums of gradients of rows that a batch has several times, ids spread evenly."""
+    total = 0.0
+    for piece in own:
+        batch = samples if piece.copied else workload.batch_size
+        ids = batch * workload.ids_of_tables[piece.table]
+        repeated = min(1.0, ids / max(piece.shape[0], 1))
+        total += 4 * piece.width * ids * repeated * piece.num_rows / max(piece.shape[0], 1)
+    return int(total)
+
+
+def _memory(
+    placement: Placement,
+    rank: int,
+    workload: Workload,
+    machine: Machine,
+    weights: int,
+    state: int,
+) -> Memory:
+    config, value = workload.config, workload.value_bytes
+    samples, batch = _samples(workload, rank, placement.num_ranks), workload.batch_size
+    states = _DENSE_STATES.get(workload.dense_optimizer, 2)
+    dense = 4 * _dense_weights(config) * (2 + states)  # with their gradients
+    held = [piece for piece in placement.of_rank(rank) if not piece.copied]
+    copied = [piece for piece in placement.of_rank(rank) if piece.copied]
+    looked_up = value * (
+        batch * sum(piece.width for piece in held) + samples * sum(p.width for p in copied)
+    )
+    vectors = samples * len(config.table_sizes) * config.embedding_dim * value
+    layers = _layers(config)
+    hidden = samples * value * sum(inputs + outputs for inputs, outputs in layers)
+    # Vectors, their gradients and a copy of these; what layers keep, and one layer's gradient.
+    activations = 3 * vectors + hidden + samples * value * max(out for _, out in layers)
+    ids = workload.ids_of_tables
+    rows = sum(batch * ids[piece.table] for piece in held)
+    rows += sum(samples * ids[piece.table] for piece in copied)
+    activations += int(rows * 24) + _summed_bytes([*held, *copied], samples, workload)
+    if any(count != 1 for count in ids):  # a bag's rows have a gradient each
+        activations += int(
+            sum(value * p.width * ids[p.table] * (samples if p.copied else batch) for p in held)
+        )
+    buffers = int(_BATCHES_AHEAD * _ID_BYTES * rows)
+    buffers += _BATCHES_AHEAD * samples * 4 * (config.num_numerical_features + 1)
+    if placement.num_ranks > 1:
+        buffers += 2 * looked_up + vectors + 4 * _dense_weights(config)  # sent, and arrived
+    return Memory(machine.runtime_bytes, weights, state, dense, activations, buffers)

@@ -1,0 +1,264 @@
+"""Chooses where tables are: in which pieces, on which ranks, and of which each rank has a copy."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from dlrm.data.clicks.batch import Dataset
+from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.dlrm import FUSED_TYPES
+from dlrm.tasks.planning.costs import Workload, costs, row_bytes, step_seconds
+from dlrm.tasks.planning.machines import Machine
+from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+
+EVEN = 1.1  # the largest rank's bytes over the mean; less is not worth time
+_NARROWEST = 16  # columns of a piece: a line of the cache, of float32
+_PATIENCE = 6  # divisions in a row that bring nothing
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a placement must keep.
+
+    Attributes:
+        num_ranks: processes.
+        memory: bytes that each may use; None is any number.
+        fixed_shapes: no rank's transfers may depend on the ids, as in a CUDA graph.
+    """
+
+    num_ranks: int
+    memory: int | None = None
+    fixed_shapes: bool = False
+
+
+def plan(workload: Workload, limits: Limits, machine: Machine) -> Placement:
+    """Returns the placement with the least predicted step of those that fit and are even.
+
+    Tables are divided, the one that weighs most on the fullest rank first, for as long as it makes
+    ranks fit, more even or faster; by columns, and by rows where columns are few or the optimizer
+    needs whole rows. Small tables are copied where that is faster.
+    """
+    best: tuple[tuple, Placement] | None = None
+    for copied in _copies(workload, limits):
+        parts = dict.fromkeys(range(len(workload.config.table_sizes)), 1)
+        waited = 0
+        while waited <= _PATIENCE:
+            placement = _dealt(workload, limits, copied, parts)
+            score = _score(placement, workload, limits, machine)
+            if best is None or score < best[0]:
+                best, waited = (score, placement), 0
+            else:
+                waited += 1
+            table = _heaviest(placement, workload, limits, parts)
+            if table is None:
+                break
+            parts[table] = min(2 * parts[table], limits.num_ranks)
+    assert best is not None
+    return best[1]
+
+
+def mean_ids(data: Dataset) -> tuple[float, ...] | None:
+    """Returns how many ids a sample has of each table on average, in the first batch.
+
+    None is one of each.
+    """
+    if data.one_id_each or not len(data):
+        return None
+    lengths = data.batch(0).lengths
+    assert lengths is not None
+    return tuple(lengths.double().mean(0).tolist())
+
+
+def _copies(workload: Workload, limits: Limits) -> Iterator[frozenset[int]]:
+    """Yields the sets of tables to try as copies."""
+    yield frozenset()
+    rows = workload.config.embedding_rows
+    samples = workload.batch_size // limits.num_ranks
+    fused = workload.config.embedding_type in FUSED_TYPES
+    if limits.num_ranks > 1 and fused and not limits.fixed_shapes:
+        for limit in (samples // 64, samples // 8):
+            small = frozenset(table for table, count in enumerate(rows) if count <= limit)
+            if small:
+                yield small
+
+
+def _score(placement: Placement, workload: Workload, limits: Limits, machine: Machine) -> tuple:
+    """Less is better: what does not fit, what is uneven, and then time."""
+    found = costs(placement, workload, machine)
+    totals = [cost.memory.total for cost in found]
+    tables = [cost.memory.tables for cost in found]
+    mean = sum(tables) / len(tables)
+    short = max(0, max(totals) - limits.memory) if limits.memory is not None else 0
+    uneven = max(EVEN, max(tables) / mean) if mean else EVEN
+    return short, round(uneven, 3), step_seconds(found)
+
+
+class _Load(NamedTuple):
+    """What a piece adds to a rank, as shares of the mean of all."""
+
+    bytes: float
+    seconds: float
+
+
+def _dealt(
+    workload: Workload, limits: Limits, copied: frozenset[int], parts: dict[int, int]
+) -> Placement:
+    """Divides tables and deals the pieces, the heaviest first, to the rank that has least."""
+    config = workload.config
+    pieces = [
+        piece
+        for table in range(len(config.table_sizes))
+        for piece in _pieces(workload, table, 1 if table in copied else parts[table])
+    ]
+    weigh = _weigh(workload, limits, [p for p in pieces if p.table not in copied])
+    ranks = range(limits.num_ranks)
+    loads, tables = [_Load(0, 0)] * limits.num_ranks, [set() for _ in ranks]  # type: ignore[var-annotated]
+    placed = [piece._replace(rank=None) for piece in pieces if piece.table in copied]
+    for piece in sorted(
+        (p for p in pieces if p.table not in copied), key=lambda p: (-max(weigh(p)), p[:3])
+    ):
+        own = weigh(piece)
+        free = (rank for rank in ranks if piece.table not in tables[rank])
+        rank = min(
+            free,
+            key=lambda r: (
+                max(loads[r].bytes + own.bytes, loads[r].seconds + own.seconds),
+                sum(loads[r]),
+                r,
+            ),
+        )
+        loads[rank] = _Load(loads[rank].bytes + own.bytes, loads[rank].seconds + own.seconds)
+        tables[rank].add(piece.table)
+        placed.append(piece._replace(rank=rank))
+    return Placement(config.embedding_rows, config.embedding_dim, limits.num_ranks, tuple(placed))
+
+
+def _weigh(workload: Workload, limits: Limits, pieces: Sequence[Piece]) -> Callable[[Piece], _Load]:
+    ids = workload.ids_of_tables
+
+    def bytes_of(piece: Piece) -> float:
+        return piece.num_rows * row_bytes(piece.width, workload.optimizer)
+
+    def seconds_of(piece: Piece) -> float:
+        share = piece.num_rows / max(piece.shape[0], 1)
+        return (1 + ids[piece.table] * share) * (_NARROWEST + piece.width)
+
+    all_bytes = sum(map(bytes_of, pieces)) / limits.num_ranks or 1
+    all_seconds = sum(map(seconds_of, pieces)) / limits.num_ranks or 1
+    return lambda piece: _Load(bytes_of(piece) / all_bytes, seconds_of(piece) / all_seconds)
+
+
+def _pieces(workload: Workload, table: int, parts: int) -> list[Piece]:
+    """Divides a table in equal parts, whose ranks are still to be found."""
+    rows, dim = workload.config.embedding_rows[table], workload.config.embedding_dim
+    by_columns = parts <= _most_columns(workload)
+    edges = (
+        [_NARROWEST * (dim // _NARROWEST * i // parts) for i in range(parts)] + [dim]
+        if by_columns and parts > 1
+        else [rows * i // parts for i in range(parts + 1)]
+    )
+    whole = Piece(table, (0, rows), (0, dim), 0, (rows, dim))
+    if parts == 1:
+        return [whole]
+    ranges = zip(edges, edges[1:], strict=False)
+    if by_columns:
+        return [whole._replace(columns=columns) for columns in ranges]
+    return [whole._replace(rows=own) for own in ranges]
+
+
+def _most_columns(workload: Workload) -> int:
+    """How many pieces of columns a table may have."""
+    if workload.optimizer == "row_wise_adagrad":
+        return 1
+    return max(workload.config.embedding_dim // _NARROWEST, 1)
+
+
+def _heaviest(
+    placement: Placement, workload: Workload, limits: Limits, parts: dict[int, int]
+) -> int | None:
+    """Returns the table to divide next: the heaviest on the fullest rank that can be divided."""
+    if workload.config.embedding_type not in FUSED_TYPES:
+        return None
+    held = [piece for piece in placement.pieces if not piece.copied]
+    weigh = _weigh(workload, limits, held)
+    fullest: dict[int, list[float]] = {rank: [0.0, 0.0] for rank in range(limits.num_ranks)}
+    for piece in held:
+        assert piece.rank is not None
+        for i, share in enumerate(weigh(piece)):
+            fullest[piece.rank][i] += share
+    by_columns = _most_columns(workload)
+    may = [
+        piece
+        for piece in held
+        if parts[piece.table] < limits.num_ranks
+        and (2 * parts[piece.table] <= by_columns or not limits.fixed_shapes)
+        and (parts[piece.table] < by_columns or piece.num_rows >= limits.num_ranks)
+    ]
+    rank = max(fullest, key=lambda r: max(fullest[r]))
+    kind = int(fullest[rank][1] > fullest[rank][0])
+    own = [piece for piece in may if piece.rank == rank] or may
+    if not own:
+        return None
+    return max(own, key=lambda piece: (weigh(piece)[kind], -piece.table)).table
+
+
+def shortage(placement: Placement, workload: Workload, limits: Limits, machine: Machine) -> int:
+    """Returns the bytes that the fullest rank lacks; 0 where all fits."""
+    if limits.memory is None:
+        return 0
+    return max(
+        max(cost.memory.total for cost in costs(placement, workload, machine)) - limits.memory, 0
+    )
+
+
+def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> Iterator[str]:
+    """Yields the smallest change of each kind with which the tables would fit."""
+
+    def fits(changed: Workload, changed_limits: Limits = limits) -> bool:
+        return not shortage(
+            plan(changed, changed_limits, machine), changed, changed_limits, machine
+        )
+
+    config = workload.config
+    ranks = limits.num_ranks
+    while ranks < 4096:
+        ranks *= 2
+        if fits(workload, replace(limits, num_ranks=ranks)):
+            least = ranks // 2 + 1
+            while least < ranks:
+                middle = (least + ranks) // 2
+                if fits(workload, replace(limits, num_ranks=middle)):
+                    ranks = middle
+                else:
+                    least = middle + 1
+            yield f"--ranks {ranks}"
+            break
+    if workload.optimizer:
+        size = {kind: row_bytes(config.embedding_dim, kind) for kind in TABLE_OPTIMIZERS}
+        for kind in sorted(size, key=lambda kind: -size[kind]):
+            if size[kind] < size[workload.optimizer] and fits(replace(workload, optimizer=kind)):
+                yield f"--embedding_optimizer {kind}"
+                break
+    dim = config.embedding_dim // 2
+    while dim >= 4:
+        sizes = (*config.bottom_mlp_sizes[:-1], dim)
+        smaller = replace(config, embedding_dim=dim, bottom_mlp_sizes=sizes)
+        if fits(replace(workload, config=smaller)):
+            yield f"--embedding_dim {dim} --bottom_mlp_sizes {','.join(map(str, sizes))}"
+            break
+        dim //= 2
+    yield from _cap(workload, fits)
+
+
+def _cap(workload: Workload, fits: Callable[[Workload], bool]) -> Iterator[str]:
+    """Yields the greatest cap of two digits on the rows of a table."""
+    largest = max(workload.config.embedding_rows)
+    caps = [n * 10**k for k in range(1, len(str(largest))) for n in range(10, 100)]
+    caps = [cap for cap in caps if cap < largest]
+    low, high = 0, len(caps)
+    while low < high:
+        middle = (low + high) // 2
+        capped = replace(workload.config, hash_indices=True, max_table_size=caps[middle])
+        low, high = (middle + 1, high) if fits(replace(workload, config=capped)) else (low, middle)
+    if low:
+        yield f"--hash_indices --max_table_size {caps[low - 1]}"

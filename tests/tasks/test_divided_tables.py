@@ -1,0 +1,402 @@
+"""Training with tables in pieces and copies gives what one process gives with whole ones."""
+
+import functools
+import json
+import re
+from typing import NamedTuple
+
+import list_testing
+import numpy as np
+import pytest
+import torch
+
+from dlrm.data.clicks.batch import Shard, Sharded
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.readers import SplitDataset
+from dlrm.data.clicks.synthetic import SyntheticDataset, write_synthetic_dataset
+from dlrm.distributed import World, gather
+from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.ops import join_float32
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.precision import LossScaler
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
+
+SIZES, DIM = (50, 7, 200), 8
+BATCH, STEPS = 13, 12  # which nothing divides
+
+
+def piece(table, rank, rows=None, columns=None):
+    shape = (SIZES[table], DIM)
+    return Piece(table, rows or (0, shape[0]), columns or (0, DIM), rank, shape)
+
+
+def placed(num_ranks, *pieces):
+    return Placement(SIZES, DIM, num_ranks, pieces)
+
+
+def by_rows(table, *edges):
+    ends = [*edges[1:], SIZES[table]]
+    return [piece(table, rank, rows) for rank, rows in enumerate(zip(edges, ends, strict=True))]
+
+
+def by_columns(table, *edges):
+    ends = [*edges[1:], DIM]
+    return [
+        piece(table, rank, None, columns)
+        for rank, columns in enumerate(zip(edges, ends, strict=True))
+    ]
+
+
+TWO = {
+    "rows": placed(2, piece(0, 1), piece(1, 0), *by_rows(2, 0, 60)),
+    "columns": placed(2, *by_columns(0, 0, 4), piece(1, 1), *by_columns(2, 0, 4)),
+    "uneven columns": placed(2, *by_columns(0, 0, 2), piece(1, 0), piece(2, 1)),
+    "copies": placed(2, piece(0, None), piece(1, None), piece(2, 1)),
+    "copies alone": placed(2, *(piece(table, None) for table in range(3))),
+    "hot rows": placed(
+        2, piece(0, 0), piece(1, 1), piece(2, None, (0, 20)), piece(2, 0, (20, 90)),
+        piece(2, 1, (90, 200)),
+    ),
+    "mixed": placed(
+        2, *by_columns(0, 0, 4), piece(1, None), piece(2, None, (0, 11)), piece(2, 1, (11, 200)),
+    ),
+}  # fmt: skip
+FOUR = {
+    "rows": placed(4, *by_rows(0, 0, 10, 20, 30), piece(1, 3), *by_rows(2, 0, 60, 61)),
+    "columns": placed(4, *by_columns(0, 0, 2, 4, 6), piece(1, 2), *by_columns(2, 0, 4)),
+    "mixed": placed(
+        4, piece(0, None), piece(1, 1), piece(2, None, (0, 9)), piece(2, 0, (9, 100), (0, 4)),
+        piece(2, 1, (9, 200), (4, 8)), piece(2, 2, (100, 200), (0, 4)),
+    ),
+}  # fmt: skip
+
+
+class Run(NamedTuple):
+    """What is trained, and how."""
+
+    optimizer: str = "sgd"
+    embedding_dtype: str = "fp32"
+    hotness: int | None = None
+    pooling: str = "sum"
+    accumulate: int = 1
+    dtype: torch.dtype = torch.float32
+    rows: int = BATCH * STEPS
+    max_grad_norm: float | None = None
+    hash_indices: bool = False
+    wide: bool = False
+    embedding_init: str = "uniform"
+
+
+def trainer_of(world, run, placement=None):
+    config = DLRMConfig(
+        SIZES,
+        4,
+        DIM,
+        bottom_mlp_sizes=(16, DIM),
+        top_mlp_sizes=(16, 8, 1),
+        embedding_dtype=run.embedding_dtype,
+        pooling=run.pooling,
+        hash_indices=run.hash_indices,
+        wide=run.wide,
+        embedding_init=run.embedding_init,
+    )
+    task = Recommendation(config, world, run.dtype, seed=5, placement=placement)
+    return Trainer(
+        task,
+        optimizers=task.optimizers(
+            OptimizerConfig(run.optimizer, run.optimizer.removeprefix("row_wise_")),
+            one_look_up=not run.hotness and run.accumulate == 1,
+        ),
+        schedule=lambda step: 0.05 / step,
+        config=TrainConfig(print_freq=1, gradient_accumulation_steps=run.accumulate),
+        world=world,
+        scaler=LossScaler(
+            max_grad_norm=run.max_grad_norm, counted_elsewhere=task.counted_elsewhere()
+        ),
+    )
+
+
+def batches_of(trainer, run):
+    model, world = trainer.task.model, trainer.world
+    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_alone)
+    spec = FeatureSpec.default(".", 4, [3 * n if run.hash_indices else n for n in SIZES])
+    hotness = run.hotness and [run.hotness]
+    return (
+        Batches(Sharded(SyntheticDataset(spec, split, rows, BATCH, seed=1, hotness=hotness), shard))
+        for split, rows in (("train", run.rows), ("test", 100))
+    )
+
+
+def tables_of(trainer):
+    """The whole tables, put together of the pieces of all ranks, and of copies that agree."""
+    low, found = trainer.parameters.low(), []
+    for part in trainer.parameters.table_parts():
+        own = slice(part.begin, part.end)
+        values = part.weight.detach()[own].float()
+        if id(part.weight) in low:
+            values = join_float32(part.weight.detach()[own], low[id(part.weight)][own])
+        found.append((part.table, part.piece, values.clone()))
+    columns_of = trainer.task.model.config.wide * [1] * len(SIZES)
+    shapes = [*((rows, DIM) for rows in SIZES), *zip(SIZES, columns_of, strict=False)]
+    tables = [torch.full(shape, torch.nan) for shape in shapes]
+    for theirs in gather(found, trainer.world):
+        for table, held, values in theirs:
+            target = tables[table]
+            if held:
+                target = target[slice(*held.rows), slice(*held.columns)]
+            if not target.isnan().all():
+                torch.testing.assert_close(target, values, atol=0, rtol=0)  # of a copy
+            target.copy_(values)
+    return tables
+
+
+def train(world, run, placement=None):
+    """Returns the losses, the tables and the other weights after the last step, and the metrics."""
+    trainer = trainer_of(world, run, placement)
+    trainer.log.quiet = True
+    summary = trainer.fit(*batches_of(trainer, run))
+    losses = [entry["loss"] for entry in trainer.progress.history if "lr" in entry]
+    return losses, tables_of(trainer), trainer.parameters.dense(), summary["best_auc"]
+
+
+@functools.cache
+def alone(run):
+    return train(World(), run)
+
+
+def by(ranks, size, function, *arguments):
+    results = ranks(size).call(function, [arguments] * size)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def check(ranks, placement, run, tolerance=1e-5):
+    expected = alone(run)
+    for found in by(ranks, placement.num_ranks, train, run, placement):
+        for mine, theirs in zip(found[:2], expected[:2], strict=True):
+            torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=0)
+        torch.testing.assert_close(dict(found[2]), dict(expected[2]), atol=tolerance, rtol=0)
+        assert found[3] == pytest.approx(expected[3], abs=2e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("placement", [*TWO.values(), *FOUR.values()], ids=[*TWO, *FOUR])
+def test_losses_and_weights_are_those_of_one_process(ranks, placement, optimizer):
+    if optimizer == "row_wise_adagrad" and any(not p.has_all_columns for p in placement.pieces):
+        pytest.skip("it needs whole rows")
+    check(ranks, placement, Run(optimizer))
+
+
+SOME = {"two, hot rows": TWO["hot rows"], "two": TWO["mixed"]}
+SOME |= {"four, columns": FOUR["columns"], "four": FOUR["mixed"]}
+
+
+@pytest.mark.parametrize("placement", SOME.values(), ids=SOME)
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(embedding_dtype="bf16"),
+        Run(hotness=4),
+        Run(hotness=4, pooling="mean"),
+        Run(accumulate=2),
+        Run(accumulate=3, hotness=4),
+        Run(rows=BATCH * 3 + 1),  # a last batch of one sample
+        Run(max_grad_norm=0.01),
+        Run(hash_indices=True),
+        Run("adagrad", wide=True, hotness=3, embedding_init="normal"),
+    ],
+    ids=str,
+)
+def test_so_are_other_ways_to_train(ranks, placement, run):
+    check(ranks, placement, run)
+
+
+def test_bits_repeat_from_run_to_run(ranks):
+    run = Run("adam", accumulate=2)
+    once, again = (by(ranks, 4, train, run, FOUR["mixed"])[0] for _ in range(2))
+    assert once[0] == again[0]
+    torch.testing.assert_close(once[1:3], again[1:3], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_vectors_may_travel_in_half_precision(ranks, dtype):
+    run = Run(dtype=dtype)
+    tolerance = 0.02 if dtype == torch.bfloat16 else 0.005  # some roundings of values around 1
+    check(ranks, FOUR["mixed"], run, tolerance)
+
+
+def first_values(world, placement, embedding_dtype):
+    return tables_of(trainer_of(world, Run(embedding_dtype=embedding_dtype), placement))
+
+
+@pytest.mark.parametrize("embedding_dtype", ["fp32", "bf16"])
+def test_pieces_start_with_the_values_of_the_whole_table(ranks, embedding_dtype):
+    expected = first_values(World(), None, embedding_dtype)
+    for placement in (TWO["mixed"], TWO["hot rows"]):
+        for found in by(ranks, 2, first_values, placement, embedding_dtype):
+            torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def saved(world, run, placement, folder):
+    trainer = trainer_of(world, run, placement)
+    trainer.log.quiet = True
+    trainer.config = TrainConfig(print_freq=1, max_steps=5)
+    trainer.fit(*batches_of(trainer, run))
+    save_checkpoint(folder, trainer.parameters, {"flags": {}}, {"step": 5}, world=world)
+    return tables_of(trainer)
+
+
+def reloaded(world, run, placement, folder, again):
+    trainer = trainer_of(world, run, placement)
+    load_checkpoint(folder, trainer.parameters, resume=True, world=world)
+    save_checkpoint(again, trainer.parameters, {"flags": {}}, {"step": 5}, world=world)
+    return tables_of(trainer)
+
+
+def table_files(folder):
+    """The bytes of all tables and of their optimizer's state, and what the configuration says."""
+    files = {path.name: path.read_bytes() for path in sorted((folder / "tables").iterdir())}
+    return files, json.loads((folder / "config.json").read_text())["tables"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "embedding_dtype", "names"),
+    [
+        ("adam", "fp32", ["mixed", "rows", "columns"]),
+        ("adagrad", "bf16", ["mixed", "columns"]),
+        ("row_wise_adagrad", "fp32", ["rows", "hot rows", "copies"]),
+    ],
+)
+def test_checkpoints_move_between_placements(ranks, tmp_path, optimizer, embedding_dtype, names):
+    run = Run(optimizer, embedding_dtype)
+    for name in names:
+        folder = tmp_path / name
+        (tables, _) = by(ranks, 2, saved, run, TWO[name], folder)
+        expected = table_files(folder)
+        numbers = [np.frombuffer(expected[0][f"{i}.bin"], np.float32) for i in range(3)]
+        for mine, table in zip(numbers, tables, strict=True):
+            torch.testing.assert_close(
+                torch.from_numpy(mine.copy()), table.flatten(), atol=0, rtol=0
+            )
+        for other in names:
+            again = tmp_path / f"{name} to {other}"
+            found, _ = by(ranks, 2, reloaded, run, TWO[other], folder, again)
+            torch.testing.assert_close(found, tables, atol=0, rtol=0)
+            assert table_files(again) == expected
+        alone = tmp_path / f"{name} alone"
+        torch.testing.assert_close(
+            reloaded(World(), run, None, folder, alone), tables, atol=0, rtol=0
+        )
+        assert table_files(alone) == expected
+
+
+@pytest.mark.parametrize(("table", "value"), [(2, 200), (2, -1), (2, 2**40), (1, 7)])
+@pytest.mark.parametrize("name", ["rows", "hot rows", "mixed"])
+def test_an_id_outside_its_table_is_refused_before_anything_is_sent(name, table, value):
+    said = []
+    for rank in range(2):
+        model = DLRM(DLRMConfig(SIZES, 4, DIM, (DIM,), (1,)), World(rank, 2), placement=TWO[name])
+        own = model.tables_by_rank[rank]
+        ids = torch.zeros(6, len(own), dtype=torch.int64)
+        ids[5, [other == table for other in own]] = value
+        with pytest.raises((RuntimeError, ValueError)) as raised:  # there is no process group
+            model(torch.zeros(3, 4), ids)
+        said.append(str(raised.value))
+    named = [text for text in said if "process group" not in text]
+    assert named
+    assert all(re.search(r"embedding(_bag)?: id .* batch row", text) for text in named)
+
+
+def test_row_wise_adagrad_needs_whole_rows(ranks):
+    for result in ranks(2).call(train, [(Run("row_wise_adagrad"), TWO["columns"])] * 2):
+        assert isinstance(result, ValueError)
+        assert "table 0: expected pieces with all columns" in str(result)
+
+
+def listed(num_ranks):
+    """A placement of the tables of `list_testing`: in columns, a copy, and hot rows."""
+    rows, dim = tuple(list_testing.SIZES.values()), DIM
+    whole = [
+        Piece(table, (0, count), (0, dim), None, (count, dim)) for table, count in enumerate(rows)
+    ]
+    half = rows[2] // 2
+    pieces = [whole[1], whole[0]._replace(columns=(0, 4), rank=0)]
+    pieces += [whole[0]._replace(columns=(4, 8), rank=1), whole[2]._replace(rows=(0, 9))]
+    pieces += [
+        whole[2]._replace(rows=(9, half), rank=1),
+        whole[2]._replace(rows=(half, rows[2]), rank=0),
+    ]
+    return Placement(rows, dim, num_ranks, tuple(pieces))
+
+
+def stepped(world, folder, placement):
+    """Reads from disk, takes three steps, and returns the losses, summed over the ranks."""
+    spec = FeatureSpec.load(folder)
+    poolings = spec.poolings
+    config = DLRMConfig(tuple(spec.cardinalities), 2, DIM, (DIM,), (4, 1), table_poolings=poolings)
+    task = Recommendation(config, world, seed=2, placement=placement)
+    model = task.model
+    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_alone)
+    data, losses = SplitDataset(spec, "train", 11, shard=shard), []
+    (*optimizers,) = task.optimizers(OptimizerConfig(freeze_mlps=True))
+    set_learning_rate(optimizers, 0.5)
+    for index in range(3):
+        loss = task.loss(data.batch(index))
+        losses.append(sum(gather(loss.item(), world)))
+        model.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return losses, data.batch(1)
+
+
+def test_lists_with_weights_are_read_and_trained_in_pieces(ranks, tmp_path):
+    folder = tmp_path / "data"
+    rows = list_testing.drawn(33, seed=0)
+    list_testing.write(folder, {"train": rows, "test": rows}, weights=True)
+    expected, whole = stepped(World(), folder, None)
+    assert expected[2] != pytest.approx(expected[1], abs=1e-3)  # the steps are not nothing
+    placement = listed(2)
+    first, second = by(ranks, 2, stepped, folder, placement)
+    for losses, _ in (first, second):
+        assert losses == pytest.approx(expected, abs=1e-5)
+    for rank, (_, batch) in enumerate((first, second)):
+        own = World(rank, 2).part(11)
+        others = [row for row in range(11) if not own.start <= row < own.stop]
+        assert placement.copied_alone(rank) == (1,)
+        assert batch.lengths[others, 1].sum() == 0
+        torch.testing.assert_close(batch.lengths[own], whole.lengths[own], check_dtype=False)
+        torch.testing.assert_close(
+            batch.lengths[:, [0, 2]], whole.lengths[:, [0, 2]], check_dtype=False
+        )
+
+
+def ids_from_disk(world, folder, placement):
+    shard = Shard(
+        world, tuple(placement.tables_by_rank()[world.rank]), placement.copied_alone(world.rank)
+    )
+    spec = FeatureSpec.load(folder)
+    read = SplitDataset(spec, "train", BATCH, shard=shard).batch(0).categorical
+    taken = shard.take(SplitDataset(spec, "train", BATCH).batch(0)).categorical
+    return read, taken, SplitDataset(spec, "train", BATCH).batch(0).categorical
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ids_of_copies_are_read_for_own_samples_alone(tmp_path, rank):
+    spec = FeatureSpec.default(tmp_path / "data", 4, SIZES)
+    write_synthetic_dataset(tmp_path / "data", spec, 40, seed=1)
+    read, taken, whole = ids_from_disk(World(rank, 2), tmp_path / "data", TWO["copies"])
+    own = World(rank, 2).part(BATCH)
+    tables = TWO["copies"].tables_by_rank()[rank]
+    expected = torch.zeros_like(whole)
+    expected[own] = whole[own]
+    expected[:, 2] = whole[:, 2]  # which rank 1 alone looks up, and reads
+    torch.testing.assert_close(read, expected[:, tables], check_dtype=False)
+    torch.testing.assert_close(taken, expected[:, tables], check_dtype=False)
