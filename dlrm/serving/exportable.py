@@ -49,8 +49,7 @@ class Exportable(nn.Module):
         self.register_buffer("sizes", sizes)
         self.register_buffer("first_rows", sizes.cumsum(0) - sizes)
         self.tables = _Lookup(tables)
-        self.wide: Tensor
-        self.register_buffer("wide", _wide_weights(model, tables))
+        self.wide = _Lookup(QuantizedTables(_wide_weights(model, tables)))
         self.bottom_mlp = model.bottom_mlp.exportable()
         embedding = model.numerical_embedding
         self.numerical_embedding = embedding.exportable() if embedding is not None else None
@@ -76,9 +75,6 @@ class Exportable(nn.Module):
         if self.cross is not None:
             hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
         return self.output(hidden)
-
-    def _wide_of(self, rows: Tensor) -> Tensor:
-        return F.embedding(rows, self.wide).float()
 
     def _scores(self, logits: Tensor) -> Tensor:
         logits = self.recalibrate(logits)
@@ -133,7 +129,7 @@ class ExportableDLRM(Exportable):
         rows = self._known(ids.long(), self.sizes) + self.first_rows
         logits = self._logits(numerical, self.tables(rows))
         if self.has_wide:
-            logits = logits + self._wide_of(rows).sum(1)
+            logits = logits + self.wide(rows).sum(1)
         return self._scores(logits)
 
 
@@ -173,7 +169,7 @@ class ExportableBagDLRM(Exportable):
         rows = self._known(ids.long(), self.sizes[tables]) + self.first_rows[tables]
         logits = self._logits(numerical, self._pooled(self.tables(rows), bags, lengths, weights))
         if self.has_wide:
-            logits = logits + self._pooled(self._wide_of(rows), bags, lengths, weights).sum(1)
+            logits = logits + self._pooled(self.wide(rows), bags, lengths, weights).sum(1)
         return self._scores(logits)
 
     def _pooled(

@@ -83,8 +83,8 @@ def _dealt(inputs: Inputs, table: int, order: np.ndarray) -> Inputs:
 def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
     """Returns gradient times input of each field for the logit of each row, `[rows, fields]`.
 
-    Of a table the input is the vector of the row's id, so that its contribution is a dot product;
-    of several ids the contributions are added up.
+    Of a table the input is the vector of the row's id, so that its contribution is a dot product,
+    and the id's weight in the wide term; of several ids the contributions are added up.
     """
     tables = quantize_tables(predictor.model, "fp32")
     model = exportable(predictor.model, tables, inputs, recalibration=predictor.recalibration)
@@ -94,18 +94,20 @@ def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
         looked_up.append(vectors.detach().requires_grad_())
         return looked_up[-1]
 
-    hook = model.tables.register_forward_hook(keep)
+    hooks = [part.register_forward_hook(keep) for part in (model.tables, model.wide)]
     try:
         numerical = torch.from_numpy(inputs.numerical).float().requires_grad_()
         logits = model(numerical, *map(torch.from_numpy, inputs.arrays[1:]))
     finally:
-        hook.remove()
-    gradients = torch.autograd.grad(logits.sum(), [numerical, looked_up[0]], allow_unused=True)
-    of_numerical, of_tables = (
+        for hook in hooks:
+            hook.remove()
+    leaves = [numerical, *looked_up]
+    gradients = torch.autograd.grad(logits.sum(), leaves, allow_unused=True)
+    of_numerical, *of_tables = (
         torch.zeros_like(value) if gradient is None else gradient * value
-        for gradient, value in zip(gradients, (numerical, looked_up[0]), strict=True)
+        for gradient, value in zip(gradients, leaves, strict=True)
     )
-    by_table = of_tables.sum(-1)  # or by id
+    by_table = sum((part.sum(-1) for part in of_tables[1:]), of_tables[0].sum(-1))  # or by id
     if inputs.lengths is not None:
         bags = torch.from_numpy(inputs.bags_of_ids())
         by_table = torch.zeros(inputs.lengths.size).index_add(0, bags, by_table)

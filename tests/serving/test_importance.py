@@ -1,11 +1,15 @@
 """The importance of fields, where some are planted to matter and others not to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import dlrm
+from dlrm.model.dlrm import DLRM
 from dlrm.serving.importance import contributions, permutation_importance
+from dlrm.serving.predictor import Predictor
 from dlrm.serving.rows import text_of_lines
 
 
@@ -41,6 +45,21 @@ def test_planted_fields_matter_and_useless_ones_do_not(rows):
     for array, copy in zip(inputs.arrays, before, strict=True):
         np.testing.assert_array_equal(array, copy)
     np.testing.assert_array_equal(predictor.logits_of(inputs), logits)
+
+
+def test_the_wide_term_is_part_of_the_contributions(rows):
+    """A model whose only sum is the wide one: each field contributes the weight of its id."""
+    predictor, inputs, _ = rows
+    config = replace(predictor.model.config, wide=True)
+    model = DLRM(config)
+    ((weight, _),) = model.wide.table_parameters()
+    with torch.no_grad():
+        model.output.weight.zero_()
+        weight.normal_(generator=torch.Generator().manual_seed(0))
+    found = contributions(Predictor(model, predictor.transform, predictor.path), inputs)
+    first_rows = np.cumsum([0, *config.embedding_rows[:-1]])
+    np.testing.assert_allclose(found[:, 3:], weight.detach().numpy()[inputs.ids + first_rows, 0])
+    np.testing.assert_array_equal(found[:, :3], 0)
 
 
 def test_contributions_are_what_growing_inputs_add(rows):
