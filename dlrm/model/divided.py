@@ -205,7 +205,7 @@ class _Group(nn.Module):
             return bags
         wanted = torch.zeros_like(lengths, dtype=torch.bool)
         wanted[samples] = self._wanted
-        here = wanted.flatten().repeat_interleave(lengths.flatten(), output_size=len(ids))
+        here = wanted.flatten().repeat_interleave(lengths.flatten().long(), output_size=len(ids))
         ids, weights = ids[here], None if weights is None else weights[here]
         own = Bags(ids, lengths[samples].index_select(1, self._columns), weights, pooling)
         return self._within_bounds(own) if self.bounded else own

@@ -13,6 +13,8 @@ from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
 EVEN = 1.1  # the largest rank's bytes over the mean; less is not worth time
 _NARROWEST = 16  # columns of a piece: a line of the cache, of float32
+_RANKS_TRIED = 20
+_MOST_RANKS = 512
 _PATIENCE = 6  # divisions in a row that bring nothing
 
 
@@ -220,19 +222,18 @@ def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> It
         )
 
     config = workload.config
-    ranks = limits.num_ranks
-    while ranks < 4096:
-        ranks *= 2
-        if fits(workload, replace(limits, num_ranks=ranks)):
-            least = ranks // 2 + 1
-            while least < ranks:
-                middle = (least + ranks) // 2
-                if fits(workload, replace(limits, num_ranks=middle)):
-                    ranks = middle
-                else:
-                    least = middle + 1
+    assert limits.memory is not None
+    whole = replace(config, placement="balanced").placed(1)
+    cost = costs(whole, workload, machine)[0].memory
+    left = limits.memory - cost.runtime - cost.dense
+    if left <= 0:
+        return  # no table, however small, would fit
+    ranks = max(limits.num_ranks + 1, -(-cost.tables // left))
+    for _ in range(_RANKS_TRIED):
+        if ranks <= _MOST_RANKS and fits(workload, replace(limits, num_ranks=ranks)):
             yield f"--ranks {ranks}"
             break
+        ranks += -(-ranks // 16)
     if workload.optimizer:
         size = {kind: row_bytes(config.embedding_dim, kind) for kind in TABLE_OPTIMIZERS}
         for kind in sorted(size, key=lambda kind: -size[kind]):

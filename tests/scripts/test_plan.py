@@ -1,0 +1,98 @@
+"""`dlrm.scripts.plan` says what a training takes, and a training takes what it says."""
+
+import forked
+import pytest
+import yaml
+from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
+from test_dist_main import Ranks, last_metrics
+
+PLAN, MAIN = "dlrm.scripts.plan", "dlrm.scripts.main"
+TRAIN = ["--mode=train", "--base_device=cpu", "--dataset=data", *MODEL, *RUN]
+SIZES = "--synthetic_dataset_table_sizes=" + ",".join(map(str, [6000, *[400] * 10]))
+
+
+def planned(*flags, code=0, **options):
+    done = forked.run(PLAN, *flags, **options)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def test_a_plan_is_printed_and_written(tmp_path):
+    said = planned(SIZES, "--ranks=4", "--memory_gb=2", "--output=plan.yaml", cwd=tmp_path)
+    assert "11 tables of 10,000 rows x 128:" in said
+    assert "bound by" in said
+    assert "fits in 2.00 GB a rank" in said
+    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert [table["rows"] for table in written["tables"]] == [6000, *[400] * 10]
+    assert len(written["tables"][0]["pieces"]) == 4
+    again = planned(SIZES, "--ranks=4", "--memory_gb=2", "--placement=plan.yaml", cwd=tmp_path)
+    assert again.splitlines() == said.splitlines()[:-1]
+
+
+def test_what_does_not_fit_has_an_exit_code_and_what_would(tmp_path):
+    said = planned(SIZES, "--memory_gb=0.1", "--machine=cpu", code=3, cwd=tmp_path)
+    assert "does not fit: the fullest rank lacks" in said
+    said = planned(
+        "--synthetic_dataset_table_sizes=40000000", "--memory_gb=12", code=3, cwd=tmp_path
+    )
+    assert "--ranks 2" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--placement=plan.yaml", "--ranks=3"), "ranks: expected the number of processes, 3, got"),
+        (
+            ("--placement=plan.yaml", "--ranks=2", "--embedding_dim=64", "--bottom_mlp_sizes=64"),
+            "64",
+        ),
+        (("--placement=nvida",), "--placement nvida: expected auto, balanced, nvidia or a file"),
+        (("--memory_gb=0",), "--memory_gb 0.0: expected a number above 0"),
+        (("--mean_ids=1,2",), "--mean_ids 1.0,2.0: expected one number of 0 or more, or one for"),
+        (("--output=plan.yaml",), "plan.yaml: exists; --overwrite replaces it"),
+        (("--dataset=nowhere",), "nowhere"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_line(tmp_path, flags, message):
+    planned(SIZES, "--ranks=2", "--output=plan.yaml", cwd=tmp_path)
+    done = forked.run(PLAN, SIZES, *flags, cwd=tmp_path)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def by_hand(folder):
+    """A copy, rows, columns, and hot rows with a whole rest."""
+    pieces = [
+        [{"rank": 0, "columns": [0, 2]}, {"rank": 1, "columns": [2, 4]}],
+        [{"rank": 0, "rows": [0, 90]}, {"rank": 1, "rows": [90, 200]}],
+        [{"rank": "all"}],
+        [{"rank": "all", "rows": [0, 10]}, {"rank": 1, "rows": [10, 130]}],
+    ]
+    tables = [
+        {"name": f"t{i}", "rows": rows, "pieces": own}
+        for i, (rows, own) in enumerate(zip(TABLE_SIZES, pieces, strict=True))
+    ]
+    text = yaml.safe_dump({"ranks": 2, "embedding_dim": 4, "tables": tables})
+    (folder / "plan.yaml").write_text(text)
+
+
+def test_a_training_of_a_plan_is_that_of_one_process_and_goes_on_elsewhere(tmp_path):
+    write_dataset(tmp_path / "data")
+    by_hand(tmp_path)
+    one = forked.run(MAIN, *TRAIN, "--epochs=2", "--save_checkpoint_path=one", cwd=tmp_path)
+    assert one.returncode == 0, one.stderr
+    expected = last_metrics(one.stdout)
+    steps = ["--save_checkpoint_path=run", "--resume"]
+    for placement, length in (("plan.yaml", 8), ("auto", 14), ("nvidia", 20)):
+        flags = [f"--placement={placement}", f"--max_steps={length}", "--epochs=2"]
+        job = Ranks(tmp_path, MAIN, *TRAIN, *steps, *flags)
+        assert job.wait() == 0, job.output()
+    done = forked.run(MAIN, *TRAIN, *steps, "--epochs=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = last_metrics(done.stdout)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-3), name
