@@ -41,7 +41,10 @@ def by_decile(values: np.ndarray) -> Slices:
     for place in range(len(edges) + 1):
         chosen = places == place
         if chosen.any():
-            slices.append((f"{values[chosen].min():.4g} to {values[chosen].max():.4g}", chosen))
+            ends = dict.fromkeys(
+                f"{end:.4g}" for end in (values[chosen].min(), values[chosen].max())
+            )
+            slices.append((" to ".join(ends), chosen))
     return slices
 
 

@@ -235,6 +235,8 @@ def _score(predictor: Predictor, source: str, name: str) -> None:
         print(f"note: there are no rows in {name}")
     if labels and file.rows:
         _print_metrics(np.concatenate(logits), np.concatenate(labels))
+        if note := _counts_rows_once(name):
+            print(note)
     if line := shares.line() if file.rows else None:
         print(line)
     print("\n".join(explained), end="\n" * bool(explained))
@@ -416,6 +418,16 @@ def _is_dataset(path: Path) -> bool:
     """Whether a directory is a dataset rather than a folder of tables."""
     known = (layout.FEATURE_SPEC, layout.MODEL_SIZE, MANIFEST)
     return FLAGS.dataset_type != "split" or any((path / name).exists() for name in known)
+
+
+def _counts_rows_once(source: str) -> str | None:
+    """Returns a line on the metrics of a dataset with sample weights, which `evaluate` can use."""
+    if not Path(source, FLAGS.split, layout.WEIGHT_FILE).is_file():
+        return None
+    return (
+        "note: these metrics count every row once; `python -m dlrm.scripts.evaluate --weights "
+        "weight` weighs rows as the dataset says"
+    )
 
 
 def _take_dataset(

@@ -1,7 +1,7 @@
 """Checks a dataset on disk: `python -m dlrm.scripts.verify_dataset DIR`.
 
 Sizes and CRC-32 of the manifest, the specification, every id against the cardinality of its table,
-every label and number, and the lengths and weights of lists. All that is wrong is said, not the
+every label, number and weight, and the lengths of lists. All that is wrong is said, not the
 first of it; the exit status is 1 where something is. Files that the manifest does not name are said
 too, and are wrong where a reader would take them for a part of the dataset.
 
@@ -20,7 +20,7 @@ from absl import flags
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.list_columns import ListColumn
+from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
 from dlrm.data.images import layout as image_layout
 from dlrm.data.text import layout as text_layout
 from dlrm.data.transform.fitted import load_transform
@@ -221,6 +221,8 @@ def _of_split(spec: FeatureSpec, split: str) -> Iterator[str]:
     for block in _blocks(path, 1):
         yield from _outside(path, "a label of 0 or 1", block, place, 0, 2)
         place += len(block)
+    if (path_of_weights := spec.weights_file(split)) is not None:
+        yield from _of_weights(path_of_weights, rows)
     if spec.numerical:
         path, place = spec.file(split, spec.numerical[0]), 0
         width = len(spec.numerical)
@@ -228,6 +230,15 @@ def _of_split(spec: FeatureSpec, split: str) -> Iterator[str]:
             numbers = block.view(layout.NUMERICAL_DTYPE).reshape(-1, width)
             yield from _not_finite(path, numbers, place)
             place += len(numbers)
+
+
+def _of_weights(path: Path, rows: int) -> Iterator[str]:
+    try:
+        weights = SampleWeights(path, rows, None)
+        for begin in range(0, rows, _BLOCK_IDS):
+            weights.read(begin, min(begin + _BLOCK_IDS, rows))
+    except ValueError as error:
+        yield str(error)
 
 
 def _of_list(spec: FeatureSpec, split: str, name: str, rows: int) -> Iterator[str]:

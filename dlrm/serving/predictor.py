@@ -3,7 +3,7 @@
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -435,6 +435,8 @@ def _list_or_text(value: Any) -> Cell:
     """A value as JSON lines would have it."""
     if isinstance(value, list | tuple | np.ndarray):
         return [_list_or_text(one) for one in value]
+    if isinstance(value, Mapping | Set):
+        raise ValueError(f"rows: expected values, or lists of them, got {value!r}")
     return _field(value).decode() or None
 
 

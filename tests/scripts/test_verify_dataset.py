@@ -50,6 +50,16 @@ def test_a_flipped_bit_is_found(copy):
     assert f"{path}: expected CRC-32" in problem
 
 
+def test_a_sample_weight_that_is_none_is_found(copy):
+    rows = (copy / "train" / "label.bin").stat().st_size
+    weights = np.ones(rows, np.float32)
+    weights[[7, 11]] = np.nan, -1
+    weights.tofile(copy / "train" / "weight.bin")
+    new_manifest(copy)
+    (problem,) = verify(copy)
+    assert problem.endswith("weight.bin: row 7: expected a weight of 0 or more, got nan")
+
+
 def test_all_problems_are_said(copy):
     table = copy / "test" / "cat_0.bin"
     size = layout.read_model_size(copy)[0]

@@ -9,6 +9,8 @@ from dlrm.data.clicks.bags import Bags
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.verification import Verifier
 
+_ROWS_AT_ONCE = 1 << 20
+
 
 class ListColumn:
     """A list field of one split, memory-mapped; see `dlrm.data.clicks.bags` for the files.
@@ -141,7 +143,7 @@ class SampleWeights:
         verifier: compares what is read with the dataset's checksums; None compares nothing.
 
     Raises:
-        ValueError: the file is longer or shorter than the rows.
+        ValueError: the file is longer or shorter than the rows, or all weights are 0.
     """
 
     def __init__(self, path: Path, rows: int, verifier: Verifier | None) -> None:
@@ -153,6 +155,9 @@ class SampleWeights:
             )
         self.path, self._weights = path, map_file(path, dtype, (rows,))
         self._checked = verifier.open(path) if verifier else None
+        blocks = range(0, rows, _ROWS_AT_ONCE)
+        if rows and not any(self._weights[row : row + _ROWS_AT_ONCE].any() for row in blocks):
+            raise ValueError(f"{path}: expected a weight above 0, got {rows:,} zeros")
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Returns the weights of rows `begin` to `end`.

@@ -159,7 +159,7 @@ def columns_of(file: TableFile, text: TextFormat) -> list[str]:
     if file.kind == PARQUET:
         names = schema_of(file.path).names
         return names + [n for n in partition_of(file.path, file.root) if n not in names]
-    return next((names for names, _, _ in chunks_of(file, text, {})), [])
+    return next((names for names, _, _ in chunks_of(file, text, {}, wanted=())), [])
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,7 @@ def chunks_of(
     text: TextFormat,
     problems: dict[int, str] | None = None,
     lists: Collection[str] | None = None,
+    wanted: Collection[str] | None = None,
 ) -> Iterator[Chunk]:
     """Yields names, line numbers and cells of text, some rows at a time.
 
@@ -205,11 +206,12 @@ def chunks_of(
         text: how CSV is read.
         problems: gets what is wrong with a row, by line; see `CsvFormat.chunks`.
         lists: columns that have lists in JSON lines, and no others; None takes them anywhere.
+        wanted: columns of JSON lines whose cells are read, others being None; None is all.
     """
     if file.kind == CSV:
         yield from text.of(file.path).chunks(file.path, problems)
     else:
-        yield from _json_lines(file.path, text.chunk_size, problems, lists)
+        yield from _json_lines(file.path, text.chunk_size, problems, lists, wanted)
 
 
 def batches_of(
@@ -234,7 +236,7 @@ def batches_of(
                 done += batch.num_rows
         return
     lists = lists or Lists()
-    for names, lines, records in chunks_of(file, text, lists=lists.separators):
+    for names, lines, records in chunks_of(file, text, lists=lists.separators, wanted=columns):
         there = [name for name in columns if name in names]
         if twice := [name for name in there if names.count(name) > 1]:
             raise ValueError(f"{file.path}: two columns are called {twice[0]!r}")
@@ -293,7 +295,7 @@ def stage(
         staged_file(Path(target)) as partial,
         pq.ParquetWriter(partial, schema, **options) as writer,
     ):
-        for names, lines, records in chunks_of(file, text, problems, lists.separators):
+        for names, lines, records in chunks_of(file, text, problems, lists.separators, columns):
             found |= dict.fromkeys(names)
             if file.kind == CSV:
                 check_names(file.path, names, text.of(file.path), columns)
@@ -316,6 +318,7 @@ def _json_lines(
     chunk_size: int,
     problems: dict[int, str] | None,
     lists: Collection[str] | None,
+    wanted: Collection[str] | None,
 ) -> Iterator[Chunk]:
     """Yields rows of JSON lines; numbers are the text that stands there."""
     names: dict[str, int] = {}
@@ -333,7 +336,7 @@ def _json_lines(
                 if not line.strip():
                     continue
                 try:
-                    rows.append(_json_row(line, lists))
+                    rows.append(_json_row(line, lists, wanted))
                 except ValueError as error:
                     if problems is None:
                         raise ValueError(f"{path}, line {number}, {error}") from None
@@ -352,7 +355,9 @@ def _json_lines(
     yield list(names), lines, [[row.get(name) for name in names] for row in rows]
 
 
-def _json_row(line: str, lists: Collection[str] | None) -> dict[str, Cell]:
+def _json_row(
+    line: str, lists: Collection[str] | None, wanted: Collection[str] | None
+) -> dict[str, Cell]:
     if not line.isascii() and (problem := not_utf_8(line)):
         raise ValueError(problem)
     try:
@@ -365,7 +370,9 @@ def _json_row(line: str, lists: Collection[str] | None) -> dict[str, Cell]:
         raise ValueError(f"expected a map of columns to values, got {brief(row)}")
     found: dict[str, Cell] = {}
     for name, value in row.items():
-        if isinstance(value, list) and (lists is None or name in lists):
+        if wanted is not None and name not in wanted:
+            found[name] = None
+        elif isinstance(value, list) and (lists is None or name in lists):
             found[name] = [
                 _json_value(f"column {name}: {in_list(place, '')}", one)
                 for place, one in enumerate(value)

@@ -48,7 +48,9 @@ _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no fiel
 
 
 def define_flags() -> None:
-    flags.DEFINE_list("input", [], "Logs or CSVs, separated by commas, whose rows are judged")
+    flags.DEFINE_list(
+        "input", [], "Logs, Parquet, CSV or JSON lines, separated by commas, whose rows are judged"
+    )
     flags.DEFINE_string("against", None, "Checkpoint of a model that is judged on the same rows")
     flags.DEFINE_string(
         "groups",

@@ -189,6 +189,16 @@ def test_bytes_are_compared_with_their_checksums_before_they_are_used(directory,
         read()
 
 
+def test_a_split_whose_weights_are_all_0_is_refused(directory, tmp_path):
+    copy = tmp_path / "dataset"
+    shutil.copytree(directory, copy)
+    (copy / "train" / "weight.bin").write_bytes(bytes(4 * 9000) + np.float32(1).tobytes())
+    SplitDataset(FeatureSpec.load(copy), "train", 10)
+    (copy / "train" / "weight.bin").write_bytes(bytes(4 * 9001))
+    with pytest.raises(ValueError, match="train/weight.bin: expected a weight above 0, got 9,001"):
+        SplitDataset(FeatureSpec.load(copy), "train", 10)
+
+
 def test_a_file_of_weights_of_another_size_is_refused(directory, tmp_path):
     copy = tmp_path / "dataset"
     shutil.copytree(directory, copy)

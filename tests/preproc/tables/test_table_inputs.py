@@ -334,6 +334,16 @@ BAD_LINES = {
 }
 
 
+def test_columns_of_json_that_the_schema_does_not_name_may_hold_anything(tmp_path):
+    more = {"seconds": [0.5, 1.0], "meta": {"a": [1]}, "half": "\ud800"}
+    lines = [row(), row(y=1), row(), row()]
+    plain = write_json(tmp_path / "a.jsonl", *lines)
+    wide = write_json(tmp_path / "b.jsonl", *(more | line for line in lines))
+    prepare(SCHEMA, [plain], tmp_path / "plain")
+    prepare(SCHEMA, [wide], tmp_path / "wide")
+    assert contents(tmp_path / "wide", ".bin") == contents(tmp_path / "plain", ".bin")
+
+
 @pytest.mark.parametrize("case", BAD_LINES)
 def test_a_bad_line_of_json_is_named(tmp_path, case):
     line, problem = BAD_LINES[case]
