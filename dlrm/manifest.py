@@ -140,7 +140,9 @@ def write_manifest(
         facts: further entries.
     """
     files = {}
-    for path in sorted(p for p in directory.rglob("*") if p.is_file() and p.name != MANIFEST):
+    for path in sorted(
+        p for p in directory.rglob("*") if p.is_file() and p != directory / MANIFEST
+    ):
         name = path.relative_to(directory).as_posix()
         sums = (checksums or {}).get(name) or checksum(path)
         files[name] = {"bytes": path.stat().st_size, "crc32": sums}

@@ -30,6 +30,7 @@ from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.documents import one_line
 from dlrm.files import staged_directory
+from dlrm.model.ensemble import members_of
 from dlrm.serving import platforms
 from dlrm.serving.compare import Agreement, agreement, compare_tables, score_rows, table_lines
 from dlrm.serving.exportable import example_like, exportable
@@ -395,7 +396,8 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
     reference, tables = export.reference, export.tables
     precision = export.options.embedding_precision
     model = export.predictor.model
-    full = 4 * sum(model.config.embedding_rows) * model.config.embedding_dim
+    rows = sum(model.config.embedding_rows) * len(members_of(model))
+    full = 4 * rows * model.config.embedding_dim
     report = {
         "checkpoint": str(export.predictor.path),
         "dataset": reference.dataset,

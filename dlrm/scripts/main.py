@@ -24,6 +24,7 @@ from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_setup import DLRMSetup, check, own_part, set_up, training
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.run import Watch
+from dlrm.scripts.common.seeds import train_seeds
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
@@ -52,6 +53,8 @@ def main(
 
 def run(values: Values) -> dict[str, float]:
     """Does what the flags say and returns the summary; see `dlrm.scripts.common.run`."""
+    if values["seeds"]:
+        return train_seeds(values, run)
     may_differ = dlrm_flags.RANKS_MAY_DIFFER
     return driver.run(values, set_up, _notices, _act, check, may_differ)
 

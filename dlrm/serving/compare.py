@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from dlrm.model.dlrm import DLRM
+from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.serving.exportable import exportable
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.platforms import Score
@@ -84,7 +85,7 @@ def score_rows(score: Score, inputs: Inputs) -> np.ndarray:
 
 @torch.inference_mode()
 def compare_tables(
-    model: DLRM, tables: QuantizedTables, inputs: Inputs, labels: np.ndarray
+    model: DLRM | Ensemble, tables: QuantizedTables, inputs: Inputs, labels: np.ndarray
 ) -> list[Agreement]:
     """Returns, for each table, how quantizing it alone changes a model's logits.
 
@@ -97,29 +98,42 @@ def compare_tables(
         return exported(*map(torch.from_numpy, arrays)).numpy()
 
     before = score_rows(score, inputs)
-    result, begin = [], 0
-    for rows in model.config.embedding_rows:
-        part = slice(begin, begin + rows)
-        kept = full[part].clone()
-        full[part] = tables.rows(part.start, part.stop).float()
+    result = []
+    for parts in _places(model):
+        kept = [full[part].clone() for part in parts]
+        for part in parts:
+            full[part] = tables.rows(part.start, part.stop).float()
         result.append(agreement(before, score_rows(score, inputs), labels))
-        full[part] = kept
-        begin += rows
+        for part, values in zip(parts, kept, strict=True):
+            full[part] = values
     return result
 
 
+def _places(model: DLRM | Ensemble) -> list[list[slice]]:
+    """Returns of each table where its rows are among those of all tables, member by member."""
+    rows = model.config.embedding_rows
+    ends = np.cumsum(rows)
+    firsts = [sum(rows) * index for index in range(len(members_of(model)))]
+    return [
+        [slice(first + int(end) - size, first + int(end)) for first in firsts]
+        for end, size in zip(ends, rows, strict=True)
+    ]
+
+
 def table_lines(
-    names: Sequence[str], model: DLRM, tables: QuantizedTables, agreements: Sequence[Agreement]
+    names: Sequence[str],
+    model: DLRM | Ensemble,
+    tables: QuantizedTables,
+    agreements: Sequence[Agreement],
 ) -> list[str]:
     """Returns a table to print: size of each table, and what quantizing it alone changes."""
     lines = [f"{'table':<24}{'rows':>12}{'bytes':>14}{'of fp32':>9}{'AUC':>12}{'log loss':>12}"]
-    begin = 0
-    for name, rows, found in zip(names, model.config.embedding_rows, agreements, strict=True):
-        size = tables.rows(begin, begin + rows).num_bytes
+    for name, parts, found in zip(names, _places(model), agreements, strict=True):
+        rows = sum(part.stop - part.start for part in parts)
+        size = sum(tables.rows(part.start, part.stop).num_bytes for part in parts)
         share = size / (4 * rows * model.config.embedding_dim)
         lines.append(
             f"{name:<24}{rows:>12,}{size:>14,}{share:>9.3f}"
             f"{found.auc_change:>+12.1e}{found.log_loss_change:>+12.1e}"
         )
-        begin += rows
     return lines

@@ -5,7 +5,7 @@ outside its table counts as unknown, which is id 0.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm.model.dlrm import DLRM
+from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.quantize import QuantizedTables
 from dlrm.serving.recalibration import Recalibration
@@ -81,14 +82,59 @@ class Exportable(nn.Module):
         return logits.sigmoid() if self.probability else logits
 
 
+class ExportableEnsemble(nn.Module):
+    """Exportable networks whose logits are averaged before what scores are made of them.
+
+    Args:
+        members: the networks, which return logits.
+        probability, recalibration: as of `Exportable`.
+    """
+
+    def __init__(
+        self, members: Sequence[Exportable], probability: bool, recalibration: Recalibration | None
+    ) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.probability = probability
+        self.recalibrate = nn.Identity() if recalibration is None else recalibration
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        logits = self.recalibrate(logits / len(self.members))
+        return logits.sigmoid() if self.probability else logits
+
+
+class _EnsembleOfIds(ExportableEnsemble):
+    """Of members that take one id a table."""
+
+    def forward(self, numerical: Tensor, ids: Tensor) -> Tensor:
+        """See `ExportableDLRM.forward`."""
+        logits = torch.zeros(1, device=numerical.device)
+        for member in self.members:
+            logits = logits + member(numerical, ids)
+        return self._scores(logits)
+
+
+class _EnsembleOfBags(ExportableEnsemble):
+    """Of members that take any number of ids a table."""
+
+    def forward(
+        self, numerical: Tensor, ids: Tensor, lengths: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """See `ExportableBagDLRM.forward`."""
+        logits = torch.zeros(1, device=numerical.device)
+        for member in self.members:
+            logits = logits + member(numerical, ids, lengths, weights)
+        return self._scores(logits)
+
+
 def exportable(
-    model: DLRM,
+    model: DLRM | Ensemble,
     tables: QuantizedTables,
     inputs: Inputs,
     probability: bool = False,
     recalibration: Recalibration | None = None,
-) -> Exportable:
-    """Returns a trained DLRM in plain operators.
+) -> Exportable | ExportableEnsemble:
+    """Returns a trained DLRM, or an ensemble of them, in plain operators.
 
     Args:
         model: the trained network; its weights are shared, not copied, but for the first of the
@@ -99,7 +145,15 @@ def exportable(
         recalibration: of the logits; None leaves them as they are.
     """
     made: type[Exportable] = ExportableDLRM if inputs.lengths is None else ExportableBagDLRM
-    return made(model, tables, probability, recalibration).eval()
+    if not isinstance(model, Ensemble):
+        return made(model, tables, probability, recalibration).eval()
+    rows = sum(model.config.embedding_rows)
+    members = [
+        made(one, tables.rows(rows * index, rows * (index + 1)))
+        for index, one in enumerate(members_of(model))
+    ]
+    ensemble = _EnsembleOfIds if inputs.lengths is None else _EnsembleOfBags
+    return ensemble(members, probability, recalibration).eval()
 
 
 def example_like(inputs: Inputs) -> tuple[Tensor, ...]:

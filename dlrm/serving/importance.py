@@ -11,7 +11,7 @@ from torch import Tensor
 from dlrm.data.clicks.bags import places_of
 from dlrm.metrics.intervals import Difference, delong_difference
 from dlrm.metrics.ranked import RankedRows
-from dlrm.serving.exportable import exportable
+from dlrm.serving.exportable import ExportableEnsemble, exportable
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.quantize import quantize_tables
@@ -88,13 +88,15 @@ def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
     """
     tables = quantize_tables(predictor.model, "fp32")
     model = exportable(predictor.model, tables, inputs, recalibration=predictor.recalibration)
-    looked_up: list[Tensor] = []
+    looked_up: list[Tensor] = []  # by each member of an ensemble
 
     def keep(module: torch.nn.Module, arguments: object, vectors: Tensor) -> Tensor:
         looked_up.append(vectors.detach().requires_grad_())
         return looked_up[-1]
 
-    hooks = [part.register_forward_hook(keep) for part in (model.tables, model.wide)]
+    members = [*model.members] if isinstance(model, ExportableEnsemble) else [model]
+    parts = [part for one in members for part in (one.tables, one.wide)]
+    hooks = [part.register_forward_hook(keep) for part in parts]  # type: ignore[operator, union-attr]
     try:
         numerical = torch.from_numpy(inputs.numerical).float().requires_grad_()
         logits = model(numerical, *map(torch.from_numpy, inputs.arrays[1:]))

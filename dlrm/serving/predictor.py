@@ -17,6 +17,7 @@ from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.files import in_use, staged_directory
 from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.ensemble import Ensemble
 from dlrm.serving.inputs import Inputs, RowError, check_inputs
 from dlrm.serving.recalibration import Recalibration, load_recalibration
 from dlrm.serving.rows import RowTransform, Text, text_of_fields
@@ -29,6 +30,7 @@ from dlrm.train.checkpoints.checkpoint import (
     read_shape,
 )
 from dlrm.train.checkpoints.directory import checkpoint_in_use
+from dlrm.train.checkpoints.ensemble import member_checkpoints
 from dlrm.train.metrics import click_metrics, unscored_text
 
 T = TypeVar("T")
@@ -96,7 +98,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: DLRM,
+        model: DLRM | Ensemble,
         transform: RowTransform | None,
         path: Path,
         batch_size: int = BATCH_SIZE,
@@ -327,8 +329,15 @@ def probability(logits: np.ndarray) -> np.ndarray:
     return torch.from_numpy(logits).sigmoid().numpy()
 
 
-def load_model(path: Path, device: str = "cpu") -> DLRM:
-    """Makes the network that a checkpoint describes, and loads its weights."""
+def load_model(path: Path, device: str = "cpu") -> DLRM | Ensemble:
+    """Makes the network, or the networks, that a checkpoint describes, and loads its weights."""
+    if members := member_checkpoints(path):
+        return Ensemble([load_one(member, device) for member in members]).eval()
+    return load_one(path, device)
+
+
+def load_one(path: Path, device: str = "cpu") -> DLRM:
+    """Makes the network of a checkpoint that is no ensemble, and loads its weights."""
     model = DLRM(model_config(path)).to(device).eval()
     load_checkpoint(path, averaged(Parameters(model, model.table_parameters())))
     return model
@@ -360,6 +369,7 @@ def model_config(path: Path) -> DLRMConfig:
 
 
 def _num_numerical(path: Path) -> int:
+    path = next(iter(member_checkpoints(path)), path)
     shape = read_shape(path, "bottom_mlp.0.weight")
     if len(shape) != 2:
         raise ValueError(f"{path}: bottom_mlp.0.weight: expected a matrix, got {shape}")

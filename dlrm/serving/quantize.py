@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dlrm.model.dlrm import DLRM
+from dlrm.model.ensemble import Ensemble, members_of
 
 PRECISIONS = ("fp32", "fp16", "int8")
 _ROWS_AT_ONCE = 1 << 18
@@ -40,24 +41,30 @@ class QuantizedTables(NamedTuple):
         return self.values.float() * self.scale.float() + self.offset.float()
 
 
-def quantize_tables(model: DLRM, precision: str) -> QuantizedTables:
+def quantize_tables(model: DLRM | Ensemble, precision: str) -> QuantizedTables:
     """Quantizes the tables of a model; at "fp32" float32 rows are shared, not copied.
+
+    Those of an ensemble are the rows of its members, one member after the other.
 
     Raises:
         ValueError: a value does not fit float16; the table is named.
     """
-    parameters = [weight.detach() for weight, _ in model.embeddings.table_parameters()]
+    members = members_of(model)
+    parameters = [
+        weight.detach() for one in members for weight, _ in one.embeddings.table_parameters()
+    ]
     parts = [_quantized(weight, precision) for weight in parameters]
     tables = parts[0]
     if len(parts) > 1:
         tables = QuantizedTables(
             *(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))  # type: ignore[arg-type]
         )
-    _check_finite(tables, model.config.embedding_rows)
-    if model.wide is not None and precision != "fp32":
-        ((weight, _),) = model.wide.table_parameters()
-        wide = QuantizedTables(weight.detach().half())
-        _check_finite(wide, model.config.embedding_rows)
+    rows = model.config.embedding_rows
+    _check_finite(tables, rows * len(members))
+    for one in members:
+        if one.wide is not None and precision != "fp32":
+            ((weight, _),) = one.wide.table_parameters()
+            _check_finite(QuantizedTables(weight.detach().half()), rows)
     return tables
 
 

@@ -116,6 +116,7 @@ OURS = {
     "gradient_accumulation_steps": 1,
     "half_dtype": None,
     "max_grad_norm": None,
+    "seeds": None,
     "precision": None,
     "inference_benchmark_runtimes": ["native", "eager", "torchscript", "onnx", "aot"],
     "keep_checkpoints": 1,

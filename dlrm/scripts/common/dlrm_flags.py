@@ -130,6 +130,12 @@ _MODEL: Definitions = {
     ),
 }
 _TRAINING: Definitions = {
+    "seeds": (
+        str | None,
+        None,
+        "Instead of --seed, several, as 1-5 or 1,2,7: train a model for each, one after another, "
+        "in --save_checkpoint_path, and save there the mean of their logits as one model",
+    ),
     "max_grad_norm": (
         float | None,
         None,
@@ -419,7 +425,7 @@ def fields_of(config: type, *names: str) -> dict[str, str | Help]:
 # Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
 RESUME_MAY_CHANGE = frozenset(
     [
-        *("mode", "epochs", "max_steps", "resume", "auc_device", "backend"),
+        *("mode", "epochs", "max_steps", "resume", "auc_device", "backend", "seeds"),
         *("auc_threshold", "early_stop"),
         *(
             "dataset",

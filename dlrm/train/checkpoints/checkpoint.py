@@ -11,6 +11,7 @@
     STEP/transform/             what the training data were transformed by, if they came with it
     STEP/MODEL.md               what the model is and how to load it, for people
     STEP/recalibration/         what its scores are recalibrated by, if they are
+    STEP/members/               of an ensemble, in place of weights: see `checkpoints.ensemble`
     STEP/manifest.json          size and checksum of each file, written last
 
 Tables are stored one by one whatever the layout in memory and whichever rank holds them, so any
@@ -40,6 +41,7 @@ from dlrm.train.checkpoints.state import (
     checked_config,
     random_state_file,
     read_tensors,
+    refuse_ensemble,
     tensor_shape,
 )
 from dlrm.train.checkpoints.writer import CheckpointWriter
@@ -168,6 +170,7 @@ def load_checkpoint(
 
 def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
     """Reads a checkpoint of ours, of whose tables the checksums of this rank's own are compared."""
+    refuse_ensemble(directory, read_config(directory))
     read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own_tables))
     config = read_config(directory)
     folder = directory / "tables"

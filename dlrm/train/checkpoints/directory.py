@@ -108,7 +108,7 @@ class CheckpointDirectory:
         In the background this returns as soon as what is saved is copied in memory.
         """
         self.finish()
-        target = _step_directory(self.path, step)
+        target = step_directory(self.path, step)
         if not from_first((target / MANIFEST).exists(), self.world):
             self._writer = CheckpointWriter(
                 target,
@@ -191,7 +191,7 @@ def best_checkpoint(path: str | os.PathLike) -> Path | None:
     """
     record = best_record(path)
     while record:
-        best = _step_directory(Path(path).absolute(), record["step"])
+        best = step_directory(Path(path).absolute(), record["step"])
         if (best / MANIFEST).exists():
             return best
         before, record = record, best_record(path)
@@ -220,7 +220,7 @@ def best_record(path: str | os.PathLike) -> dict[str, float]:
     newest, pointer = last_checkpoint(path), _pointer(Path(path))
     if newest is None:
         return {}
-    if pointer and _step_directory(newest.parent, pointer["step"]) == newest:
+    if pointer and step_directory(newest.parent, pointer["step"]) == newest:
         return pointer
     with in_use(newest) as stays:
         if not stays:
@@ -229,7 +229,8 @@ def best_record(path: str | os.PathLike) -> dict[str, float]:
     return _checked_record(newest / "progress.json", record) if record else {}
 
 
-def _step_directory(path: Path, step: float) -> Path:
+def step_directory(path: Path, step: float) -> Path:
+    """Returns where the checkpoint of a step is, in a run's directory."""
     return path / f"step-{int(step):09d}"
 
 

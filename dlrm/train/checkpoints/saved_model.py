@@ -19,7 +19,7 @@ from torch import Tensor
 from dlrm.documents import read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
-from dlrm.train.checkpoints.state import checked_config, read_tensors
+from dlrm.train.checkpoints.state import checked_config, read_tensors, refuse_ensemble
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 _BLOCK_BYTES = 1 << 24
@@ -102,6 +102,7 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     path = Path(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
     config, progress = checked_config(path), read_json(path / "progress.json")
+    refuse_ensemble(path, config)
     folder = path / "tables"
     tables, state = [], []
     try:

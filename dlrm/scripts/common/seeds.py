@@ -1,0 +1,131 @@
+"""`--seeds 1-5`: trains one model for each seed, and saves the mean of their logits as one."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dlrm.command_line import aligned
+from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.distributed import launch
+from dlrm.files import remove_unused
+from dlrm.model.ensemble import Ensemble
+from dlrm.scripts.common.config_flags import Values
+from dlrm.serving.predictor import Predictor, load_one
+from dlrm.train.checkpoints.checkpoint import read_progress
+from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint, step_directory
+from dlrm.train.checkpoints.ensemble import write_ensemble
+from dlrm.train.log import RunLog
+from dlrm.train.metrics import click_metrics
+
+_SHOWN = ("auc", "log_loss", "calibration")
+_MOST = 1000
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Returns the seeds of `--seeds`, such as "1-5" or "1,2,7".
+
+    Raises:
+        ValueError: it names fewer than two, or one twice.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part.strip())
+        if not found or int(found[2] or found[1]) - int(found[1]) not in range(_MOST):
+            raise ValueError(f"--seeds {text}: expected seeds such as 1-5 or 1,2,7, got {part!r}")
+        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+    if len(seeds) < 2 or len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds {text}: expected two seeds or more, each once")
+    return seeds
+
+
+def train_seeds(values: Values, train: Callable[[Values], Mapping[str, float]]) -> dict[str, float]:
+    """Trains the seeds one after another, and writes and judges the ensemble; returns its metrics.
+
+    Args:
+        values: the flags, with `--seeds`.
+        train: trains as flags say, and returns the summary.
+
+    Raises:
+        ValueError, OSError, FloatingPointError, StoppedError: as of a training.
+    """
+    _check(values)
+    seeds, path = parse_seeds(values["seeds"]), Path(values["save_checkpoint_path"])
+    summaries, members = {}, []
+    for seed in seeds:
+        folder = path / f"seed-{seed}"
+        own = {"seed": seed, "seeds": None, "save_checkpoint_path": str(folder)}
+        print(f"seed {seed}: {folder}", flush=True)
+        summaries[f"seed {seed}"] = train(Values({**values, **own}, values.given | {"seed"}))
+        members.append(find_checkpoint(folder))
+    step = max(int(read_progress(member)["step"]) for member in members)
+    directory = step_directory(path.absolute(), step)
+    model = Predictor(Ensemble([load_one(member) for member in members]), None, directory)
+    metrics = _judged(model, values)
+    tested = {n.removeprefix("test_"): v for n, v in metrics.items() if n.startswith("test_")}
+    write_ensemble(members, directory, step, tested)
+    for earlier in all_checkpoints(path):
+        if earlier != directory:
+            remove_unused(earlier)
+    with RunLog(path / "log.json") as log:
+        for line in _lines({**summaries, f"mean of {len(seeds)} logits": metrics}):
+            log.line(line)
+        log.line(f"saved: {directory}")
+        log.summary(metrics)
+    return metrics
+
+
+def _check(values: Values) -> None:
+    given = f"--seeds {values['seeds']}"
+    if values["mode"] != "train":
+        raise ValueError(f"{given} contradicts --mode {values['mode']}: only a training has seeds")
+    if "seed" in values.given:
+        raise ValueError(f"{given} contradicts --seed {values['seed']}")
+    if not values["save_checkpoint_path"]:
+        raise ValueError(f"{given} needs --save_checkpoint_path, where the models are saved")
+    if not values.config(DataConfig).has_clicks or not values["dataset"]:
+        raise ValueError(f"{given} needs --dataset, whose test rows judge the models")
+    if (processes := launch().size) > 1:
+        raise ValueError(f"{given}: expected one process, got {processes}")
+
+
+def _judged(model: Predictor, values: Values) -> dict[str, float]:
+    """Returns the metrics of the splits that a training tests."""
+    datasets = open_datasets(values.config(DataConfig))
+    found: dict[str, float] = {}
+    for name in ("test", "validation"):
+        data = getattr(datasets, name)
+        if data is not None and data.num_samples:
+            found |= {f"{name}_{key}": value for key, value in _metrics(model, data).items()}
+    return found
+
+
+def _metrics(model: Predictor, data: Dataset) -> dict[str, float]:
+    logits: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    weights: list[torch.Tensor] = []
+    for index in range(len(data)):
+        batch = data.batch(index)
+        for values, one in zip((logits, labels), model.score_batch(batch), strict=True):
+            values.append(one)
+        if batch.weights is not None:
+            weights.append(batch.weights)
+    return click_metrics(
+        torch.from_numpy(np.concatenate(logits)),
+        torch.from_numpy(np.concatenate(labels)),
+        weights=torch.cat(weights) if weights else None,
+    )
+
+
+def _lines(results: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
+    """Returns a table of the models and the ensemble."""
+    splits = [s for s in ("test", "validation") if any(f"{s}_auc" in r for r in results.values())]
+    names = [f"{split}_{metric}" for split in splits for metric in _SHOWN]
+    rows = [
+        [name, *(f"{one[key]:.6f}" if key in one else "–" for key in names)]
+        for name, one in results.items()
+    ]
+    return aligned(["", *names], rows)

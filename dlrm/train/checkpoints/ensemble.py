@@ -1,0 +1,67 @@
+"""Checkpoints of ensembles: several checkpoints in one, to be served and not trained.
+
+STEP/members/<i>/           the checkpoint of each member, as of a run of its own
+STEP/config.json            that of the first member, with their number
+STEP/progress.json          the best step of the members, and the metrics of the ensemble
+STEP/transform/  MODEL.md  manifest.json
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dlrm.files import in_use, staged_directory
+from dlrm.manifest import write_manifest
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.saved_model import attached_to
+from dlrm.train.checkpoints.state import MEMBERS
+from dlrm.train.checkpoints.writer import link_or_copy
+from dlrm.train.reports.model_card import MODEL_CARD, model_card
+
+
+def member_checkpoints(path: Path) -> list[Path]:
+    """Returns the checkpoints of an ensemble's members; none of a checkpoint that is no ensemble.
+
+    Raises:
+        FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
+    """
+    return [path / MEMBERS / str(index) for index in range(read_config(path).get(MEMBERS, 0))]
+
+
+def write_ensemble(
+    members: Sequence[Path], directory: Path, step: int, metrics: Mapping[str, float]
+) -> None:
+    """Writes a checkpoint of checkpoints; files are hard links where possible.
+
+    Args:
+        members: checkpoints of one architecture and one dataset, whose logits are averaged.
+        directory: appears when it is whole; an earlier checkpoint there is replaced.
+        step: that the checkpoint is of.
+        metrics: of the ensemble, on the test rows.
+
+    Raises:
+        OSError, ValueError: a member is gone or damaged, or nothing can be written.
+    """
+    with ExitStack() as held:
+        for path in members:
+            if not held.enter_context(in_use(path)):
+                raise FileNotFoundError(f"{path}: the checkpoint is gone")
+        config = {**read_config(members[0]), MEMBERS: len(members)}
+        best = {**metrics, "step": step}
+        progress: dict[str, Any] = {"step": step, "best": best, "history": []}
+        with staged_directory(directory, replace="checkpoint") as staging:
+            for index, path in enumerate(members):
+                folder = staging / MEMBERS / str(index)
+                shutil.copytree(path, folder, copy_function=link_or_copy)
+            attached = attached_to(members[0])
+            for folder in attached:
+                shutil.copytree(folder, staging / folder.name, copy_function=link_or_copy)
+            for name, value in (("config.json", config), ("progress.json", progress)):
+                (staging / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+            has_transform = any(folder.name == "transform" for folder in attached)
+            card = model_card(config, progress, has_transform)
+            (staging / MODEL_CARD).write_text(card, encoding="utf-8")
+            write_manifest(staging, "checkpoint")
