@@ -290,3 +290,15 @@ def test_rungs_fit_more_and_more_rows_and_judge_by_the_same(numbered, tmp_path):
     train, test = rows_of(tmp_path / "last")
     np.testing.assert_array_equal(train, np.arange(800))
     np.testing.assert_array_equal(test, np.arange(800, 1000))
+
+
+@pytest.mark.slow
+def test_without_a_space_the_default_one_is_searched(dataset, tmp_path):
+    words = [f"--dataset={dataset}", f"--output={tmp_path / 'out'}", "--processes=1"]
+    assert main([*words, "--trials=2", "--rungs=1"]) == 0
+    facts = json.loads((tmp_path / "out/tuning.json").read_text())
+    first, second = sorted(facts["trials"], key=lambda one: one["trial"])
+    fixed = {"wide": True, "numerical_embedding": "piecewise", "schedule": "linear", "warmup": 0.05}
+    assert first["settings"] == fixed
+    assert fixed.items() < second["settings"].items()
+    assert {"embedding_l2", "dropout", "lr", "batch_size", "epochs"} < set(second["settings"])

@@ -21,7 +21,7 @@ SEEDS = (1, 2, 5)
 def ensemble(trained, tmp_path_factory):
     """As `trained`, with the ensemble as its checkpoint."""
     path = tmp_path_factory.mktemp("ensemble") / "run"
-    trained_model.train(trained.dataset, path, "--seeds=1-2,5")
+    trained_model.train(trained.dataset, path, "--seeds=1-2,5", "--wide")
     return trained._replace(checkpoint=path)
 
 
@@ -50,7 +50,7 @@ def test_it_is_judged_on_the_test_rows(ensemble, by_member):
 
 
 def test_a_member_is_what_its_seed_trains(ensemble, trained, tmp_path):
-    alone = trained_model.train(trained.dataset, tmp_path / "run", "--seed=2")
+    alone = trained_model.train(trained.dataset, tmp_path / "run", "--seed=2", "--wide")
     member = find_checkpoint(ensemble.checkpoint) / "members/1"
     for name in ("dense.safetensors", "tables/0.bin", "tables/3.bin"):
         assert (member / name).read_bytes() == (find_checkpoint(alone) / name).read_bytes()
@@ -62,12 +62,12 @@ def test_resuming_adds_seeds_and_trains_no_other(ensemble, trained, by_member, t
     shutil.rmtree(path / "seed-5")
     kept = [*path.glob("seed-*/step-*/tables/0.bin")]
     before = {one: one.stat().st_mtime_ns for one in kept}
-    trained_model.train(trained.dataset, path, "--seeds=1,2,5", "--resume")
+    trained_model.train(trained.dataset, path, "--seeds=1,2,5", "--resume", "--wide")
     np.testing.assert_allclose(
         dlrm.load(path).logits(rows_of(ensemble)), by_member.mean(0), rtol=1e-5
     )
     assert {one: one.stat().st_mtime_ns for one in kept} == before
-    trained_model.train(trained.dataset, path, "--seeds=1,2", "--resume")
+    trained_model.train(trained.dataset, path, "--seeds=1,2", "--resume", "--wide")
     np.testing.assert_allclose(
         dlrm.load(path).logits(rows_of(ensemble)), by_member[:2].mean(0), rtol=1e-5
     )
