@@ -115,9 +115,9 @@ def default_space(rows: int, num_numerical: int) -> Space:
         num_numerical: numerical fields of a row.
     """
     usual = training_defaults(rows)
-    smallest, fewest = max(usual["batch_size"], 128), usual["epochs"]
+    fewest = usual["epochs"]
     searched: dict[str, Range | Sequence[Any]] = {
-        "batch_size": [smallest, 2 * smallest, 4 * smallest],
+        "batch_size": [usual["batch_size"] * factor for factor in (1, 2, 4, 8)],
         "epochs": Range(fewest, 6 * fewest, log=True),
         "lr": Range(5e-4, 3e-3, log=True),
         "embedding_dim": [8, 16, 32],
