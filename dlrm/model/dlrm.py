@@ -327,10 +327,12 @@ class DLRM(nn.Module):
         self.table_rows: torch.Tensor
         own_rows = torch.tensor(list(own.values()), dtype=torch.int64)
         self.register_buffer("table_rows", own_rows, persistent=False)
-        own_mean = torch.tensor([config.poolings[t] == "mean" for t in own], dtype=torch.bool)
-        self._pooling = "sum" if not own_mean.any() else "mean" if own_mean.all() else None
+        poolings = [config.poolings[table] for table in own]
+        kinds = sorted({*poolings}) or ["sum"]
+        self._pooling = kinds[0] if len(kinds) == 1 else None  # by weights of ids
         self.mean_tables: torch.Tensor
-        self.register_buffer("mean_tables", own_mean, persistent=False)
+        means = torch.tensor([pooling == "mean" for pooling in poolings], dtype=torch.bool)
+        self.register_buffer("mean_tables", means, persistent=False)
         hidden = config.top_mlp_sizes[:-1]
         inputs, options = config.num_numerical_features, (dtype, optimized_mlp)
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)

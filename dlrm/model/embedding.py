@@ -235,8 +235,11 @@ def _initialize(
 ) -> None:
     """Fills tables from generators of the host's, each in a thread, wherever they lie.
 
-    A piece takes its values from the generators of the whole table.
+    A piece takes its values from the generators of the whole table. On the device "meta" there are
+    no values to draw.
     """
+    if any(table.is_meta for table in tables):
+        return
     parts = []
     for table, low, number, piece in zip(tables, lows, numbers, pieces, strict=True):
         first, last = piece.rows if piece else (0, len(table))
