@@ -111,7 +111,7 @@ def test_a_test_set_without_any_weight_is_refused(train, lists, tmp_path):
     none = tmp_path / "none"
     shutil.copytree(lists, none)
     np.zeros(300, "<f4").tofile(none / "test" / "weight.bin")
-    with pytest.raises(ValueError, match="expected sample weights above 0, got 300 zeros"):
+    with pytest.raises(ValueError, match="test/weight.bin: expected a weight above 0, got 300"):
         train("--verify_data=never", data=none)
 
 
