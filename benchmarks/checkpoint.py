@@ -36,7 +36,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def write_plainly(parameters: Parameters, directory: Path) -> None:
-    """What a disk takes: the tables' bytes, and nothing that a checkpoint is for."""
+    """Writes the tables' bytes alone, the least that a disk takes for a checkpoint."""
     directory.mkdir()
     for table, weight, begin, end, _ in parameters.table_parts():
         with open(directory / str(table), "wb", buffering=0) as file:

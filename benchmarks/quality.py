@@ -82,7 +82,7 @@ class Data(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What a process does: one contender on one fold."""
+    """The work of a process: one contender on one fold."""
 
     contender: str
     space: dict[str, Any] | None

@@ -112,7 +112,7 @@ class Evaluation:
         return True
 
     def is_stale(self) -> bool:
-        """Whether to stop, since the last tests were no better; lowers the rate on a plateau."""
+        """Lowers the rate on a plateau, and returns True if it is time to stop."""
         config, progress = self._config, self._progress
         if progress.step >= config.num_steps(self._steps_per_epoch):
             return False
@@ -130,7 +130,7 @@ class Evaluation:
         return True
 
     def _tests_since(self, step: float) -> int:
-        """How many tests were due after a step; one more ends a run that `max_steps` cuts short."""
+        """Counts the tests that were due after a step, not the extra one that ends a short run."""
         every = self._config.test_freq or self._steps_per_epoch
         tested = [e["step"] for e in self._progress.history if self._task.metric in e]
         return sum(after > step and after % every == 0 for after in tested)

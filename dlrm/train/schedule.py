@@ -84,7 +84,7 @@ class ScheduleConfig:
 
     @property
     def knows_the_run(self) -> bool:
-        """Whether rates depend on how long the run is."""
+        """True if rates depend on the length of the run."""
         by_share = self.warmup > 0 and self.warmup_unit == "run"
         return self.schedule in ("linear", "cosine") or by_share
 

@@ -101,7 +101,7 @@ def interleave(
 
 
 class ListField(NamedTuple):
-    """What `feature_spec.yaml` says of a field with several ids a row, under `list`.
+    """A field with several ids a row, as `feature_spec.yaml` describes it under `list`.
 
     Attributes:
         max_length: no row has more ids.

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
     @property
     def one_id_each(self) -> bool:
-        """Whether every sample has one id for each table, so that there are no lengths."""
+        """True if every sample has one id for each table, so that there are no lengths."""
         return self.lengths is None
 
     @property
@@ -107,7 +107,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """What one process reads of every batch: some of its samples, and of all samples some tables.
+    """The part of every batch that a process reads: some samples, and some tables of all samples.
 
     Attributes:
         world: the processes; numericals and labels are those of the samples `World.part(batch)`.

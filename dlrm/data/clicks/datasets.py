@@ -38,7 +38,7 @@ class Datasets(NamedTuple):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data to read and how; the fields are the flags of the same names.
+    """The data to read, and the way to read them; the fields are the flags of the same names.
 
     Attributes:
         dataset: the dataset's directory.

@@ -44,7 +44,7 @@ class ListColumn:
 
     @property
     def num_ids(self) -> int:
-        """How many ids all rows have."""
+        """The number of ids in all rows."""
         return self._total
 
     def read(self, begin: int, end: int) -> Bags:

@@ -332,7 +332,7 @@ def _columns(spec: FeatureSpec, batch: Batch) -> list[np.ndarray | Bags]:
 def _describe(
     spec: FeatureSpec, num_samples: int, seed: int, ids: str, fixed_lengths: bool
 ) -> dict[str, Any]:
-    """What a synthetic dataset is made from; two that agree have the same bytes."""
+    """Describes the origin of a synthetic dataset; two of the same have the same bytes."""
     return {
         "synthetic": {
             "num_samples": num_samples,

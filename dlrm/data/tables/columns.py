@@ -143,7 +143,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is text of either size of offsets."""
+    """Tells if a type is text, whichever size its offsets have."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 

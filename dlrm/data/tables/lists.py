@@ -21,7 +21,7 @@ from dlrm.data.transform.schema import CategoricalField
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is one of lists."""
+    """Tells if a type is a list."""
     tests: list[Any] = [pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list]
     tests += [pa.types.is_list_view, pa.types.is_large_list_view]
     return any(test(kind) for test in tests)

@@ -23,7 +23,7 @@ _EXAMPLES = 3
 
 
 class Distinct:
-    """How often distinct values occur: exactly, or of a share of them that their hashes choose.
+    """Counts of distinct values: exact, or of a share of them that their hashes choose.
 
     Attributes:
         most: how often a value occurs, of those that were seen together; 1 where none repeats.
@@ -96,7 +96,7 @@ class Moments:
 
 
 class Summary:
-    """What a column holds.
+    """The content of a column.
 
     Attributes:
         name: of the column.

@@ -194,7 +194,7 @@ class CategoricalField:
 
     @property
     def list_field(self) -> ListField | None:
-        """What a dataset says of a list field; None of a field with one value a row."""
+        """The list field as a dataset describes it; None if a row has one value."""
         if self.max_length is None:
             return None
         return ListField(self.max_length, self.weights is not None, self.pooling)
