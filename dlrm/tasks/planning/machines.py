@@ -38,7 +38,7 @@ MACHINES = {
     for machine in (
         Machine(
             "cpu",
-            "benchmarks/tables.py constants on a busy machine, a thread a rank; gloo's link is assumed",
+            "benchmarks/tables.py constants, on a busy machine; the link of gloo is assumed",
             row_seconds=110e-9,
             row_bandwidth=3.6e9,
             flops=57e9,
