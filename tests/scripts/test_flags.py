@@ -291,6 +291,22 @@ def test_what_absl_finds_is_told_in_its_words(word, message):
     assert str(raised.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--synthetic_dataset"], "; --dataset_type synthetic_gpu makes random rows"),
+        (["--synthetic_dataset", "--lr=1"], "; --dataset_type synthetic_gpu makes random rows"),
+        (["--nofp16"], "; float32 is the default"),
+        (["--self_interaction"], "; NVIDIA's later versions have none, either"),
+        (["--synthetic_dataset_dir"], "Missing value for flag --synthetic_dataset_dir"),
+    ],
+)
+def test_earlier_flags_of_nvidia_are_told_their_counterparts(words, advice):
+    with pytest.raises(ValueError, match="--|flag") as raised:
+        dlrm_flags.parse(words)
+    assert str(raised.value).endswith(advice)
+
+
 @pytest.mark.parametrize("parse", [dlrm_flags.parse, cnn_flags.parse, bert_flags.parse])
 @pytest.mark.parametrize("flag", ["--help", "-?", "--helpshort", "--helpfull"])
 def test_the_help_is_shown_whatever_else_is_given(parse, flag):

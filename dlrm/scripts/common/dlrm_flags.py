@@ -463,6 +463,11 @@ _GONE = {
     "'fp16'": "--amp computes in half precision",
     "'nofp16'": "float32 is the default",
     "'self_interaction'": "NVIDIA's later versions have none, either",
+    # It was a switch; a name now, which has to follow.
+    **dict.fromkeys(
+        ("flag --synthetic_dataset ", "flag --synthetic_dataset="),
+        "--dataset_type synthetic_gpu makes random rows",
+    ),
 }
 
 
@@ -485,7 +490,7 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
         values = (flags or make_flags()).parse(arguments)
     except UsageError as error:
         for text, instead in _GONE.items():
-            if text in str(error):
+            if text in f"{error} ":
                 raise UsageError(f"{error}; {instead}") from None
         raise
     interaction_names(values["interaction_op"])
