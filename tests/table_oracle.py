@@ -196,6 +196,9 @@ class Oracle:
                 continue
             ids = (id_of(row[field["column"]]) for row in rows)
             columns[f"cat_{i}.bin"] = [struct.pack(f"<{code}", one) for one in ids]
+        for i, cross in enumerate(schema.get("crosses", ()), len(categorical)):
+            ids, code = self._crossed(cross, categorical)
+            columns[f"cat_{i}.bin"] = [struct.pack(f"<{code}", one) for one in ids]
         if "weight" in schema:
             weights = (self._number(row[schema["weight"]]) for row in rows)
             columns["weight.bin"] = [struct.pack("<f", weight) for weight in weights]
@@ -263,14 +266,45 @@ class Oracle:
             found |= {field["column"]: kept for field in members}
         return found
 
-    def _ids(self, field, dictionary):
+    def _number_of(self, field, value):
+        """The key of a value as a number; None where missing."""
+        key = self._key(field, value)
+        return hash_text(key) if isinstance(key, bytes) else key
+
+    def _crossed(self, cross, categorical):
+        """The ids of combinations in all rows, and what `struct` calls their type."""
+        fields = [next(f for f in categorical if f["column"] == name) for name in cross["fields"]]
+        texts, keys = {}, []
+        for row in self.rows:
+            numbers = [self._number_of(field, row[field["column"]]) for field in fields]
+            key = None
+            if None not in numbers:
+                key = hash_text(struct.pack(f"<{len(numbers)}Q", *numbers))
+                parts = [self._key(field, row[field["column"]]) for field in fields]
+                parts = [p if isinstance(p, bytes) else b"%d" % signed(p) for p in parts]
+                texts[key] = b" & ".join(parts)
+            keys.append(key)
+        counts = Counter(keys[i] for i in self.training if keys[i] is not None)
+        limit = cross.get("frequency_limit", math.inf)
+        kept = [key for key in counts if counts[key] >= limit]
+        spread = {key: key * 0x9E3779B97F4A7C15 & WORD for key in kept}
+        kept.sort(key=lambda key: (-counts[key], texts[key], spread[key]))
+        kept = kept[: cross.get("max_ids")]
+        name = cross.get("name", "_x_".join(cross["fields"]))
+        self.facts["dictionary", name] = [texts[key].decode() for key in kept]
+        field = {"column": name, "hash_buckets": cross.get("buckets", 0)}
+        id_of, code = self._ids(field, kept, lambda field, key: key)
+        return [id_of(key) for key in keys], code
+
+    def _ids(self, field, dictionary, key_of=None):
+        key_of = key_of or self._key
         ids = {key: 1 + place for place, key in enumerate(dictionary)}
         buckets, own = field.get("hash_buckets", 0), 1 + len(dictionary)
         self.sizes.append(own + buckets)
         code = code_of(own + buckets)
 
         def id_of(value):
-            key = self._key(field, value)
+            key = key_of(field, value)
             if key is None or key in ids:
                 return ids.get(key, 0)
             if not buckets:

@@ -183,7 +183,7 @@ def _columns(
         if feature in spec.lists:
             own, kinds = [names[i]], [pa.large_list(kind)]
             if spec.lists[feature].weighted:
-                known = fitted.schema.categorical[i] if isinstance(fitted, TableTransform) else None
+                known = fitted.fields[i] if isinstance(fitted, TableTransform) else None
                 own.append((known and known.weights) or f"{names[i]}_weights")
                 kinds.append(pa.large_list(pa.float32()))
             column = ListColumn(spec, split, feature, spec.num_rows(split), verifier)
@@ -316,7 +316,7 @@ def _decoder(fitted: Fitted, table: int) -> tuple[pa.DataType, Decode]:
         kind, found = pa.int64(), partial(_integers, dictionary)
     else:
         kind = pa.large_string()
-        found = partial(_texts, dictionary, fitted.schema.categorical[table].column)
+        found = partial(_texts, dictionary, fitted.fields[table].column)
     return kind, partial(_decoded, len(dictionary), found)
 
 

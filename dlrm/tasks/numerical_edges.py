@@ -76,7 +76,7 @@ def _edges(train: Dataset, known: Sequence[np.ndarray], bins: int) -> list[np.nd
 def _transformed_edges(table: TableTransform) -> list[np.ndarray]:
     """Returns the fitted edges of each field in the space of the model's inputs."""
     result = []
-    for rule, fitted in zip(table.schema.numerical, table.numerical, strict=True):
+    for rule, fitted in zip(table.schema.numerical_features, table.numerical, strict=True):
         edges = fitted.edges
         values, _ = transform_numbers(rule, fitted, Parsed(edges, np.zeros(len(edges), bool)))
         finite = values[np.isfinite(values)].astype(np.float64)

@@ -39,7 +39,8 @@ from dlrm.data.transform.cells import (
     missing_numbers,
     numbers_of_texts,
 )
-from dlrm.data.transform.lists import ListValues
+from dlrm.data.transform.crosses import cross_columns
+from dlrm.data.transform.lists import ListValues, missing_rows
 from dlrm.data.transform.numbers import overflow_text
 from dlrm.data.transform.schema import (
     CategoricalField,
@@ -54,7 +55,8 @@ class Rows(NamedTuple):
     Attributes:
         labels: bool `[rows]`; None where there are none to read.
         numerical: a column for each numerical field.
-        categorical: a column for each categorical field, of lists for a list field.
+        categorical: a column for each categorical field, of lists for a list field, and then for
+            each cross.
         texts: the distinct values of each categorical field of strings, as `Coded.keys` has them;
             None of integers.
         extra: weight, groups and time by their names in a dataset; see `extra_dtypes`.
@@ -62,32 +64,31 @@ class Rows(NamedTuple):
 
     labels: np.ndarray | None
     numerical: list[Parsed]
-    categorical: list[Coded | ListValues]
+    categorical: list[Parsed | Coded | ListValues]
     texts: list[pa.Array | None]
     extra: dict[str, np.ndarray]
 
     def missing(self) -> np.ndarray:
         """Returns which fields have no value, or an empty list, bool `[fields, rows]`."""
-        absent = [column.missing for column in self.numerical]
-        for column in self.categorical:
-            empty = column.lengths == 0 if isinstance(column, ListValues) else column.codes < 0
-            absent.append(empty)
-        return np.array(absent)
+        return np.array([missing_rows(column) for column in (*self.numerical, *self.categorical)])
 
     def take(self, rows: np.ndarray) -> "Rows":
         """Returns the rows of a mask, or of places."""
         return Rows(
             None if self.labels is None else self.labels[rows],
             [Parsed(column.values[rows], column.missing[rows]) for column in self.numerical],
-            [
-                column.take(rows)
-                if isinstance(column, ListValues)
-                else Coded(column.keys, column.codes[rows])
-                for column in self.categorical
-            ],
+            [_taken(column, rows) for column in self.categorical],
             self.texts,
             {name: values[rows] for name, values in self.extra.items()},
         )
+
+
+def _taken(column: Parsed | Coded | ListValues, rows: np.ndarray) -> Parsed | Coded | ListValues:
+    if isinstance(column, ListValues):
+        return column.take(rows)
+    if isinstance(column, Coded):
+        return Coded(column.keys, column.codes[rows])
+    return Parsed(column.values[rows], column.missing[rows])
 
 
 def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
@@ -142,7 +143,7 @@ class RowReader:
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
         schema = self.schema
-        names = [*schema.numerical_names, *schema.categorical_names, *schema.weights_names]
+        names = schema.input_columns
         if self.labelled:
             names.insert(0, schema.label.column)
         if not self.inputs_only:
@@ -172,7 +173,7 @@ class RowReader:
             if rule.transform == "none":
                 large = _is_infinite(values, layout.NUMERICAL_DTYPE)
                 found.add(rule.column, large, partial(_too_large, values))
-        categorical: list[Coded | ListValues] = []
+        categorical: list[Parsed | Coded | ListValues] = []
         texts = []
         for field in schema.categorical:
             if field.max_length is None:
@@ -182,6 +183,7 @@ class RowReader:
                 lists, text = self._lists(field, batch, found)
                 categorical.append(lists)
             texts.append(text)
+        categorical += cross_columns(schema, categorical)
         extra = {} if self.inputs_only else self._extra(batch, found)
         return Rows(labels, numerical, categorical, texts, extra), found.in_order()
 

@@ -139,11 +139,11 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
         ]
         yield from _unequal("label", *labels)
     yield from _of_columns("numerical", first.numerical_names, second.numerical_names)
-    ours = {field.column: i for i, field in enumerate(second.numerical)}
-    for i, field in enumerate(first.numerical):
+    ours = {field.column: i for i, field in enumerate(second.numerical_features)}
+    for i, field in enumerate(first.numerical_features):
         if (other := ours.get(field.column)) is not None:
             name = f"numerical {field.column}"
-            rules = [s.numerical[k].transform for s, k in ((first, i), (second, other))]
+            rules = [s.numerical_features[k].transform for s, k in ((first, i), (second, other))]
             yield from _unequal(f"{name}: transform", *rules)
             pair = model.numerical[i], here.numerical[other]
             scales = [f"mean {one.mean!r}, deviation {one.deviation!r}" for one in pair]
@@ -153,8 +153,13 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
                 if not all(map(np.array_equal, pair[0][2:], pair[1][2:])):
                     yield f"{name}: {edges[0]} for the model and {edges[1]} here"
     yield from _of_columns("categorical", first.categorical_names, second.categorical_names)
-    theirs = {field.column: field for field in second.categorical}
-    for one in first.categorical:
+    crosses = {cross.column: cross for cross in second.crosses}
+    for cross in first.crosses:
+        if (same := crosses.get(cross.column)) is not None:
+            lists = [", ".join(one.fields) for one in (cross, same)]
+            yield from _unequal(f"cross {cross.column}: fields", *lists)
+    theirs = {field.column: field for field in here.fields}
+    for one in model.fields:
         if (two := theirs.get(one.column)) is not None:
             name = f"categorical {one.column}"
             yield from _unequal(f"{name}: type", one.type, two.type)

@@ -37,6 +37,13 @@ class ListValues(NamedTuple):
         return ListValues(values, lengths, weights)
 
 
+def missing_rows(column: Parsed | Coded | ListValues) -> np.ndarray:
+    """Returns which rows of a column have no value, or an empty list."""
+    if isinstance(column, ListValues):
+        return column.lengths == 0
+    return column.codes < 0 if isinstance(column, Coded) else column.missing
+
+
 def row_of(lengths: np.ndarray, place: int) -> tuple[int, int]:
     """Returns the row of a value by its place among those of all rows, and its place in the row."""
     ends = np.cumsum(lengths, dtype=np.int64)

@@ -11,6 +11,8 @@
       - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
       - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
+    crosses:
+      - {fields: [user, workclass], buckets: 100000}  # combinations, hashed
     weight: sample_weight
     groups: [user]
     time: {column: logged_at, zone: UTC}
@@ -28,6 +30,7 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
+from dlrm.data.transform.derived import Cross
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
@@ -247,6 +250,7 @@ class Schema:
         weight: column of sample weights; None for none.
         groups: columns that metrics are grouped by, as of a user or a query.
         time: when a row was logged; None for none.
+        crosses: further categorical fields, of combinations of values.
 
     Raises:
         ValueError: fields that cannot be together; they are named.
@@ -259,14 +263,14 @@ class Schema:
     weight: str | None = None
     groups: tuple[str, ...] = ()
     time: TimeField | None = None
+    crosses: tuple[Cross, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.numerical and not self.categorical:
             raise ValueError("numerical, categorical: expected one field or more, got none")
-        check_features("number of numerical fields:", len(self.numerical))
-        check_features("number of categorical fields:", len(self.categorical))
-        inputs = [self.label.column, *self.numerical_names, *self.categorical_names]
-        inputs += self.weights_names
+        check_features("number of numerical fields:", len(self.numerical_features))
+        check_features("number of categorical fields:", len(self.categorical_features))
+        inputs = [self.label.column, *self.input_columns]
         if repeated := _repeated(inputs):
             raise ValueError(f"columns used twice: {', '.join(repeated)}")
         if repeated := _repeated(self.groups):
@@ -276,7 +280,34 @@ class Schema:
                 raise ValueError(
                     f"groups: expected columns that can name files of a dataset, got {brief(name)}"
                 )
+        self._check_crosses()
         self._check_shared()
+
+    def _check_crosses(self) -> None:
+        """Crosses are of categorical fields without lists, and have names of their own."""
+        lists = {field.column: field.max_length is not None for field in self.categorical}
+        for cross in self.crosses:
+            for name in cross.fields:
+                if lists.get(name, True):
+                    got = f"list field {name}" if name in lists else self._shown(name)
+                    raise ValueError(
+                        f"cross {cross.column}: fields: expected categorical fields with one value "
+                        f"a row, got {got}"
+                    )
+        taken = self.columns
+        for cross in self.crosses:
+            if cross.column in taken:
+                raise ValueError(
+                    f"cross {cross.column}: name: expected one that no other column or field has, "
+                    f"got {cross.column}"
+                )
+            taken.append(cross.column)
+
+    def _shown(self, name: str) -> str:
+        """Says what a column is that a cross or an encoding cannot be of."""
+        if name == self.label.column:
+            return f"the label {name}"
+        return f"numerical field {name}" if name in self.numerical_names else brief(name)
 
     def _check_shared(self) -> None:
         """A dictionary that is shared has one kind of values and one way to number them."""
@@ -293,19 +324,31 @@ class Schema:
                         )
 
     @property
+    def numerical_features(self) -> tuple[NumericalField, ...]:
+        """The model's numerical inputs."""
+        return self.numerical
+
+    @property
+    def categorical_features(self) -> tuple[CategoricalField, ...]:
+        """The model's categorical inputs, a table each: the fields, then the crosses."""
+        return self.categorical + tuple(map(_field_of_cross, self.crosses))
+
+    @property
     def numerical_names(self) -> list[str]:
-        """Columns of the numerical fields."""
-        return [field.column for field in self.numerical]
+        """Names of `numerical_features`."""
+        return [field.column for field in self.numerical_features]
 
     @property
     def categorical_names(self) -> list[str]:
-        """Columns of the categorical fields."""
-        return [field.column for field in self.categorical]
+        """Names of `categorical_features`."""
+        return [field.column for field in self.categorical_features]
 
     @property
-    def weights_names(self) -> list[str]:
-        """Columns of the weights of list fields."""
-        return [field.weights for field in self.categorical if field.weights]
+    def input_columns(self) -> list[str]:
+        """Columns that a model's inputs are made of, those of the weights of lists last."""
+        columns = [field.column for field in self.numerical]
+        columns += [field.column for field in self.categorical]
+        return columns + [field.weights for field in self.categorical if field.weights]
 
     @property
     def separators(self) -> dict[str, str]:
@@ -317,19 +360,18 @@ class Schema:
     @property
     def columns(self) -> list[str]:
         """Every column that is read, each once."""
-        used = [self.label.column, *self.numerical_names, *self.categorical_names]
-        used += [*self.weights_names, *self.groups]
+        used = [self.label.column, *self.input_columns, *self.groups]
         used += [self.weight] if self.weight else []
         used += [self.time.column] if self.time else []
         return list(dict.fromkeys(used))
 
     def dictionaries(self) -> dict[str, list[CategoricalField]]:
-        """Returns the fields of each dictionary, in the order of their first fields.
+        """Returns the categorical features of each dictionary, in the order of the first ones.
 
         Its key is the name that fields share, after "shared ", or the column of a single one.
         """
         found: dict[str, list[CategoricalField]] = {}
-        for field in self.categorical:
+        for field in self.categorical_features:
             shared = f"shared {field.dictionary}" if field.dictionary else f"of {field.column}"
             found.setdefault(shared, []).append(field)
         return found
@@ -368,7 +410,7 @@ class Schema:
 
         lines = []
         for name, value in self.facts().items():
-            if name in ("numerical", "categorical"):
+            if name in _FIELDS:
                 lines.append(f"{name}:")
                 lines += [noted(f"  - {flow(field)}", field) for field in value]
             else:
@@ -412,40 +454,59 @@ class Schema:
                 )
         made: dict[str, Any] = {}
         kinds = {"label": Label, "time": TimeField}
-        lists = {"numerical": NumericalField, "categorical": CategoricalField}
         for name, value in facts.items():
             if name in kinds:
                 made[name] = None if value is None else _field(kinds[name], name, value)
-            elif name in lists:
+            elif name in _FIELDS:
                 if not isinstance(value, list):
                     raise ValueError(f"{name}: expected a list of fields, got {brief(value)}")
-                made[name] = tuple(_field(lists[name], name, item) for item in value)
+                made[name] = tuple(_field(_FIELDS[name], name, item) for item in value)
             else:
                 made[name] = value
         return _made(cls, "", made)
+
+
+_FIELDS: dict[str, type] = {
+    "numerical": NumericalField,
+    "categorical": CategoricalField,
+    "crosses": Cross,
+}
+
+
+def _field_of_cross(cross: Cross) -> CategoricalField:
+    """Returns the field whose ids a cross has; its values have texts if they have ids of their own.
+
+    Its type says how they are counted, as `counted_columns` does.
+    """
+    if cross.frequency_limit is None:
+        return CategoricalField(cross.column, "integer", max_ids=0, hash_buckets=cross.buckets)
+    limits = cross.frequency_limit, cross.max_ids
+    return CategoricalField(cross.column, "string", *limits, cross.buckets)
 
 
 _Kind = TypeVar("_Kind")
 _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("column", "transform", "type", "separator"), (str,)),
     **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight", "keep"), (str, None)),
-    **dict.fromkeys(("weights", "pooling"), (str, None)),
-    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins"), (int,)),
+    **dict.fromkeys(("weights", "pooling", "name"), (str, None)),
+    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets"), (int,)),
     **dict.fromkeys(("max_ids", "max_length"), (int, None)),
     **dict.fromkeys(("any_negative", "ordered"), (bool,)),
     "negative": (tuple, None),
-    **dict.fromkeys(("missing_values", "groups"), (tuple,)),
+    **dict.fromkeys(("missing_values", "groups", "fields"), (tuple,)),
 }
 _NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
 
 
 def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
     """Makes a field of a map, or of the name of its column alone."""
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
+    scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if scalar and kind is not Cross:
         value = {"column": value}
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected a column or a map, got {brief(value)}")
-    column = value.get("column")
+        expected = "a map with fields" if kind is Cross else "a column or a map"
+        raise ValueError(f"{where}: expected {expected}, got {brief(value)}")
+    column = value.get("column", value.get("name"))
     return _made(kind, f"{where} {column}: " if isinstance(column, str) else f"{where}: ", value)
 
 
@@ -486,7 +547,7 @@ def _without_defaults(value: Any) -> dict[str, Any]:
         one = getattr(value, field.name)
         if one == field.default:
             continue
-        if field.name in ("numerical", "categorical"):
+        if field.name in _FIELDS:
             short = [_without_defaults(item) for item in one]
             found[field.name] = [m["column"] if list(m) == ["column"] else m for m in short]
         elif hasattr(one, "__dataclass_fields__"):

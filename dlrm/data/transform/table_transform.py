@@ -22,6 +22,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags, ListField
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn
 from dlrm.data.transform.cells import BadRowError, keys_of_texts, missing_keys, numbers_of_texts
+from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of, checksum
 from dlrm.data.transform.lists import ListValues, bags_of, lists_of_texts
 from dlrm.data.transform.lookup import IdLookup, spread
@@ -40,7 +41,7 @@ class TableTransform:
 
     Args:
         schema: what the columns mean.
-        numerical: what was fitted to each numerical field, in their order.
+        numerical: what was fitted to each numerical feature, in their order.
         dictionaries: of each entry of `schema.dictionaries()`, in their order.
         negatives: the labels that count as 0; None where they are not known or too many.
         columns: names of all columns of the CSV that it was fitted to; none of other tables.
@@ -48,6 +49,7 @@ class TableTransform:
             are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
 
     Attributes:
+        fields: the categorical features, which are the schema's fields and crosses.
         cardinalities: rows of each field's table: id 0, the dictionary's ids, and the buckets.
     """
 
@@ -70,10 +72,11 @@ class TableTransform:
             for place, fields in enumerate(schema.dictionaries().values())
             for field in fields
         }
-        self.dictionary_of = [places[field.column] for field in schema.categorical]
+        self.fields = schema.categorical_features
+        self.dictionary_of = [places[field.column] for field in self.fields]
         self.cardinalities = [
             1 + len(self.dictionaries[place]) + field.hash_buckets
-            for place, field in zip(self.dictionary_of, schema.categorical, strict=True)
+            for place, field in zip(self.dictionary_of, self.fields, strict=True)
         ]
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
         self._earlier: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # keys of a field, and ids
@@ -92,24 +95,23 @@ class TableTransform:
 
     @property
     def num_numerical(self) -> int:
-        """Numerical fields."""
-        return len(self.schema.numerical)
+        """Numerical features."""
+        return len(self.numerical)
 
     @property
     def num_categorical(self) -> int:
-        """Categorical fields, a table each."""
-        return len(self.schema.categorical)
+        """Categorical features, a table each."""
+        return len(self.fields)
 
     @property
     def names(self) -> list[str]:
         """The columns of a row: numerical ones first, weights of lists last, no label."""
-        schema = self.schema
-        return schema.numerical_names + schema.categorical_names + schema.weights_names
+        return self.schema.input_columns
 
     @property
     def lists(self) -> dict[int, ListField]:
         """The tables with several ids a row."""
-        found = {i: field.list_field for i, field in enumerate(self.schema.categorical)}
+        found = {i: field.list_field for i, field in enumerate(self.fields)}
         return {i: one for i, one in found.items() if one is not None}
 
     @property
@@ -127,7 +129,7 @@ class TableTransform:
 
         Args:
             numerical: float64 columns.
-            categorical: keys, or places in keys, or lists of these.
+            categorical: keys, or places in keys, or lists of these, and then those of crosses.
             dtype: of the numericals.
 
         Raises:
@@ -152,7 +154,7 @@ class TableTransform:
         return Transformed(numbers, ids, clamped)
 
     def _bags(self, index: int, column: ListValues) -> Bags:
-        return bags_of(self.schema.categorical[index], self.encode(index, column.values), column)
+        return bags_of(self.fields[index], self.encode(index, column.values), column)
 
     def encode(self, index: int, column: Parsed | Coded) -> np.ndarray:
         """Returns the ids of a categorical field, in `layout.id_dtype` of its cardinality."""
@@ -166,7 +168,7 @@ class TableTransform:
             return ids.take(column.codes, mode="wrap")  # twice as fast as with checks
         dtype = layout.id_dtype(self.cardinalities[index])
         ids = self.lookup(self.dictionary_of[index])(column)
-        buckets = self.schema.categorical[index].hash_buckets
+        buckets = self.fields[index].hash_buckets
         if not buckets:
             return ids.astype(dtype, copy=False)
         hashes = spread(spread(column.values) >> np.uint64(32))  # of bits that the lookup mixed
@@ -208,7 +210,7 @@ class TableTransform:
             numbers_of_texts(field, _strings(by_name[field.column]), self.schema.missing_values)
             for field in self.schema.numerical
         ]
-        categorical: list[Parsed | ListValues] = []
+        categorical: list[Parsed | Coded | ListValues] = []
         for field in self.schema.categorical:
             column = by_name[field.column]
             if field.max_length is None:
@@ -217,6 +219,7 @@ class TableTransform:
             weights = _strings(by_name[field.weights]) if field.weights else None
             missing = self.missing_keys, self.schema.missing_values
             categorical.append(lists_of_texts(field, _strings(column), weights, *missing))
+        categorical += cross_columns(self.schema, categorical)
         return self.apply(numerical, categorical)
 
     @cached_property

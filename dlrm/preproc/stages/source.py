@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dlrm.data.sources.columns import Coded, Parsed
+from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.dictionaries import Counts
-from dlrm.data.transform.lists import ListValues
+from dlrm.data.transform.lists import missing_rows
 
 
 class Rejected(NamedTuple):
@@ -40,13 +40,7 @@ class Columns(Protocol):
 
 def missing_fields(rows: Columns) -> np.ndarray:
     """Returns which fields have no value, or an empty list, bool `[columns, rows]`."""
-    return np.array([_missing(column) for column in (*rows.numerical, *rows.categorical)])
-
-
-def _missing(column: Parsed | Coded | ListValues) -> np.ndarray:
-    if isinstance(column, ListValues):
-        return column.lengths == 0
-    return column.codes < 0 if isinstance(column, Coded) else column.missing
+    return np.array([missing_rows(column) for column in (*rows.numerical, *rows.categorical)])
 
 
 class Target(NamedTuple):

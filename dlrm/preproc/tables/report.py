@@ -155,7 +155,8 @@ def _drift(counts: Counted, histogram: Histogram) -> dict[str, Any]:
 def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]
-    for i, (field, found) in enumerate(zip(fitted.schema.numerical, fitted.numerical, strict=True)):
+    rules = fitted.schema.numerical_features
+    for i, (field, found) in enumerate(zip(rules, fitted.numerical, strict=True)):
         quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
         if (bins := counts.quantile_bins(i)) is not None:
             quantiles = dict(zip(quantiles, _raw(field, found, bins), strict=True))
@@ -209,7 +210,7 @@ def _categorical(
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]
     lists = list(fitted.lists)
-    for i, field in enumerate(fitted.schema.categorical):
+    for i, field in enumerate(fitted.fields):
         place = fitted.dictionary_of[i]
         in_buckets = {name: counts.split(name).ids[i] for name in splits}
         features.append(

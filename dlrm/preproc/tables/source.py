@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dlrm.data.clicks.bags import places_of
-from dlrm.data.sources.columns import Coded
+from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.tables.columns import Bad, column_of, texts_of
 from dlrm.data.tables.parquet import PROBLEM, Part, read_part
 from dlrm.data.tables.rows import RowReader, Rows
+from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, merge_counts
 from dlrm.data.transform.lists import ListValues
 from dlrm.data.transform.numbers import Sums, ordered
@@ -22,6 +24,8 @@ from dlrm.preproc.stages.source import Rejected, Target
 from dlrm.preproc.tables.division import DROPPED, TRAIN, Divider
 
 _MOST_LABELS = 1000  # distinct ones of a part
+_TEXTS = pa.large_binary()
+_BETWEEN = pa.scalar(b" & ", _TEXTS)  # the values of a combination in its text
 _LEAST_MERGED = 1 << 14  # values of a column that are added up at once
 
 
@@ -92,7 +96,7 @@ class TableSource:
                         values, missing = read.numerical[i]
                         present = training[~missing[training]]
                         sums[i] += Sums.of(values[present])
-        for place, counted in zip(self._places(), fields, strict=True):
+        for place, counted in zip(self._places(), fields, strict=False):
             counted.finish(counts[place])
         if len(labels) > _MOST_LABELS:
             labels = Counter(dict(labels.most_common(_MOST_LABELS)))
@@ -106,11 +110,11 @@ class TableSource:
         return facts, [merge_counts(parts) for parts in counts]
 
     def _places(self) -> list[int]:
-        """Returns which of the counted columns has the values of each categorical field."""
+        """Returns which of the counted columns has the values of each categorical feature."""
         place_of = dict[str, int]()
         for place, fields in enumerate(self.schema.dictionaries().values()):
             place_of |= {field.column: place for field in fields}
-        return [place_of[field.column] for field in self.schema.categorical]
+        return [place_of[name] for name in self.schema.categorical_names]
 
     def _add_counts(
         self,
@@ -119,8 +123,13 @@ class TableSource:
         read: Rows,
         training: np.ndarray,
     ) -> None:
-        for i, (place, field) in enumerate(zip(self._places(), fields, strict=True)):
-            field.add(read.categorical[i], read.texts[i], training, counts[place])
+        places = self._places()
+        for i, field in enumerate(fields):
+            column = read.categorical[i]
+            assert not isinstance(column, Parsed), "which crosses alone are"
+            field.add(column, read.texts[i], training, counts[places[i]])
+        for cross, place in zip(self.schema.crosses, places[len(fields) :], strict=True):
+            _append(counts[place], _cross_counts(self.schema, cross, read, training))
         place = len(self.schema.dictionaries())
         for i, number in enumerate(self.schema.numerical):
             if number.fitted_bins:
@@ -180,6 +189,29 @@ class TableSource:
             yield batch, read, splits, numbers  # even if all are dropped: their labels count
 
 
+def _cross_counts(schema: Schema, cross: Cross, read: Rows, rows: np.ndarray) -> Counts:
+    """Counts the combinations in chosen rows, with texts if they may have ids of their own."""
+    names = [field.column for field in schema.categorical]
+    column = read.categorical[len(names) + schema.crosses.index(cross)]
+    assert isinstance(column, Parsed)
+    rows = rows[~column.missing[rows]]
+    keys, first, counts = np.unique(column.values[rows], return_index=True, return_counts=True)
+    if cross.frequency_limit is None:
+        return Counts(keys, counts)
+    parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
+    return Counts(keys, counts, pc.binary_join_element_wise(*parts, _BETWEEN))
+
+
+def _texts_at(read: Rows, field: int, rows: np.ndarray) -> pa.Array:
+    """Returns the text of a categorical field in rows that have a value."""
+    column, texts = read.categorical[field], read.texts[field]
+    assert isinstance(column, Coded)
+    places = column.codes[rows]
+    if texts is not None:
+        return texts.take(pa.array(places))
+    return pa.array(column.keys[places].view(np.int64)).cast(pa.large_string()).cast(_TEXTS)
+
+
 class _FieldCounts:
     """Counts the values of a field by their places, as long as batches have the same values."""
 
@@ -232,7 +264,7 @@ _PLACES = {"train": 0, "test": 1, "validation": 2}
 
 def _none_of(column: CountedColumn) -> Counts:
     """Returns the counts of a column in no rows: a part may have no training rows."""
-    texts = pa.array([], pa.large_binary()) if column.kind == "texts" else None
+    texts = pa.array([], _TEXTS) if column.kind == "texts" else None
     return Counts(np.empty(0, np.uint64), np.empty(0, np.int64), texts)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dlrm.data.sources.columns import Coded, TextColumn
 from dlrm.data.transform.cells import BadRowError, label_cells
+from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import (
@@ -39,6 +40,8 @@ def schemas(draw):
     time = TimeField(
         "time", draw(st.sampled_from([None, "UTC"])), draw(st.sampled_from([None, "ms"]))
     )
+    columns = tuple(field.column for field in categorical)
+    crosses = [Cross(columns, "crossed", 7, draw(st.none() | st.just(2)))] if columns[1:] else []
     return Schema(
         label,
         tuple(numerical),
@@ -47,6 +50,7 @@ def schemas(draw):
         draw(st.none() | st.just("weight")),
         ("user",) if draw(st.booleans()) else (),
         draw(st.none() | st.just(time)),
+        tuple(crosses),
     )
 
 
@@ -58,6 +62,8 @@ def test_a_schema_is_the_same_once_written_and_read(tmp_path_factory, schema):
     assert Schema.of_facts(json.loads(json.dumps(schema.facts()))) == schema
 
 
+LIST = "{column: l, max_length: 2}"
+FIELDS = "fields: expected categorical fields with one value a row"
 REFUSED = [
     ("label: y", "numerical, categorical: expected one field or more, got none"),
     ("numerical: [x]", "label: expected {column: NAME}, got none"),
@@ -123,6 +129,25 @@ REFUSED = [
         "{label: y, categorical: [{column: a, dictionary: d}, "
         "{column: b, dictionary: d, max_ids: 3}]}",
         "categorical field b: max_ids: expected None, as of a, which shares dictionary 'd', got 3",
+    ),
+    *(
+        (f"{{label: y, numerical: [n], categorical: [a, b, {LIST}], crosses: [{cross}]}}", message)
+        for cross, message in (
+            ("a", "crosses: expected a map with fields, got 'a'"),
+            ("{buckets: 3}", "crosses: fields: missing"),
+            ("{fields: a, buckets: 3}", "crosses: fields: expected a list of texts, got 'a'"),
+            ("{fields: [a], buckets: 3}", "cross a: fields: expected two or more different ones"),
+            ("{fields: [a, a], buckets: 3}", "cross a_x_a: fields: expected two or more differ"),
+            ("{fields: [a, b]}", "cross a_x_b: buckets: expected 1 or more, or a frequency_limit"),
+            ("{fields: [a, b], buckets: 3, max_ids: 5}", "cross a_x_b: max_ids: expected a freq"),
+            ("{name: z, fields: [a, b], frequency_limit: 0}", "categorical field z: frequency_l"),
+            ("{fields: [a, c], buckets: 3}", f"cross a_x_c: {FIELDS}, got 'c'"),
+            ("{fields: [a, n], buckets: 3}", f"cross a_x_n: {FIELDS}, got numerical field n"),
+            ("{fields: [a, y], buckets: 3}", f"cross a_x_y: {FIELDS}, got the label y"),
+            ("{fields: [a, l], buckets: 3}", f"cross a_x_l: {FIELDS}, got list field l"),
+            ("{name: b, fields: [a, b], buckets: 3}", "cross b: name: expected one that no other"),
+            ("{name: y, fields: [a, b], buckets: 3}", "cross y: name: expected one that no other"),
+        )
     ),
 ]
 

@@ -223,6 +223,16 @@ def divisions(draw, columns):
     return seed | ({"files": True} if way == "files" else {})
 
 
+@st.composite
+def crosses(draw, names):
+    cross = {"fields": draw(st.permutations(names))[: draw(st.integers(2, len(names)))]}
+    if draw(st.booleans()):
+        return cross | {"buckets": draw(st.sampled_from([1, 7, 1000]))}
+    cross |= {"frequency_limit": draw(st.sampled_from([1, 2]))}
+    cross |= {"max_ids": 3} if draw(st.booleans()) else {}
+    return cross | ({"buckets": 5} if draw(st.booleans()) else {})
+
+
 OF_LISTS = ("max_length", "keep", "ordered", "separator", "weights")
 
 
@@ -281,6 +291,10 @@ def tables(draw):
             columns[entry["weights"]] = (pa.list_(pa.float64()), weights)
     if fields:
         schema["categorical"] = fields
+    single = [field["column"] for field in fields if "max_length" not in field]
+    if len(single) > 1 and draw(st.booleans()):
+        schema["crosses"] = [draw(crosses(single)) for _ in range(draw(st.integers(1, 2)))]
+        schema["crosses"][-1]["name"] = "crossed"
     if draw(st.booleans()):
         schema["weight"] = "w"
         add("w", pa.float64(), st.sampled_from([0.0, 1.0, 0.1, 3e38]))

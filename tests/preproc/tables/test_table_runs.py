@@ -30,6 +30,10 @@ SCHEMA = {
         {"column": "tags", "max_length": 4, "ordered": False, "frequency_limit": 2},
         {"column": "seen", "type": "integer", "max_length": 3, "weights": "seen for"},
     ],
+    "crosses": [
+        {"fields": ["i", "c"], "buckets": 50},
+        {"fields": ["c", "i"], "frequency_limit": 2},
+    ],
     "weight": "w",
     "groups": ["c"],
     "time": {"column": "t", "unit": "ms"},

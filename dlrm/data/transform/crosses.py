@@ -1,0 +1,45 @@
+"""Columns of crosses: keys of combinations, made of the keys of several columns."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dlrm.data.sources.columns import Coded, Parsed, TextColumn, hash_texts
+from dlrm.data.transform.lists import ListValues
+from dlrm.data.transform.schema import Schema
+
+
+def cross_columns(
+    schema: Schema, columns: Sequence[Parsed | Coded | ListValues]
+) -> list[Parsed | Coded]:
+    """Returns the columns of a schema's crosses.
+
+    Args:
+        schema: has the crosses.
+        columns: of the categorical fields.
+    """
+    by_name = dict(zip((field.column for field in schema.categorical), columns, strict=True))
+    return [combined([by_name[name] for name in cross.fields]) for cross in schema.crosses]
+
+
+def combined(columns: Sequence[Parsed | Coded | ListValues]) -> Parsed:
+    """Returns a key for each row: the hash of the row's keys, 8 bytes each, as of a text.
+
+    It is missing where the row has no value of one of the columns.
+    """
+    parsed = [_by_row(column) for column in columns]
+    rows, width = len(parsed[0].values), len(parsed)
+    keys = np.zeros(rows * width + 1, "<u8")  # with the 8 bytes that a TextColumn ends with
+    keys[:-1].reshape(rows, width)[:] = np.stack([one.values for one in parsed], axis=1)
+    starts = np.arange(rows, dtype=np.int64) * (8 * width)
+    hashes = hash_texts(TextColumn(keys.view(np.uint8), starts, starts + 8 * width))
+    missing = np.logical_or.reduce([one.missing for one in parsed])
+    return Parsed(np.where(missing, np.uint64(0), hashes), missing)
+
+
+def _by_row(column: Parsed | Coded | ListValues) -> Parsed:
+    assert not isinstance(column, ListValues), "schemas refuse crosses of lists"
+    if isinstance(column, Parsed):
+        return column
+    keys = np.append(column.keys, np.uint64(0))  # of -1
+    return Parsed(keys[column.codes], column.codes < 0)
