@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import dlrm
+from dlrm.api.recipe import Facts
 from dlrm.data.transform.schema import Schema
 from dlrm.scripts.tune.space import Space, default_space
 
@@ -41,10 +42,13 @@ class Dlrm:
     """This package: the space that `dlrm.scripts.tune` searches by default."""
 
     deterministic = False
+    recipe: str | None = "auto"
 
     @staticmethod
     def space(rows: Rows) -> Space:
-        return default_space(len(rows.train), len(rows.schema.numerical))
+        rate = float(labels_of(rows.train, rows.schema).mean())
+        tables = (1,) * len(rows.schema.categorical)  # sizes that the recipe does not read
+        return default_space(Facts(len(rows.train), len(rows.schema.numerical), tables, rate))
 
     def __init__(self, rows: Rows, threads: int) -> None:
         test = rows.train.slice(0, 100) if rows.judged is None else rows.judged  # of no effect
@@ -54,17 +58,28 @@ class Dlrm:
 
     def fit(self, settings: dict[str, Any], seed: int) -> Fitted:
         model = dlrm.fit(
-            self._dataset, base_device="cpu", seed=seed, test_freq=AT_THE_END, **settings
+            self._dataset,
+            base_device="cpu",
+            recipe=self.recipe,
+            seed=seed,
+            test_freq=AT_THE_END,
+            **settings,
         )
         return Fitted(model.logits, settings)
 
 
-class AsItWas(Dlrm):
-    """A DLRM by the defaults of `dlrm.fit`, untuned."""
+class Recipe(Dlrm):
+    """This package by `--recipe auto`, untuned."""
 
     @staticmethod
     def space(rows: Rows) -> Space:
         return Space({}, {})
+
+
+class AsItWas(Recipe):
+    """A DLRM by the defaults of `dlrm.fit`, untuned."""
+
+    recipe = None
 
 
 class Columns:
@@ -305,6 +320,7 @@ class Logistic:
 
 CONTENDERS: dict[str, Any] = {
     "as_it_was": AsItWas,
+    "recipe": Recipe,
     "ours": Dlrm,
     "lightgbm": LightGBM,
     "catboost": CatBoost,

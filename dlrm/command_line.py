@@ -1,9 +1,9 @@
-"""Prints what commands say: errors in one line that begins with `error:`, and tables."""
+"""Prints what commands say: errors in one line that begins with `error:`, flags and tables."""
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from dlrm.documents import one_line
 
@@ -33,6 +33,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process."""
         fail(message, 2)
+
+
+def text_of(value: Any) -> str:
+    """Returns the value of a flag as a command line has it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings as flags, without those that are None."""
+    return [f"--{name}={text_of(value)}" for name, value in settings.items() if value is not None]
 
 
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -30,10 +30,11 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
     epochs = chosen.get("epochs") or min(max(_SAMPLES // max(rows, 1), 1), _MOST_EPOCHS)
     steps = epochs * -(-rows // batch_size)
     steps = max(min(steps, chosen.get("max_steps") or steps), 1)
+    start = max(steps // 2, chosen.get("warmup_steps", 0))
     by_steps = {
         "warmup_steps": steps // 20,
-        "decay_start_step": steps // 2,
-        "decay_steps": steps - steps // 2,
+        "decay_start_step": start,
+        "decay_steps": max(steps - start, 0),
         "decay_power": 1,
     }
     dim = chosen.get("embedding_dim") or (chosen.get("bottom_mlp_sizes") or (_DIM,))[-1]

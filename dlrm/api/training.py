@@ -17,6 +17,7 @@ import torch
 import dlrm
 from dlrm.api.dataset import OPTIONS, Dataset, unexpected
 from dlrm.api.defaults import training_defaults
+from dlrm.api.recipe import BATCH_SIZE, RECIPES, Facts, auto, describe
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.tables.draft import draft
@@ -69,6 +70,7 @@ def fit(
     validation: Any = None,
     save_checkpoint_path: str | os.PathLike | None = None,
     base_device: str | None = None,
+    recipe: str | None = None,
     verbose: bool = False,
     **settings: Any,
 ) -> Predictor:
@@ -76,7 +78,7 @@ def fit(
 
     The trainer, the model and the configurations are those of `dlrm.scripts.main`: with the same
     dataset and settings the weights are the same. What is not chosen follows from the number of
-    training rows (`dlrm.api.defaults.training_defaults`).
+    training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
 
     Args:
         data: a table in memory, see `Dataset.from_arrow`; a `Dataset`; or a dataset's directory.
@@ -90,6 +92,7 @@ def fit(
             keeps the best until the model is gone.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None is cuda where there is one.
             The model that is returned is on the CPU.
+        recipe: "auto" chooses by the rows what is not chosen here, see `dlrm.api.recipe.auto`.
         verbose: whether progress is printed.
         settings: fields of the configurations, whose names are those of the command's flags: of
             the model (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`,
@@ -135,19 +138,41 @@ def fit(
         dataset = Dataset.from_arrow(
             data, schema, test=test, validation=validation, verbose=verbose, **options
         )
-    values = training_defaults(dataset.rows["train"], chosen)
+    values, said = _with_defaults(dataset, recipe, chosen)
+    if said and verbose:
+        print(said)
     return _train(dataset, values, device, save_checkpoint_path, verbose)
 
 
+def _with_defaults(
+    dataset: Dataset, recipe: str | None, chosen: Mapping[str, Any]
+) -> tuple[dict[str, Any], str | None]:
+    """Returns all settings of a training, and a line about what a recipe has chosen."""
+    if recipe is None:
+        return training_defaults(dataset.rows["train"], chosen), None
+    if recipe not in RECIPES:
+        raise ValueError(f"--recipe {recipe}: expected one of {', '.join(RECIPES)}")
+    subset = chosen.get("dataset_subset")
+    data = DataConfig(
+        str(dataset.path), batch_size=BATCH_SIZE, dataset_subset=subset, verify_data="never"
+    )
+    facts = Facts.of(open_datasets(data).train)
+    values = auto(facts, chosen)
+    return values, describe(facts, values, chosen)
+
+
 def judge_settings(
-    dataset: str | os.PathLike, base_device: str | None = None, **settings: Any
+    dataset: str | os.PathLike,
+    base_device: str | None = None,
+    recipe: str | None = None,
+    **settings: Any,
 ) -> dict[str, float]:
     """Trains as `fit` does, saves nothing, and returns how good the last weights are.
 
     Args:
         dataset: directory of a dataset, whose test rows are read once, at the end, unless
             `test_freq` says more.
-        base_device: as in `fit`.
+        base_device, recipe: as in `fit`.
         settings: as in `fit`, of `SETTINGS`.
 
     Returns:
@@ -160,7 +185,7 @@ def judge_settings(
         raise unexpected("judge_settings", unknown[0], SETTINGS)
     check_schedule(settings.get("schedule", "nvidia"), settings)
     opened, device = Dataset(dataset), choose_device(base_device)
-    values = training_defaults(opened.rows["train"], {"test_freq": _AT_THE_END} | settings)
+    values, _ = _with_defaults(opened, recipe, {"test_freq": _AT_THE_END} | settings)
     with RunLog(quiet=True) as log:
         results = _trained(opened, values, device, None, log)
     return {n.removeprefix("test_"): v for n, v in results.items() if n.startswith("test_")}

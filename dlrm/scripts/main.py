@@ -20,6 +20,7 @@ from dlrm.data.transform.table_transform import TableTransform
 from dlrm.distributed import World, agreed
 from dlrm.scripts.common import dlrm_flags, session
 from dlrm.scripts.common import run as driver
+from dlrm.scripts.common.auto_flags import with_recipe
 from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_setup import DLRMSetup, check, own_part, set_up, training
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
@@ -56,11 +57,20 @@ def run(values: Values) -> dict[str, float]:
     if values["seeds"]:
         return train_seeds(values, run)
     may_differ = dlrm_flags.RANKS_MAY_DIFFER
-    return driver.run(values, set_up, _notices, _act, check, may_differ)
+    values, chosen = with_recipe(values)
+    notices = functools.partial(_notices, chosen=chosen)
+    return driver.run(values, set_up, notices, _act, check, may_differ)
 
 
-def _notices(setup: DLRMSetup) -> Iterator[str]:
-    """Lines about what runs, and about flags that are accepted and do nothing here."""
+def _notices(setup: DLRMSetup, chosen: str | None) -> Iterator[str]:
+    """Lines about what runs, and about flags that are accepted and do nothing here.
+
+    Args:
+        setup: what runs.
+        chosen: a line about what a recipe has chosen.
+    """
+    if chosen:
+        yield chosen
     values, device = setup.values, setup.world.device
     if "output_dir" in values.given:
         yield "note: --output_dir is not used; checkpoints go to --save_checkpoint_path"

@@ -69,7 +69,7 @@ def test_the_best_settings_train_by_the_command(searched, dataset, tmp_path):
     assert [rung["trials"] for rung in facts["rungs"]] == [5, 3, 2]
     best, second = (trial["results"]["3"][0]["auc"] for trial in facts["trials"][:2])
     assert best >= second
-    assert best > 0.7
+    assert best > 0.65
     assert not (searched / "parts").exists()
     where = [f"--dataset={dataset}", f"--flagfile={searched / 'best.flags'}"]
     done = forked.run("dlrm.scripts.main", *where, "--base_device=cpu", cwd=tmp_path)
@@ -84,7 +84,12 @@ def test_a_trial_is_a_training_by_its_settings(searched, dataset, tmp_path):
     write_part(dataset, Part(0, 1, 0.2, "random", share, 1), tmp_path / "part")
     steps = 2 * -(-dlrm.Dataset(tmp_path / "part").rows["train"] // 128)
     model = dlrm.fit(
-        tmp_path / "part", seed=1, test_freq=steps, base_device="cpu", **trial["settings"]
+        tmp_path / "part",
+        recipe="auto",
+        seed=1,
+        test_freq=steps,
+        base_device="cpu",
+        **trial["settings"],
     )
     assert metrics["auc"] == model.results["test_auc"]
     assert metrics["log_loss"] == model.results["test_log_loss"]

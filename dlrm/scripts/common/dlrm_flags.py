@@ -7,6 +7,7 @@ and ours beside them.
 from collections.abc import Mapping
 from typing import Any
 
+from dlrm.api.recipe import RECIPES
 from dlrm.data.clicks.datasets import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.synthetic import IDS, SHAPES
 from dlrm.data.verification import VERIFY_DATA
@@ -69,6 +70,15 @@ _RUN: Definitions = {
             "random samples; mlperf_dcnv2: DLRM-DCNv2 of MLPerf Training, three cross layers of "
             "rank 512, on random samples of its sizes unless --dataset names others",
             DLRM_PRESETS,
+        ),
+    ),
+    "recipe": (
+        str | None,
+        None,
+        Help(
+            "auto: choose the flags that are not given by the number of training rows and by their "
+            "fields, and print what was chosen; for a training on --dataset",
+            RECIPES,
         ),
     ),
     "defaults": (
@@ -441,7 +451,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("benchmark_warmup_steps", "inference_benchmark_steps"),
         *("inference_benchmark_batch_sizes", "inference_benchmark_runtimes"),
         *("optimized_mlp", "cuda_graphs", "deterministic", "execution"),
-        *("preset", "defaults"),  # the flags that they set are compared themselves
+        *("preset", "defaults", "recipe"),  # the flags that they set are compared themselves
         *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint", "profile"),
         *("tensorboard", "mlflow"),
     ]

@@ -239,9 +239,14 @@ def with_saved_flags(values: Values, checkpoint: Path | None, names: Iterable[st
     """Takes flags that were not given from those a checkpoint was saved with, if there is one."""
     if checkpoint is None:
         return values
-    saved = read_config(checkpoint)["flags"]  # older checkpoints lack later flags
+    return values.filled(saved_flags(checkpoint, names))
+
+
+def saved_flags(checkpoint: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Returns some of the flags that a checkpoint was saved with; older ones lack later flags."""
+    saved = read_config(checkpoint)["flags"]
     found = {name: saved[name] for name in names if name in saved}
-    return values.filled({n: tuple(v) if isinstance(v, list) else v for n, v in found.items()})
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
 
 def load_weights(setup: Setup, parameters: Parameters, log: RunLog) -> bool:

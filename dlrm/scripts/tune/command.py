@@ -4,11 +4,11 @@
     python -m dlrm.scripts.main --dataset DIR --flagfile tuning/best.flags
 
 Trials are judged on a held-out share of the training rows, or on folds of them; test and validation
-rows are never opened. The first trial has the defaults of `dlrm.fit` for all that the space does
-not fix. The same command resumes a search that was stopped, or killed, with the same results, and
-with more --trials extends it. The directory of --output gets the table, tuning.txt, a picture,
-tuning.png, all numbers, tuning.json, and the best settings as flags, best.flags. --space names a
-YAML file of what may be chosen:
+rows are never opened. What the space does not choose is as `--recipe auto` has it; so is, in the
+first trial, what the space does not fix. The same command resumes a search that was stopped, or
+killed, with the same results, and with more --trials extends it. The directory of --output gets the
+table, tuning.txt, a picture, tuning.png, all numbers, tuning.json, and the best settings as flags,
+best.flags. --space names a YAML file of what may be chosen:
 
     lr: {low: 0.0005, high: 0.004, log: true}   # of a range, evenly in its logarithm
     embedding_dim: [8, 16, 32]                  # one of these
@@ -22,10 +22,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dlrm.api.defaults import training_defaults
+from dlrm.api.recipe import BATCH_SIZE, Facts, auto
 from dlrm.api.training import SETTINGS
 from dlrm.command_line import Parser, fail
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.readers import SplitDataset
 from dlrm.documents import brief, read_json
 from dlrm.files import make_directories, write_atomically
 from dlrm.limits import check_processes
@@ -90,13 +91,9 @@ def run(options: argparse.Namespace) -> None:
     _check(options)
     processes = options.processes or _cores()
     spec = FeatureSpec.load(options.dataset)
-    rows = spec.num_rows("train")
     known = [name for name in SETTINGS if name not in _NOT_SEARCHED]
-    space = (
-        Space.load(options.space, known)
-        if options.space
-        else default_space(rows, len(spec.numerical))
-    )
+    facts = Facts.of(SplitDataset(spec, "train", BATCH_SIZE))
+    space = Space.load(options.space, known) if options.space else default_space(facts)
     _begin(options, space)
     rungs = plan(options.trials, options.rungs, options.eta, options.folds)
     search = Search(
@@ -112,7 +109,7 @@ def run(options: argparse.Namespace) -> None:
     first = Trial(0, dict(space.fixed))
     drawn = (Trial(n, space.draw(options.seed, n)) for n in range(1, options.trials))
     trials = search.run([first, *drawn], _say)
-    best = training_defaults(rows, trials[0].settings)
+    best = auto(facts, trials[0].settings)
     problem = write(options.output, trials, rungs, options.metric, best)
     shutil.rmtree(options.output / "parts", ignore_errors=True)
     _say("\n".join(table(trials, rungs, options.metric)))

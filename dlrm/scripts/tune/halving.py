@@ -67,7 +67,7 @@ class Trial:
 
     Attributes:
         number: of the trial; its settings follow from it.
-        settings: of the training, but for defaults.
+        settings: of the training, but for those of `--recipe auto`.
         rung: the highest one on which it was judged, from 0.
         results: rung -> metrics of each fold; None of a training that diverged.
     """
@@ -184,7 +184,7 @@ def train(job: Job) -> str:
     torch.set_num_threads(job.threads)
     began = time.perf_counter()
     try:
-        result: dict[str, Any] = dict(judge_settings(job.dataset, **job.settings))
+        result: dict[str, Any] = dict(judge_settings(job.dataset, recipe="auto", **job.settings))
         shown = "  ".join(f"{name} {result[name]:.5f}" for name in METRICS)
     except FloatingPointError as error:
         result, shown = {_WHY: str(error)}, _WHY

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.command_line import aligned
+from dlrm.command_line import aligned, flags_of, text_of
 from dlrm.files import staged_file, write_atomically
 from dlrm.scripts.tune.halving import METRICS, Rung, Trial
 
@@ -45,16 +45,6 @@ def _mean(values: Sequence[float]) -> str:
         return "diverged"
     deviation = f" ± {np.std(values, ddof=1):.5f}" if len(values) > 1 else ""
     return f"{np.mean(values):.5f}{deviation}"
-
-
-def text_of(value: Any) -> str:
-    """Returns the value of a flag as a command line has it."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def flags_of(settings: Mapping[str, Any]) -> list[str]:
-    """Returns settings as flags of `dlrm.scripts.main`."""
-    return [f"--{name}={text_of(value)}" for name, value in settings.items() if value is not None]
 
 
 def write(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.api.defaults import training_defaults
+from dlrm.api.recipe import Facts, auto
 from dlrm.documents import brief, read_yaml
 
 _ENTRIES = {"low", "high", "log"}
@@ -104,31 +104,26 @@ class Space:
         return {**self.fixed, **chosen}
 
 
-def default_space(rows: int, num_numerical: int) -> Space:
-    """Returns the space of a search that names none.
-
-    The wide term and numerical fields as vectors are fixed: they raised the AUC on UCI Adult and on
-    click logs. The first trial has them, and else the defaults of `dlrm.fit`.
+def default_space(facts: Facts) -> Space:
+    """Returns the space of a search that names none, around the settings of `--recipe auto`.
 
     Args:
-        rows: of the training; batch sizes and epochs are around those of `training_defaults`.
-        num_numerical: numerical fields of a row.
+        facts: of the training rows.
     """
-    usual = training_defaults(rows)
-    fewest = usual["epochs"]
+    usual = auto(facts)
+    size, epochs, lr = usual["batch_size"], usual["epochs"], usual["lr"]
     searched: dict[str, Range | Sequence[Any]] = {
-        "batch_size": [usual["batch_size"] * factor for factor in (1, 2, 4, 8)],
-        "epochs": Range(fewest, 6 * fewest, log=True),
-        "lr": Range(5e-4, 3e-3, log=True),
+        "batch_size": [size // 2, size, 2 * size],
+        "epochs": Range(max(epochs // 2, 1), 2 * epochs, log=True),
+        "lr": Range(lr / 2, 2 * lr, log=True),
         "embedding_dim": [8, 16, 32],
-        "embedding_l2": [0.0, 1e-4, 1e-3, 3e-3, 1e-2],
-        "dropout": [0.0, 0.1, 0.2, 0.3],
     }
-    fixed: dict[str, Any] = {"schedule": "linear", "warmup": 0.05, "wide": True}
-    if num_numerical:
-        fixed["numerical_embedding"] = "piecewise"
-        searched["numerical_bins"] = [64, 256]
-    return Space(fixed, searched)
+    if l2 := usual.get("embedding_l2"):
+        searched["embedding_l2"] = Range(l2 / 10, 5 * l2, log=True)
+        searched["dropout"] = [0.1, 0.2, 0.3, 0.4]
+    if "numerical_bins" in usual:
+        searched["numerical_bins"] = [24, 64, 256]
+    return Space({}, searched)
 
 
 def _range(value: Mapping[str, Any], where: str) -> Range:

@@ -1,0 +1,171 @@
+"""`recipe="auto"`: the settings of a training that fit its rows, where nobody chose others."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dlrm.api.defaults import training_defaults
+from dlrm.command_line import flags_of
+from dlrm.data.clicks.batch import Dataset
+from dlrm.model.dlrm import FUSED_TYPES, NO_EMBEDDING
+from dlrm.train.schedule import OF_NVIDIA
+
+RECIPES = ("auto",)
+BATCH_SIZE = 4096  # of the reading of labels
+_FEWEST_ROWS = 100
+_FEW_ROWS = 100_000
+_STEPS = 200  # of an epoch, at least, where batches of 32 to 32,768 samples allow it
+_SAMPLES, _MOST_EPOCHS = 400_000, 12
+# --embedding_l2 times rows. On 26,000 rows of UCI Adult, 100,000 of logs in Criteo's format and all
+# 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best were about this.
+_L2 = 350
+_MOST_LABELS = 1 << 20  # that are read for the share of clicks
+_BIG_ROWS = 30_000_000  # one epoch, without regularization, of NVIDIA's architecture
+_NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
+_DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
+
+
+class Facts(NamedTuple):
+    """What a recipe knows of the training rows.
+
+    Attributes:
+        rows: how many.
+        num_numerical: numerical fields.
+        table_sizes: rows of each embedding table.
+        click_rate: share of the rows with label 1.
+    """
+
+    rows: int
+    num_numerical: int
+    table_sizes: tuple[int, ...]
+    click_rate: float
+
+    @classmethod
+    def of(cls, train: Dataset) -> "Facts":
+        """Returns the facts of a dataset's training rows, in batches of `BATCH_SIZE`.
+
+        Raises:
+            ValueError: the rows are too few, or all labels are the same.
+        """
+        rows = train.num_samples
+        if rows < _FEWEST_ROWS:
+            raise ValueError(
+                f"--recipe auto: expected {_FEWEST_ROWS} training rows or more, got {rows:,}"
+            )
+        rate = _click_rate(train)
+        if rate in (0, 1):
+            raise ValueError(
+                "--recipe auto: expected training rows of both classes, got label "
+                f"{rate:g} in all {rows:,}"
+            )
+        return cls(rows, train.num_numerical, tuple(train.table_sizes), rate)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows:,} training rows, {100 * self.click_rate:.3g} % of them with label 1, "
+            f"{self.num_numerical} numerical and {len(self.table_sizes)} categorical fields"
+        )
+
+
+def auto(facts: Facts, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the settings of a training, by field, with those that were given.
+
+    What a given setting makes impossible is not chosen. docs/guide/tuning.md has the rules, and
+    what they were measured on.
+
+    Args:
+        facts: of the training rows.
+        given: settings that were chosen.
+    """
+    given = dict(given or {})
+    if facts.rows >= _NVIDIA_ROWS:
+        return {"epochs": 1} | given
+    chosen = _of_many_rows(given) if facts.rows >= _BIG_ROWS else _of_few_rows(facts, given)
+    for name in _impossible(chosen, given):
+        chosen.pop(name, None)
+    return training_defaults(facts.rows, chosen | given)
+
+
+def describe(facts: Facts, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Returns a line that says the settings which were not given, as flags."""
+    chosen = {name: value for name, value in settings.items() if name not in given}
+    return f"--recipe auto, of {facts}: {' '.join(flags_of(chosen))}"
+
+
+def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
+    dim = _dim(given, 128)
+    return {
+        "epochs": 1,
+        "embedding_dim": dim,
+        "bottom_mlp_sizes": (512, 256, dim),
+        "top_mlp_sizes": (1024, 1024, 512, 256, 1),
+        "lr": 0.001,
+        "schedule": "linear",
+        "warmup": 0.05,
+    }
+
+
+def _of_few_rows(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
+    rows = facts.rows
+    chosen = {
+        "batch_size": 1 << min(max(int(math.log2(rows / _STEPS)), 5), 15),
+        "epochs": min(max(round(_SAMPLES / rows), 1), _MOST_EPOCHS),
+        "embedding_dim": _dim(given, 16),
+        "wide": True,
+        "dropout": 0.3 if rows < _FEW_ROWS else 0.2,
+        "embedding_l2": float(f"{_L2 / rows:.2g}"),
+        "embedding_type": "joint_fused",
+        "schedule": "linear",
+        "warmup": 0.05,
+    }
+    if facts.num_numerical:
+        bins = 256 if rows < _FEW_ROWS else 64
+        chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}
+    if given.get("placement", "balanced") not in _DIVIDES_NOTHING:
+        chosen["embedding_l2_mode"] = "looked_up"
+    return chosen
+
+
+def _dim(given: Mapping[str, Any], otherwise: int) -> int:
+    sizes = given.get("bottom_mlp_sizes")
+    return given.get("embedding_dim") or (sizes[-1] if sizes else otherwise)
+
+
+def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Returns settings that a training cannot have beside those that were given."""
+    kind = given.get("numerical_embedding", chosen.get("numerical_embedding"))
+    is_lazy = given.get("execution") == "lazy"
+    sgd = given.get("embedding_optimizer") == "sgd"
+    shrinks = chosen.get("embedding_l2", 0) * given.get("lr", 0) if sgd else 0
+    by_step = any(name in given for name in OF_NVIDIA)
+    refused = {
+        "embedding_l2": (
+            given.get("embedding_type", "joint_fused") not in FUSED_TYPES
+            or given.get("freeze_embeddings", False)
+            or given.get("cuda_graphs", False)
+            or shrinks >= 1
+        ),
+        "weight_decay": given.get("freeze_mlps", False),
+        "dropout": is_lazy or len(given.get("top_mlp_sizes", (1, 1))) == 1,
+        "numerical_embedding": is_lazy,
+        "numerical_bins": is_lazy or kind in (NO_EMBEDDING, "periodic"),
+        "schedule": by_step,
+        "warmup": by_step or given.get("schedule") == "nvidia" or "warmup_unit" in given,
+    }
+    names = [name for name, is_refused in refused.items() if is_refused]
+    if "embedding_l2" in {*names, *given}:
+        names += [] if given.get("embedding_l2") else ["embedding_type", "embedding_l2_mode"]
+    return names
+
+
+def _click_rate(train: Dataset) -> float:
+    """Returns the share of label 1 in batches all over the rows, in all of them if need be."""
+    step = max(len(train) * train.batch_size // _MOST_LABELS, 1)
+    clicks = count = 0
+    for first in range(step):
+        for index in range(first, len(train), step):
+            labels = train.batch(index).labels
+            clicks, count = clicks + int(labels.sum()), count + len(labels)
+        if 0 < clicks < count:
+            break
+    return clicks / count

@@ -1,0 +1,51 @@
+"""`--recipe auto`: fills in the flags of a training that fit the rows of its dataset."""
+
+from dlrm.api.recipe import BATCH_SIZE, Facts, auto, describe
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.model.dlrm import ARCHITECTURE
+from dlrm.scripts.common import run
+from dlrm.scripts.common.config_flags import Values
+from dlrm.scripts.common.dlrm_flags import ADAM_SWITCHES
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+
+def with_recipe(values: Values) -> tuple[Values, str | None]:
+    """Returns the flags with those that the recipe chooses, and the line that says them.
+
+    Flags that were given stay. The chosen ones count as given. A run that is resumed has those of
+    its checkpoint, and the architecture of weights that are loaded is theirs.
+
+    Raises:
+        ValueError, OSError: there is no dataset, or none that a recipe fits; or a flag contradicts
+            the recipe.
+    """
+    if values["recipe"] is None:
+        return values, None
+    _check(values)
+    data = values.config(DataConfig, verify_data="never", batch_size=BATCH_SIZE)
+    facts = Facts.of(open_datasets(data).train)
+    given = {name: values[name] for name in values.given}
+    for switch, flag in ADAM_SWITCHES.items():
+        if values[switch]:
+            given.setdefault(flag, "adam")
+    resumed, loaded = run.known_checkpoint(values, None), values["load_checkpoint_path"]
+    if loaded and not resumed:
+        given = run.saved_flags(find_checkpoint(loaded), ARCHITECTURE) | given
+    settings = auto(facts, given)
+    if resumed:
+        settings |= run.saved_flags(resumed, settings.keys() - given.keys())
+    filled = Values(values.filled(settings), values.given | settings.keys())
+    return filled, describe(facts, settings, given)
+
+
+def _check(values: Values) -> None:
+    asked = f"--recipe {values['recipe']}"
+    if values["mode"] != "train":
+        raise ValueError(f"{asked} contradicts --mode {values['mode']}: only a training has one")
+    for name in ("preset", "defaults"):
+        if name in values.given and values[name] is not None:
+            raise ValueError(
+                f"{asked} contradicts --{name} {values[name]}: both choose flags that are not given"
+            )
+    if not values["dataset"] or values["dataset_type"].startswith("synthetic"):
+        raise ValueError(f"{asked} needs --dataset, whose rows the flags are to fit")

@@ -1,0 +1,165 @@
+"""`--recipe auto` and `dlrm.fit(recipe="auto")` choose what fits the rows, and say what."""
+
+import shlex
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from small_dataset import NUM_NUMERICAL, TABLE_SIZES, write_dataset
+
+import dlrm
+from dlrm.api.recipe import Facts, auto
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.scripts import dist_main, main
+from dlrm.scripts.common import dlrm_flags
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.optim.config import OptimizerConfig
+
+ROWS = {"train": 2000, "test": 300}
+SHORT = ["--base_device=cpu", "--max_steps=5", "--log_path=log.json"]
+FEW = Facts(26_000, NUM_NUMERICAL, TABLE_SIZES, 0.25)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("recipe") / "dataset", ROWS)
+
+
+@pytest.fixture
+def train(dataset, tmp_path, monkeypatch):
+    """Trains by the command, in this process; returns the checkpoint's directory."""
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)
+
+    def run(name, *words, defaults=None):
+        words = [f"--dataset={dataset}", f"--save_checkpoint_path={name}", *SHORT, *words]
+        flags = dlrm_flags.make_flags(defaults)
+        main.run(dlrm_flags.parse(words, flags))
+        return find_checkpoint(tmp_path / name)
+
+    return run
+
+
+def weights(folder):
+    files = [folder / "dense.safetensors", *sorted((folder / "tables").iterdir())]
+    return [file.read_bytes() for file in files]
+
+
+def test_printed_flags_and_the_python_api_train_the_same_model(train, dataset, tmp_path, capsys):
+    auto_ran = train("auto", "--recipe=auto", "--lr=0.004")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "--recipe auto" in line]
+    said, _, flags = line.partition(" fields: ")
+    assert "2,000 training rows" in said
+    assert "3 numerical and 4 categorical" in said
+    assert "--lr" not in flags
+    copied = train("copied", "--lr=0.004", *shlex.split(flags))
+    short = {"base_device": "cpu", "max_steps": 5}
+    fitted = dlrm.fit(dataset, recipe="auto", lr=0.004, **short)
+    assert weights(auto_ran) == weights(copied) == weights(fitted.path)
+    saved, theirs = (read_config(folder)["flags"] for folder in (auto_ran, copied))
+    different = {name for name in saved if saved[name] != theirs[name]}
+    assert different == {"recipe", "save_checkpoint_path"}
+    from_dist_main = train("dist", "--recipe=auto", "--lr=0.004", defaults=dist_main.DEFAULTS)
+    assert weights(from_dist_main) == weights(auto_ran)
+
+
+def test_a_run_by_a_recipe_is_resumed_and_its_weights_are_trained_on(train, capsys):
+    words = ["--recipe=auto", "--checkpoint_freq=3", "--test_freq=5", "--keep_checkpoints=2"]
+    last = train("run", *words)
+    whole = weights(last)
+    shutil.rmtree(last)
+    assert weights(train("run", *words, "--resume")) == whole
+    assert "resumed from" in capsys.readouterr().out
+    train("small", "--recipe=auto", "--embedding_dim=4", "--top_mlp_sizes=8,1")
+    further = train("further", "--recipe=auto", "--load_checkpoint_path=small")
+    flags = read_config(further)["flags"]
+    assert (flags["embedding_dim"], flags["top_mlp_sizes"]) == (4, [8, 1])
+
+
+GIVEN = [
+    {"batch_size": 64, "epochs": 3, "lr": 0.01, "dropout": 0.0, "wide": False},
+    {"bottom_mlp_sizes": (8, 4)},
+    {"embedding_dim": 12},
+    {"top_mlp_sizes": (1,)},
+    {"warmup_steps": 5000},
+    {"schedule": "nvidia"},
+    {"schedule": "cosine", "warmup_unit": "epochs"},
+    {"embedding_type": "joint"},
+    {"embedding_optimizer": "sgd", "lr": 300.0},
+    {"freeze_embeddings": True, "freeze_mlps": True},
+    {"numerical_embedding": "none"},
+    {"embedding_l2": 0.0},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=",".join)
+def test_what_was_given_stays_and_the_rest_fits(given, dataset):
+    settings = auto(FEW, given)
+    assert {name: settings[name] for name in given} == given
+    short = {"max_steps": 1, "recipe": "auto", "base_device": "cpu"}
+    assert np.isfinite(dlrm.fit(dataset, **short, **given).results["test_log_loss"])
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        ({"cuda_graphs": True}, {"embedding_l2"}),
+        ({"execution": "lazy"}, {"dropout", "numerical_embedding"}),
+        ({"embedding_type": "joint_sparse"}, {"embedding_l2"}),
+        ({"numerical_embedding": "periodic"}, {"numerical_bins"}),
+    ],
+)
+def test_what_a_given_flag_makes_impossible_is_not_chosen(given, left_out):
+    assert left_out <= auto(FEW).keys()
+    assert not left_out & auto(FEW, given).keys()
+    assert auto(FEW, {"placement": "auto"})["embedding_l2_mode"] == "looked_up"
+
+
+def test_big_data_have_one_epoch_and_nvidias_architecture():
+    default = DLRMConfig(TABLE_SIZES)
+    for rows in (40_000_000, 4_000_000_000):
+        settings = auto(Facts(rows, 13, TABLE_SIZES, 0.03))
+        assert settings["epochs"] == 1
+        config = DLRMConfig(
+            TABLE_SIZES, **{k: v for k, v in settings.items() if hasattr(default, k)}
+        )
+        parts = ("embedding_dim", "bottom_mlp_sizes", "top_mlp_sizes", "interaction_op", "wide")
+        for name in (*parts, "numerical_embedding", "dropout"):
+            assert getattr(config, name) == getattr(default, name)
+        assert not {"embedding_l2", "weight_decay"} & settings.keys()
+    assert settings == {"epochs": 1}
+    assert OptimizerConfig(embedding_optimizer=auto(FEW)["embedding_optimizer"])
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--preset=gaudi_medium"], "--recipe auto contradicts --preset gaudi_medium"),
+        (["--defaults=2021"], "--recipe auto contradicts --defaults 2021"),
+        (["--mode=test"], "--recipe auto contradicts --mode test"),
+        (["--dataset_type=synthetic_gpu"], "--recipe auto needs --dataset"),
+        (["--recipe=best"], "flag --recipe=best: value should be one of <auto>"),
+    ],
+)
+def test_contradictions_are_named(train, words, named):
+    with pytest.raises(ValueError, match=named):
+        train("refused", "--recipe=auto", *words)
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ({"train": 10, "test": 5}, "expected 100 training rows or more, got 10"),
+        ({"train": 150, "test": 5}, "both classes, got label 1 in all 150"),
+    ],
+)
+def test_rows_that_no_recipe_fits_are_named(tmp_path, rows, named):
+    folder = write_dataset(tmp_path / "dataset", rows)
+    (label,) = folder.glob("train/label.bin")
+    label.write_bytes(b"\1" * rows["train"])
+    with pytest.raises(ValueError, match=f"--recipe auto: .*{named}"):
+        dlrm.fit(folder, recipe="auto", verify_data="never")
+    with pytest.raises(ValueError, match="--recipe best: expected one of auto"):
+        dlrm.fit(folder, recipe="best", verify_data="never")
