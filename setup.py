@@ -51,7 +51,7 @@ CUDA_FLAGS = [
     "-lineinfo",  # profilers show lines of the source
     "-Xfatbin=-compress-all",  # half as large
 ]
-HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall"]
+HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-pthread"]
 BUILD = "build/native"
 
 
@@ -242,7 +242,10 @@ def run(command: list[str]) -> None:
 
 
 def extensions() -> list[Extension]:
-    found = [Extension(HOST, ["csrc/host/host.cpp"]), Extension(CPU, sources)]
+    found = [
+        Extension(HOST, sorted(map(str, Path("csrc/host").glob("*.cpp")))),
+        Extension(CPU, sources),
+    ]
     without_cuda = reason_to_skip_cuda()
     if without_cuda:
         print(f"dlrm is installed without CUDA kernels, because {without_cuda}.", flush=True)

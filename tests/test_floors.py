@@ -11,7 +11,7 @@ FLOORS = [
     ["dlrm.documents", "dlrm.environment", "dlrm.host_memory"],
     ["dlrm.command_line", "dlrm.files", "dlrm.limits", "dlrm.pages"],
     ["dlrm.manifest"],
-    ["dlrm.ops", "dlrm.distributed"],
+    ["dlrm.ops", "dlrm.distributed", "dlrm.store"],
     ["dlrm.model", "dlrm.data", "dlrm.train", "dlrm.metrics"],
     ["dlrm.tasks", "dlrm.serving", "dlrm.preproc"],
     ["dlrm.systems", "dlrm.api"],

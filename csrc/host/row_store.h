@@ -1,0 +1,560 @@
+// Rows of tables in a file, of which some are in memory, in slots of the tensors that train.
+//
+// A record has the bytes of a row in all fields (weights, state of the optimizer), side by side,
+// then the generation that it was written in and a CRC-32C. Records do not cross pages where they
+// are smaller than one. Batches are prepared in one thread and used in another: a slot is evicted
+// only when no prepared batch uses it. Before a record is overwritten for the first time in a
+// generation, its old content goes to that generation's undo file, which is synced first.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "crc32c.h"
+#include "crew.h"
+#include "slot_map.h"
+
+namespace dlrm::host {
+
+inline constexpr int64_t kPage = 4096;
+inline constexpr uint32_t kUndoChunk = 0x4F444E55;  // "UNDO"
+inline constexpr int64_t kUndoChunkHeader = 16;     // magic, entries, CRC of both, zero
+inline constexpr int64_t kUndoChunkBytes = 4 << 20;
+inline constexpr int64_t kRecordsPerTask = 16;
+
+// What a function returns. After kFailed and kDamaged, `Problem` has the details.
+enum Status : int64_t { kOk = 0, kFull = 1, kDamaged = 2, kFailed = 3 };
+
+// A tensor [slots, ...] as the store sees it: bytes of a row. No data: the field is not read.
+struct Field {
+  char* data;
+  int64_t bytes;
+};
+
+struct Problem {
+  int64_t status = kOk;
+  int64_t error = 0;   // errno
+  int64_t record = 0;  // that is damaged
+  int64_t undo = 0;    // whether an undo file has the problem, not the rows
+  int64_t needed = 0;  // slots that a batch needs, where they are too few,
+  int64_t held = 0;    // and those that other batches use
+};
+
+struct Counters {
+  int64_t reads = 0, writes = 0, undone = 0, hits = 0, dirty = 0;
+};
+
+// Where records are in a file.
+struct RecordLayout {
+  explicit RecordLayout(int64_t payload)
+      : payload(payload), bytes(payload + 8), stride((bytes + 15) / 16 * 16) {
+    if (stride > kPage) stride = (stride + 511) / 512 * 512;
+    per_page = std::max<int64_t>(kPage / stride, 1);
+    page = stride > kPage ? stride : kPage;
+  }
+
+  int64_t offset(int64_t record) const {
+    return record / per_page * page + record % per_page * stride;
+  }
+
+  int64_t file_bytes(int64_t records) const { return (records + per_page - 1) / per_page * page; }
+
+  void seal(int64_t record, uint32_t generation, char* data) const {
+    std::memcpy(data + payload, &generation, 4);
+    const uint32_t crc = crc32c(static_cast<uint32_t>(record), data, payload + 4);
+    std::memcpy(data + payload + 4, &crc, 4);
+  }
+
+  bool whole(int64_t record, const char* data) const {
+    uint32_t crc;
+    std::memcpy(&crc, data + payload + 4, 4);
+    return crc == crc32c(static_cast<uint32_t>(record), data, payload + 4);
+  }
+
+  uint32_t generation(const char* data) const {
+    uint32_t found;
+    std::memcpy(&found, data + payload, 4);
+    return found;
+  }
+
+  int64_t payload, bytes, stride, per_page, page;
+};
+
+// Reads or writes all of it; returns 0 or errno. A file that ends too soon is EIO's fault.
+inline int read_all(int file, char* data, int64_t size, int64_t offset) {
+  while (size > 0) {
+    const ssize_t got = pread(file, data, size, offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) {
+      std::memset(data, 0, size);  // which no checksum fits
+      return 0;
+    }
+    data += got, size -= got, offset += got;
+  }
+  return 0;
+}
+
+inline int write_all(int file, const char* data, int64_t size, int64_t offset) {
+  while (size > 0) {
+    const ssize_t done = pwrite(file, data, size, offset);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) return errno;
+    data += done, size -= done, offset += done;
+  }
+  return 0;
+}
+
+class RowStore {
+ public:
+  RowStore(int file, int64_t records, int64_t slots, const Field* fields, int64_t num_fields,
+           int64_t threads)
+      : file_(file),
+        records_(records),
+        slots_(slots),
+        fields_(fields, fields + num_fields),
+        layout_(payload_of(fields_)),
+        map_(slots),
+        record_of_(slots, -1),
+        uses_(slots, 0),
+        seen_(slots, 0),
+        flags_(slots, 0),
+        free_(slots),
+        crew_(threads) {}
+
+  const RecordLayout& layout() const { return layout_; }
+  Problem problem() {
+    std::lock_guard<std::mutex> lock(meta_);
+    return problem_;
+  }
+  Counters counters() {
+    std::lock_guard<std::mutex> lock(meta_);
+    return counters_;
+  }
+
+  // Finds slots for the records of a batch, and reads those that are not there. The batch, whose
+  // number is `*ticket`, keeps its slots until it is released. kFull, where fewer than `reserve`
+  // slots would be left for others, changes nothing.
+  int64_t prepare(const int64_t* records, int64_t count, int64_t reserve, int64_t* slots,
+                  int64_t* ticket) {
+    std::lock_guard<std::mutex> working(work_);
+    if (failed_) return problem_.status;
+    std::vector<Move> writes, reads;
+    {
+      std::lock_guard<std::mutex> lock(meta_);
+      if (!place(records, count, reserve, slots, &writes, &reads)) return kFull;
+      *ticket = ticket_;
+    }
+    if (const int64_t status = write_back(writes)) return status;
+    return read(reads);
+  }
+
+  // The batch's rows are about to be changed.
+  void mark(int64_t ticket) {
+    std::lock_guard<std::mutex> lock(meta_);
+    for (const int32_t slot : tickets_.at(ticket)) {
+      counters_.dirty += !(flags_[slot] & kDirty);
+      flags_[slot] |= kDirty;
+    }
+  }
+
+  // The batch has been used.
+  void release(int64_t ticket) {
+    std::lock_guard<std::mutex> lock(meta_);
+    for (const int32_t slot : tickets_.at(ticket)) {
+      if (--uses_[slot] == 0) ++free_;
+    }
+    tickets_.erase(ticket);
+  }
+
+  // Writes all rows that have been changed, and waits for the disk.
+  int64_t flush() {
+    std::lock_guard<std::mutex> working(work_);
+    if (failed_) return problem_.status;
+    std::vector<Move> writes;
+    {
+      std::lock_guard<std::mutex> lock(meta_);
+      for (int64_t slot = 0; slot < slots_; ++slot) {
+        if (flags_[slot] & kDirty) writes.push_back(clean(slot));
+      }
+    }
+    if (const int64_t status = write_back(writes)) return status;
+    if (fdatasync(file_)) return fail(errno, false);
+    return kOk;
+  }
+
+  // From now on records are of this generation; old content goes to `undo` from `size` on, or,
+  // where `undo` is -1, nowhere.
+  void begin(int undo, int64_t size, uint32_t generation) {
+    std::lock_guard<std::mutex> working(work_);
+    undo_ = undo;
+    undo_size_ = size;
+    generation_ = generation;
+    undone_.assign(undo < 0 ? 0 : (records_ + 63) / 64, 0);
+  }
+
+  // Writes rows to the file; `data[i]` has field i of `count` records from `first` on, or is null
+  // for zeros.
+  int64_t fill(int64_t first, int64_t count, const char* const* data) {
+    std::lock_guard<std::mutex> working(work_);
+    const int64_t most = std::max<int64_t>((1 << 20) / layout_.page, 1) * layout_.per_page;
+    std::vector<char> buffer;
+    for (int64_t begin = first; begin < first + count;) {
+      const int64_t end = std::min((begin / most + 1) * most, first + count);
+      const int64_t start = layout_.offset(begin);
+      buffer.assign(layout_.offset(end - 1) + layout_.bytes - start, 0);
+      for (int64_t record = begin; record < end; ++record) {
+        char* target = buffer.data() + layout_.offset(record) - start;
+        for (size_t i = 0; i < fields_.size(); target += fields_[i].bytes, ++i) {
+          const int64_t bytes = fields_[i].bytes;
+          if (data[i]) std::memcpy(target, data[i] + (record - first) * bytes, bytes);
+        }
+        layout_.seal(record, generation_, target - layout_.payload);
+      }
+      const int64_t size = static_cast<int64_t>(buffer.size());
+      if (const int error = write_all(file_, buffer.data(), size, start)) return fail(error, false);
+      begin = end;
+    }
+    return kOk;
+  }
+
+  // Reads the fields of `count` records from `first` on, `[count, payload]`.
+  int64_t read_range(int64_t first, int64_t count, char* output) {
+    std::lock_guard<std::mutex> working(work_);
+    if (count == 0) return kOk;
+    const int64_t start = layout_.offset(first);
+    std::vector<char> buffer(layout_.offset(first + count - 1) + layout_.bytes - start);
+    const int64_t size = static_cast<int64_t>(buffer.size());
+    if (const int error = read_all(file_, buffer.data(), size, start)) return fail(error, false);
+    std::vector<char> old(layout_.bytes);
+    for (int64_t record = first; record < first + count; ++record) {
+      const char* data = buffer.data() + layout_.offset(record) - start;
+      if (const auto found = overlay_.find(record); found != overlay_.end()) {
+        const auto [undo, offset] = found->second;
+        if (const int error = read_all(undo, old.data(), layout_.bytes, offset)) {
+          return fail(error, true);
+        }
+        data = old.data();
+      }
+      if (!valid(record, data)) return damaged(record, data == old.data(), false);
+      std::memcpy(output + (record - first) * layout_.payload, data, layout_.payload);
+    }
+    return kOk;
+  }
+
+  // Reads records, some of which may lie in undo files, as they were in generation `generation`:
+  // of several contents of a record the one that was added first is taken.
+  void look_back(uint32_t generation) {
+    std::lock_guard<std::mutex> working(work_);
+    newest_ = generation;
+  }
+
+  void add_overlay(int undo, int64_t count, const int64_t* records, const int64_t* offsets) {
+    std::lock_guard<std::mutex> working(work_);
+    for (int64_t i = 0; i < count; ++i) overlay_.try_emplace(records[i], undo, offsets[i]);
+  }
+
+  // Forgets all rows in memory, of which no batch may use one, unless they are dirty ones.
+  void forget() {
+    std::lock_guard<std::mutex> working(work_);
+    std::lock_guard<std::mutex> lock(meta_);
+    for (int64_t slot = 0; slot < slots_; ++slot) {
+      if (record_of_[slot] >= 0 && uses_[slot] == 0) {
+        map_.erase(record_of_[slot]);
+        record_of_[slot] = -1;
+        flags_[slot] = 0;
+      }
+    }
+    counters_.dirty = 0;
+    unused_ = 0;
+  }
+
+  // Writes old content of records from an undo file back to the rows.
+  int64_t restore(int undo, int64_t count, const int64_t* records, const int64_t* offsets) {
+    std::lock_guard<std::mutex> working(work_);
+    std::atomic<int64_t> status{kOk};
+    crew_.run((count + kRecordsPerTask - 1) / kRecordsPerTask, [&](int64_t task) {
+      std::vector<char> data(layout_.bytes);
+      const int64_t end = std::min((task + 1) * kRecordsPerTask, count);
+      for (int64_t i = task * kRecordsPerTask; i < end && status == kOk; ++i) {
+        if (const int error = read_all(undo, data.data(), layout_.bytes, offsets[i])) {
+          status = fail(error, true);
+        } else if (!layout_.whole(records[i], data.data())) {
+          status = damaged(records[i], true, true);
+        } else if (const int error =
+                       write_all(file_, data.data(), layout_.bytes, layout_.offset(records[i]))) {
+          status = fail(error, false);
+        }
+      }
+    });
+    if (status == kOk && fdatasync(file_)) return fail(errno, false);
+    return status;
+  }
+
+ private:
+  enum Flag : uint8_t { kDirty = 1, kRecent = 2 };
+
+  struct Move {
+    int64_t record;
+    int32_t slot;
+  };
+
+  static int64_t payload_of(const std::vector<Field>& fields) {
+    int64_t total = 0;
+    for (const auto& field : fields) total += field.bytes;
+    return total;
+  }
+
+  // Finds or makes places for the records of a batch; false where slots are too few.
+  bool place(const int64_t* records, int64_t count, int64_t reserve, int64_t* slots,
+             std::vector<Move>* writes, std::vector<Move>* reads) {
+    const uint32_t now = static_cast<uint32_t>(++ticket_);
+    std::vector<int32_t> used;
+    std::vector<int64_t> missing;
+    constexpr int64_t kAhead = 8;
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) map_.prefetch(records[i + kAhead]);
+      const int32_t slot = map_.find(records[i]);
+      slots[i] = slot;
+      if (slot < 0) {
+        missing.push_back(records[i]);
+      } else if (seen_[slot] != now) {
+        use(slot, now, &used);
+      }
+    }
+    std::sort(missing.begin(), missing.end());
+    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    const int64_t needed = static_cast<int64_t>(missing.size());
+    if (needed + reserve > free_) {
+      problem_.needed = needed + static_cast<int64_t>(used.size());
+      for (const int32_t slot : used) {
+        seen_[slot] = 0;
+        if (--uses_[slot] == 0) ++free_;
+      }
+      problem_.held = slots_ - free_;
+      return false;
+    }
+    counters_.hits += static_cast<int64_t>(used.size());
+    for (const int64_t record : missing) {
+      const int32_t slot = vacate(writes);
+      map_.insert(record, slot);
+      record_of_[slot] = record;
+      use(slot, now, &used);
+      reads->push_back({record, slot});
+    }
+    if (undo_ >= 0 && !writes->empty()) clean_ahead(writes);
+    for (int64_t i = 0; i < count; ++i) {
+      if (slots[i] < 0) slots[i] = map_.find(records[i]);
+    }
+    tickets_[ticket_] = std::move(used);
+    return true;
+  }
+
+  void use(int32_t slot, uint32_t now, std::vector<int32_t>* used) {
+    seen_[slot] = now;
+    flags_[slot] |= kRecent;
+    if (uses_[slot]++ == 0) --free_;
+    used->push_back(slot);
+  }
+
+  // Returns a slot that no batch uses, without a record. There must be one.
+  int32_t vacate(std::vector<Move>* writes) {
+    while (unused_ < slots_) {
+      const int64_t slot = unused_++;
+      if (record_of_[slot] < 0) return static_cast<int32_t>(slot);
+    }
+    while (true) {  // the clock: a row that was used since the hand passed stays for a turn
+      const int64_t slot = hand_;
+      hand_ = hand_ + 1 == slots_ ? 0 : hand_ + 1;
+      if (uses_[slot] > 0) continue;
+      if (flags_[slot] & kRecent) {
+        flags_[slot] &= ~kRecent;
+        continue;
+      }
+      if (flags_[slot] & kDirty) writes->push_back(clean(slot));
+      if (record_of_[slot] >= 0) map_.erase(record_of_[slot]);
+      return static_cast<int32_t>(slot);
+    }
+  }
+
+  // Writes rows that the hand comes to next, too, so that the undo file is synced less often.
+  void clean_ahead(std::vector<Move>* writes) {
+    const int64_t most = std::min<int64_t>(slots_ / 4, 1 << 16);
+    for (int64_t i = 0, slot = hand_; i < most; ++i, slot = slot + 1 == slots_ ? 0 : slot + 1) {
+      if (uses_[slot] == 0 && flags_[slot] == kDirty) writes->push_back(clean(slot));
+    }
+  }
+
+  Move clean(int64_t slot) {
+    flags_[slot] &= ~kDirty;
+    --counters_.dirty;
+    return {record_of_[slot], static_cast<int32_t>(slot)};
+  }
+
+  // Writes rows of slots that nobody changes meanwhile.
+  int64_t write_back(std::vector<Move>& writes) {
+    if (writes.empty()) return kOk;
+    std::sort(writes.begin(), writes.end(),
+              [](const Move& a, const Move& b) { return a.record < b.record; });
+    if (undo_ >= 0) {
+      if (const int64_t status = save_old(writes)) return status;
+    }
+    std::atomic<int64_t> status{kOk};
+    each(writes, [&](const Move& move, char* data) {
+      char* target = data;
+      for (const auto& field : fields_) {
+        std::memcpy(target, field.data + move.slot * field.bytes, field.bytes);
+        target += field.bytes;
+      }
+      layout_.seal(move.record, generation_, data);
+      const int64_t offset = layout_.offset(move.record);
+      if (const int error = write_all(file_, data, layout_.bytes, offset)) {
+        status = fail(error, false);
+      }
+    });
+    std::lock_guard<std::mutex> lock(meta_);
+    counters_.writes += static_cast<int64_t>(writes.size());
+    return status;
+  }
+
+  // Appends the content of records that is on disk to the undo file, and waits until it is there.
+  int64_t save_old(const std::vector<Move>& writes) {
+    std::vector<Move> fresh;
+    for (const auto& move : writes) {
+      if (!(undone_[move.record / 64] >> (move.record % 64) & 1)) fresh.push_back(move);
+    }
+    if (fresh.empty()) return kOk;
+    const int64_t entry = 8 + layout_.bytes;
+    const int64_t most = std::max<int64_t>(kUndoChunkBytes / entry, 1);
+    std::vector<char> chunk;
+    for (int64_t begin = 0; begin < static_cast<int64_t>(fresh.size()); begin += most) {
+      const int64_t count = std::min<int64_t>(most, fresh.size() - begin);
+      chunk.assign(kUndoChunkHeader + count * entry, 0);
+      const uint32_t head[2] = {kUndoChunk, static_cast<uint32_t>(count)};
+      const uint32_t crc = crc32c(0, reinterpret_cast<const char*>(head), 8);
+      std::memcpy(chunk.data(), head, 8);
+      std::memcpy(chunk.data() + 8, &crc, 4);
+      std::atomic<int64_t> status{kOk};
+      crew_.run((count + kRecordsPerTask - 1) / kRecordsPerTask, [&](int64_t task) {
+        const int64_t end = std::min((task + 1) * kRecordsPerTask, count);
+        for (int64_t i = task * kRecordsPerTask; i < end && status == kOk; ++i) {
+          const int64_t record = fresh[begin + i].record;
+          char* target = chunk.data() + kUndoChunkHeader + i * entry;
+          std::memcpy(target, &record, 8);
+          if (const int error =
+                  read_all(file_, target + 8, layout_.bytes, layout_.offset(record))) {
+            status = fail(error, false);
+          } else if (!layout_.whole(record, target + 8)) {
+            status = damaged(record, false, true);
+          }
+        }
+      });
+      if (status != kOk) return status;
+      const int64_t size = static_cast<int64_t>(chunk.size());
+      if (const int error = write_all(undo_, chunk.data(), size, undo_size_)) {
+        return fail(error, true);
+      }
+      undo_size_ += size;
+    }
+    if (fdatasync(undo_)) return fail(errno, true);
+    for (const auto& move : fresh) undone_[move.record / 64] |= uint64_t{1} << (move.record % 64);
+    std::lock_guard<std::mutex> lock(meta_);
+    counters_.undone += static_cast<int64_t>(fresh.size());
+    return kOk;
+  }
+
+  // Reads rows into slots that nobody uses yet.
+  int64_t read(const std::vector<Move>& reads) {
+    std::atomic<int64_t> status{kOk};
+    each(reads, [&](const Move& move, char* data) {
+      int file = file_;
+      int64_t offset = layout_.offset(move.record);
+      const auto found = overlay_.find(move.record);
+      if (found != overlay_.end()) std::tie(file, offset) = found->second;
+      if (const int error = read_all(file, data, layout_.bytes, offset)) {
+        status = fail(error, file != file_);
+      } else if (!valid(move.record, data)) {
+        status = damaged(move.record, file != file_, true);
+      } else {
+        const char* source = data;
+        for (const auto& field : fields_) {
+          if (field.data) std::memcpy(field.data + move.slot * field.bytes, source, field.bytes);
+          source += field.bytes;
+        }
+      }
+    });
+    std::lock_guard<std::mutex> lock(meta_);
+    counters_.reads += static_cast<int64_t>(reads.size());
+    return status;
+  }
+
+  template <typename Work>
+  void each(const std::vector<Move>& moves, const Work& work) {
+    const int64_t count = static_cast<int64_t>(moves.size());
+    crew_.run((count + kRecordsPerTask - 1) / kRecordsPerTask, [&](int64_t task) {
+      thread_local std::vector<char> data;
+      data.resize(layout_.bytes);
+      const int64_t end = std::min((task + 1) * kRecordsPerTask, count);
+      for (int64_t i = task * kRecordsPerTask; i < end; ++i) work(moves[i], data.data());
+    });
+  }
+
+  bool valid(int64_t record, const char* data) const {
+    return layout_.whole(record, data) && layout_.generation(data) <= newest_;
+  }
+
+  int64_t fail(int error, bool undo) { return note(kFailed, error, 0, undo, true); }
+
+  int64_t damaged(int64_t record, bool undo, bool final) {
+    return note(kDamaged, 0, record, undo, final);
+  }
+
+  int64_t note(Status status, int error, int64_t record, bool undo, bool final) {
+    std::lock_guard<std::mutex> lock(meta_);
+    if (!failed_) {
+      problem_.status = status;
+      problem_.error = error;
+      problem_.record = record;
+      problem_.undo = undo;
+      failed_ = final;
+    }
+    return problem_.status;
+  }
+
+  const int file_;
+  const int64_t records_, slots_;
+  const std::vector<Field> fields_;
+  const RecordLayout layout_;
+  std::mutex work_;  // held while rows are read and written
+  std::mutex meta_;  // held while slots are given and taken, and never while the disk is awaited
+  SlotMap map_;
+  std::vector<int64_t> record_of_;  // slot -> record, or -1
+  std::vector<int32_t> uses_;       // slot -> batches that use it
+  std::vector<uint32_t> seen_;      // slot -> the last batch that it was given to
+  std::vector<uint8_t> flags_;
+  std::unordered_map<int64_t, std::vector<int32_t>> tickets_;
+  int64_t ticket_ = 0, free_, hand_ = 0, unused_ = 0;
+  int undo_ = -1;
+  int64_t undo_size_ = 0;
+  uint32_t generation_ = 0, newest_ = UINT32_MAX;
+  std::vector<uint64_t> undone_;  // a bit a record: its old content is in the undo file
+  std::unordered_map<int64_t, std::pair<int, int64_t>> overlay_;
+  std::atomic<bool> failed_{false};
+  Problem problem_;
+  Counters counters_;
+  Crew crew_;
+};
+
+}  // namespace dlrm::host

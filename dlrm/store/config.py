@@ -1,0 +1,54 @@
+"""How much memory tables may have, and where the rest of their rows is."""
+
+import re
+from dataclasses import dataclass
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TableStoreConfig:
+    """Where rows of tables are that are not in memory; field names are those of the flags.
+
+    Attributes:
+        table_memory: bytes of memory for the tables of each process and the state of their
+            optimizer, such as "8GB" or "512MiB"; None: all rows are in memory.
+        table_store: directory of the file with all rows, on a fast local disk.
+
+    Raises:
+        ValueError: an impossible value, or one of the two without the other; it is named.
+    """
+
+    table_memory: str | None = None
+    table_store: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.table_memory is not None:
+            bytes_of(self.table_memory)
+        if (self.table_memory is None) != (self.table_store is None):
+            given, missing = "table_memory", "table_store, a directory on a fast local disk"
+            if self.table_memory is None:
+                given, missing = "table_store", "table_memory, such as 8GB"
+            raise ValueError(f"--{given} {getattr(self, given)} needs --{missing}")
+
+
+def bytes_of(size: str) -> int:
+    """Returns a number of bytes that is written as 8GB (10**9) or 8GiB (2**30).
+
+    Raises:
+        ValueError: it is no size.
+    """
+    match = _SIZE.fullmatch(str(size).strip())
+    if not match or not float(match[1]) or (match[3] and not match[2]):
+        raise ValueError(f"--table_memory {size}: expected a size such as 8GB or 512MiB")
+    power = list(_UNITS).index(match[2].upper())
+    return int(float(match[1]) * (1024**power if match[3] else 1000**power))
+
+
+def shown(size: int) -> str:
+    """Returns a size as `bytes_of` reads it, rounded up."""
+    for unit in ("G", "M", "K"):
+        if size >= 10 * _UNITS[unit]:
+            return f"{-(-size // _UNITS[unit])}{unit}B"
+    return f"{size}B"

@@ -1,0 +1,626 @@
+"""The store of a process's tables: a file with all rows, slots in memory, and generations.
+
+DIR/rank-<r>-of-<n>/store.json     what is stored; written last, so that a store is whole
+DIR/rank-<r>-of-<n>/rows.bin       a record for each row, see csrc/host/row_store.h
+DIR/rank-<r>-of-<n>/undo-<g>.bin   what has been overwritten since checkpoint g, see `undo`
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm.files import make_directories, sync, write_atomically
+from dlrm.manifest import read_sealed, sealed_json
+from dlrm.store.config import TableStoreConfig, bytes_of, shown
+from dlrm.store.native import (
+    DamagedError,
+    DiskError,
+    FullError,
+    NativeStore,
+    library,
+    record_size,
+)
+from dlrm.store.undo import (
+    HEADER,
+    Generation,
+    entries,
+    new_undo,
+    remove_undo,
+    token_of,
+    undo_numbers,
+    undo_path,
+)
+
+STORE, ROWS = "store.json", "rows.bin"
+THREADS = 16  # that read and write at the same time
+_SLOT_BYTES = 17  # beside a row: which record it has, who uses it
+_PLACE_BYTES = 12  # of the map from records to slots
+_BUFFERS = 16 << 20  # of what is read and written, and the threads' stacks
+
+
+class Block(NamedTuple):
+    """Rows of all fields that follow each other.
+
+    Attributes:
+        first: the first record.
+        rows: how many they are.
+        fields: by name, `[rows, ...]`; others are zeros.
+    """
+
+    first: int
+    rows: int
+    fields: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a store holds.
+
+    Attributes:
+        tables: rows of each table, by number, in the order of their records.
+        fields: name, dtype and numbers of a row of each field, in the order of a record.
+    """
+
+    tables: dict[int, int]
+    fields: tuple[tuple[str, str, int], ...]
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "Layout":
+        """Returns that of a map of JSON values.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is none.
+        """
+        tables = {int(number): int(rows) for number, rows in entry["tables"].items()}
+        return cls(tables, tuple((str(n), str(t), int(w)) for n, t, w in entry["fields"]))
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns JSON values."""
+        return {
+            "tables": {str(number): rows for number, rows in self.tables.items()},
+            "fields": [list(field) for field in self.fields],
+        }
+
+    @property
+    def records(self) -> int:
+        """How many rows there are."""
+        return sum(self.tables.values())
+
+    @property
+    def begins(self) -> dict[int, int]:
+        """The first record of each table."""
+        return dict(zip(self.tables, accumulate(self.tables.values(), initial=0), strict=False))
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of a record's rows."""
+        return np.dtype(
+            [(name, np.dtype(kind).newbyteorder("<"), (w,)) for name, kind, w in self.fields]
+        )
+
+    def row(self, record: int) -> str:
+        """Names a record's row, for messages."""
+        for number, begin in reversed(self.begins.items()):
+            if begin <= record:
+                return f"table {number}, row {record - begin}"
+        return f"record {record}"
+
+
+class RowStore:
+    """Rows of a process's tables, of which as many are in memory as there is memory for.
+
+    The model's weights and their optimizer's state have a row for each slot. `prepare` says which
+    slots the rows of a batch are in, and reads those that are not in memory.
+
+    Args:
+        config: where, and how much memory.
+        tables: rows of this process's tables, by number.
+        row_bytes: of a row and its optimizer's state.
+        rank, size: of the process.
+        checkpoints: directory of the run's checkpoints, or None.
+
+    Attributes:
+        slots: rows that are in memory.
+        initial: yields what rows are at the start of a training; the model sets it.
+        waited: seconds that steps have waited for rows.
+
+    Raises:
+        ValueError: there is too little memory, or no native library.
+    """
+
+    def __init__(
+        self,
+        config: TableStoreConfig,
+        tables: Mapping[int, int],
+        row_bytes: int,
+        rank: int = 0,
+        size: int = 1,
+        checkpoints: str | os.PathLike | None = None,
+    ) -> None:
+        library()
+        assert config.table_memory is not None
+        assert config.table_store is not None
+        self.tables, self._row_bytes = dict(tables), row_bytes
+        self._memory = str(config.table_memory)
+        self.records = sum(tables.values())
+        self.directory = Path(config.table_store).absolute() / f"rank-{rank}-of-{size}"
+        self._checkpoints = str(Path(checkpoints).absolute()) if checkpoints else None
+        self.slots = min(
+            slots_within(bytes_of(self._memory), row_bytes, self.records), self.records
+        )
+        if self.slots < 1 and self.records:
+            raise ValueError(
+                f"--table_memory {self._memory}: expected at least "
+                f"{shown(memory_of(1, row_bytes, self.records))}, which one row of the tables needs"
+            )
+        self.initial: Callable[[], Iterable[Block]] = lambda: iter(())
+        self.waited = 0.0
+        self._native: NativeStore | None = None
+        self._layout: Layout | None = None
+        self._pinned: int | None = None
+        self._reserve = self.slots // 2
+        self._id, self._generation = "", 0
+        self._files: list[int] = []
+        self._lock: int | None = None
+        self._is_view = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the rows can be used."""
+        return self._native is not None
+
+    @property
+    def layout(self) -> Layout:
+        """What the store holds, once it is open."""
+        assert self._layout is not None, "the store is not open"
+        return self._layout
+
+    def counters(self) -> dict[str, int]:
+        """Returns how many rows were read, written, saved for undoing, found in memory, changed."""
+        found = self._open.counters()
+        return {name: getattr(found, name) for name, *_ in found._fields_}
+
+    def create(self, fields: Mapping[str, Tensor], blocks: Iterable[Block]) -> None:
+        """Makes a new store, whose file has all rows.
+
+        Args:
+            fields: the tensors whose rows are stored, `[slots, ...]`, by name.
+            blocks: of all rows.
+
+        Raises:
+            ValueError: there is a store of another run.
+            OSError: the disk is full or read-only, or another process has the store open.
+        """
+        layout = self._laid_out(fields)
+        self._claim()
+        self._check_replaceable()
+        for name in (STORE, ROWS):
+            (self.directory / name).unlink(missing_ok=True)
+        remove_undo(self.directory, undo_numbers(self.directory))
+        path, size = self.directory / ROWS, record_size(layout.dtype.itemsize, self.records)
+        file = self._keep(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        try:
+            if size.file:
+                os.posix_fallocate(file, 0, size.file)
+        except OSError as error:
+            path.unlink()
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: the rows need {shown(size.file)}",
+                str(path),
+            ) from None
+        self._started(layout, file, fields)
+        names = [name for name, _, _ in layout.fields]
+        with self._errors():
+            for block in blocks:
+                self._open.fill(block.first, block.rows, [block.fields.get(n) for n in names])
+        os.fsync(file)
+        self._id, self._generation = secrets.token_hex(8), 0
+        described = {"version": 1, "id": self._id, "checkpoints": self._checkpoints}
+        write_atomically(self.directory / STORE, sealed_json(described | layout.as_json()))
+        sync(self.directory)
+        self._open.begin(-1, 0, 1)
+
+    def restore(self, entry: Mapping[str, Any], fields: Mapping[str, Tensor]) -> None:
+        """Opens the store as it was at one of its checkpoints, and goes on from there.
+
+        Args:
+            entry: what `checkpoint` returned.
+            fields: see `create`.
+
+        Raises:
+            ValueError: the store is damaged, or no longer that of the checkpoint.
+            OSError: a file cannot be read or written.
+        """
+        layout, generation = self._laid_out(fields), _generation(entry)
+        self._claim()
+        check_layout(self.directory, layout, Layout.of(entry))
+        self._id = check_store(self.directory, entry)
+        numbers = _numbers_since(self.directory, self._id, generation)
+        path = self.directory / ROWS
+        file = self._keep(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        size = record_size(layout.dtype.itemsize, self.records)
+        _check_size(path, file, size.file)
+        self._started(layout, file, fields)
+        with self._errors():
+            for number in reversed(numbers):
+                undo = self._keep(os.open(undo_path(self.directory, number), os.O_RDONLY))
+                for records, offsets, _ in self._entries(number, undo):
+                    self._open.restore(undo, records, offsets)
+        os.fsync(file)
+        remove_undo(self.directory, [n for n in numbers if n > generation.number])
+        self._generation = generation.number
+        self._begin(generation)
+
+    def view(self, entry: Mapping[str, Any], fields: Mapping[str, Tensor]) -> None:
+        """Reads rows as they were at a checkpoint of any store, and writes none from now on.
+
+        Args:
+            entry: what `checkpoint` returned.
+            fields: see `create`; those of the optimizer may be missing.
+
+        Raises:
+            ValueError: the store is damaged, or no longer that of the checkpoint.
+            OSError: a file cannot be read.
+        """
+        self.close()
+        self.directory = Path(entry["path"])
+        layout = Layout.of(entry)
+        sizes = {name: np.dtype(kind).itemsize * width for name, kind, width in layout.fields}
+        given: dict[str, Tensor | int] = {
+            name: fields.get(name, size) for name, size in sizes.items()
+        }
+        if missing := fields.keys() - sizes.keys():
+            raise ValueError(
+                f"{self.directory / STORE}: expected the fields {', '.join(fields)}, got no "
+                f"{', '.join(sorted(missing))}"
+            )
+        self._id = check_store(self.directory, entry)
+        path = self.directory / ROWS
+        file = self._keep(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        _check_size(path, file, record_size(layout.dtype.itemsize, layout.records).file)
+        self._started(layout, file, given)
+        generation = _generation(entry)
+        self._open.look_back(generation.number)
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._is_view = True
+        self._since = generation
+        self._add_overlays()
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Writes what has changed, and begins a new generation; returns what restores this one."""
+        with self._errors():
+            self._open.flush()
+        generation = Generation(self._generation + 1, secrets.token_hex(8))
+        self._generation = generation.number
+        self._begin(generation)
+        return {
+            "path": str(self.directory),
+            "id": self._id,
+            "generation": generation.number,
+            "token": generation.token,
+            **self.layout.as_json(),
+        }
+
+    def owns(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint's rows are in this store's directory."""
+        return str(self.directory) == entry.get("path")
+
+    def prune(self, entries_kept: Iterable[Mapping[str, Any]]) -> None:
+        """Removes undo files that no checkpoint needs.
+
+        Args:
+            entries_kept: of all checkpoints, what `checkpoint` returned.
+        """
+        if self._is_view or not self._generation:
+            return
+        own = [_generation(e).number for e in entries_kept if e.get("id") == self._id]
+        least = min(own, default=self._generation)
+        # The oldest go first, so that what is left has no gap.
+        for number in undo_numbers(self.directory):
+            if number < least:
+                undo_path(self.directory, number).unlink()
+
+    def prepare(self, records: np.ndarray, ahead: bool = False) -> tuple[np.ndarray, int]:
+        """Returns the slots of a batch's rows and the batch's ticket; see `NativeStore.prepare`.
+
+        Args:
+            records: of the batch, repeats included.
+            ahead: leave half of the slots that are not pinned to batches that come before.
+
+        Raises:
+            FullError: there are too few slots.
+            ValueError: a record is damaged; it is named.
+            OSError: a file cannot be read or written.
+        """
+        with self._errors():
+            return self._open.prepare(records, self._reserve if ahead else 0)
+
+    def prepare_anyhow(self, records: np.ndarray) -> tuple[np.ndarray, int]:
+        """As `prepare`, where nothing will give slots back: pinned rows give way.
+
+        Raises:
+            ValueError: there are too few slots all the same; how many bytes would do is said.
+        """
+        try:
+            try:
+                return self.prepare(records)
+            except FullError:
+                if self._pinned is None:
+                    raise
+                self._unpin()
+                return self.prepare(records)
+        except FullError as error:
+            least = memory_of(error.needed + error.held, self._row_bytes, self.records)
+            raise ValueError(
+                f"--table_memory {self._memory}: {self.slots:,} rows are in memory, but a batch "
+                f"needs {error.needed:,}, beside {error.held:,} that others use; expected at least "
+                f"{shown(least)}, or a smaller batch"
+            ) from None
+
+    def mark(self, ticket: int) -> None:
+        """Notes that a batch's rows are about to be changed."""
+        if not self._is_view:
+            self._open.mark(ticket)
+
+    def release(self, ticket: int) -> None:
+        """Gives the slots of a batch back."""
+        if self._native is not None:
+            self._native.release(ticket)
+
+    def pin(self) -> None:
+        """Keeps the first rows of each table in memory, in half of the slots.
+
+        Ids descend by their counts, so that these are the rows that most batches need.
+        """
+        if self._pinned is not None or self.slots == self.records or not self.slots:
+            return
+        low, high = 0, max(self.tables.values())
+        while low < high:  # the most rows of every table
+            middle = (low + high + 1) // 2
+            fits = sum(min(rows, middle) for rows in self.tables.values()) <= self.slots // 2
+            low, high = (middle, high) if fits else (low, middle - 1)
+        begins = self.layout.begins
+        own = [
+            begins[number] + np.arange(min(rows, low), dtype=np.int64)
+            for number, rows in self.tables.items()
+        ]
+        pinned = np.concatenate(own)
+        _, self._pinned = self.prepare(pinned)
+        self._reserve = (self.slots - len(pinned)) // 2
+
+    def read(self, first: int, count: int) -> np.ndarray:
+        """Returns rows of all fields, `[count]`, of `layout.dtype`.
+
+        Of a store that another process trains on, rows are those of the checkpoint.
+
+        Raises:
+            ValueError: a record is damaged, or no longer there; it is named.
+            OSError: a file cannot be read.
+        """
+        rows = np.empty(count, self.layout.dtype)
+        for last in (False, False, True):
+            try:
+                self._open.read(first, count, rows)
+            except DamagedError as error:
+                if last or not self._is_view:
+                    raise self._damaged(error) from None
+                self._add_overlays()  # the training may have overwritten it meanwhile
+            except DiskError as error:
+                raise self._of_disk(error) from None
+            else:
+                break
+        return rows
+
+    def close(self) -> None:
+        """Closes all files; rows that were changed since the last checkpoint are lost."""
+        if self._native is not None:
+            self._native.close()
+            self._native = None
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self._pinned, self._reserve = None, self.slots // 2
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def _open(self) -> NativeStore:
+        assert self._native is not None, "the store is not open"
+        return self._native
+
+    def _unpin(self) -> None:
+        if self._pinned is not None:
+            self.release(self._pinned)
+        self._pinned, self._reserve = None, self.slots // 2
+
+    def _laid_out(self, fields: Mapping[str, Tensor]) -> Layout:
+        described = tuple(
+            (name, _numpy_name(tensor.dtype), tensor[:1].numel()) for name, tensor in fields.items()
+        )
+        return Layout(self.tables, described)
+
+    def _started(self, layout: Layout, file: int, fields: Mapping[str, Tensor | int]) -> None:
+        self._layout = layout
+        self._native = NativeStore(file, self.records, self.slots, fields, THREADS)
+
+    def _keep(self, file: int) -> int:
+        self._files.append(file)
+        return file
+
+    def _claim(self) -> None:
+        """Keeps other processes out."""
+        make_directories(self.directory)
+        if self._lock is None:
+            lock = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                raise BlockingIOError(f"{self.directory}: another run uses this store") from None
+            except OSError:  # a file system without locks
+                pass
+            self._lock = lock
+
+    def _check_replaceable(self) -> None:
+        """Refuses to replace a store that checkpoints need."""
+        path = self.directory / STORE
+        if not path.exists() or not undo_numbers(self.directory):
+            return  # of a run that has made no checkpoint
+        folder = read_sealed(path).get("checkpoints")
+        has_run = folder == self._checkpoints and folder and not any(Path(folder).glob("step-*"))
+        if not has_run:
+            raise ValueError(
+                f"{self.directory}: has the rows of the checkpoints in {folder}; resume that run, "
+                "name another --table_store, or remove the directory"
+            )
+
+    def _begin(self, generation: Generation) -> None:
+        undo = self._keep(new_undo(self.directory, self._id, generation))
+        sync(self.directory)
+        self._open.begin(undo, HEADER, generation.number + 1)
+
+    def _entries(
+        self, number: int, file: int, start: int = HEADER
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+        path = undo_path(self.directory, number)
+        record = record_size(self.layout.dtype.itemsize, 0).record
+        return entries(path, file, record, self.layout.records, start)
+
+    def _add_overlays(self) -> None:
+        """Reads what undo files have that has not been read yet, the oldest first."""
+        for number in _numbers_since(self.directory, self._id, self._since):
+            if number not in self._seen:
+                path = undo_path(self.directory, number)
+                self._seen[number] = self._keep(os.open(path, os.O_RDONLY)), HEADER
+            file, done = self._seen[number]
+            for records, offsets, end in self._entries(number, file, done):
+                self._open.overlay(file, records, offsets)
+                self._seen[number] = file, end
+
+    def _errors(self) -> "_Named":
+        return _Named(self)
+
+    def _damaged(self, error: DamagedError) -> ValueError:
+        file = "an undo file" if error.undo else str(self.directory / ROWS)
+        where = self.directory if error.undo else file
+        what = f" in {file}" if error.undo else ""
+        return ValueError(
+            f"{where}: {self.layout.row(error.record)}{what}: damaged: its checksum differs, or it "
+            "is newer than the checkpoint"
+        )
+
+    def _of_disk(self, error: DiskError) -> OSError:
+        path = self.directory / ROWS
+        if error.undo and self._generation:
+            path = undo_path(self.directory, self._generation)
+        return OSError(error.error, os.strerror(error.error), str(path))
+
+
+class _Named:
+    """Raises errors of the native store as those of files and rows."""
+
+    def __init__(self, store: RowStore) -> None:
+        self._store = store
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, *where: object) -> None:
+        if isinstance(error, DamagedError):
+            raise self._store._damaged(error) from None
+        if isinstance(error, DiskError):
+            raise self._store._of_disk(error) from None
+
+
+def memory_of(slots: int, row_bytes: int, records: int) -> int:
+    """Returns the bytes of memory that a store takes.
+
+    Args:
+        slots: rows in memory.
+        row_bytes: of a row and its optimizer's state.
+        records: rows in all.
+    """
+    places = 1 << max((2 * slots - 1).bit_length(), 4)
+    return slots * (row_bytes + _SLOT_BYTES) + places * _PLACE_BYTES + records // 8 + _BUFFERS
+
+
+def slots_within(memory: int, row_bytes: int, records: int) -> int:
+    """Returns the most slots whose store takes no more than `memory` bytes."""
+    low, high = 0, records
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = memory_of(middle, row_bytes, records) <= memory
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def check_store(directory: Path, entry: Mapping[str, Any]) -> str:
+    """Returns the name of a store, which must be that of a checkpoint.
+
+    Raises:
+        ValueError: it is not there, or another.
+    """
+    path = directory / STORE
+    if not path.exists():
+        raise ValueError(f"{directory}: expected the store with the checkpoint's rows, got none")
+    found = read_sealed(path).get("id")
+    if found != entry.get("id"):
+        raise ValueError(
+            f"{directory}: expected the store {entry.get('id')} with the checkpoint's rows, got "
+            f"the store {found} of another run"
+        )
+    return str(found)
+
+
+def check_layout(directory: Path, expected: Layout, found: Layout) -> None:
+    """Raises ValueError where a store is of other tables, dimensions or optimizers."""
+    if expected != found:
+        raise ValueError(
+            f"{directory}: expected a store of {_shown(expected)}, got one of {_shown(found)}"
+        )
+
+
+def _shown(layout: Layout) -> str:
+    fields = ", ".join(f"{name} {kind}[{width}]" for name, kind, width in layout.fields)
+    return f"tables {layout.tables} with {fields}"
+
+
+def _numbers_since(directory: Path, store: str, generation: Generation) -> list[int]:
+    """Returns the generations from one on; all of them have undo files."""
+    path = undo_path(directory, generation.number)
+    numbers = [n for n in undo_numbers(directory) if n >= generation.number]
+    whole = numbers == list(range(generation.number, generation.number + len(numbers)))
+    if not numbers or not whole or token_of(path, store) != generation.token:
+        raise ValueError(
+            f"{path}: expected what undoes the changes since checkpoint {generation.number} of the "
+            "store, got none: its rows are gone"
+        )
+    return numbers
+
+
+def _generation(entry: Mapping[str, Any]) -> Generation:
+    return Generation(int(entry["generation"]), str(entry["token"]))
+
+
+def _check_size(path: Path, file: int, expected: int) -> None:
+    found = os.fstat(file).st_size
+    if found < expected:
+        raise ValueError(f"{path}: expected {expected} bytes, got {found}: truncated")
+
+
+def _numpy_name(dtype: torch.dtype) -> str:
+    return "int16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
