@@ -22,7 +22,7 @@ from dlrm.scripts.bert import command as bert
 from dlrm.scripts.bert import flags as bert_flags
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "docs/images.md", "docs/language.md")
+DOCUMENTS = ("README.md", "docs/guide/images.md", "docs/guide/language.md")
 
 
 def run(arguments, cwd, env=None) -> str:

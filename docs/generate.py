@@ -1,0 +1,238 @@
+"""Writes the reference pages that follow from the code: flags and the Python API.
+
+python docs/generate.py            writes docs/reference/flags.md and docs/reference/python.md
+python docs/generate.py --check    writes nothing; exit code 1 if a page is not up to date
+"""
+
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import argparse
+import inspect
+import multiprocessing
+import os
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import absl.app
+import absl.flags
+
+import dlrm
+from dlrm import ops
+from dlrm.api.dataset import Dataset
+from dlrm.scripts.common.config_flags import ConfigFlags
+from dlrm.serving.predictor import Predictor
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+SCRIPTS = (
+    *("main", "dist_main", "cnn", "bert", "predict", "evaluate", "compare", "checkpoint", "tune"),
+    *("plan", "schema", "prepare", "transcode", "convert", "verify_dataset", "split_dataset"),
+    *("gen_csv", "prepare_synthetic_dataset", "doctor", "systems"),
+)
+PREPROC = ("prepare_logs", "prepare_images", "prepare_text", "convert_to_binary", "simulate_logs")
+TRITON = ("export", "server", "client")
+COMMANDS = (
+    *(f"dlrm.scripts.{name}" for name in SCRIPTS),
+    *(f"dlrm.preproc.{name}" for name in PREPROC),
+    *(f"triton/{name}.py" for name in TRITON),
+)
+_STATE = "`python docs/generate.py` writes this page from the {}; a test compares the two.\n"
+
+
+class Flag(NamedTuple):
+    """One row of a table of flags."""
+
+    name: str
+    default: str
+    text: str
+    topic: str = ""
+
+
+class _Captured(Exception):  # noqa: N818  # no error
+    """Ends a command when its command line is defined, before it is parsed."""
+
+    def __init__(self, flags: list[Flag]):
+        super().__init__()
+        self.flags = flags
+
+
+def main() -> int:
+    """Writes or compares the pages; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    options = parser.parse_args()
+    stale = []
+    pages = {REFERENCE / "flags.md": flags_page(), REFERENCE / "python.md": python_page()}
+    for path, text in pages.items():
+        if path.exists() and path.read_text() == text:
+            continue
+        stale.append(path.relative_to(ROOT))
+        if not options.check:
+            path.write_text(text)
+    for path in stale:
+        print(f"{path} is out of date" if options.check else f"wrote {path}")
+    if stale and options.check:
+        print("python docs/generate.py writes it anew")
+    return 1 if stale and options.check else 0
+
+
+def flags_page() -> str:
+    """Returns the page of all flags, a table for each command."""
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        found = dict(zip(COMMANDS, pool.map(command_flags, COMMANDS, chunksize=1), strict=True))
+    parts = ["# Flags\n", _STATE.format("commands' definitions")]
+    parts.append(
+        "Commands of `dlrm.scripts` also read flags from a file (`--flagfile FILE`) and turn "
+        "switches off by `--noNAME`; `compare`, `doctor`, `systems` and `tune` do not. "
+        "`triton/deployer.py` takes the flags of `triton/export.py` and NVIDIA's.\n"
+    )
+    main_flags = {flag.name: flag for flag in found["dlrm.scripts.main"]}
+    for command, flags in found.items():
+        title = command if command.endswith(".py") else f"python -m {command}"
+        parts.append(f"## {title}\n")
+        if command == "dlrm.scripts.dist_main":
+            flags = [flag for flag in flags if flag != main_flags.get(flag.name)]
+            parts.append("The flags of `dlrm.scripts.main`, with these defaults:\n")
+        parts += _tables(flags)
+    return "\n".join(parts)
+
+
+def _tables(flags: list[Flag]) -> Iterator[str]:
+    for topic in dict.fromkeys(flag.topic for flag in flags):
+        if topic:
+            yield f"**{topic}**\n"
+        yield "| flag | default | meaning |\n|---|---|---|"
+        for flag in flags:
+            if flag.topic == topic:
+                yield f"| `{flag.name}` | {_code(flag.default)} | {_cell(flag.text)} |"
+        yield ""
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`" if text else ""
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"^\s*<([^>]+)>: ", lambda m: f"{m[1].replace('|', ', ')}: ", text)
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
+
+
+def command_flags(command: str) -> list[Flag]:
+    """Returns the flags of a command, which it runs as a script up to its command line."""
+    absl.app.run = _capture_absl
+    ConfigFlags.parse = _capture_config
+    for name in ("parse_args", "parse_known_args"):
+        setattr(argparse.ArgumentParser, name, _capture_argparse)
+    sys.argv = [command]
+    os.chdir(ROOT)
+    try:
+        if command.endswith(".py"):
+            sys.path.insert(0, str(Path(command).parent.resolve()))
+            runpy.run_path(command, run_name="__main__")
+        else:
+            runpy.run_module(command, run_name="__main__", alter_sys=True)
+    except _Captured as captured:
+        return captured.flags
+    except SystemExit as error:
+        raise AssertionError(f"{command} ended before it parsed flags: {error}") from None
+    raise AssertionError(f"{command} defined no flags")
+
+
+def _capture_absl(*_: object, **__: object) -> None:
+    values = absl.flags.FLAGS
+    modules = values.flags_by_module_dict()
+    flags = [flag for name, own in modules.items() if not name.startswith("absl") for flag in own]
+    raise _Captured([_absl_flag(flag) for flag in flags])
+
+
+def _capture_config(flags: ConfigFlags, *_: object) -> None:
+    topics = flags._flags.key_flags_by_module_dict()
+    raise _Captured([_absl_flag(flag, topic) for topic, own in topics.items() for flag in own])
+
+
+def _absl_flag(flag: absl.flags.Flag, topic: str = "") -> Flag:
+    default = "" if flag.default is None else (flag.default_as_str or "").strip("'")
+    return Flag(f"--{flag.name}", default, flag.help or "", topic)
+
+
+def _capture_argparse(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+    raise _Captured(list(_argparse_flags(parser)))
+
+
+def _argparse_flags(parser: argparse.ArgumentParser, topic: str = "") -> Iterator[Flag]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                yield from _argparse_flags(sub, name)
+        elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
+            name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+            unset = action.default in (None, False, argparse.SUPPRESS)
+            default = "" if unset else str(action.default)
+            text = (action.help or "") % {**vars(action), "prog": parser.prog}
+            choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
+            yield Flag(name, default, f"{choices}: {text}" if choices else text, topic)
+
+
+def python_page() -> str:
+    """Returns the page of the Python API, from docstrings."""
+    parts = ["# Python API\n", _STATE.format("docstrings")]
+    for heading, objects in _api():
+        parts.append(f"## {heading}\n")
+        for name, item in objects:
+            parts.append(f"### `{name}{_signature(item)}`\n\n{_docstring(item)}\n")
+    return "\n".join(parts)
+
+
+def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    yield (
+        "dlrm",
+        [
+            ("dlrm.fit", dlrm.fit),
+            ("dlrm.load", dlrm.load),
+            ("dlrm.Dataset", Dataset),
+            *_methods("dlrm.Dataset", Dataset),
+            ("dlrm.Schema", dlrm.Schema),
+            *_methods("dlrm.Schema", dlrm.Schema),
+        ],
+    )
+    yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor)]
+    operators = {f"dlrm.ops.{name}": getattr(ops, name) for name in ops.__all__}
+    yield "dlrm.ops", [(name, item) for name, item in operators.items() if callable(item)]
+
+
+def _methods(prefix: str, cls: type) -> list[tuple[str, Callable[..., Any]]]:
+    public = [name for name in vars(cls) if not name.startswith("_")]
+    methods = [(f"{prefix}.{name}", getattr(cls, name)) for name in public]
+    return [(name, item) for name, item in methods if inspect.isroutine(item) and item.__doc__]
+
+
+def _signature(item: Any) -> str:
+    parameters = inspect.signature(item).parameters.values()
+    return f"({', '.join(_parameter(one) for one in parameters if one.name != 'self')})"
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    plain = one.default is None or isinstance(one.default, (str, int, float))
+    return f"{stars}{one.name}" + (f"={one.default!r}" if plain else "")
+
+
+def _docstring(item: Any) -> str:
+    """Returns a docstring as Markdown: its sections' entries become lists."""
+    text = inspect.getdoc(item) or ""
+    summary, *sections = re.split(r"(?m)^(?=(?:Args|Returns|Raises|Attributes|Yields):$)", text)
+    for section in sections:
+        title, _, body = section.partition(":\n")
+        body = re.sub(r"(?m)^ {4}(?! )([\w, .]+): ", r"* `\1`: ", body)
+        body = re.sub(r"(?m)^ {8}", "  ", body)
+        summary += f"**{title}**\n\n" + re.sub(r"(?m)^ {4}", "", body)
+    return summary
+
+
+if __name__ == "__main__":
+    sys.exit(main())
