@@ -13,12 +13,12 @@ from dlrm.train.schedule import OF_NVIDIA
 RECIPES = ("auto",)
 BATCH_SIZE = 4096  # of the reading of labels
 _FEWEST_ROWS = 100
-_FEW_ROWS = 100_000
-_STEPS = 200  # of an epoch, at least, where batches of 32 to 32,768 samples allow it
-_SAMPLES, _MOST_EPOCHS = 400_000, 12
+_FEW_ROWS = 60_000
+_STEPS_OF_AN_EPOCH, _STEPS = 200, 1000  # at least, where batches of 32 to 32,768 samples allow it
+_SAMPLES, _MOST_EPOCHS = 400_000, 10  # of a run, with a quarter of them in the rarer class or more
 # --embedding_l2 times rows. On 26,000 rows of UCI Adult, 100,000 of logs in Criteo's format and all
 # 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best were about this.
-_L2 = 350
+_L2, _MOST_L2 = 350, 0.02
 _MOST_LABELS = 1 << 20  # that are read for the share of clicks
 _BIG_ROWS = 30_000_000  # one epoch, without regularization, of NVIDIA's architecture
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
@@ -106,14 +106,17 @@ def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_few_rows(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
-    rows = facts.rows
+    rows, rate = facts.rows, min(facts.click_rate, 1 - facts.click_rate)
+    samples = _SAMPLES * min(4 * rate, 1)
+    epochs = given.get("epochs") or min(max(round(samples / rows), 1), _MOST_EPOCHS)
+    most = min(rows / _STEPS_OF_AN_EPOCH, epochs * rows / _STEPS)
     chosen = {
-        "batch_size": 1 << min(max(int(math.log2(rows / _STEPS)), 5), 15),
-        "epochs": min(max(round(_SAMPLES / rows), 1), _MOST_EPOCHS),
+        "batch_size": 1 << min(max(int(math.log2(most)), 5), 15),
+        "epochs": epochs,
         "embedding_dim": _dim(given, 16),
         "wide": True,
         "dropout": 0.3 if rows < _FEW_ROWS else 0.2,
-        "embedding_l2": float(f"{_L2 / rows:.2g}"),
+        "embedding_l2": min(float(f"{_L2 / rows:.2g}"), _MOST_L2),
         "embedding_type": "joint_fused",
         "schedule": "linear",
         "warmup": 0.05,
