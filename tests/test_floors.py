@@ -8,7 +8,7 @@ import sys
 
 # Low to high; files of one line do not import each other's packages.
 FLOORS = [
-    ["dlrm.documents", "dlrm.environment", "dlrm.host_memory"],
+    ["dlrm.documents", "dlrm.environment", "dlrm.host_memory", "dlrm.step_clock"],
     ["dlrm.command_line", "dlrm.files", "dlrm.limits", "dlrm.pages"],
     ["dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed", "dlrm.store"],

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlrm import step_clock
 from dlrm.distributed.world import World
 
 T = TypeVar("T")
@@ -47,8 +48,9 @@ def gather_rows(tensor: Tensor, world: World) -> Tensor:
                     transfers.append(
                         dist.P2POp(way, data, group=world.group, tag=1, group_peer=rank)
                     )
-    for pending in dist.batch_isend_irecv(transfers) if transfers else []:
-        pending.wait()
+    with step_clock.part(step_clock.EXCHANGE):
+        for pending in dist.batch_isend_irecv(transfers) if transfers else []:
+            pending.wait()
     return torch.cat(parts)
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlrm import step_clock
 from dlrm.distributed.world import World, part
 
 
@@ -92,8 +93,9 @@ class _Transfer:
 
     def wait(self) -> None:
         pending, _ = self._on_its_way
-        for work in pending:
-            work.wait()
+        with step_clock.part(step_clock.EXCHANGE):
+            for work in pending:
+                work.wait()
         self._on_its_way = None
 
 

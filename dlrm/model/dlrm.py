@@ -29,6 +29,7 @@ from dlrm.model.numerical_embedding import (
 )
 from dlrm.model.placement import AUTO, PLACEMENTS, place_tables
 from dlrm.model.wide import divided_wide_term, wide_term
+from dlrm.step_clock import LOOKUP, part
 
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
@@ -382,11 +383,12 @@ class DLRM(nn.Module):
         """
         categorical = self._hashed(categorical, lengths)
         bags = self._bags(categorical, lengths, id_weights)
-        received = [
-            self._look_up(tables, dtype, bags, samples_by_rank)
-            for tables, dtype in ((self.embeddings, self.dtype), (self.wide, torch.float32))
-            if tables is not None
-        ]
+        with part(LOOKUP):
+            received = [
+                self._look_up(tables, dtype, bags, samples_by_rank)
+                for tables, dtype in ((self.embeddings, self.dtype), (self.wide, torch.float32))
+                if tables is not None
+            ]
         bottom_mlp, score, *fields = self._parts
         dense = bottom_mlp(numerical)
         vectors = [embed(numerical).to(self.dtype) for embed in fields]

@@ -12,7 +12,9 @@ from dlrm.data.clicks.datasets import DataConfig, Datasets
 from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.host_memory import host_memory, machine
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
+from dlrm.model.placement import AUTO
+from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, STORE, UPDATE
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters
@@ -84,6 +86,40 @@ class ClickTraining:
             ),
             "recorder": task.recorder,
             "ema": self._ema(task),
+            "advice": self._advice(task),
+        }
+
+    def _advice(self, task: Recommendation) -> dict[str, str]:
+        """Returns the flag to try for each part of a step, where one is left to try."""
+        model, cuda = task.model.config, task.world.device.startswith("cuda")
+        half = self.precision.dtype(task.world.device) != torch.float32
+        narrow = model.embedding_dtype != "fp32"
+        random = self.data.dataset_type == "synthetic_gpu" and not cuda
+        flags = {
+            DATA: [
+                ("--dataset_type synthetic_disk", random),
+                ("--verify_data first", self.data.verify_data == "always"),
+                ("a faster disk, or more cores, on which batches are read", True),
+            ],
+            EXCHANGE: [
+                ("--placement auto", model.placement != AUTO),
+                ("--amp", not half),
+                ("a larger --batch_size", True),
+            ],
+            STORE: [("more --table_memory", True)],
+            PRODUCTS: [("--amp", not half), ("--cuda_graphs", cuda and task.recorder is None)],
+            LOOKUP: [
+                ("--embedding_dtype bf16", not narrow and model.embedding_type in FUSED_TYPES)
+            ],
+            UPDATE: [
+                ("--embedding_type joint_fused", model.embedding_type not in FUSED_TYPES),
+                ("--embedding_dtype bf16", not narrow),
+            ],
+        }
+        return {
+            part: next(flag for flag, helps in found if helps)
+            for part, found in flags.items()
+            if any(helps for _, helps in found)
         }
 
     def _ema(self, task: Recommendation) -> EMA | None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dlrm.step_clock import StepClock
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -60,10 +62,11 @@ class Stopwatch:
 
     Args:
         device: what is waited for when the watch is stopped or read, so that no work is left out.
+        parts: stands and runs with this watch, if it is given.
     """
 
-    def __init__(self, device: str):
-        self._cuda = device.startswith("cuda")
+    def __init__(self, device: str, parts: StepClock | None = None):
+        self._cuda, self._parts = device.startswith("cuda"), parts
         self._total, self._since = 0.0, None  # type: float, float | None
         self._lap_seconds, self._lap_step = 0.0, 0
 
@@ -76,8 +79,12 @@ class Stopwatch:
     def resume(self) -> None:
         if self._since is None:
             self._since = time.perf_counter()
+            if self._parts:
+                self._parts.resume()
 
     def pause(self) -> None:
+        if self._parts:
+            self._parts.pause()
         self._total, self._since = self.seconds(), None
 
     def lap(self, step: int) -> float:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlrm.distributed import World, all_sum
+from dlrm.step_clock import EXCHANGE, part
 
 _BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start early
 
@@ -88,8 +89,10 @@ class GradientSum:
             bucket.send()
         for bucket in self._buckets[-1:]:
             bucket.send(beside)
-        for bucket in self._buckets:
-            beside = bucket.receive()
+        if self._buckets:
+            with part(EXCHANGE):
+                for bucket in self._buckets:
+                    beside = bucket.receive()
         return beside
 
     def _arrived(self, parameter: Tensor) -> None:

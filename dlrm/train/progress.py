@@ -1,7 +1,7 @@
 """Where a run stands: its saved progress, its losses, and the lines that report them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from dlrm.distributed import OtherRankError, World, all_sum
+from dlrm.step_clock import StepClock
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.log import RunLog
 from dlrm.train.precision import LossScaler
+from dlrm.train.reports.verdict import shares_of_ranks, verdict_line
 from dlrm.train.task import TrainConfig
 
 _CURVE_POINTS = 50
@@ -156,6 +158,9 @@ class StepReport:
         scaler: counts the steps that were skipped.
         log: where to report.
         steps_per_epoch: steps of an epoch.
+        parts: where the time of the steps goes; None does not report it.
+        world: the ranks that report together.
+        advice: see `dlrm.train.reports.verdict`.
     """
 
     def __init__(
@@ -168,7 +173,11 @@ class StepReport:
         scaler: LossScaler,
         log: RunLog,
         steps_per_epoch: int,
+        parts: StepClock | None = None,
+        world: World = World(),
+        advice: Mapping[str, str] | None = None,
     ):
+        self._parts, self._world, self._advice = parts, world, advice or {}
         self._window, self._clock, self._config, self._schedule = window, clock, config, schedule
         self._scaler, self._log, self._steps_per_epoch = scaler, log, steps_per_epoch
         self._total = config.num_steps(steps_per_epoch)
@@ -206,7 +215,15 @@ class StepReport:
         )
         values = {"loss": mean, "step_time": step_time, "lr": rate}
         self._log.step(epoch, step, values, done)
+        if self._parts:
+            self._verdict(self._parts, epoch, step, done)
         self._window.progress.history.append({"step": done, "loss": mean, "lr": rate})
+
+    def _verdict(self, parts: StepClock, epoch: int, step: int, done: int) -> None:
+        if shares := shares_of_ranks(parts.lap(), self._world):
+            self._log.line(verdict_line(shares, self._advice))
+            named = {f"share_{name.replace(' ', '_')}": share for name, share in shares.items()}
+            self._log.step(epoch, step, named, done)
 
     def summary(self) -> dict[str, float]:
         """Returns the last loss and the throughput; prints how many steps were skipped."""

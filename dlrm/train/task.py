@@ -99,6 +99,8 @@ class TrainConfig:
         benchmark_warmup_steps: steps that the throughput leaves out.
         gradient_accumulation_steps: micro-batches that a process's batch is computed in, one after
             the other: less memory, the same gradients.
+        verdict: report beside each printed line where the time of the steps went, and what bounds
+            it.
 
     Raises:
         ValueError: an impossible value; flag and value are named.
@@ -116,6 +118,7 @@ class TrainConfig:
     early_stop: int | None = None
     benchmark_warmup_steps: int = 0
     gradient_accumulation_steps: int = 1
+    verdict: bool = True
 
     def __post_init__(self) -> None:
         at_least_one = ["epochs", "max_steps", "print_freq", "test_freq", "checkpoint_freq"]

@@ -1,7 +1,7 @@
 """The training loop, for any model: steps, printed lines, evaluation, checkpoints, early stop."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dlrm import step_clock
 from dlrm.distributed import Pipelines, World, gather
 from dlrm.train.agreement import Agreement
 from dlrm.train.benchmark import Stopwatch
@@ -45,6 +46,8 @@ class Trainer:
             optimizers have their learning rates on the device.
         pipelines: how the processes share the parts of the network; None: each has all of them.
         accumulate: computes the gradients of micro-batches; None: one after the other.
+        advice: what may make steps faster, by the part or the verdict that it is for; see
+            `dlrm.train.reports.verdict`.
 
     Attributes:
         stop_requested: set it, on any rank, to end all after a step, with a checkpoint.
@@ -67,11 +70,13 @@ class Trainer:
         recorder: Recorder | None = None,
         pipelines: Pipelines | None = None,
         accumulate: Accumulate | None = None,
+        advice: Mapping[str, str] | None = None,
     ):
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
         self.ema, self.beat, self.stop_requested = ema, beat, False
+        self.advice = advice or {}
         self._accumulate = accumulate or partial(one_after_another, task.loss)
         pipelines = pipelines or Pipelines(world, world, World())
         self._replicas = pipelines.replicas
@@ -85,10 +90,13 @@ class Trainer:
         self._update: Callable[[Any], Tensor] = self._updated
         if recorder:
             make_capturable(optimizers)
-            self._update = GraphedCallable(self._updated, recorder, world)
+            recorded = GraphedCallable(self._updated, recorder, world)
+            self._update = step_clock.undivided(recorded)
         self.progress = Progress()
         self._window = LossWindow(self.progress, world, checkpoints)
-        self._clock = Stopwatch(world.device)
+        device = world.device if config.verdict else "cpu"  # where nothing is recorded
+        self._parts = step_clock.step_clock(device, config.print_freq)
+        self._clock = Stopwatch(world.device, self._parts)
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 1, lowered on each plateau before."""
@@ -131,6 +139,9 @@ class Trainer:
             scaler=self.scaler,
             log=self.log,
             steps_per_epoch=len(train),
+            parts=self._parts if self.config.verdict else None,
+            world=self.world,
+            advice=self.advice,
         )
         stopped, reached = False, self._has_reached(evaluation)
         if self.progress.step >= total:
@@ -173,6 +184,7 @@ class Trainer:
             epoch, start = divmod(self.progress.step, len(train))
             with closing(train.batches(epoch, start)) as batches:
                 self._clock.resume()
+                self._parts.next_step()
                 for batch in batches:
                     loss = self._train_step(batch)
                     self.beat(self.progress.step)
@@ -182,18 +194,22 @@ class Trainer:
                     stopped = self._agree()
                     if self.progress.step == total or reached or stopped:
                         break
+                    self._parts.next_step()
                 self._clock.pause()
         return stopped
 
     def _train_step(self, batch: Any) -> Tensor:
         set_learning_rate(self.optimizers, self.rate(self.progress.step + 1))
+        step_clock.enter(step_clock.PRODUCTS)
         loss = self._update(batch)
+        step_clock.enter(step_clock.OTHER)
         self.progress.step += 1
         return loss
 
     def _updated(self, batch: Any) -> Tensor:
         """What a step does on the device; returns the loss that it began with."""
         loss = self._compute_gradients(batch)
+        step_clock.enter(step_clock.UPDATE)
         tables = self.scaler.of_tables(self.optimizers, self.world.device)
         self.scaler.step(self.optimizers, self._gradients.wait(tables))
         for weight in self._weights:  # also what no optimizer updates

@@ -98,6 +98,7 @@ OURS = {
     "checkpoint_freq": None,
     "defaults": "2020",
     "deterministic": False,
+    "verdict": True,
     "verify_data": "first",
     "allow_links": False,
     "sample_weights": True,

@@ -206,6 +206,10 @@ LOG_FLAGS: Definitions = {
         "URI of an MLflow server or store that gets flags, scalars, curves and model card",
     ),
 }
+VERDICT_HELP = (
+    "Beside each printed line, where the time of the steps went and what bounds it, with a flag to "
+    "try"
+)
 PROFILE_HELP = Help(
     "Record so many training steps after a warm-up of --benchmark_warmup_steps, at least 5: a "
     "trace and a picture beside the log, and a list of the longest operators",

@@ -1,0 +1,96 @@
+"""Where the time of steps went, what bounds them, and that the rest of a run is as without it."""
+
+import json
+import time
+
+import pytest
+import torch
+from toy import Line, Points, trainer
+
+from dlrm.distributed import World
+from dlrm.step_clock import PARTS, part
+from dlrm.train.log import RunLog
+from dlrm.train.reports.verdict import bound_by, shares_of_ranks, verdict_line
+
+
+def shares(**given):
+    return dict.fromkeys(PARTS, 0.0) | given
+
+
+class SlowPoints(Points):
+    """Points that take a while to read."""
+
+    def batches(self, epoch=0, start=0):
+        for batch in super().batches(epoch, start):
+            time.sleep(0.02)
+            yield batch
+
+
+class Stored(Line):
+    """A line whose weights come from elsewhere, in evaluations as well."""
+
+    def loss(self, batch):
+        with part("store"):
+            time.sleep(0.02)
+        return super().loss(batch)
+
+
+def logged(tmp_path, task, data, **config):
+    with RunLog(tmp_path / "log.json") as log:
+        trainer(task, log, print_freq=4, **config).fit(data, Points(30))
+    lines = (json.loads(line[5:]) for line in (tmp_path / "log.json").read_text().splitlines())
+    found = [line for line in lines if line["type"] == "LOG" and "share_data" in line["data"]]
+    assert [line["step"] for line in found] == ([[0, 4], [0, 8], [0, 9]] if found else [])
+    return [line["data"] for line in found]
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "name", "verdict"),
+    [(Line, SlowPoints, "data", "input-bound"), (Stored, Points, "store", "store-bound")],
+)
+def test_waits_are_found_and_named(tmp_path, capsys, task, data, name, verdict):
+    found = logged(tmp_path, task(), data())
+    for one in found:
+        assert sum(one.values()) == pytest.approx(1)
+        assert one[f"share_{name}"] > 0.5
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time: ")]
+    assert len(lines) == 3
+    assert all(line.startswith(f"time: {name} ") and f": {verdict}" in line for line in lines)
+
+
+def test_steps_without_waits_are_compute_bound(tmp_path, capsys):
+    logged(tmp_path, Line(), Points())
+    assert ": compute-bound" in capsys.readouterr().out
+
+
+def test_parts_of_a_device_add_up(tmp_path, device, capsys):
+    with RunLog(tmp_path / "log.json") as log:
+        run = trainer(Line(device=device), log, print_freq=4)
+        run.fit(Points(device=device), Points(2, device=device))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time: ")]
+    assert len(lines) == 3
+    assert "products" in lines[0]
+
+
+def test_nothing_is_reported_where_it_is_not_wanted_and_nothing_else_changes(tmp_path, capsys):
+    results = []
+    for verdict in (True, False):
+        run = trainer(Line(), print_freq=4, verdict=verdict)
+        run.fit(Points(), Points(2))
+        results.append(run.task.weights())
+        assert ("\ntime: " in capsys.readouterr().out) == verdict
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_the_longest_wait_of_a_tenth_of_a_step_bounds_it():
+    assert bound_by(shares(products=0.6, data=0.15, exchange=0.25)) == (
+        "communication-bound",
+        "exchange",
+    )
+    assert bound_by(shares(products=0.3, update=0.4, data=0.09)) == ("compute-bound", "update")
+    line = verdict_line(shares(products=0.89, data=0.11), {"data": "a flag", "products": "none"})
+    assert line == "time: products 89%, data 11%: input-bound; try a flag"
+
+
+def test_no_time_has_no_shares():
+    assert shares_of_ranks(shares(), World()) == {}
