@@ -1,1 +1,1 @@
-"""What scores are worth, computed in numpy from rows that were scored offline."""
+"""Metrics of scores, computed in numpy from rows that were scored offline."""

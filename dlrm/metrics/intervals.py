@@ -1,4 +1,4 @@
-"""How far a metric may be off: DeLong's variance of AUC, and a bootstrap over rows or groups."""
+"""Confidence intervals: DeLong's variance of AUC, and a bootstrap over rows or groups."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How two models differ in a metric on the same rows.
+    """Difference of two models in a metric on the same rows.
 
     Attributes:
         value: the first minus the second.

@@ -50,7 +50,7 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What rows say of models.
+    """Metrics of models on the same rows.
 
     Attributes:
         rows, clicks: how many there are, unweighted.

@@ -169,7 +169,7 @@ def left_out(paths: Sequence[Path]) -> list[Path]:
 
 
 def _logs(folder: Path) -> tuple[Path, Path]:
-    """Where a run's log may be."""
+    """Returns the paths that may hold a run's log."""
     return folder / "checkpoints" / _LOG, folder / _LOG
 
 

@@ -1,4 +1,4 @@
-"""How far an exported model agrees with the checkpoint: in value, in ranking, table by table."""
+"""Agreement of an exported model with its checkpoint: in value, in ranking, table by table."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _BATCH = 4096
 
 
 class Agreement(NamedTuple):
-    """What scores of one model are beside those of another on the same rows.
+    """Comparison of the scores of two models on the same rows.
 
     Attributes:
         rows: how many.

@@ -1,4 +1,4 @@
-"""How much a model leans on each field: over many rows by permutation, for one row by gradients."""
+"""Importance of each field: over many rows by permutation, for one row by gradients."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ from dlrm.serving.quantize import quantize_tables
 
 
 class Importance(NamedTuple):
-    """What a model loses when a field's values are dealt to other rows.
+    """Loss of metrics when the values of a field are permuted over the rows.
 
     Attributes:
         field: its place among the numerical fields, then the tables.

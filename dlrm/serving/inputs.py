@@ -1,4 +1,4 @@
-"""What a model takes of rows, and what is wrong with rows that it cannot score.
+"""Inputs of a model, and errors of rows that it cannot score.
 
 The served model uses this file, too: only numpy and the standard library are imported.
 """
@@ -14,7 +14,7 @@ from dlrm.data.transform.table_transform import stack_ids
 
 
 class Inputs(NamedTuple):
-    """What a model takes of rows.
+    """Numbers and ids of rows, as a model takes them.
 
     Attributes:
         numerical: `[rows, num_numerical]`.
@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
 
     @property
     def num_tables(self) -> int:
-        """How many tables the ids are of."""
+        """Number of tables that the ids refer to."""
         return (self.ids if self.lengths is None else self.lengths).shape[1]
 
     def part(self, begin: int, end: int) -> "Inputs":

@@ -115,7 +115,7 @@ class Reader:
             )
 
     def _most_ids(self) -> int:
-        """How many ids a request may have."""
+        """Returns the largest number of ids that a request may have."""
         if self._longest is None:
             return MOST_IDS
         of_lists = sum(self._longest.values())

@@ -36,7 +36,7 @@ class Text(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return self.starts.shape[1]
 
     def without_first(self) -> "Text":

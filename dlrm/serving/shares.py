@@ -1,4 +1,4 @@
-"""How many values of scored rows were missing or had no id: what says that a log is another one."""
+"""Shares of missing and unknown values in scored rows, which reveal rows of other data."""
 
 from collections.abc import Sequence
 

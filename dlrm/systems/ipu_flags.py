@@ -13,7 +13,7 @@ Values = Mapping[str, str]  # of all flags of a command, by full name
 
 @dataclass(frozen=True)
 class Option:
-    """How a flag is translated.
+    """Translation of a flag.
 
     Attributes:
         status: "mapped", "approximated" or "ignored".

@@ -12,7 +12,7 @@ from dlrm.systems.ipu_flags import Option, Values
 
 @dataclass(frozen=True)
 class Record:
-    """What became of a flag.
+    """Result of translating a flag.
 
     Attributes:
         name: of the flag, in full.
@@ -53,7 +53,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class _Program:
-    """What is known of a program.
+    """Flags and defaults of a program.
 
     Attributes:
         command: module of `dlrm.scripts` that does the same.
@@ -215,7 +215,7 @@ def _entries(
 
 
 def _status(option: Option, value: str, ours: str) -> tuple[str, str]:
-    """How a value is translated, and what there is to say besides our flags."""
+    """Returns the status of a value's translation, and a note beside our flags."""
     if value in option.rough:
         return "approximated", option.rough[value]
     if value == "false" and not ours and option.status != "ignored":

@@ -1,4 +1,4 @@
-"""What a dataset is to the rest of the package: batches, each a pure function of its index."""
+"""Interface of datasets to the rest of the package: batches, each a pure function of its index."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

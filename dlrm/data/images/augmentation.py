@@ -30,7 +30,7 @@ assert NUM_SHARED_DRAWS == 4
 
 
 class Prepared(NamedTuple):
-    """What a network is trained on: images and the classes that they are made of.
+    """Inputs of a training step: images and the classes that they are mixed from.
 
     Attributes:
         images: `[samples, 3, image_size, image_size]`, float32.
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How images become inputs; the fields are the flags of the same names.
+    """Turns images into inputs; the fields are the flags of the same names.
 
     Attributes:
         image_size: height and width of the network's input.

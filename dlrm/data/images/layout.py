@@ -1,4 +1,4 @@
-"""Where a prepared image dataset has its files; `preproc/prepare_images.py` writes them.
+"""Layout of a prepared image dataset on disk; `preproc/prepare_images.py` writes it.
 
 manifest.json                    size, class names, images of each shard, what was left out
 <split>/images_00000.bin         uint8 [images, 3, size, size], row-major
@@ -29,7 +29,7 @@ def shard_files(directory: Path, split: str, shard: int) -> tuple[Path, Path]:
 
 
 class Contents(NamedTuple):
-    """What the manifest of a dataset says.
+    """Contents of a dataset, as its manifest lists them.
 
     Attributes:
         size: height and width of the images.

@@ -1,4 +1,4 @@
-"""What the text of CSV cells means: parsers from the cells of a column to their values."""
+"""Parsers from the cells of a CSV column to their values."""
 
 import math
 from collections.abc import Callable, Collection, Sequence

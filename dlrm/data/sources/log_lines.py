@@ -83,7 +83,7 @@ class Lines(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Why a line cannot be read: its column, or None where it is the whole line."""
+    """Reason why a line cannot be read, and its column, or None if the whole line is at fault."""
 
     column: int | None
     expected: str

@@ -1,4 +1,4 @@
-"""Where a dataset of pre-training rows has its files, and what is in them.
+"""Layout and contents of a dataset of pre-training rows on disk.
 
 manifest.json       sequence length, most predictions, vocabulary, rows of each shard, and how they
                     were made

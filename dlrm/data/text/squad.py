@@ -362,7 +362,7 @@ def _best_pairs(
 
 
 def _has_most_context(features: SquadFeatures) -> np.ndarray:
-    """Whether each place of a window has there the best context of its question's windows.
+    """Marks the places of a window that have their best context there, of the question's windows.
 
     That is the least of the tokens to its left and right, plus a hundredth of the window's length;
     the first window has it where several are equal. `[windows, length]`, bool.

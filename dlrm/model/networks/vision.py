@@ -1,4 +1,4 @@
-"""What the image networks share: how they are normalised, laid out in memory and initialised."""
+"""Shared parts of the image networks: normalization, memory format and initial weights."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar

@@ -1,1 +1,1 @@
-"""How stages of tasks run: in processes of this machine or on Spark, and what outlives a kill."""
+"""Execution of tasks: processes of this machine or Spark, and state that survives a kill."""

@@ -1,4 +1,4 @@
-"""Who runs the tasks: processes of this machine, threads, or Spark (see `spark_engine`)."""
+"""Engines that run tasks: processes of this machine, threads, or Spark (see `spark_engine`)."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ class Engine(Protocol):
 
     @property
     def address(self) -> str | None:
-        """Where its progress can be watched, if anywhere."""
+        """Address where its progress can be watched; None if there is none."""
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item, in any order, a task possibly more than once.

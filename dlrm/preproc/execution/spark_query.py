@@ -24,7 +24,7 @@ _VERSIONS = {  # provider of a table -> its newest version
 
 @dataclass(frozen=True)
 class SparkQuery:
-    """What Spark reads.
+    """Table or query that Spark reads.
 
     Attributes:
         table: the name of a table or view, with its catalog and namespace where it has them.

@@ -57,7 +57,7 @@ class WorkFolder:
 
     @property
     def output(self) -> Path:
-        """What becomes `final`."""
+        """Directory that becomes `final`."""
         return self.path / "output"
 
     def folder(self, name: str) -> Path:
@@ -82,7 +82,7 @@ class WorkFolder:
         self.finish("described", result)
 
     def is_published(self) -> bool:
-        """Whether what stands at `final` is the output of this run, with all its files."""
+        """Returns True if `final` is the output of this run, with all its files."""
         manifest = self.final / MANIFEST
         if self.output.exists() or not manifest.is_file():
             return False
@@ -208,7 +208,7 @@ def open_work_folder(
 
 
 def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
-    """Whether a task of any run in the folder is finished, and not only its work divided.
+    """Returns True if any run in the folder has finished a task, beyond dividing its work.
 
     A run whose output has left the folder goes on only to say so, and only where that is true.
     """

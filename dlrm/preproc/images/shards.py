@@ -21,7 +21,7 @@ class BadImageError(ValueError):
 
 
 class Shard(NamedTuple):
-    """What a task writes.
+    """Share of the images that one task writes.
 
     Attributes:
         items: the images, in order.
@@ -43,12 +43,12 @@ class Shard(NamedTuple):
 
     @property
     def report_file(self) -> Path:
-        """Where the task says what it wrote."""
+        """Returns the path of the task's report."""
         return self.directory / f"{self.split}_{self.number:05}.json"
 
 
 class Report(NamedTuple):
-    """What a task wrote.
+    """Counts of what a task wrote.
 
     Attributes:
         images: how many.

@@ -1,4 +1,4 @@
-"""Where images come from: class folders, on disk or in a tar file, and ImageNet's TFRecords."""
+"""Sources of images: class folders, on disk or in a tar file, and ImageNet's TFRecords."""
 
 import os
 import stat
@@ -44,7 +44,7 @@ _Found = Iterator[tuple[PurePosixPath, Path, Record | str | None]]
 
 
 class Source(NamedTuple):
-    """What was found.
+    """Images that were found.
 
     Attributes:
         splits: split -> images; one split "train" where the source has none.
@@ -238,7 +238,7 @@ def _from_paths(found: _Found, source: Path) -> Source:
 
 
 def _named(splits: dict[str, list[Item]]) -> dict[str, list[Item]]:
-    """What training watches is our test split: `test` if there is one, else the other."""
+    """Names the splits: training watches our test split, which is `test` or else the other one."""
     if "val" in splits and "validation" in splits:
         raise ValueError("expected a split val or validation, got both")
     renamed = {("validation" if name == "val" else name): items for name, items in splits.items()}

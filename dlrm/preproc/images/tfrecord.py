@@ -13,7 +13,7 @@ _HEADER, _SUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
 class Record(NamedTuple):
-    """Where a record's data are in its file."""
+    """Position of a record's data in its file."""
 
     offset: int
     length: int

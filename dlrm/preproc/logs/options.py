@@ -14,7 +14,7 @@ HALVES = ("all", "first", "second")
 
 @dataclass(frozen=True)
 class Options:
-    """How logs are turned into numbers. Only `split_bytes` and `max_bad_lines` change no output.
+    """Options of preprocessing logs. All but `split_bytes` and `max_bad_lines` change the output.
 
     Attributes:
         dictionary_days: first and last day whose values get ids; None: all.
@@ -63,18 +63,18 @@ class Options:
 
     @property
     def quarantine(self) -> bool:
-        """Whether lines that cannot be read are left out."""
+        """Is True if lines that cannot be read are left out."""
         return self.bad_lines == "quarantine"
 
     def facts(self) -> dict[str, Any]:
-        """What decides the bytes that are written, by flag."""
+        """Returns the options that determine the bytes that are written, by flag."""
         values = asdict(self)
         shape = values.pop("log_format")
         del values["split_bytes"], values["max_bad_lines"]
         return {f"--{name}": value for name, value in (shape | values).items()}
 
     def manifest_facts(self) -> dict[str, Any]:
-        """What the manifest says of how the numbers were made."""
+        """Returns the manifest's record of how the numbers were transformed."""
         return {
             "numeric_transform": self.numeric_transform,
             "frequency_limit": self.frequency_limit,

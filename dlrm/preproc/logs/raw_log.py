@@ -70,7 +70,7 @@ class Block(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many lines there are."""
+        """Number of lines."""
         return len(self.lines.labels)
 
 

@@ -365,7 +365,7 @@ def _evaluate(setup: TextSetup, watch: Watch) -> dict[str, float]:
 
 
 def _test_facts(setup: TextSetup) -> dict[str, Any]:
-    """What the figures of a test depend on besides the checkpoint."""
+    """Returns everything that the metrics of a test depend on besides the checkpoint."""
     values, test = setup.values, setup.test
     facts = {flag: values[flag] for flag in (*bert_flags.ARCHITECTURE, *bert_flags.INPUT)}
     if isinstance(test, SquadFeatures):

@@ -90,7 +90,7 @@ def _paths(values: Values) -> tuple[str, str | None]:
 def _opener(
     values: Values, vocab_is_fixed: bool, path: str
 ) -> tuple[Callable[[str], TextSource], Values]:
-    """How rows of the task are opened, and the values with the size of the vocabulary."""
+    """Returns a function that opens rows of the task, and the values with the vocabulary's size."""
     if values["task"] == "pretrain":
         if not vocab_is_fixed and Path(path, MANIFEST).is_file():
             size = text_layout.read_text_manifest(Path(path), values["allow_links"])["vocab_size"]

@@ -17,7 +17,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Result:
-    """What a check found out about one thing.
+    """Finding of a check about one part of the installation.
 
     Attributes:
         name: the thing.

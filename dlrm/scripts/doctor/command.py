@@ -72,7 +72,7 @@ def native_operators() -> Iterator[Result]:
 
 
 def linear_layers() -> Iterator[Result]:
-    """Which linear layers the MLPs run on a CPU."""
+    """Names the linear layers that the MLPs run on a CPU."""
     import torch
 
     from dlrm import ops

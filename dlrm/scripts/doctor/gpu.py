@@ -103,7 +103,7 @@ def _nvcc() -> Result:
 
 
 def _operators() -> Result:
-    """Whether the CUDA operators are loaded, and have code for every GPU."""
+    """Reports if the CUDA operators are loaded and have code for every GPU."""
     import torch
 
     from dlrm.ops.library import cuda_architectures, why_not_cuda_kernels
@@ -134,7 +134,7 @@ def _operators() -> Result:
 
 
 def code_for(capability: tuple[int, int], compiled: tuple[str, ...]) -> str | None:
-    """What a GPU would run of a library for these architectures, such as ("80", "90").
+    """Names the code that a GPU would run of a library for architectures such as ("80", "90").
 
     Machine code runs on GPUs of its major version and of no lesser minor one; PTX, which the
     library has of the last architecture, on all that are not older. "a" and "f" after the number

@@ -156,12 +156,12 @@ def _where(record: Record) -> str:
 
 
 def _at_home(result: Result) -> bool:
-    """Whether the place is that of the row, and so of what it publishes."""
+    """Returns True if the place is the row's own, to which its published figures belong."""
     return result.place == (result.row.nodes, result.row.processes)
 
 
 def _same_hardware(row: System, record: Record) -> bool:
-    """Whether the GPU has the model, the form and the memory that the document names."""
+    """Returns True if the GPU has the model, form factor and memory that the document names."""
     named = set(_HARDWARE.findall(row.hardware.upper()))
     return bool(named) and named <= set(_HARDWARE.findall((record["gpu"] or "").upper()))
 

@@ -1,1 +1,1 @@
-"""What a run leaves for people: curves, the card of its model, and entries in trackers."""
+"""Reports of a run for people: curves, the model card, and entries in trackers."""

@@ -1,4 +1,4 @@
-"""What a run reports to TensorBoard and MLflow: a small adapter each, imported when asked for.
+"""Adapters that report a run to TensorBoard and MLflow; each is imported when asked for.
 
 Entries are handed to a thread, so that no step waits for a disk or a server. A tracker that fails
 is named once, and the run goes on without it.

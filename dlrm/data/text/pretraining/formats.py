@@ -167,7 +167,7 @@ def _check_segments(segments: np.ndarray, used: np.ndarray, path: Path, start: i
 
 
 def _second(in_b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Where B begins; the row's length where there is none."""
+    """Returns the position where B begins, or the row's length if there is no B."""
     return np.where(in_b.any(axis=1), in_b.argmax(axis=1), lengths)
 
 

@@ -1,4 +1,4 @@
-"""What a preparation of text reports: bars while it goes on, and lines at its end."""
+"""Reports the preparation of text: progress bars while it runs, and lines at its end."""
 
 from tqdm import tqdm
 

@@ -41,7 +41,7 @@ class Documents(NamedTuple):
 
 @dataclass(frozen=True)
 class RowConfig:
-    """How rows are made of documents; the fields are the flags of the same names.
+    """Configures how documents become rows; the fields are the flags of the same names.
 
     Attributes:
         max_seq_length: tokens of a row.
@@ -145,7 +145,7 @@ def _cut_document(
 
 
 def _excess(a: int, b: int, most: int) -> tuple[int, int]:
-    """How many tokens A and B lose: always the longer one, and B where they are alike."""
+    """Returns the tokens to remove from A and B: from the longer one, or B if both are equal."""
     excess = a + b - most
     if excess <= 0:
         return 0, 0

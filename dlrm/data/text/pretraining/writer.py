@@ -46,7 +46,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class PretrainingTextConfig(RowConfig):
-    """How to make a dataset of raw text; the fields are the flags of the same names.
+    """Configures a dataset made from raw text; the fields are the flags of the same names.
 
     Attributes:
         vocab_file: WordPiece vocabulary, a token a line.
@@ -89,12 +89,12 @@ class PretrainingTextConfig(RowConfig):
 
     @property
     def is_text(self) -> bool:
-        """Whether the input is text."""
+        """Is True if the input is text."""
         return self.input_format in TEXT_FORMATS
 
 
 class TextSummary(NamedTuple):
-    """What was read and written.
+    """Counts of what was read and written.
 
     Attributes:
         files: that were read.
@@ -168,7 +168,7 @@ def write_shards(
 
 
 class _Task(NamedTuple):
-    """What every task knows."""
+    """State that every task shares."""
 
     config: PretrainingTextConfig
     vocab_crc: str
