@@ -64,7 +64,7 @@ def cpp_compiler() -> list[str] | None:
 
 
 def torch_folder() -> Path:
-    """Where torch lies. It is not imported: that takes seconds, and its headers are all we need."""
+    """Returns torch's folder without importing torch, which takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise SystemExit(

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: matrix products, interaction, gather, update, the rest.
+"""Times the parts of a training step: matrix products, interaction, gather, update, the rest.
 
     python benchmarks/breakdown.py [--workload kaggle] [--dtype bf16] [--steps 40]
     python benchmarks/breakdown.py --device cuda --workload terabyte --batch 65536 --dtype fp16

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def described(device: str) -> str:
-    """What the figures are of."""
+    """Describes the machine and the setting of the figures."""
     if device == "cpu":
         threads = torch.get_num_threads()
         return f"torch {torch.__version__}, {threads} threads, {ops.instruction_set()} kernels"
@@ -309,7 +309,7 @@ def in_turn(
 
 
 def milliseconds(run: Callable[[], object], device: str) -> float:
-    """What a call takes, on a GPU by its own clock."""
+    """Returns the milliseconds of a call, on a GPU by its own clock."""
     if device == "cpu":
         start = time.perf_counter()
         run()

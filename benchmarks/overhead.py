@@ -1,4 +1,4 @@
-"""What a step costs the host: the trainer alone, and a DLRM's step eager and replayed.
+"""Measures the host's time of a step: the trainer alone, and a DLRM's step eager and replayed.
 
     python benchmarks/overhead.py [--rounds 7] [--steps 5000]
 

@@ -1,4 +1,4 @@
-"""How good models are on real rows: ours, ours as it was, boosted trees, logistic regression.
+"""Compares models on real rows: ours, ours as it was, boosted trees, logistic regression.
 
     python benchmarks/quality.py --adult adult.data --bank bank-full.csv --simulated 700000
     python benchmarks/quality.py --raw train.parquet --test test.parquet --schema schema.yaml

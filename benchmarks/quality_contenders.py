@@ -1,4 +1,4 @@
-"""Who takes part in `benchmarks/quality.py`: each is made of rows and fits settings to them.
+"""Contenders of `benchmarks/quality.py`: each is made from rows and fits settings to them.
 
 A contender's `space` is what its tuning searches, in the form of `dlrm.scripts.tune`. All have the
 same rows and columns; values in fewer training rows than the schema's limit are one value, "rare".

@@ -1,4 +1,4 @@
-"""What the server spends on raw rows before it scores them: a request's bytes to a model's inputs.
+"""Times the server on raw rows before it scores them, from a request's bytes to a model's inputs.
 
     python benchmarks/raw_rows.py [--rounds 15] [--dictionary 5000]
 

@@ -1,4 +1,4 @@
-"""What a tracker takes of a run: processor time, of all threads, for each line that is reported.
+"""Measures the processor time, of all threads, that a tracker takes for each reported line.
 
     python benchmarks/trackers.py [--lines 2000] [--step_ms 10] [--print_freq 200]
 

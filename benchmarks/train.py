@@ -111,7 +111,7 @@ class FbgemmTables(nn.Module):
 
 
 class PlainDLRM(nn.Module):
-    """What one writes in an afternoon: torch layers only, over some tables."""
+    """Plain DLRM, as written in an afternoon: torch layers only, over some tables."""
 
     def __init__(self, config: DLRMConfig, tables: nn.Module):
         super().__init__()

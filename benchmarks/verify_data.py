@@ -1,4 +1,4 @@
-"""What comparing a dataset with its checksums costs, beside the copy bandwidth and an epoch.
+"""Times the comparison of a dataset with its checksums, beside the copy bandwidth and an epoch.
 
     python benchmarks/verify_data.py [--rows 4000000] [--rounds 5] [--directory DIR]
 

@@ -98,7 +98,7 @@ def torchvision():
 
 @contextmanager
 def declared_operators() -> Iterator[None]:
-    """What torchvision extends when it is imported, and torch's CPU wheel lacks, is declared."""
+    """Declares the operators that torchvision extends on import and torch's CPU wheel lacks."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):

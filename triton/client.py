@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return len(self.rows.numerical if isinstance(self.rows, Inputs) else self.rows)
 
     def part(self, begin: int, end: int) -> dict[str, np.ndarray]:
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Figures:
-    """What was measured at one concurrency; times are of a batch."""
+    """Measurements at one concurrency; times are of a batch."""
 
     concurrency: int
     batches: int

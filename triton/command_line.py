@@ -1,4 +1,4 @@
-"""What the scripts' command lines share."""
+"""Shared parts of the scripts' command lines."""
 
 from typing import Any
 

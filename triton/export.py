@@ -58,7 +58,7 @@ class Reference(NamedTuple):
 
 
 class Export(NamedTuple):
-    """What is to be exported, and how."""
+    """Options of an export."""
 
     predictor: Predictor
     tables: QuantizedTables

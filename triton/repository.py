@@ -43,7 +43,7 @@ _PACKAGE = Path(dlrm.__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Serving:
-    """How a model is served; field names are those of the exporter's flags.
+    """Configures how a model is served; field names are those of the exporter's flags.
 
     Attributes:
         platform: a key of `PLATFORMS`.
@@ -280,5 +280,5 @@ def _imported(path: Path) -> list[str]:
 
 
 def _is_typing(node: ast.AST) -> bool:
-    """Whether a block is for type checkers alone."""
+    """Returns True if a block is for type checkers alone."""
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
