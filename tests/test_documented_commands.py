@@ -1,0 +1,257 @@
+"""The commands and programs of README and guides run, at reduced size, or say why they are not run.
+
+A page is a journey: its blocks run in order in one folder, where `places` has the data that
+the page takes for granted. A block after a comment `<!-- not run: why -->` is passed over, and so
+is one after `<!-- run by tests/... -->`, which other tests run.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import forked
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dlrm.preproc import simulate_logs
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+# The others take minutes, or nothing of them is run here.
+QUICK = ("README", "click-logs", "click-models", "from-nvidia", "from-torchrec", "serving")
+MODEL = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
+TRAINING = [
+    *("--base_device=cpu", "--batch_size=64", "--test_batch_size=400", "--max_steps=6"),
+    *("--synthetic_dataset_table_sizes=50,50", "--synthetic_dataset_num_entries=512"),
+    "--print_freq=3",
+]
+# What a command gets besides: later flags take precedence.
+REDUCED = {
+    "dlrm.scripts.evaluate": ["--bootstrap=5", "--importance_rows=50"],
+    "dlrm.scripts.tune": ["--trials=3", "--rungs=2", "--processes=1"],
+    "dlrm.scripts.prepare_synthetic_dataset": ["--synthetic_dataset_num_entries=512"],
+}
+BENCHMARK = ["--inference_benchmark_steps=2", "--inference_benchmark_runtimes=native"]
+_FENCE = re.compile(r"(?:^<!-- (.+?) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+_FLAG = re.compile(r"^--(?:no)?([A-Za-z]\w*)")
+OF_ABSL = {"flagfile", "help"}
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its lines, and the comment before it."""
+
+    language: str
+    text: str
+    note: str
+
+    @property
+    def is_run(self) -> bool:
+        return not self.note.startswith(("not run: ", "run by tests/"))
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(m[2], m[3], m[1] or "") for m in _FENCE.finditer(page.read_text())]
+
+
+def statements(text: str) -> Iterator[str]:
+    """Yields the commands of a shell block, each with its continued lines or its document."""
+    lines = iter(text.replace("\\\n", " ").splitlines())
+    for line in lines:
+        if "<<END" in line:
+            document = [line]
+            while document[-1] != "END":
+                document.append(next(lines))
+            yield "\n".join(document) + "\n"
+        elif line.strip():
+            yield line
+
+
+def placed(text: str, places: dict[str, Path]) -> str:
+    """Replaces the names of data that a page takes for granted."""
+    for name, path in places.items():
+        text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w-])", str(path), text)
+    return text
+
+
+def reduced(words: list[str]) -> list[str]:
+    """Returns the words of a command with flags that make it small."""
+    modules = [word for word in words if word.startswith("dlrm.scripts.")]
+    module = modules[0] if modules else ""
+    if module != "dlrm.scripts.main":
+        return words + REDUCED.get(module, [])
+    if {"test", "inference_benchmark"} & set(words):
+        return [*words, "--base_device=cpu", *(BENCHMARK if "inference_benchmark" in words else [])]
+    return words + TRAINING + MODEL + (["--seeds=1,2"] if "--seeds" in words else [])
+
+
+def run(statement: str, folder: Path) -> None:
+    """Runs a command as a reader would, but for its size."""
+    python = re.match(r"python (-m )?([\w./]+)", statement)
+    if python:
+        words = reduced(shlex.split(statement, comments=True))
+        module, *arguments = words[2 if python[1] else 1 :]
+        name = module if python[1] else ROOT / module
+        done = forked.run(name, *arguments, cwd=folder, env=environment(), timeout=600)
+    else:
+        if "torchrun" in statement:
+            statement = shlex.join(reduced(shlex.split(statement, comments=True)))
+            launcher = f"{shlex.quote(sys.executable)} -m torch.distributed.run"
+            statement = statement.replace("torchrun", launcher, 1)
+        statement = re.sub(r"\bpreproc/(?=\w+\.sh)", f"{ROOT}/preproc/", statement)
+        options = {"capture_output": True, "text": True, "env": environment()}
+        command = ["bash", "-ec", statement]
+        done = subprocess.run(command, cwd=folder, check=False, **options)
+    assert done.returncode == 0, f"{statement}\n{done.stdout[-2000:]}{done.stderr}"
+
+
+def environment() -> dict[str, str]:
+    """Preprocessing runs without Spark here; other tests compare the bytes of both engines."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    given = {
+        "PYTHON": sys.executable,
+        "PYTHONPATH": path,
+        "ENGINE": "local",
+        "OMP_NUM_THREADS": "1",
+    }
+    return {**os.environ, **given}
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    """Days of a log with Criteo's columns."""
+    folder = tmp_path_factory.mktemp("days") / "days"
+    simulate_logs.simulate(simulate_logs.Simulation(rows=1600, days=8), folder)
+    return folder
+
+
+@pytest.fixture
+def places(trained, days, tmp_path):
+    """Returns the paths that stand for the pages' names of data and runs."""
+    return {
+        "/path/with/day_files/day_7": trained.log,
+        "/path/with/day_files": days,
+        "/path/to/write": tmp_path / "out",
+        "/path/to/local": tmp_path / "local",
+        "DIR": trained.dataset,
+        "day_6": trained.log,
+        "day_7": trained.log,
+        "other_run": find_checkpoint(trained.checkpoint).parent,
+    }
+
+
+def write_adult(folder: Path) -> None:
+    """Writes rows with the columns of UCI Adult."""
+    rows = []
+    for i in range(600):
+        label = ">50K" if i % 3 == 0 else "<=50K"
+        rows.append(
+            f"{20 + i % 50}, Private, {i * 37}, Bachelors, {i % 16}, Never-married, Sales, "
+            f"Own-child, White, Male, {i % 5 * 100}, 0, {30 + i % 20}, United-States, {label}"
+        )
+    (folder / "adult.data").write_text("\n".join(rows) + "\n")
+    (names,) = re.findall(r"--columns (\S+)", PAGES[0].read_text())
+    columns = zip(*(row.split(", ") for row in rows), strict=True)
+    numbers = {"age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"}
+    table = {
+        name: [int(cell) for cell in column] if name in numbers else list(column)
+        for name, column in zip(names.split(","), columns, strict=True)
+    }
+    parquet.write_table(pa.table(table), folder / "adult.parquet")
+
+
+def write_tables(folder: Path) -> dict[str, Any]:
+    """Writes the tables of the pages, and returns those that their programs have in memory."""
+    count = range(900)
+    items = {
+        "clicked": [i % 2 for i in count],
+        "price": [float(i % 17) for i in count],
+        "item": [i % 40 for i in count],
+        "history": [[(i + k) % 40 for k in range(i % 4)] for i in count],
+    }
+    parquet.write_table(pa.table(items), folder / "items.parquet")
+    sales = {
+        "bought": [i % 2 for i in count],
+        "price": [i % 17 + i % 2 * 0.5 for i in count],
+        "shop": [f"shop {i % 9}" for i in count],
+    }
+    parquet.write_table(pa.table(sales), folder / "sales.parquet")
+    schema = {"label": "bought", "numerical": ["price"], "categorical": ["shop"]}
+    (folder / "schema.yaml").write_text(json.dumps(schema))
+    frame = pa.table(sales)
+    return {"frame": frame, "other_frame": frame}
+
+
+def flags_file() -> str:
+    """Returns the command of README that writes `small.flags`."""
+    (text,) = (s for b in blocks(PAGES[0]) for s in statements(b.text) if "<<END" in s)
+    return text
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=() if page.stem in QUICK else pytest.mark.slow, id=page.stem)
+        for page in PAGES
+    ],
+)
+def test_the_commands_of_a_page_run_in_order(page, places, trained, tmp_path, monkeypatch):
+    runnable = [block for block in blocks(page) if block.is_run]
+    if not any(block.language in ("bash", "python") for block in runnable):
+        pytest.skip("the page has nothing that is run here")
+    monkeypatch.chdir(tmp_path)
+    write_adult(tmp_path)
+    frames = write_tables(tmp_path)
+    run(flags_file(), tmp_path)
+    if page.stem not in ("README", "click-logs", "any-log"):  # which train it
+        (tmp_path / "run").symlink_to(trained.checkpoint)
+    if page.stem == "serving":
+        places = {"/path/to/write/binary_dataset": trained.dataset, **places}
+    for block in runnable:
+        if block.language == "yaml" and block.text.startswith("version: 1"):
+            (tmp_path / "items.yaml").write_text(block.text)
+        elif block.language == "python":
+            exec(block.text, dict(frames))
+        elif block.language == "bash":
+            for statement in statements(placed(block.text, places)):
+                run(statement, tmp_path)
+
+
+def known_flags() -> dict[str, set[str]]:
+    """Returns the flags of each command, from the reference."""
+    text = (ROOT / "docs" / "reference" / "flags.md").read_text()
+    _, *sections = re.split(r"^## (?:python -m )?(\S+)$", text, flags=re.M)
+    found = dict(zip(sections[::2], sections[1::2], strict=True))
+    flags = {name: set(re.findall(r"`[^`]*?--([\w-]+)", body)) for name, body in found.items()}
+    flags["dlrm.scripts.dist_main"] = flags["dlrm.scripts.main"]
+    return flags
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_flags_of_every_command_exist_also_where_it_is_not_run(page):
+    known, unknown = known_flags(), []
+    for block in blocks(page):
+        if block.language != "bash":
+            continue
+        for statement in statements(block.text):
+            words = shlex.split(statement, comments=True)
+            names = [word for word in words if word in known]
+            if names:
+                given = words[words.index(names[0]) + 1 :]
+                flags = {m[1] for word in given if (m := _FLAG.match(word))} - OF_ABSL
+                both = {word[2:].partition("=")[0] for word in given if word.startswith("--")}
+                unknown += [f for f in sorted(flags) if not {f, *both} & known[names[0]]]
+    assert not unknown
+
+
+def test_every_block_that_is_not_run_says_why():
+    notes = [block.note for page in PAGES for block in blocks(page) if not block.is_run]
+    assert notes
+    assert all(re.fullmatch(r"not run: .{5,}|run by tests/\S+.*", note) for note in notes)
