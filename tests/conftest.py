@@ -50,7 +50,7 @@ def root() -> Path:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Where the test computes; those of the operators have devices of their own."""
+    """Device on which the test computes; tests of the operators have devices of their own."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
     return request.param

@@ -24,7 +24,7 @@ TRAINING = [
 
 
 class Listed(NamedTuple):
-    """Where things are, and the rows of the table, labels included."""
+    """Paths of the files, and the rows of the table, labels included."""
 
     dataset: Path
     checkpoint: Path

@@ -37,7 +37,7 @@ def _refuse(name):
 
 
 def _capturing():
-    """What torch's optimizers ask for, answered as under capture."""
+    """Answers the query of torch's optimizers as under capture."""
     stream = mock.Mock(**{"is_capturing.return_value": True})
     device = torch.device("cuda")
     return (
@@ -138,7 +138,7 @@ class _Recording(TorchDispatchMode):
 
 
 class _RecordedWork(FakeWork):
-    """What a recorded transfer returns."""
+    """Result of a recorded transfer."""
 
     def __init__(self, waited):
         super().__init__()

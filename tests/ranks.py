@@ -39,7 +39,7 @@ class Ranks:
         self._folder.cleanup()
 
     def alive(self):
-        """Whether all processes still run."""
+        """Returns True while all processes run."""
         return all(process.is_alive() for process in self._processes)
 
     def call(self, function, arguments=None):

@@ -87,7 +87,7 @@ def field_of(entry):
 
 
 class Oracle:
-    """What a dataset of rows must hold.
+    """Expected content of a dataset of rows.
 
     Attributes:
         files: relative name -> bytes, of every `.bin`.
@@ -347,12 +347,12 @@ def values_of(field, row):
 
 
 def code_of(size):
-    """What `struct` calls the narrowest type of numbers below a size."""
+    """Returns the `struct` code of the narrowest type of numbers below a size."""
     return "b" if size < 127 else "h" if size < 32767 else "i"
 
 
 def starts_of(lengths):
-    """Where the values of rows 0, 4096, ... begin, and how many there are."""
+    """Returns where the values of rows 0, 4096, ... begin, and their number."""
     ends = [0]
     for length in lengths:
         ends.append(ends[-1] + length)

@@ -22,7 +22,7 @@ def documents(root):
 
 
 def exists(root, path):
-    """Whether there is such a file; `dlrm/ops/<name>.py` and `tests/*.py` stand for any."""
+    """Returns True if there is such a file; `dlrm/ops/<name>.py` and `tests/*.py` stand for any."""
     pattern = re.sub(r"<[^>]+>", "*", path).rstrip("/")
     # What is built is not in a clone.
     return path.endswith(".so") or any(root.glob(pattern))

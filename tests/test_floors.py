@@ -160,7 +160,7 @@ def folder_of(module, names):
 
 
 def test_json_and_yaml_on_disk_are_read_in_one_place(root):
-    """What else parses JSON has it from a process, a request or a line of a log."""
+    """All other JSON comes from a process, a request or a line of a log."""
     readers = (
         r"json\.load\(|json\.loads\((\([^)]*\)|[^()\n])*\.read_|safe_load|yaml\.load|SafeLoader"
     )

@@ -89,7 +89,7 @@ def test_a_step_beyond_its_limit_ends_with_all_its_processes(tmp_path):
 
 
 def gone(pid):
-    """Whether a process has ended within some seconds, or waits only to be noticed."""
+    """Returns True if a process has ended within some seconds, or is a zombie."""
     for _ in range(100):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

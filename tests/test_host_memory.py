@@ -1,4 +1,4 @@
-"""What the kernel's files say of memory, in the versions that there are of them."""
+"""Reading of the kernel's files on memory, in all of their versions."""
 
 import pytest
 

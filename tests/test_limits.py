@@ -1,4 +1,4 @@
-"""What is claimed is compared with what is free, as the kernel says it."""
+"""Claims of memory are compared with the free memory that the kernel reports."""
 
 import os
 

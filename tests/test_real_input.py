@@ -150,7 +150,7 @@ def link_texts(shared_data: Path, directory: Path) -> None:
 
 
 def overlap_features(pairs: Pairs) -> np.ndarray:
-    """How many words two sentences share, and by how many their numbers differ."""
+    """Returns shares of common words of two sentences, and their difference in length."""
     rows = []
     for sentences in zip(pairs.first, pairs.second, strict=True):
         one, two = (set(re.findall(r"\w+", sentence.lower())) for sentence in sentences)
@@ -160,7 +160,7 @@ def overlap_features(pairs: Pairs) -> np.ndarray:
 
 
 def overlap_baseline(train: Pairs, test: Pairs) -> dict[str, float]:
-    """What a logistic regression over shared words comes to."""
+    """Returns the metrics of a logistic regression over shared words."""
     preprocessing, linear_model, pipeline = (
         pytest.importorskip(f"sklearn.{name}", reason="no scikit-learn (extra dev)")
         for name in ("preprocessing", "linear_model", "pipeline")

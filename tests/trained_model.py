@@ -29,7 +29,7 @@ TRAINING = [
 
 
 class Trained(NamedTuple):
-    """Where things are; `lines` are the test rows of the log, labels included."""
+    """Paths of the files; `lines` are the test rows of the log, labels included."""
 
     dataset: Path
     checkpoint: Path

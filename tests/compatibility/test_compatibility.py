@@ -1,4 +1,4 @@
-"""What earlier versions wrote opens, scores as it did, and goes on; `make_fixtures` wrote it."""
+"""Files of earlier versions open, score as before and resume; `make_fixtures` wrote them."""
 
 import functools
 import json
@@ -39,7 +39,7 @@ COUNTED = {"rtol": 0, "atol": 1e-4}
 
 
 class Written(NamedTuple):
-    """What a version wrote, unpacked, and what `expected.json` says of it."""
+    """Files that a version wrote, unpacked, and their entry in `expected.json`."""
 
     folder: Path
     expected: dict[str, Any]

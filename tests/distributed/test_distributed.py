@@ -1,4 +1,4 @@
-"""What ranks send each other, and what launchers say."""
+"""Transfers between ranks, and messages of launchers."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ class Copies(TorchDispatchMode):
 
 
 def moved_by_passes(world, tables_by_rank):
-    """What each of three passes copies: the first, one of the same sizes, one of others."""
+    """Returns the copies of three passes: the first, one of the same sizes, one of others."""
     found = []
     for batch in (23, 23, 27):
         with Copies() as copies:

@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a fork ended.
+    """Outcome of a fork.
 
     Attributes:
         killed: whether by the shim.

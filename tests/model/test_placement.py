@@ -1,4 +1,4 @@
-"""Which process holds which tables."""
+"""Assignment of tables to processes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where the ops run in these tests: each device, and each instruction set of this processor."""
+"""Devices and instruction sets of this processor on which these tests run the ops."""
 
 import shutil
 
@@ -14,7 +14,7 @@ INSTRUCTION_SETS = ["generic", "avx2", "avx512", "avx512_bf16"]
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), "emulated cuda"])
 def device(request):
-    """Where the op runs; an emulated GPU is one whose tensors are on the CPU."""
+    """Device on which the op runs; an emulated GPU is one whose tensors are on the CPU."""
     if request.param == "emulated cuda":
         with request.getfixturevalue("emulator").in_place_of_cpu():
             yield "cpu"

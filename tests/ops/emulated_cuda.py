@@ -121,7 +121,7 @@ class Emulator:
         self._count()
 
     def traffic(self) -> dict[str, Traffic]:
-        """What each kernel has moved since `count_accesses`, by the kernel's mangled name.
+        """Returns the bytes that each kernel has moved since `count_accesses`, by its mangled name.
 
         Counted is memory of the device but for the word of errors. Each sector counts as often as
         a warp reaches it by one instruction, as if there were no cache.

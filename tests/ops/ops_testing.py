@@ -1,4 +1,4 @@
-"""What several tests of the ops compare with."""
+"""Comparisons that several tests of the ops share."""
 
 import torch
 

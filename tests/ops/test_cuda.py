@@ -1,4 +1,4 @@
-"""What only the CUDA kernels have; what they share with the CPU's is in the tests of each op.
+"""Properties of the CUDA kernels alone; the tests of each op cover those shared with the CPU.
 
 They run on a GPU where there is one, and on an emulated one (emulated_cuda.py), of which each test
 may choose the kind.

@@ -54,7 +54,7 @@ def test_it_runs_after_a_fault(emulator):
 
 
 def gathered(emulator, weight, ids):
-    """What the gather moves for ids of one table."""
+    """Returns the bytes that the gather moves for ids of one table."""
     with emulator.in_place_of_cpu():
         emulator.count_accesses()
         ops.joint_embedding(weight, ids[:, None], torch.tensor([0, len(weight)]))

@@ -91,7 +91,7 @@ def test_outputs_of_any_shape_are_exact_but_for_roundings(batch, sizes, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_gradients_are_as_exact_as_the_reference(dtype):
-    """Where all is positive, no ReLU is shut for one and open for the other."""
+    """All values are positive, so that no ReLU is shut for one and open for the other."""
     leaves = network((300, 13, (512, 256, 128)))
     inputs, weights, biases = (
         [t.detach().abs() for t in some] for some in ([leaves[0]], *leaves[1:])

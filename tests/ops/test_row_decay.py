@@ -36,7 +36,7 @@ class Decay:
         return tensors
 
     def steps(self, count):
-        """What `steps` is of some steps, whose learning rate changes and is once 0."""
+        """Returns `steps` of some steps, whose learning rate changes and is once 0."""
         rates = torch.linspace(0, 0.5, count, dtype=torch.float64)
         if self.name == "row_sgd_decay":
             return torch.log1p(-rates * L2).cumsum(0)[:, None]
@@ -67,7 +67,7 @@ def decay(request):
 
 
 def late(rows, steps):
-    """How many steps each row has had: some none, some all, neighbours often as many."""
+    """Returns the steps that each row has had: some none, some all, neighbours often as many."""
     random = torch.Generator().manual_seed(steps)
     return torch.randint(-3, steps + 1, (rows,), generator=random, dtype=torch.int32).clamp(min=0)
 

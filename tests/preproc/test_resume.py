@@ -187,7 +187,7 @@ def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
-    """What a half removed run had finished is not taken for finished."""
+    """Tasks of a half removed run do not count as finished."""
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     if restart:
         begin(raw, tmp_path, monkeypatch, **options)

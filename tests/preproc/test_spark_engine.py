@@ -1,4 +1,4 @@
-"""What Spark is told, and what its processes do so that a small task costs little."""
+"""Settings of Spark, and measures in its processes that keep small tasks cheap."""
 
 import os
 import signal

@@ -38,7 +38,7 @@ SCHEMA = {
 
 
 class Page(HTMLParser):
-    """What is on a page: its tags, and the text of the cells of each table."""
+    """Content of a page: its tags, and the text of the cells of each table."""
 
     def __init__(self, text):
         super().__init__()

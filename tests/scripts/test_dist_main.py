@@ -63,7 +63,7 @@ class Ranks(Job):
         return [process.pid for process in self._processes]
 
     def ended(self):
-        """Whether one of them has."""
+        """Returns True if one of them has."""
         return not all(process.is_alive() for process in self._processes)
 
     def wait(self):
@@ -107,7 +107,7 @@ class Launched(Job):
             )
 
     def ended(self):
-        """Whether the launcher has."""
+        """Returns True if the launcher has."""
         return self.process.poll() is not None
 
     def wait(self):

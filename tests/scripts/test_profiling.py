@@ -1,4 +1,4 @@
-"""What --profile leaves of some steps of a run."""
+"""Files that --profile writes of some steps of a run."""
 
 import gzip
 import json

@@ -50,7 +50,7 @@ def arguments(dataset, space, output, *others):
 
 
 def results(output):
-    """What a search leaves behind, but for the times of its trainings."""
+    """Returns the results of a search, without the times of its trainings."""
     return {name: (output / name).read_bytes() for name in NAMES}
 
 

@@ -35,7 +35,7 @@ def inputs(listed, predictor):
 
 
 def vectors_of(predictor, row):
-    """What a row's fields are to the model, from the dictionaries alone: ids and weights."""
+    """Returns the ids and weights of a row's fields, from the dictionaries alone."""
     transform = predictor.transform
     values = [
         {transform.value(table, number): number for number in range(1, size)}

@@ -1,4 +1,4 @@
-"""What the five source documents print, as facts: numbers of tables and prose, and commands.
+"""Facts that the five source documents print: numbers of tables and prose, and commands.
 
 `documents.json` keeps it. Where the environment variable DLRM_SOURCES names a folder with the
 documents, a test reads it from them anew and compares.

@@ -71,6 +71,6 @@ def click_values(row: System):
 
 @functools.cache
 def click_network(config: DLRMConfig) -> int:
-    """How many parameters it has."""
+    """Returns its number of parameters."""
     with torch.device("meta"):
         return sum(p.numel() for p in DLRM(config, World(device="meta")).parameters())

@@ -77,7 +77,7 @@ FOUR = {
 
 
 class Run(NamedTuple):
-    """What is trained, and how."""
+    """Model and settings of a training."""
 
     optimizer: str = "sgd"
     embedding_dtype: str = "fp32"

@@ -24,7 +24,7 @@ BATCH, STEPS = 13, 20  # which nothing divides
 
 
 class Run(NamedTuple):
-    """What is trained, and how."""
+    """Model and settings of a training."""
 
     embedding_type: str = "joint_fused"
     optimizer: str = "sgd"

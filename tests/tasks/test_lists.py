@@ -180,7 +180,7 @@ def test_metrics_are_those_of_scikit_learn(directory, weighted):
 
 
 class Run(NamedTuple):
-    """What is trained, and how."""
+    """Model and settings of a training."""
 
     directory: str
     layout: str = "joint_fused"

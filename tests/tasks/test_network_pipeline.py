@@ -220,7 +220,7 @@ def test_lamb_scales_gradients_by_the_norm_of_all_parts(ranks):
 
 
 def overflowed(world):
-    """Whether a step changes the weights of a part, where one part's gradients are infinite."""
+    """Returns True if a step changes weights although a part's gradients are infinite."""
     pipes = pipelines(world, world.size)
     precision = PrecisionConfig(precision="16.32", half_dtype="fp16")
     task, loader = texts("squad", pipes.replicas, precision=precision)

@@ -148,7 +148,7 @@ OVERFLOWING = {"dtype": torch.float16, "scale": 22000.0, "max_grad_norm": 1.0}
 
 
 def train_both_ways(world, case, own_group):
-    """What a rank's eager run and its recorded one give, and how often it recorded and replayed."""
+    """Returns results of a rank's eager and recorded runs, and counts of records and replays."""
     if own_group:
         world = replace(world, gradients=dist.new_group())
     recorder = OpRecorder()

@@ -1,4 +1,4 @@
-"""What the ranks sum and average of a dense network."""
+"""Sums and averages over ranks of a dense network."""
 
 import math
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_gradients_are_the_sum_of_all_ranks(ranks, size, micro_batches):
 
 
 def sent(world, scaled, own_group):
-    """What a step sends to the other ranks: numbers of each sum, and the group it travels in."""
+    """Returns the transfers of a step: numbers of each sum, and its process group."""
     world = replace(world, gradients=dist.new_group()) if own_group else world
     tables, dense = nn.Parameter(torch.ones(5, 2)), nn.Parameter(torch.ones(3))
     optimizers = [torch.optim.SGD([dense], lr=1.0, fused=True)]

@@ -134,7 +134,7 @@ def test_tensorboard_has_scalars_flags_and_curves(tmp_path):
 
 
 class Client:
-    """What of MLflow's client the adapter calls."""
+    """Methods of MLflow's client that the adapter calls."""
 
     entries: list = []
 
@@ -208,7 +208,7 @@ def test_the_real_mlflow_keeps_a_run(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_without_a_server(trained, tmp_path):
-    """Where MLflow is missing as where no server answers, the run says so once, and ends well."""
+    """Without MLflow, and without a server, the run prints one note and succeeds."""
     done = trained_model.forked.run(
         "dlrm.scripts.main",
         *(f"--dataset={trained.dataset}", *trained_model.MODEL, *trained_model.TRAINING),

@@ -463,7 +463,7 @@ def normalised(text):
 
 
 def aligned(tokens, words):
-    """What tokens are in words: their text is looked up in the words as they are normalised."""
+    """Aligns tokens with words: their text is looked up in the normalized words."""
     text = " ".join(tokens).replace(" ##", "").removeprefix("##")
     begin = normalised(words).find(text)
     one, two = (

@@ -253,7 +253,7 @@ def places(value, path=()):
 
 
 def refusal(directory):
-    """What loading a transform and all of it says; nothing where it does."""
+    """Returns the error of loading a whole transform, or nothing if it loads."""
     try:
         loaded = TableTransform.load(directory)
         for dictionary in range(len(loaded.dictionaries)):

@@ -358,7 +358,7 @@ def write_json(path, columns, begin, end):
 
 
 def separators(schema):
-    """What joins lists as text, of their weights as well, by column."""
+    """Returns the separators of lists and of their weights as text, by column."""
     lists = [entry for entry in schema.get("categorical", ()) if "max_length" in entry]
     pairs = [(e["column"], e.get("separator", "|")) for e in lists]
     return dict(pairs + [(e["weights"], e.get("separator", "|")) for e in lists if "weights" in e])

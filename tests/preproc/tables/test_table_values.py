@@ -1,4 +1,4 @@
-"""What values of tables mean, whatever file and whatever part of the rows they stand in."""
+"""Meaning of the values of tables, in any file and any part of the rows."""
 
 from decimal import Decimal
 from pathlib import Path

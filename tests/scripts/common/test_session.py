@@ -1,4 +1,4 @@
-"""How processes of a run end: with the launcher, and with the code that their end has."""
+"""Ends of the processes of a run: with the launcher, and with their exit codes."""
 
 import os
 import signal

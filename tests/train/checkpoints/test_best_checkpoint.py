@@ -1,4 +1,4 @@
-"""What is best, newest and going: the newest checkpoint decides, whatever a kill left beside it."""
+"""Best and newest checkpoint: the newest one decides, whatever a kill left beside it."""
 
 import json
 import os

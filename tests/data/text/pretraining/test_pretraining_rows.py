@@ -46,7 +46,7 @@ def made_up(count=200, sentences=15, words=12, seed=0) -> tuple[Documents, list]
 
 
 def removals(a, b, most) -> tuple[int, int]:
-    """How many tokens A and B lose, one after the other: the longer one does, and B if none is."""
+    """Returns the tokens that A and B lose, one after the other: the longer one does, else B."""
     lost = [0, 0]
     while a + b > most:
         if a > b:
