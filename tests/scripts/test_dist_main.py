@@ -176,7 +176,6 @@ def weights(folder):
     [
         (["torch.distributed.launch", "--use_env", "--nproc_per_node=2"], "dlrm.scripts.dist_main"),
         (["torch.distributed.launch", "--nproc_per_node=2"], "dlrm.scripts.main"),
-        (["torch.distributed.run", "--nproc_per_node=3"], "dlrm.scripts.main"),
     ],
 )
 def test_launchers_train_as_one_process_does(start, command, launcher, module):
