@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dlrm.api.defaults import training_defaults
-
 ROOT = Path(__file__).resolve().parent
 PREPROC = ROOT / "preproc"
 
@@ -69,9 +67,7 @@ def preprocess(raw: Path, output: Path) -> Path:
 def train(dataset: Path, output: Path) -> Path:
     title("3/5", "training")
     run = output / time.strftime("run-%Y%m%d-%H%M%S")
-    flags = training_flags(json.loads((dataset / "manifest.json").read_text())["rows"]["train"])
-    flags["save_checkpoint_path"] = run / "checkpoints"
-    dlrm_main("train", dataset, flags)
+    dlrm_main("train", dataset, {"recipe": "auto", "save_checkpoint_path": run / "checkpoints"})
     return run
 
 
@@ -86,12 +82,6 @@ def judge(dataset: Path, run: Path) -> None:
     words = ["--checkpoint", run / "checkpoints", "--dataset", dataset]
     words += ["--split", "validation", "--importance", "--output", run / "evaluation"]
     command([sys.executable, "-m", "dlrm.scripts.evaluate", *words])
-
-
-def training_flags(rows: int) -> dict[str, Any]:
-    """The flags of a model and schedule for `rows` training rows."""
-    values = training_defaults(rows)
-    return {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def dlrm_main(mode: str, dataset: Path, flags: dict[str, Any]) -> None:
