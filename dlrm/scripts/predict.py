@@ -40,6 +40,7 @@ from dlrm.data.tables.files import (
     find_tables,
 )
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import VERIFY_DATA
@@ -529,7 +530,9 @@ def _take_tables(
         for batch, where in batches_of(file, text, reader.columns, Lists.of(reader.schema)):
             try:
                 inputs, rows = read_inputs(table, reader, batch)
-                shares.add(rows.missing(), inputs.without_id())
+                columns = rows.numerical, rows.categorical
+                absent = missing_features(*columns, inputs.numerical.shape[1])
+                shares.add(absent, inputs.without_id())
                 inputs_of = partial(_inputs_of_batch, batch)
                 yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
             except RowError as error:

@@ -120,8 +120,7 @@ def _fitted(directory: Path) -> tuple[int, list[int]]:
     """Numbers of a row and rows of each table by the dataset's transform."""
     transform = load_transform(directory / layout.TRANSFORM)
     if not (directory / MANIFEST).is_file():  # else they are checked with all other files
-        for i in range(len(transform.dictionaries)):
-            transform.check(i)
+        transform.check_all()
     return transform.num_numerical, transform.cardinalities
 
 

@@ -89,8 +89,7 @@ class RowTransform:
             ValueError: a file of it is damaged; it is named.
         """
         transform = load_transform(Path(directory) / layout.TRANSFORM)
-        for i in range(len(transform.dictionaries)):
-            transform.check(i)
+        transform.check_all()
         return cls(transform, Path(directory))
 
     @property

@@ -40,7 +40,8 @@ from dlrm.data.transform.cells import (
     numbers_of_texts,
 )
 from dlrm.data.transform.crosses import cross_columns
-from dlrm.data.transform.lists import ListValues, missing_rows
+from dlrm.data.transform.encodings import MAX_WEIGHT
+from dlrm.data.transform.lists import ListValues
 from dlrm.data.transform.numbers import overflow_text
 from dlrm.data.transform.schema import (
     CategoricalField,
@@ -67,10 +68,6 @@ class Rows(NamedTuple):
     categorical: list[Parsed | Coded | ListValues]
     texts: list[pa.Array | None]
     extra: dict[str, np.ndarray]
-
-    def missing(self) -> np.ndarray:
-        """Returns which fields have no value, or an empty list, bool `[fields, rows]`."""
-        return np.array([missing_rows(column) for column in (*self.numerical, *self.categorical)])
 
     def take(self, rows: np.ndarray) -> "Rows":
         """Returns the rows of a mask, or of places."""
@@ -248,7 +245,11 @@ class RowReader:
             field = NumericalField(schema.weight, "none")
             weights = _numbers(field, column_of(batch, schema.weight), schema, found, hint="")
             bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values, "<f4")
-            found.add(schema.weight, bad, lambda row: _bad_weight(weights, row))
+            most = ""
+            if schema.weighs_targets:
+                bad |= weights.values >= MAX_WEIGHT
+                most = f"below {MAX_WEIGHT}, as encodings of the target add it up"
+            found.add(schema.weight, bad, lambda row: _bad_weight(weights, row, most))
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
             distinct, codes = distinct_of(name, column_of(batch, name), found)
@@ -262,9 +263,9 @@ class RowReader:
         return extra
 
 
-def _bad_weight(weights: Parsed, row: int) -> str:
+def _bad_weight(weights: Parsed, row: int, most: str) -> str:
     got = "no value" if weights.missing[row] else f"{weights.values[row]}"
-    expected = "that float32 has" if weights.values[row] > 0 else "of 0 or more"
+    expected = (most or "that float32 has") if weights.values[row] > 0 else "of 0 or more"
     return f"expected a weight {expected}, got {got}"
 
 

@@ -1,8 +1,53 @@
-"""Fields that are made of others, as a schema names them: crosses of categorical fields."""
+"""Fields that are made of others, as a schema names them: encodings and crosses."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 from dlrm.documents import brief
+
+COUNT, TARGET = ENCODINGS = ("count", "target")
+MAX_FOLDS = 100
+_OF_TARGET = ("folds", "smoothing")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A numerical feature that says of a categorical value what the training rows know of it.
+
+    Attributes:
+        kind: "count" is log(1 + n) for n training rows with the value. "target" is the share of
+            positive rows among them; a training row's is that of the other folds.
+        name: of the feature; None is the column, "_" and the kind.
+        folds: into which the training rows are divided, for "target".
+        smoothing: how many rows the share of all rows counts as, for "target".
+        transform, bins: of the feature, as of a `NumericalField`.
+    """
+
+    kind: str
+    name: str | None = None
+    folds: int = 5
+    smoothing: float = 10.0
+    transform: str = "standardise"
+    bins: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ENCODINGS:
+            raise ValueError(
+                f"encodings: expected some of {', '.join(ENCODINGS)}, got {brief(self.kind)}"
+            )
+        where = f"encoding {self.kind}"
+        for field in fields(self):
+            given = field.name in _OF_TARGET and getattr(self, field.name) != field.default
+            if given and self.kind != TARGET:
+                raise ValueError(f"{where}: {field.name}: expected the kind target beside it")
+        if not 2 <= self.folds <= MAX_FOLDS:
+            raise ValueError(f"{where}: folds: expected 2 to {MAX_FOLDS}, got {self.folds}")
+        if not 0 <= self.smoothing < math.inf:
+            raise ValueError(f"{where}: smoothing: expected 0 or more, got {self.smoothing}")
+
+    def name_of(self, column: str) -> str:
+        """Returns `name`, or what None stands for with a field of this column."""
+        return self.name or f"{column}_{self.kind}"
 
 
 @dataclass(frozen=True)
@@ -17,6 +62,7 @@ class Cross:
         frequency_limit: combinations in this many training rows have ids of their own; None gives
             no combination one.
         max_ids: how many combinations have ids of their own, the most frequent ones; None for all.
+        encodings: numerical features made of the combination.
     """
 
     fields: tuple[str, ...]
@@ -24,6 +70,7 @@ class Cross:
     buckets: int = 0
     frequency_limit: int | None = None
     max_ids: int | None = None
+    encodings: tuple[Encoding, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"cross {self.column}"

@@ -21,7 +21,7 @@ class Counts(NamedTuple):
 
     Attributes:
         keys: ascending numbers, uint32 or uint64.
-        counts: how often each occurs.
+        counts: how often each occurs, or `[keys, cells]` what is added up for each.
         texts: an Arrow array of the texts that the keys are hashes of; None where they are not.
     """
 
@@ -45,7 +45,8 @@ def merge_counts(parts: Sequence[Counts]) -> Counts:
         ValueError: two texts have one key; they are named.
     """
     keys = np.concatenate([np.empty(0, np.uint32), *(part.keys for part in parts)])
-    counts = np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)])
+    cells = parts[0].counts.shape[1:] if parts else ()
+    counts = np.concatenate([np.empty((0, *cells), np.int64), *(part.counts for part in parts)])
     order = np.argsort(keys, kind="stable")
     keys, counts = keys[order], counts[order]
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else order
@@ -232,8 +233,8 @@ class Dictionary:
         keys = load_dictionary(dictionary_path(directory, place), size)
         if kind != "string":
             return cls(keys)
-        ends = _load_array(directory / f"ends_{place}.npy", np.dtype(np.int64))
-        texts = _load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
+        ends = load_array(directory / f"ends_{place}.npy", np.dtype(np.int64))
+        texts = load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
         if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
             raise ValueError(
                 f"{directory / f'ends_{place}.npy'}: expected {size} ends, the last "
@@ -250,7 +251,12 @@ class Dictionary:
         return cls(hash_texts(column), data, np.asarray(column.ends, np.int64))
 
 
-def _load_array(path: Path, dtype: np.dtype) -> np.ndarray:
+def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Maps an array of a transform, of one dimension unless a shape is given.
+
+    Raises:
+        FileNotFoundError, ValueError: the file is missing or damaged; it is named.
+    """
     try:
         empty = path.stat().st_size <= 128  # a header alone, which cannot be mapped
         array = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
@@ -258,9 +264,11 @@ def _load_array(path: Path, dtype: np.dtype) -> np.ndarray:
         raise FileNotFoundError(f"{path}: missing") from error
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path}: not a dictionary ({error})") from error
-    if array.ndim != 1 or array.dtype != dtype:
+    fits = array.ndim == 1 if shape is None else array.shape == shape
+    if not fits or array.dtype != dtype:
+        expected = "one dimension" if shape is None else f"shape {list(shape)}"
         raise ValueError(
-            f"{path}: expected one dimension of type {dtype}, got shape {list(array.shape)} of "
+            f"{path}: expected {expected} of type {dtype}, got shape {list(array.shape)} of "
             f"type {array.dtype}"
         )
     return array

@@ -94,6 +94,7 @@ def _differences(
 ) -> Iterator[str]:
     """Yields what differs, a field each."""
     if isinstance(model, TableTransform) and isinstance(here, TableTransform):
+        yield from _of_encodings(model, model_checksums, here, checksums)
         yield from _of_tables(model, here)
         fields = list(_common_fields(model, here))
         show: Callable[[Any], str] = repr
@@ -113,6 +114,25 @@ def _differences(
         if not pair[0] or pair[0] != pair[1]:
             values = _values(model.dictionaries[theirs]), _values(here.dictionaries[ours])
             yield from _of_dictionaries(name, *values, show)
+
+
+def _of_encodings(
+    model: TableTransform, model_checksums: list[Any], here: TableTransform, checksums: list[Any]
+) -> Iterator[str]:
+    """Yields the fields of which the training rows said other things."""
+    both = [
+        {
+            field.column: (field.encodings, found[len(one.dictionaries) + place])
+            for place, (_, field) in enumerate(one.schema.encoded)
+        }
+        for one, found in ((model, model_checksums), (here, checksums))
+    ]
+    for column in filter(both[1].__contains__, both[0]):
+        (theirs, their_checksums), (ours, our_checksums) = (one[column] for one in both)
+        kinds = [", ".join(one.kind for one in encodings) for encodings in (theirs, ours)]
+        yield from _unequal(f"encodings of {column}", *kinds)
+        if kinds[0] == kinds[1] and their_checksums != our_checksums:
+            yield f"encodings of {column}: other numbers for its values"
 
 
 def _common_fields(model: TableTransform, here: TableTransform) -> Iterator[tuple[str, int, int]]:

@@ -44,6 +44,23 @@ def missing_rows(column: Parsed | Coded | ListValues) -> np.ndarray:
     return column.codes < 0 if isinstance(column, Coded) else column.missing
 
 
+def missing_features(
+    numerical: Sequence[Parsed],
+    categorical: Sequence[Parsed | Coded | ListValues],
+    num_numerical: int,
+) -> np.ndarray:
+    """Returns which features have no value, or an empty list, bool `[features, rows]`.
+
+    Args:
+        numerical, categorical: the columns.
+        num_numerical: numerical features; those without a column are encodings, never missing.
+    """
+    absent = [column.missing for column in numerical]
+    of_tables = [missing_rows(column) for column in categorical]
+    present = [np.zeros_like(one) for one in [*absent, *of_tables][:1]]
+    return np.array(absent + present * (num_numerical - len(numerical)) + of_tables)
+
+
 def row_of(lengths: np.ndarray, place: int) -> tuple[int, int]:
     """Returns the row of a value by its place among those of all rows, and its place in the row."""
     ends = np.cumsum(lengths, dtype=np.int64)

@@ -108,6 +108,18 @@ class Sums:
         total = _exact_sum(squares) + _exact_sum(rest)
         return cls(len(values), least, greatest, _exact_sum(values), total)
 
+    @classmethod
+    def repeated(cls, values: np.ndarray, counts: np.ndarray) -> "Sums":
+        """Adds up float64 numbers, all finite, each as often as its count says."""
+        total = cls()
+        for bit in range(int(counts.max(initial=0)).bit_length()):
+            one = cls.of(values[(counts >> bit) & 1 == 1])
+            one.count, one.values, one.squares = (
+                number << bit for number in (one.count, one.values, one.squares)
+            )
+            total += one
+        return total
+
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(
             self.count + other.count,

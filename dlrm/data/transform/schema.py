@@ -11,6 +11,7 @@
       - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
       - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
+      - {column: item, encodings: [count, {kind: target, smoothing: 20}]}  # further numbers
     crosses:
       - {fields: [user, workclass], buckets: 100000}  # combinations, hashed
     weight: sample_weight
@@ -24,13 +25,13 @@ training rows. Criteo's logs need none: `--schema criteo` is built in.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
-from dlrm.data.transform.derived import Cross
+from dlrm.data.transform.derived import TARGET, Cross, Encoding
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
@@ -125,6 +126,7 @@ class CategoricalField:
         pooling: "sum" or "mean" of the rows that are looked up; None is what the model's
             `--pooling` says.
         separator: of the values in CSV.
+        encodings: numerical features made of the value.
     """
 
     column: str
@@ -139,6 +141,7 @@ class CategoricalField:
     weights: str | None = None
     pooling: str | None = None
     separator: str = "|"
+    encodings: tuple[Encoding, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"categorical field {self.column}"
@@ -159,6 +162,13 @@ class CategoricalField:
             )
         if self.max_ids == 0 and not self.hash_buckets:
             raise ValueError(f"{where}: max_ids 0: expected hash_buckets, as no value has an id")
+        kinds = [encoding.kind for encoding in self.encodings]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(f"{where}: encodings: expected each once, got {', '.join(kinds)}")
+        if kinds and self.max_length is not None:
+            raise ValueError(
+                f"{where}: encodings: expected none of a list field, got {', '.join(kinds)}"
+            )
         self._check_list(where)
 
     def _check_list(self, where: str) -> None:
@@ -284,7 +294,7 @@ class Schema:
         self._check_shared()
 
     def _check_crosses(self) -> None:
-        """Crosses are of categorical fields without lists, and have names of their own."""
+        """Crosses are of fields without lists; they and encodings have names of their own."""
         lists = {field.column: field.max_length is not None for field in self.categorical}
         for cross in self.crosses:
             for name in cross.fields:
@@ -295,13 +305,16 @@ class Schema:
                         f"a row, got {got}"
                     )
         taken = self.columns
-        for cross in self.crosses:
-            if cross.column in taken:
+        made = [(f"cross {cross.column}", cross.column) for cross in self.crosses]
+        for _, field in self.encoded:
+            names = [encoding.name_of(field.column) for encoding in field.encodings]
+            made += [(f"encoding of {field.column}", name) for name in names]
+        for what, name in made:
+            if name in taken:
                 raise ValueError(
-                    f"cross {cross.column}: name: expected one that no other column or field has, "
-                    f"got {cross.column}"
+                    f"{what}: name: expected one that no other column or field has, got {name}"
                 )
-            taken.append(cross.column)
+            taken.append(name)
 
     def _shown(self, name: str) -> str:
         """Says what a column is that a cross or an encoding cannot be of."""
@@ -325,8 +338,24 @@ class Schema:
 
     @property
     def numerical_features(self) -> tuple[NumericalField, ...]:
-        """The model's numerical inputs."""
-        return self.numerical
+        """The model's numerical inputs: the fields, then the encodings."""
+        return self.numerical + tuple(
+            NumericalField(one.name_of(field.column), one.transform, one.bins)
+            for _, field in self.encoded
+            for one in field.encodings
+        )
+
+    @property
+    def encoded(self) -> list[tuple[int, CategoricalField]]:
+        """The categorical features with encodings, each with its place among all."""
+        features = enumerate(self.categorical_features)
+        return [(place, field) for place, field in features if field.encodings]
+
+    @property
+    def weighs_targets(self) -> bool:
+        """Whether sample weights are added up for targets."""
+        kinds = [encoding.kind for _, field in self.encoded for encoding in field.encodings]
+        return self.weight is not None and TARGET in kinds
 
     @property
     def categorical_features(self) -> tuple[CategoricalField, ...]:
@@ -479,34 +508,40 @@ def _field_of_cross(cross: Cross) -> CategoricalField:
     Its type says how they are counted, as `counted_columns` does.
     """
     if cross.frequency_limit is None:
-        return CategoricalField(cross.column, "integer", max_ids=0, hash_buckets=cross.buckets)
-    limits = cross.frequency_limit, cross.max_ids
-    return CategoricalField(cross.column, "string", *limits, cross.buckets)
+        field = CategoricalField(cross.column, "integer", max_ids=0, hash_buckets=cross.buckets)
+    else:
+        limits = cross.frequency_limit, cross.max_ids
+        field = CategoricalField(cross.column, "string", *limits, cross.buckets)
+    return replace(field, encodings=cross.encodings)
 
 
 _Kind = TypeVar("_Kind")
 _TYPES: dict[str, tuple[type | None, ...]] = {
-    **dict.fromkeys(("column", "transform", "type", "separator"), (str,)),
+    **dict.fromkeys(("column", "transform", "type", "separator", "kind"), (str,)),
     **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight", "keep"), (str, None)),
     **dict.fromkeys(("weights", "pooling", "name"), (str, None)),
-    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets"), (int,)),
+    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
+    "smoothing": (float,),
     **dict.fromkeys(("max_ids", "max_length"), (int, None)),
     **dict.fromkeys(("any_negative", "ordered"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups", "fields"), (tuple,)),
 }
 _NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
+_NAMES |= {float: "a number"}
+_SHORT: dict[type, str | None] = {Cross: None, Encoding: "kind"}  # the entry of a field that is one
 
 
 def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
     """Makes a field of a map, or of the name of its column alone."""
     scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
-    if scalar and kind is not Cross:
-        value = {"column": value}
+    short = _SHORT.get(kind, "column")
+    if scalar and short is not None:
+        value = {short: value}
     if not isinstance(value, dict):
-        expected = "a map with fields" if kind is Cross else "a column or a map"
+        expected = f"a {short} or a map" if short else "a map with fields"
         raise ValueError(f"{where}: expected {expected}, got {brief(value)}")
-    column = value.get("column", value.get("name"))
+    column = value.get("column", value.get("name", value.get("kind")))
     return _made(kind, f"{where} {column}: " if isinstance(column, str) else f"{where}: ", value)
 
 
@@ -526,6 +561,8 @@ def _made(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
 
 def _checked(where: str, name: str, value: Any) -> Any:
     """Returns the value of an entry as its type has it: texts that YAML read as numbers, too."""
+    if name == "encodings":
+        return _encodings(where, value)
     types = _TYPES.get(name)
     if types is None or (value is None and None in types):
         return value
@@ -536,9 +573,20 @@ def _checked(where: str, name: str, value: Any) -> Any:
         return str(value).lower()
     if expected is tuple and isinstance(value, list | tuple):
         return tuple(_checked(where, "column", item) for item in value)
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
     if not isinstance(value, expected or object) or (expected is int and isinstance(value, bool)):
         raise ValueError(f"{where}{name}: expected {_NAMES[expected or str]}, got {brief(value)}")
     return value
+
+
+def _encodings(where: str, value: Any) -> tuple[Encoding, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where}encodings: expected a list such as [target], got {brief(value)}")
+    try:
+        return tuple(_field(Encoding, "encodings", item) for item in value)
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
 
 
 def _without_defaults(value: Any) -> dict[str, Any]:
@@ -547,9 +595,10 @@ def _without_defaults(value: Any) -> dict[str, Any]:
         one = getattr(value, field.name)
         if one == field.default:
             continue
-        if field.name in _FIELDS:
+        if field.name in _FIELDS or field.name == "encodings":
+            entry = "kind" if field.name == "encodings" else "column"
             short = [_without_defaults(item) for item in one]
-            found[field.name] = [m["column"] if list(m) == ["column"] else m for m in short]
+            found[field.name] = [m[entry] if list(m) == [entry] else m for m in short]
         elif hasattr(one, "__dataclass_fields__"):
             found[field.name] = _without_defaults(one)
         else:

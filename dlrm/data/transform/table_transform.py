@@ -7,6 +7,8 @@ A `TableTransform` is a `Schema` and what preprocessing fitted to the training r
     dictionary_<i>.npy  uint64 keys of dictionary i in the order of their ids
     texts_<i>.npy       for strings, their bytes, one after another
     ends_<i>.npy        where each of them ends
+    encoded_keys_<i>.npy, encoded_values_<i>.npy
+                        of the i-th field with encodings; see `encodings.Encoded`
 """
 
 import json
@@ -24,6 +26,7 @@ from dlrm.data.sources.columns import Coded, Parsed, TextColumn
 from dlrm.data.transform.cells import BadRowError, keys_of_texts, missing_keys, numbers_of_texts
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of, checksum
+from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.lists import ListValues, bags_of, lists_of_texts
 from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
@@ -34,6 +37,7 @@ from dlrm.files import write_atomically
 
 FILE = "table.json"
 _VERSION = 1
+_GREATEST = np.finfo(layout.NUMERICAL_DTYPE).max
 
 
 class TableTransform:
@@ -47,6 +51,7 @@ class TableTransform:
         columns: names of all columns of the CSV that it was fitted to; none of other tables.
         keep_negatives: share of the training rows with label 0 that were kept, for which scores
             are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
+        encoded: of each field with encodings, in the order of `schema.encoded`.
 
     Attributes:
         fields: the categorical features, which are the schema's fields and crosses.
@@ -61,12 +66,13 @@ class TableTransform:
         negatives: Sequence[str] | None = None,
         columns: Sequence[str] = (),
         keep_negatives: float = 1.0,
+        encoded: Sequence[Encoded] = (),
     ) -> None:
         self.schema, self.numerical = schema, list(numerical)
         self.dictionaries = list(dictionaries)
         self.negatives = None if negatives is None else tuple(negatives)
         self.columns = tuple(columns)
-        self.keep_negatives = keep_negatives
+        self.keep_negatives, self.encoded = keep_negatives, list(encoded)
         places = {
             field.column: place
             for place, fields in enumerate(schema.dictionaries().values())
@@ -81,6 +87,7 @@ class TableTransform:
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
         self._earlier: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # keys of a field, and ids
         self._expected: list[tuple[Path, list[str]]] = []  # files, and their checksums
+        self._checked: set[int] = set()  # places in `_expected`
 
     @property
     def label_known(self) -> bool:
@@ -88,10 +95,16 @@ class TableTransform:
         return self.schema.label.column != _NO_LABEL
 
     def checksums(self) -> list[list[str]]:
-        """Returns the checksums of each dictionary, of which those that were saved are not read."""
+        """Returns those of each dictionary, then encodings; what was saved is not read for them."""
         if self._expected:
             return [crcs for _, crcs in self._expected]
-        return [[checksum(a) for a in arrays_of(one).values()] for one in self.dictionaries]
+        return [[checksum(array) for array in arrays.values()] for arrays in self._arrays()]
+
+    def _arrays(self) -> list[dict[str, np.ndarray]]:
+        """The arrays of each dictionary, then of each field with encodings, by file."""
+        dictionaries = [arrays_of(one) for one in self.dictionaries]
+        arrays = [*enumerate(dictionaries), *enumerate(one.arrays for one in self.encoded)]
+        return [{f"{name}_{i}.npy": one for name, one in own.items()} for i, own in arrays]
 
     @property
     def num_numerical(self) -> int:
@@ -124,6 +137,7 @@ class TableTransform:
         numerical: Sequence[Parsed],
         categorical: Sequence[Parsed | Coded | ListValues],
         dtype: np.dtype = layout.NUMERICAL_DTYPE,
+        hashes: np.ndarray | None = None,
     ) -> Transformed:
         """Transforms rows whose fields are numbers and keys already.
 
@@ -131,6 +145,7 @@ class TableTransform:
             numerical: float64 columns.
             categorical: keys, or places in keys, or lists of these, and then those of crosses.
             dtype: of the numericals.
+            hashes: of training rows, by which they are divided into folds; None of other rows.
 
         Raises:
             BadRowError: a numerical is too large for float16, or a list too long.
@@ -138,10 +153,15 @@ class TableTransform:
         rows = _num_rows([*numerical, *categorical][0])
         numbers = np.empty((rows, self.num_numerical), dtype)
         clamped = 0
-        rules = zip(self.schema.numerical, self.numerical, numerical, strict=True)
+        encodings = self._encodings(categorical, hashes)
+        columns, first = [*numerical, *encodings], len(numerical)
+        rules = zip(self.schema.numerical_features, self.numerical, columns, strict=True)
         for i, (rule, fitted, column) in enumerate(rules):
             numbers[:, i], raised = transform_numbers(rule, fitted, column)
             clamped += raised
+            if i >= first:
+                np.clip(numbers[:, i], -_GREATEST, _GREATEST, out=numbers[:, i])
+                continue
             finite = np.isfinite(numbers[:, i])
             if not finite.all():
                 row = int(finite.argmin())
@@ -152,6 +172,19 @@ class TableTransform:
             for i, column in enumerate(categorical)
         ]
         return Transformed(numbers, ids, clamped)
+
+    def _encodings(
+        self, categorical: Sequence[Parsed | Coded | ListValues], hashes: np.ndarray | None
+    ) -> list[Parsed]:
+        """Returns the numbers of the encodings, before what is done with numerical fields."""
+        found: list[Parsed] = []
+        for place, (index, field) in enumerate(self.schema.encoded):
+            self.check(len(self.dictionaries) + place)
+            column = categorical[index]
+            assert not isinstance(column, ListValues), "schemas refuse encodings of lists"
+            numbers = self.encoded[place](field.encodings, column, hashes)
+            found += [Parsed(one, np.zeros(len(one), bool)) for one in numbers]
+        return found
 
     def _bags(self, index: int, column: ListValues) -> Bags:
         return bags_of(self.fields[index], self.encode(index, column.values), column)
@@ -193,11 +226,16 @@ class TableTransform:
         return found
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
-        """Takes lookups from files, so that processes share them; see `IdLookup.load`."""
+        """Takes lookups from files, so that processes share them; see `IdLookup.load`.
+
+        With them come the encodings of training rows.
+        """
         self._lookups = [
             IdLookup.load(directory, i, layout.id_dtype(len(one) + 1))
             for i, one in enumerate(self.dictionaries)
         ]
+        for place, encoded in enumerate(self.encoded):
+            encoded.use_lookup(directory, len(self.dictionaries) + place, place)
 
     def of_texts(self, columns: Sequence[TextColumn]) -> Transformed:
         """Transforms rows, given as the text of each of `names`.
@@ -235,27 +273,34 @@ class TableTransform:
             return None
         return [positive, *self.negatives]
 
+    def check_all(self) -> None:
+        """Compares every file with its checksum, as `check` does."""
+        for place in range(len(self._expected)):
+            self.check(place)
+
     def check(self, place: int) -> None:
         """Compares a dictionary with its checksums, as is done before its first use.
+
+        Args:
+            place: of the dictionary; those of the fields with encodings follow.
 
         Raises:
             ValueError: it is not what was saved; its file is named.
         """
-        if not self._expected:
+        if not self._expected or place in self._checked:
             return
         directory, expected = self._expected[place]
-        arrays = arrays_of(self.dictionaries[place])
-        for (name, array), crc in zip(arrays.items(), expected, strict=True):
+        for (name, array), crc in zip(self._arrays()[place].items(), expected, strict=True):
             if (found := checksum(array)) != crc:
-                path = directory / f"{name}_{place}.npy"
-                raise ValueError(f"{path}: expected CRC-32 {crc}, got {found}: damaged")
+                raise ValueError(f"{directory / name}: expected CRC-32 {crc}, got {found}: damaged")
+        self._checked.add(place)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes the files of a transform into a directory, created if need be."""
         Path(directory).mkdir(parents=True, exist_ok=True)
-        for place, dictionary in enumerate(self.dictionaries):
-            for name, array in arrays_of(dictionary).items():
-                np.save(Path(directory, f"{name}_{place}.npy"), array, allow_pickle=False)
+        for arrays in self._arrays():
+            for name, array in arrays.items():
+                np.save(Path(directory, name), array, allow_pickle=False)
         save_facts(directory, self)
 
     @staticmethod
@@ -288,14 +333,24 @@ class TableTransform:
                 Dictionary.load(directory, place, size, kind)
                 for place, (size, kind) in enumerate(zip(sizes, kinds, strict=True))
             ]
-            if len(numerical) != len(schema.numerical):
-                raise ValueError(f"{len(numerical)} fitted of {len(schema.numerical)} numbers")
-            for one, crc in zip(dictionaries, crcs, strict=True):
-                if len(crc) != len(arrays_of(one)):
-                    raise ValueError(f"expected {len(arrays_of(one))} checksums, got {brief(crc)}")
+            if len(numerical) != len(schema.numerical_features):
+                expected = len(schema.numerical_features)
+                raise ValueError(f"{len(numerical)} fitted of {expected} numbers")
+            of_encodings = facts.get("encodings", [])
+            encoded = [
+                Encoded.load(directory, place, one["size"], len(field.encodings))
+                for place, (one, (_, field)) in enumerate(
+                    zip(of_encodings, schema.encoded, strict=True)
+                )
+            ]
+            crcs += [one["crc32"] for one in of_encodings]
             columns = texts_in(facts["columns"])
             kept = float(facts["keep_negatives"])
-            transform = cls(schema, numerical, dictionaries, facts["negatives"], columns, kept)
+            negatives = facts["negatives"]
+            transform = cls(schema, numerical, dictionaries, negatives, columns, kept, encoded)
+            for arrays, crc in zip(transform._arrays(), crcs, strict=True):
+                if len(crc) != len(arrays):
+                    raise ValueError(f"expected {len(arrays)} checksums, got {brief(crc)}")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             message = str(error)
             if message.startswith(str(directory)):
@@ -337,6 +392,8 @@ def _fitted(facts: dict[str, Any]) -> Fitted:
 
 def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
     """Writes `table.json`, after the dictionaries: without it there is no transform."""
+    checksums = [[checksum(array) for array in arrays.values()] for arrays in transform._arrays()]
+    of_encodings = checksums[len(transform.dictionaries) :]
     facts = {
         "version": _VERSION,
         "schema": transform.schema.facts(),
@@ -350,13 +407,18 @@ def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
             for one in transform.numerical
         ],
         "dictionaries": [
-            {"size": len(one), "crc32": [checksum(array) for array in arrays_of(one).values()]}
-            for one in transform.dictionaries
+            {"size": len(one), "crc32": crc}
+            for one, crc in zip(transform.dictionaries, checksums, strict=False)
         ],
         "negatives": None if transform.negatives is None else list(transform.negatives),
         "columns": list(transform.columns),
         "keep_negatives": transform.keep_negatives,
     }
+    if transform.encoded:
+        facts["encodings"] = [
+            {"size": len(one.keys), "crc32": crc}
+            for one, crc in zip(transform.encoded, of_encodings, strict=True)
+        ]
     write_atomically(Path(directory) / FILE, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -213,6 +213,11 @@ class Transform:
             lookup = self._lookups[index] = IdLookup.of(self.dictionaries[index])
         return lookup
 
+    def check_all(self) -> None:
+        """Compares every dictionary with its checksum, as `check` does."""
+        for index in range(len(self.dictionaries)):
+            self.check(index)
+
     def check(self, index: int) -> None:
         """Reads a dictionary and compares it with its checksum, as is done before its first use.
 

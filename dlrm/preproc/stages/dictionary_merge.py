@@ -4,6 +4,7 @@ No task holds more than its split, its bucket or, of a column, `_SORTED_AT_ONCE`
 larger lies in files that are mapped.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
 from dlrm.files import staged_file
+from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 from dlrm.preproc.stages.source import Rejected, Source
 
@@ -52,14 +54,17 @@ def count_split(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
 
 def _write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
     owners = [bucket_of(spread(column.keys), buckets) for column in columns]
-    contents, counts = [], np.zeros((buckets, len(columns), 3), np.int64)
+    contents, counts = [], np.zeros((buckets, len(columns), 4), np.int64)
     for bucket in range(buckets):
         pieces = []
         for i, (column, owner) in enumerate(zip(columns, owners, strict=True)):
             mine = owner == bucket
-            keys, occurrences = column.keys[mine], column.counts[mine].astype(np.uint32)
+            keys, occurrences = column.keys[mine], column.counts[mine]
+            cells = 0 if occurrences.ndim == 1 else occurrences.shape[1]
+            occurrences = occurrences.astype(np.int64 if cells else np.uint32)
             lengths, texts = _text_bytes(column.texts, np.flatnonzero(mine))
-            counts[bucket, i] = len(keys), keys.itemsize, -1 if column.texts is None else len(texts)
+            text_bytes = -1 if column.texts is None else len(texts)
+            counts[bucket, i] = len(keys), keys.itemsize, text_bytes, cells
             pieces += [keys.tobytes(), occurrences.tobytes(), lengths, texts]
         contents.append(b"".join(pieces))
     write_buckets(path, contents, counts)
@@ -86,7 +91,7 @@ def merge_bucket(
     with staged_file(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
         for column, counts in enumerate(zip(*parts, strict=True)):
             merged = merge_counts(counts)
-            enough = frequent(merged, limits[column])
+            enough = frequent(merged, limits[column]) if merged.counts.ndim == 1 else merged
             distinct.append(len(merged.keys))
             occurrences.append([int(merged.counts.sum()), int(enough.counts.sum())])
             order = np.argsort(spread(enough.keys))
@@ -125,11 +130,13 @@ def _texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
 
 def _read_counts(contents: bytes, counts: np.ndarray) -> list[Counts]:
     columns, place = [], 0
-    for entries, width, text_bytes in counts.tolist():
+    for entries, width, text_bytes, cells in counts.tolist():
         keys = np.frombuffer(contents, f"u{width}" if width else "u4", entries, place)
         place += entries * width
-        occurrences, texts = np.frombuffer(contents, np.uint32, entries, place), None
-        place += 4 * entries
+        kind, shape = (np.int64, (entries, cells)) if cells else (np.uint32, (entries,))
+        occurrences, texts = np.frombuffer(contents, kind, math.prod(shape), place), None
+        place += occurrences.nbytes
+        occurrences = occurrences.reshape(shape)
         if text_bytes >= 0:
             texts = _texts_of(contents, entries, place, text_bytes)
             place += 4 * entries + text_bytes
@@ -141,16 +148,24 @@ class CountedColumn(NamedTuple):
     """What is made of the values of a counted column.
 
     Attributes:
-        kind: "numbers" and "texts" become a dictionary, "bins" their edges.
+        kind: "numbers" and "texts" become a dictionary, "bins" their edges, "encodings" the
+            numbers that values have.
         limit: how often a value must occur.
         most: how many values have ids at most; None for all.
         bins: how many bins there are.
+        encoded: the field of encodings.
     """
 
     kind: str = "numbers"
     limit: int = 1
     most: int | None = None
     bins: int = 0
+    encoded: EncodedColumn | None = None
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value and its counts."""
+        return 8 + 8 * (1 if self.encoded is None else self.encoded.cells.size)
 
 
 class FitJob(NamedTuple):
@@ -167,9 +182,11 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
     """Writes dictionaries and lookups of columns.
 
     Returns:
-        By column, how many values it has; of bins, their edges and shares, in hexadecimal.
+        By column, how many values it has; of bins, their edges and shares, in hexadecimal; of
+        encodings, what `fit_encodings` returns.
     """
     fits = {"numbers": _fit_column, "texts": _fit_texts, "bins": _fit_bins}
+    fits["encodings"] = _fit_encodings
     found = {}
     for column in columns:
         kind = job.columns[column].kind
@@ -184,6 +201,18 @@ def _fit_bins(column: int, job: FitJob) -> list[list[str]]:
     order = np.argsort(keys)
     fitted = bin_edges(keys[order], counts[order], job.columns[column].bins)
     return [[value.hex() for value in values.tolist()] for values in fitted]
+
+
+def _fit_encodings(column: int, job: FitJob) -> dict[str, Any]:
+    """Writes the encodings of a field, and the lookup of its values."""
+    encoded = job.columns[column].encoded
+    assert encoded is not None
+    size = sum(kept[column][0] for kept in job.kept)
+    parts = ((keys, counts) for keys, counts, _ in _merged(column, job))
+    found = fit_encodings(encoded, size, parts, job.transform, job.lookups)
+    keys = np.load(Path(job.transform, f"encoded_keys_{encoded.place}.npy"))
+    _write_lookup(keys, column, job.lookups)
+    return found
 
 
 def _fit_texts(column: int, job: FitJob) -> int:
@@ -270,13 +299,16 @@ def _number(keys: np.ndarray, counts: np.ndarray, path: Path, ids: np.ndarray) -
 
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields keys, counts and, of a column of texts, these, bucket by bucket."""
-    is_text = job.columns[column].kind == "texts"
+    is_text, width = job.columns[column].kind == "texts", job.columns[column].width
     for bucket, kept in enumerate(job.kept):
         entries, text_bytes = kept[column]
         with open(Path(job.merged, str(bucket)), "rb") as file:
-            file.seek(sum(16 * values + texts for values, texts in kept[:column]))
+            before = zip(job.columns, kept[:column], strict=False)
+            file.seek(sum(one.width * values + texts for one, (values, texts) in before))
             keys = np.frombuffer(file.read(8 * entries), np.uint64)
-            counts, texts = np.frombuffer(file.read(8 * entries), np.int64), None
+            counts, texts = np.frombuffer(file.read((width - 8) * entries), np.int64), None
+            if job.columns[column].encoded is not None:
+                counts = counts.reshape(entries, width // 8 - 1)
             if is_text:
                 content = file.read(text_bytes)
                 texts = _texts_of(content, entries, 0, text_bytes - 4 * entries)

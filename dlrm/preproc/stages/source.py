@@ -7,7 +7,6 @@ import numpy as np
 
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.dictionaries import Counts
-from dlrm.data.transform.lists import missing_rows
 
 
 class Rejected(NamedTuple):
@@ -36,11 +35,6 @@ class Columns(Protocol):
     @property
     def extra(self) -> dict[str, np.ndarray]:
         """Columns of a dataset beside the model's inputs, by name."""
-
-
-def missing_fields(rows: Columns) -> np.ndarray:
-    """Returns which fields have no value, or an empty list, bool `[columns, rows]`."""
-    return np.array([missing_rows(column) for column in (*rows.numerical, *rows.categorical)])
 
 
 class Target(NamedTuple):

@@ -15,13 +15,15 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags, places_of
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
+from dlrm.data.transform.lists import missing_features
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.stages.column_statistics import Periods, Statistics
 from dlrm.preproc.stages.dataset_files import ListColumns, write_rows
 from dlrm.preproc.stages.dictionary_merge import bucket_of
-from dlrm.preproc.stages.hashing import splitmix64
+from dlrm.preproc.stages.hashing import FOLD, splitmix64
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
-from dlrm.preproc.stages.source import Columns, Source, Target, missing_fields
+from dlrm.preproc.stages.source import Columns, Source, Target
 
 OUTPUT_FORMATS = ("split_binary", "binary")
 _WORD = np.dtype("<i4")
@@ -144,14 +146,15 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     held = {target.name: _Held(number, split, target, job) for target in job.targets}
     summary: dict[str, dict[str, int]] = {}
     statistics = Statistics.empty_by_name(job.fitted()) if job.statistics else None
-    fitted = job.fitted()
     for target, numbers, read in job.source.divide(split, job.targets, job.quarantine):
         try:
-            rows = fitted.apply(read.numerical, read.categorical, job.numerical_dtype)
+            rows = _transformed(job, target, numbers, read)
         except BadRowError as bad:
             where = job.source.where(split, int(numbers[bad.row]))
             raise ValueError(f"{where}, column {bad.column}: {bad.problem}") from None
-        labels, missing = read.labels, missing_fields(read)
+        num_numerical = rows.numerical.shape[1]
+        labels = read.labels
+        missing = missing_features(read.numerical, read.categorical, num_numerical)
         columns = job.columns(target, read, rows)
         if target.shuffled:
             columns = {"key": splitmix64(job.seed, numbers), **columns}
@@ -166,6 +169,15 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     if statistics is not None:
         Statistics.save(Path(job.statistics or "", str(number)), statistics)
     return summary
+
+
+def _transformed(job: Job, target: Target, numbers: np.ndarray, read: Columns) -> Transformed:
+    """Transforms rows; those of training are encoded by the rows of other folds."""
+    fitted, columns = job.fitted(), (read.numerical, read.categorical)
+    if isinstance(fitted, TableTransform) and fitted.encoded and target.name == layout.SPLITS[0]:
+        hashes = splitmix64(job.seed + FOLD, numbers)
+        return fitted.apply(*columns, job.numerical_dtype, hashes)
+    return fitted.apply(*columns, job.numerical_dtype)
 
 
 def _count(

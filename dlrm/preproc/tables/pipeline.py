@@ -36,13 +36,14 @@ from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.parquet import Part, partition_of, parts_of
 from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.numbers import Fitted, Sums
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform, save_facts
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
-from dlrm.preproc.stages.dictionary_merge import CountJob, count_split
+from dlrm.preproc.stages.dictionary_merge import CountedColumn, CountJob, count_split
 from dlrm.preproc.stages.pipeline import (
     count_buckets,
     finish_dataset,
@@ -359,13 +360,15 @@ def _fit(
     """Fits dictionaries, bins, means and deviations to the training rows, and writes them."""
     schema: Schema = run.options.schema
     num_rows = int(rows[:, TRAIN].sum())
-    results = fit_counted(run, range(len(parts)), num_rows, counted_columns(schema), directory)
+    made_of = _with_totals(counted_columns(schema), counted)
+    results = fit_counted(run, range(len(parts)), num_rows, made_of, directory)
     places = list(schema.dictionaries().values())
     dictionaries = [
         Dictionary.load(directory, place, results[place], fields[0].type)
         for place, fields in enumerate(places)
     ]
-    bins = iter(results[len(places) :])
+    of_encodings = results[len(places) : len(places) + len(schema.encoded)]
+    bins = iter(results[len(places) + len(schema.encoded) :])
     fitted = []
     for i, field in enumerate(schema.numerical):
         total = sum((Sums.of_facts(result["sums"][i]) for result in counted), Sums())
@@ -375,9 +378,37 @@ def _fit(
             raise ValueError(f"column {field.column}: {error}") from None
         edges: list[np.ndarray] = [np.empty(0), np.empty(0)]
         if field.fitted_bins:
-            edges = [np.array([float.fromhex(v) for v in values]) for values in next(bins)]
+            edges = [_array(values) for values in next(bins)]
         fitted.append(Fitted(*scale, *edges))
+    fitted += [_fitted(one) for result in of_encodings for one in result["fitted"]]
+    encoded = [
+        Encoded.load(directory, place, result["size"], len(field.encodings))
+        for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
+    ]
     kept = run.options.division.keep_negatives
-    transform = TableTransform(schema, fitted, dictionaries, negatives, columns, kept)
+    transform = TableTransform(schema, fitted, dictionaries, negatives, columns, kept, encoded)
     save_facts(directory, transform)
     return transform
+
+
+def _with_totals(
+    columns: Sequence[CountedColumn], counted: Sequence[dict[str, Any]]
+) -> list[CountedColumn]:
+    """Returns the columns with what was added up of all training rows, where encodings need it."""
+    made = []
+    for column in columns:
+        if (encoded := column.encoded) is not None:
+            parts = [result["cells"][encoded.place] for result in counted]
+            totals, missing = np.array(parts, np.int64).sum(axis=0).tolist()
+            column = column._replace(encoded=encoded._replace(totals=totals, missing=missing))
+        made.append(column)
+    return made
+
+
+def _fitted(facts: Sequence[Any]) -> Fitted:
+    mean, deviation, *edges = facts
+    return Fitted(float.fromhex(mean), float.fromhex(deviation), *map(_array, edges))
+
+
+def _array(values: Sequence[str]) -> np.ndarray:
+    return np.array([float.fromhex(value) for value in values])

@@ -156,6 +156,12 @@ def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]
     rules = fitted.schema.numerical_features
+    of_encodings = [
+        {"kind": one.kind, "of": field.column}
+        for _, field in fitted.schema.encoded
+        for one in field.encodings
+    ]
+    first = len(rules) - len(of_encodings)
     for i, (field, found) in enumerate(zip(rules, fitted.numerical, strict=True)):
         quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
         if (bins := counts.quantile_bins(i)) is not None:
@@ -170,6 +176,8 @@ def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
                 "drift": _drift(counts, counts.tenths(i)),
             }
         )
+        if i >= first:
+            features[-1]["encoding"] = of_encodings[i - first]
     return features
 
 

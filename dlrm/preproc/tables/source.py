@@ -16,10 +16,13 @@ from dlrm.data.tables.parquet import PROBLEM, Part, read_part
 from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, merge_counts
+from dlrm.data.transform.encodings import Cells
 from dlrm.data.transform.lists import ListValues
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.dictionary_merge import CountedColumn
+from dlrm.preproc.stages.encodings import EncodedColumn
+from dlrm.preproc.stages.hashing import FOLD, splitmix64
 from dlrm.preproc.stages.source import Rejected, Target
 from dlrm.preproc.tables.division import DROPPED, TRAIN, Divider
 
@@ -30,17 +33,32 @@ _LEAST_MERGED = 1 << 14  # values of a column that are added up at once
 
 
 def counted_columns(schema: Schema) -> list[CountedColumn]:
-    """Returns the columns whose values are counted: a dictionary each, then bins."""
+    """Returns the columns whose values are counted: of dictionaries, of encodings, of bins."""
     columns = []
     for fields in schema.dictionaries().values():
         kind = "texts" if fields[0].type == "string" else "numbers"
         columns.append(CountedColumn(kind, fields[0].frequency_limit, fields[0].max_ids))
+    columns += [CountedColumn("encodings", encoded=one) for one in encoded_columns(schema)]
     columns += [
         CountedColumn("bins", bins=field.fitted_bins)
         for field in schema.numerical
         if field.fitted_bins
     ]
     return columns
+
+
+def encoded_columns(schema: Schema) -> list[EncodedColumn]:
+    """Returns the fields with encodings."""
+    rules = iter(schema.numerical_features[len(schema.numerical) :])
+    return [
+        EncodedColumn(
+            place,
+            field.encodings,
+            [next(rules) for _ in field.encodings],
+            Cells.of(field.encodings, schema.weight is not None),
+        )
+        for place, (_, field) in enumerate(schema.encoded)
+    ]
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,9 @@ class TableSource:
         Returns:
             Facts: `rows` and `positives` of each split, `ids` of each split and list field,
             `labels` by how often they occur, `crc` of the part, `sums` of each standardised column,
-            first and last of the `times`, if there are any; and the counts of `counted_columns`.
+            first and last of the `times`, if there are any, `cells` of each field with encodings:
+            what is added up of all training rows, and of those without a value; and the counts of
+            `counted_columns`.
         """
         schema = self.schema
         counts = [[_none_of(column)] for column in counted_columns(schema)]
@@ -76,7 +96,8 @@ class TableSource:
         labels: Counter[str] = Counter()
         times: list[int] = []
         fields = [_FieldCounts() for _ in schema.categorical]
-        for batch, read, splits, _ in self._read(part, rejected):
+        encoded = [_EncodedCounts(column) for column in encoded_columns(schema)]
+        for batch, read, splits, numbers in self._read(part, rejected):
             assert read.labels is not None
             if schema.time and (splits != DROPPED).any():
                 kept = read.extra["time"][splits != DROPPED]
@@ -91,6 +112,7 @@ class TableSource:
             training = np.flatnonzero(splits == TRAIN)
             if len(training):
                 self._add_counts(counts, fields, read, training)
+                self._add_encoded(counts, encoded, read, training, numbers[training])
                 for i, field in enumerate(schema.numerical):
                     if field.transform == "standardise":
                         values, missing = read.numerical[i]
@@ -106,6 +128,7 @@ class TableSource:
             "times": times,
             "crc": part.checksum(),
             "sums": [one.facts() for one in sums],
+            "cells": [[one.totals.tolist(), one.missing.tolist()] for one in encoded],
         }
         return facts, [merge_counts(parts) for parts in counts]
 
@@ -130,13 +153,31 @@ class TableSource:
             field.add(column, read.texts[i], training, counts[places[i]])
         for cross, place in zip(self.schema.crosses, places[len(fields) :], strict=True):
             _append(counts[place], _cross_counts(self.schema, cross, read, training))
-        place = len(self.schema.dictionaries())
+        place = len(self.schema.dictionaries()) + len(self.schema.encoded)
         for i, number in enumerate(self.schema.numerical):
             if number.fitted_bins:
                 values, missing = read.numerical[i]
                 keys = ordered(values[training[~missing[training]]])
                 _append(counts[place], Counts(*np.unique(keys, return_counts=True)))
                 place += 1
+
+    def _add_encoded(
+        self,
+        counts: list[list[Counts]],
+        encoded: list["_EncodedCounts"],
+        read: Rows,
+        training: np.ndarray,
+        numbers: np.ndarray,
+    ) -> None:
+        assert read.labels is not None
+        hashes = splitmix64(self.divider.division.seed + FOLD, numbers)
+        weights = read.extra["weight"][training] if self.schema.weight else None
+        first = len(self.schema.dictionaries())
+        for place, (index, _) in enumerate(self.schema.encoded):
+            column = read.categorical[index]
+            assert not isinstance(column, ListValues), "schemas refuse encodings of lists"
+            facts = read.labels[training], weights, hashes
+            _append(counts[first + place], encoded[place].count(column, training, *facts))
 
     def divide(
         self, part: Part, targets: Sequence[Target], quarantine: bool
@@ -212,6 +253,43 @@ def _texts_at(read: Rows, field: int, rows: np.ndarray) -> pa.Array:
     return pa.array(column.keys[places].view(np.int64)).cast(pa.large_string()).cast(_TEXTS)
 
 
+class _EncodedCounts:
+    """Adds up what the encodings of a field need.
+
+    Attributes:
+        totals: of all rows.
+        missing: of the rows without a value.
+    """
+
+    def __init__(self, column: EncodedColumn) -> None:
+        self._cells = column.cells
+        self.totals, self.missing = (np.zeros(self._cells.size, np.int64) for _ in range(2))
+
+    def count(
+        self,
+        column: Parsed | Coded,
+        rows: np.ndarray,
+        labels: np.ndarray,
+        weights: np.ndarray | None,
+        hashes: np.ndarray,
+    ) -> Counts:
+        """Returns what chosen rows, of which the other facts are, say of each value."""
+        if isinstance(column, Parsed):
+            keys, codes = np.unique(column.values[rows], return_inverse=True)
+            codes = np.where(column.missing[rows], len(keys), codes)
+        else:
+            codes = column.codes[rows]
+            used, codes = np.unique(codes, return_inverse=True)
+            absent = len(used) > 0 and used[0] < 0  # a code of -1 comes first, and is put last
+            keys = column.keys[used[int(absent) :]]
+            codes = np.where(codes < absent, len(keys), codes - absent)
+        cells = self._cells.add_up(codes, len(keys) + 1, labels, weights, hashes)
+        self.totals += cells.sum(axis=0)
+        self.missing += cells[-1]
+        there = cells[:-1].any(axis=1)  # not those of which only missing rows have the key
+        return merge_counts([Counts(keys[there], cells[:-1][there])])
+
+
 class _FieldCounts:
     """Counts the values of a field by their places, as long as batches have the same values."""
 
@@ -265,7 +343,8 @@ _PLACES = {"train": 0, "test": 1, "validation": 2}
 def _none_of(column: CountedColumn) -> Counts:
     """Returns the counts of a column in no rows: a part may have no training rows."""
     texts = pa.array([], _TEXTS) if column.kind == "texts" else None
-    return Counts(np.empty(0, np.uint64), np.empty(0, np.int64), texts)
+    cells = () if column.encoded is None else (column.encoded.cells.size,)
+    return Counts(np.empty(0, np.uint64), np.empty((0, *cells), np.int64), texts)
 
 
 def _append(parts: list[Counts], found: Counts) -> None:

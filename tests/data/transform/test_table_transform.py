@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dlrm.data.sources.columns import Coded, TextColumn
 from dlrm.data.transform.cells import BadRowError, label_cells
-from dlrm.data.transform.derived import Cross
+from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import (
@@ -25,6 +25,9 @@ NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12
 WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])
 
 
+ENCODINGS = [(), (Encoding("count"),), (Encoding("target", None, 3, 0.5, "none", 4),)]
+
+
 @st.composite
 def schemas(draw):
     names = iter(draw(st.lists(NAME | WORDS.filter(bool), min_size=9, max_size=9, unique=True)))
@@ -33,7 +36,13 @@ def schemas(draw):
         for rule in draw(st.lists(st.sampled_from(["log", "standardise", "quantile"]), max_size=3))
     ]
     categorical = [
-        CategoricalField(next(names), kind, draw(st.integers(1, 9)), draw(st.none() | st.just(7)))
+        CategoricalField(
+            next(names),
+            kind,
+            draw(st.integers(1, 9)),
+            draw(st.none() | st.just(7)),
+            encodings=draw(st.sampled_from(ENCODINGS)),
+        )
         for kind in draw(st.lists(st.sampled_from(["string", "integer"]), min_size=1, max_size=3))
     ]
     label = Label(next(names), draw(st.none() | WORDS), draw(st.none() | st.just(("a", "1"))))
@@ -147,7 +156,43 @@ REFUSED = [
             ("{fields: [a, l], buckets: 3}", f"cross a_x_l: {FIELDS}, got list field l"),
             ("{name: b, fields: [a, b], buckets: 3}", "cross b: name: expected one that no other"),
             ("{name: y, fields: [a, b], buckets: 3}", "cross y: name: expected one that no other"),
+            (
+                "{fields: [a, b], buckets: 3, encodings: [count, {kind: target, name: n}]}",
+                "encoding of a_x_b: name: expected one that no other column or field has, got n",
+            ),
         )
+    ),
+    *(
+        (f"{{label: y, categorical: [{{column: c, encodings: {encodings}}}, c_count]}}", message)
+        for encodings, message in (
+            ("target", "categorical c: encodings: expected a list such as [target], got 'target'"),
+            ("[mean]", "categorical c: encodings: expected some of count, target, got 'mean'"),
+            ("[[target]]", "categorical c: encodings: expected a kind or a map, got ['target']"),
+            ("[{folds: 2}]", "categorical c: encodings: kind: missing"),
+            ("[{kind: target, fold: 2}]", "categorical c: encodings target: expected some of kind"),
+            ("[{kind: target, folds: 1}]", "categorical c: encoding target: folds: expected 2 to"),
+            ("[{kind: target, folds: x}]", "categorical c: encodings target: folds: expected an i"),
+            (
+                "[{kind: target, smoothing: -1}]",
+                "categorical c: encoding target: smoothing: expected 0 or more, got -1.0",
+            ),
+            ("[{kind: count, folds: 3}]", "categorical c: encoding count: folds: expected the ki"),
+            ("[target, target]", "categorical field c: encodings: expected each once, got target,"),
+            ("[{kind: target, bins: 1}]", "numerical field c_target: bins: expected 0, or 2"),
+            ("[count]", "encoding of c: name: expected one that no other column or field has, got"),
+        )
+    ),
+    (
+        "{label: y, categorical: [{column: c, max_length: 2, encodings: [target]}]}",
+        "categorical field c: encodings: expected none of a list field, got target",
+    ),
+    (
+        "{label: y, numerical: [{column: x, encodings: [target]}]}",
+        "numerical x: expected some of column, transform, bins, got 'encodings' as well",
+    ),
+    (
+        "{label: {column: y, encodings: [target]}, numerical: [x]}",
+        "label y: expected some of column, positive, negative, any_negative, got 'encodings'",
     ),
 ]
 

@@ -1,0 +1,221 @@
+"""Encodings: what the training rows say of a categorical value, as numbers.
+
+With n training rows that have a value, of total weight W(n), and positive ones of weight P(n):
+
+    count   log(1 + n), whatever the weights
+    target  (P + s * prior) / (W + s): the share of positive rows, pulled towards that of all rows,
+            the prior, as strongly as `smoothing` rows of mean weight, which weigh s, would
+
+The target of a training row is that of the rows of the other folds, and so is the prior, so that
+its own label says nothing of its number. Missing values are one value, and a value that no training
+row has is one with n = 0.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.clicks import layout
+from dlrm.data.sources.columns import Coded, Parsed
+from dlrm.data.transform.derived import COUNT, TARGET, Encoding
+from dlrm.data.transform.dictionaries import load_array
+from dlrm.data.transform.lookup import IdLookup
+
+MAX_WEIGHT = 1 << 31  # that is below, so that sums of many rows are exact
+_NO_PRIOR = 0.5  # where no row has a weight
+_HALF = 32  # bits after the point of a weight that is added up
+
+
+class Encoded:
+    """The encodings of a field, as they were fitted.
+
+    Args:
+        keys: uint64, of the values that training rows have.
+        values: float64 `[keys + 2, encodings]`: of values that no training row has, of `keys` in
+            their order, and of missing values.
+    """
+
+    def __init__(self, keys: np.ndarray, values: np.ndarray) -> None:
+        self.keys, self.values = keys, values
+        self.folds: np.ndarray | None = None  # [keys + 2, folds], of training rows' targets
+        self._lookup: IdLookup | None = None
+        self._earlier: tuple[np.ndarray, np.ndarray] | None = None  # keys of a batch, and places
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays, by the names of their files."""
+        return {"encoded_keys": self.keys, "encoded_values": self.values}
+
+    @classmethod
+    def load(cls, directory: Path, place: int, size: int, encodings: int) -> "Encoded":
+        """Maps the files of a transform.
+
+        Args:
+            directory: of the transform.
+            place: of the field among those with encodings.
+            size: how many keys there are.
+            encodings: how many there are.
+
+        Raises:
+            FileNotFoundError, ValueError: a file is missing or damaged; it is named.
+        """
+        keys = load_array(directory / f"encoded_keys_{place}.npy", np.dtype(np.uint64), (size,))
+        path = directory / f"encoded_values_{place}.npy"
+        return cls(keys, load_array(path, np.dtype(np.float64), (size + 2, encodings)))
+
+    def use_lookup(self, directory: str | os.PathLike, column: int, place: int) -> None:
+        """Takes the lookup, and the targets of training rows, from files of preprocessing."""
+        self._lookup = IdLookup.load(directory, column, layout.id_dtype(len(self.keys) + 1))
+        if (path := folds_path(directory, place)).exists():
+            self.folds = np.load(path, mmap_mode="r", allow_pickle=False)
+
+    def __call__(
+        self, encodings: Sequence[Encoding], column: Parsed | Coded, hashes: np.ndarray | None
+    ) -> list[np.ndarray]:
+        """Returns the numbers of rows, float64, of each encoding.
+
+        Args:
+            encodings: of the field.
+            column: keys.
+            hashes: of training rows, which say their folds; None of other rows.
+        """
+        places = self._places(column)
+        found = [self.values[places, i] for i in range(len(encodings))]
+        for i, encoding in enumerate(encodings):
+            if encoding.kind == TARGET and hashes is not None:
+                assert self.folds is not None, "which preprocessing alone has"
+                found[i] = self.folds[places, fold_of(hashes, encoding.folds)]
+        return found
+
+    def _places(self, column: Parsed | Coded) -> np.ndarray:
+        """Returns which rows of `values` are those of a column."""
+        missing = len(self.keys) + 1
+        if isinstance(column, Parsed):
+            self._lookup = self._lookup or IdLookup.of(self.keys)
+            return np.where(column.missing, missing, self._lookup(column).astype(np.int64))
+        if self._earlier is None or self._earlier[0] is not column.keys:
+            present = np.zeros(len(column.keys), bool)
+            found = self._places(Parsed(column.keys, present))
+            self._earlier = column.keys, np.append(found, missing)  # the last of -1
+        return self._earlier[1][column.codes]
+
+
+def folds_path(directory: str | os.PathLike, place: int) -> Path:
+    """Returns the file of the targets of training rows by their folds."""
+    return Path(directory, f"folds_{place}.npy")
+
+
+def fold_of(hashes: np.ndarray, folds: int) -> np.ndarray:
+    """Returns the folds of training rows, of which 64-bit hashes are given."""
+    return (((hashes >> np.uint64(32)) * np.uint64(folds)) >> np.uint64(32)).astype(np.int64)
+
+
+class Cells(NamedTuple):
+    """What is added up of the training rows that have a value: integers `[folds, channels]`.
+
+    A weight is two integers, before and after the point: sums of integers do not depend on an
+    order. The channels are the rows, and then what is needed of the following.
+
+    Attributes:
+        folds: 1 if no encoding is of the target.
+        target: whether positive rows are added up.
+        weighted: whether weights are added up.
+    """
+
+    folds: int
+    target: bool
+    weighted: bool
+
+    @classmethod
+    def of(cls, encodings: Sequence[Encoding], weighted: bool) -> "Cells":
+        """Returns what a field needs."""
+        folds = [encoding.folds for encoding in encodings if encoding.kind == TARGET]
+        return cls(folds[0] if folds else 1, bool(folds), bool(folds) and weighted)
+
+    @property
+    def channels(self) -> int:
+        """How many numbers a fold has."""
+        return 5 if self.weighted else 1 + self.target
+
+    @property
+    def size(self) -> int:
+        """How many numbers a value has."""
+        return self.folds * self.channels
+
+    def add_up(
+        self,
+        places: np.ndarray,
+        num_places: int,
+        labels: np.ndarray,
+        weights: np.ndarray | None,
+        hashes: np.ndarray,
+    ) -> np.ndarray:
+        """Adds up rows by the places of their values, int64 `[num_places, size]`."""
+        bins = places * self.folds + fold_of(hashes, self.folds)
+        addends: list[np.ndarray | None] = [None]  # counts rows
+        if self.weighted:
+            assert weights is not None
+            whole = np.floor(weights.astype(np.float64))
+            rest = np.rint((weights - whole) * 2.0**_HALF)
+            addends += [whole, rest, whole * labels, rest * labels]
+        elif self.target:
+            addends.append(labels.astype(np.float64))
+        sums = [np.bincount(bins, one, num_places * self.folds) for one in addends]
+        return np.stack(sums, axis=1).astype(np.int64).reshape(num_places, self.size)
+
+    def _sums(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns rows, weights and positive weights of cells `[..., channels]`, as float64."""
+        rows = cells[..., 0].astype(np.float64)
+        if not self.weighted:
+            return rows, rows, cells[..., 1].astype(np.float64)
+        weights, positives = (cells[..., i] + cells[..., i + 1] * 2.0**-_HALF for i in (1, 3))
+        return rows, weights, positives
+
+    def target_of(self, cells: np.ndarray, totals: np.ndarray, smoothing: float) -> np.ndarray:
+        """Returns the target of values.
+
+        Args:
+            cells: of some rows, `[..., channels]`.
+            totals: of all such rows, whatever their value.
+            smoothing: of the encoding.
+        """
+        rows, weights, positives = self._sums(totals)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            prior = np.where(weights > 0, positives / weights, _NO_PRIOR)
+            strength = smoothing * np.where(rows > 0, weights / rows, 0.0)
+            _, weights, positives = self._sums(cells)
+            shares = (positives + strength * prior) / (weights + strength)
+            return np.where(weights + strength > 0, shares, prior)
+
+    def encode(
+        self, encodings: Sequence[Encoding], counts: np.ndarray, totals: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns the encodings of values.
+
+        Args:
+            encodings: of the field.
+            counts: of the values, `[values, size]`.
+            totals: of all training rows, `[size]`.
+
+        Returns:
+            The numbers `[values, encodings]`, and the targets of training rows `[values, folds]`;
+            None where no encoding is of the target.
+        """
+        cells, all_cells = (a.reshape(-1, self.folds, self.channels) for a in (counts, totals))
+        whole, total = cells.sum(axis=1), all_cells.sum(axis=1)[0]
+        values, by_fold = np.empty((len(cells), len(encodings))), None
+        for i, encoding in enumerate(encodings):
+            if encoding.kind == COUNT:
+                values[:, i] = np.log1p(whole[:, 0].astype(np.float64))
+                continue
+            values[:, i] = self.target_of(whole, total, encoding.smoothing)
+            others = whole[:, None] - cells, total - all_cells[0]
+            by_fold = self.target_of(*others, encoding.smoothing)
+        return values, by_fold
+
+    def rows(self, counts: np.ndarray) -> np.ndarray:
+        """Returns how many training rows values have, `[values, folds]`."""
+        return counts.reshape(-1, self.folds, self.channels)[..., 0]

@@ -1,0 +1,118 @@
+"""Fits encodings: from training rows, counted by value and fold, to the files of a transform."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from dlrm.data.transform.derived import COUNT, Encoding
+from dlrm.data.transform.dictionaries import Counts, merge_counts
+from dlrm.data.transform.encodings import Cells, folds_path
+from dlrm.data.transform.numbers import Sums, bin_edges, ordered
+from dlrm.data.transform.schema import NumericalField
+from dlrm.files import staged_file
+
+
+class EncodedColumn(NamedTuple):
+    """A field with encodings, as its counts are merged.
+
+    Attributes:
+        place: of the field among those with encodings.
+        encodings: of the field.
+        rules: what is done with the numbers, of each encoding.
+        cells: what is added up of the training rows.
+        totals: of all training rows; none while rows are counted.
+        missing: of those without a value.
+    """
+
+    place: int
+    encodings: Sequence[Encoding]
+    rules: Sequence[NumericalField]
+    cells: Cells
+    totals: Sequence[int] = ()
+    missing: Sequence[int] = ()
+
+
+def fit_encodings(
+    column: EncodedColumn,
+    size: int,
+    parts: Iterable[tuple[np.ndarray, np.ndarray]],
+    transform: str,
+    lookups: str,
+) -> dict[str, Any]:
+    """Writes the encodings of a field, some values at a time.
+
+    Args:
+        column: the field.
+        size: how many values it has.
+        parts: keys, in the order of their `spread`, and what was added up for each.
+        transform: directory of the transform.
+        lookups: directory for what training rows need.
+
+    Returns:
+        `size`, and of each encoding what was fitted to the numbers of the training rows: mean,
+        deviation, edges and shares, in hexadecimal.
+    """
+    cells, num = column.cells, len(column.encodings)
+    totals = np.array(column.totals, np.int64)
+    found = [_Numbers(rule) for rule in column.rules]
+    none, no_key = np.zeros((1, cells.size), np.int64), np.empty(0, np.uint64)
+    missing = np.array([column.missing], np.int64)
+    with ExitStack() as stack:
+        names = [f"encoded_{name}_{column.place}.npy" for name in ("keys", "values")]
+        keys_file, values_file = (
+            _array_file(stack, Path(transform, name), shape, dtype)
+            for name, shape, dtype in zip(names, ((size,), (size + 2, num)), "QD", strict=True)
+        )
+        folds_file = None
+        if cells.target:
+            path = folds_path(lookups, column.place)
+            folds_file = _array_file(stack, path, (size + 2, cells.folds), "D")
+        for keys, counts in chain([(no_key, none)], parts, [(no_key, missing)]):
+            values, by_fold = cells.encode(column.encodings, counts, totals)
+            keys_file.write(keys.tobytes())
+            values_file.write(values.tobytes())
+            if folds_file is not None and by_fold is not None:
+                folds_file.write(by_fold.tobytes())
+            rows = cells.rows(counts)
+            for i, (encoding, numbers) in enumerate(zip(column.encodings, found, strict=True)):
+                if encoding.kind == COUNT or by_fold is None:
+                    numbers.add(values[:, i], rows.sum(axis=1))
+                else:
+                    numbers.add(by_fold.ravel(), rows.ravel())
+    return {"size": size, "fitted": [numbers.fitted() for numbers in found]}
+
+
+def _array_file(stack: ExitStack, path: Path, shape: tuple[int, ...], kind: str) -> BinaryIO:
+    """Opens an array's file for its numbers: "Q" is uint64, "D" float64."""
+    descr = {"Q": "<u8", "D": "<f8"}[kind]
+    partial = stack.enter_context(staged_file(path))
+    file = stack.enter_context(open(partial, "wb"))  # noqa: SIM115
+    facts = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, facts)
+    return file
+
+
+class _Numbers:
+    """The numbers that an encoding gives the training rows, as a numerical field is fitted."""
+
+    def __init__(self, rule: NumericalField) -> None:
+        self._rule, self._sums = rule, Sums()
+        self._counts = Counts(np.empty(0, np.uint64), np.empty(0, np.int64))
+
+    def add(self, values: np.ndarray, rows: np.ndarray) -> None:
+        """Adds numbers, each with how many training rows have it."""
+        values, rows = values[rows > 0], rows[rows > 0]
+        if self._rule.transform == "standardise":
+            self._sums += Sums.repeated(values, rows)
+        if self._rule.fitted_bins:
+            self._counts = merge_counts([self._counts, Counts(ordered(values), rows)])
+
+    def fitted(self) -> list[Any]:
+        """Returns mean, deviation, edges and shares, in hexadecimal."""
+        mean, deviation = self._sums.scale()
+        edges = bin_edges(self._counts.keys, self._counts.counts, self._rule.fitted_bins)
+        return [mean.hex(), deviation.hex(), *([v.hex() for v in e.tolist()] for e in edges)]
