@@ -27,6 +27,7 @@ from dlrm.model.numerical_embedding import (
     NumericalEmbedding,
     NumericalOptions,
 )
+from dlrm.model.packed import Adapters, member_logits
 from dlrm.model.placement import AUTO, PLACEMENTS, place_tables
 from dlrm.model.wide import divided_wide_term, wide_term
 from dlrm.step_clock import LOOKUP, part
@@ -74,6 +75,7 @@ class DLRMConfig:
         wide: add one weight of each id to the logit.
         dropout: share of each hidden layer's outputs in the top MLP that training sets to 0.
         batch_norm: normalise each hidden layer of the top MLP before its ReLU; for one process.
+        ensemble: members of a packed ensemble, see `dlrm.model.packed`; 1 is a single model.
         embedding_type: "joint_fused" and "joint_sparse" look up natively, "joint" by one
             `nn.Embedding`, "multi_table" by one a table; "custom_cuda" is "joint_fused".
         pooling: "sum" or "mean" of the rows that a sample has of a table, where they are several.
@@ -120,6 +122,7 @@ class DLRMConfig:
     wide: bool = False
     dropout: float = 0.0
     batch_norm: bool = False
+    ensemble: int = 1
     embedding_init: str = "uniform"
     embedding_init_std: float = 1e-4
 
@@ -188,7 +191,7 @@ class DLRMConfig:
                         f"--{flag} {value} is for --interaction_op {DCN}, got {self.interaction_op}"
                     )
         least = {"cross_layers": 1, "cross_rank": 1, "numerical_bins": 2}
-        for flag, smallest in {**least, "numerical_frequencies": 1}.items():
+        for flag, smallest in {**least, "numerical_frequencies": 1, "ensemble": 1}.items():
             if (value := getattr(self, flag)) is not None and value < smallest:
                 raise ValueError(f"--{flag} {value}: expected {smallest} or more")
         if self.numerical_bins > MAX_BINS:
@@ -246,6 +249,7 @@ ARCHITECTURE = (
     "numerical_frequencies",
     "wide",
     "batch_norm",
+    "ensemble",
     "hash_indices",
     "max_table_size",
     "pooling",
@@ -273,6 +277,7 @@ class DLRM(nn.Module):
         numerical_embedding: of the numerical fields, or None.
         cross: the cross layers that enter the last layer, or None.
         wide: the weights of ids that are added to the logit, or None.
+        adapters: what a packed ensemble's members have of their own beside their heads, or None.
 
     Raises:
         ValueError: `batch_norm` among several processes, or a placement that does not fit.
@@ -346,12 +351,15 @@ class DLRM(nn.Module):
         regularised = (config.batch_norm, config.dropout)
         self.top_mlp = mlp(width, hidden, seed, "top_mlp", *options, *regularised)
         last = (hidden[-1] if hidden else width) + (self.cross.width if self.cross else 0)
-        self.output = output_layer(last, seed, "output", config.output_init)
+        self.output = output_layer(last, seed, "output", config.output_init, config.ensemble)
+        self.adapters: Adapters | None = None
+        if config.ensemble > 1:
+            self.adapters = Adapters(config.ensemble, self.interact.num_vectors, dim, seed)
         first = next(self.top_mlp.parameters() if hidden else self.output.parameters())
         if padding:
             with torch.no_grad():
                 first[:, width - padding : width] = 0  # these inputs are zero
-        score = _Score(self.interact, self.top_mlp, self.output, self.cross)
+        score = _Score(self.interact, self.top_mlp, self.output, self.cross, self.adapters)
         self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
         if self.numerical_embedding is not None:
             self._parts.append(self.numerical_embedding)
@@ -366,6 +374,9 @@ class DLRM(nn.Module):
         id_weights: Tensor | None = None,
     ) -> Tensor:
         """Returns logits, float32 `[samples]`.
+
+        Those of a packed ensemble are the means of its members' logits, and in training the
+        members' own, `[samples, members]`.
 
         Args:
             numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
@@ -396,7 +407,15 @@ class DLRM(nn.Module):
         if vectors:
             embeddings = torch.cat([*vectors, embeddings], 1)
         logits = score(dense, embeddings)
+        if self.adapters is not None:
+            return self._packed(logits, *weights)
         return logits + weights[0].sum((1, 2)) if weights else logits
+
+    def _packed(self, logits: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Returns what `forward` does, of the members' logits and the wide term's weights."""
+        if weights is not None:
+            logits = logits + weights.sum((1, 2)).unsqueeze(1)
+        return logits if self.training else logits.mean(1)
 
     def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Bags:
         """Returns what to look up; where poolings differ, a mean is a sum of weighted rows."""
@@ -475,18 +494,31 @@ class DLRM(nn.Module):
 
 
 class _Score(nn.Module):
-    """What follows the exchange: the interaction, the top MLP, parallel cross layers, the logit."""
+    """What follows the exchange: the interaction, the top MLP, parallel cross layers, the logit.
+
+    Of a packed ensemble the logits are `[samples, members]`, else `[samples]`.
+    """
 
     def __init__(
-        self, interact: nn.Module, top_mlp: nn.Module, output: nn.Module, cross: nn.Module | None
+        self,
+        interact: nn.Module,
+        top_mlp: nn.Module,
+        output: nn.Linear,
+        cross: nn.Module | None,
+        adapters: Adapters | None,
     ):
         super().__init__()
         self.interact, self.top_mlp, self.output, self.cross = interact, top_mlp, output, cross
+        self.adapters = adapters
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        if self.adapters is not None:
+            dense, embeddings = self.adapters(dense, embeddings)
         hidden = self.top_mlp(self.interact(dense, embeddings)).float()
         if self.cross is not None:
             hidden = torch.cat([hidden, self.cross(dense, embeddings).float()], 1)
+        if self.adapters is not None:
+            return member_logits(hidden, self.output.weight, self.output.bias)
         return self.output(hidden).squeeze(1)
 
 

@@ -162,8 +162,10 @@ class _BatchNorm(nn.BatchNorm1d):
         )
 
 
-def output_layer(num_inputs: int, seed: int, name: str, init: str = "uniform") -> nn.Linear:
-    """Returns the linear layer that gives the logit.
+def output_layer(
+    num_inputs: int, seed: int, name: str, init: str = "uniform", logits: int = 1
+) -> nn.Linear:
+    """Returns the linear layer that gives the logit, or several.
 
     Args:
         num_inputs: of the layer.
@@ -171,10 +173,11 @@ def output_layer(num_inputs: int, seed: int, name: str, init: str = "uniform") -
         name: the layer's, which they depend on, too.
         init: one of `OUTPUT_INITS`: "uniform" as PyTorch's default and NVIDIA's DLRM, or "normal"
             as `mlp_layers` and Meta's DLRM.
+        logits: how many; each starts as the only one of a layer.
     """
     if init == "normal":
-        return _normal_linear(num_inputs, 1, generator(seed, name))
-    linear = nn.Linear(num_inputs, 1, device="meta").to_empty(device="cpu")
+        return _normal_linear(num_inputs, logits, generator(seed, name), outputs=1)
+    linear = nn.Linear(num_inputs, logits, device="meta").to_empty(device="cpu")
     bound = num_inputs**-0.5
     random = generator(seed, name)
     with torch.no_grad():
@@ -183,9 +186,13 @@ def output_layer(num_inputs: int, seed: int, name: str, init: str = "uniform") -
     return linear
 
 
-def _normal_linear(num_inputs: int, size: int, random: torch.Generator) -> nn.Linear:
+def _normal_linear(
+    num_inputs: int, size: int, random: torch.Generator, outputs: int | None = None
+) -> nn.Linear:
+    """Returns a layer whose variances are those of one with `outputs`, by default its `size`."""
+    outputs = outputs or size
     linear = nn.Linear(num_inputs, size, device="meta").to_empty(device="cpu")
     with torch.no_grad():
-        linear.weight.normal_(0, (2 / (num_inputs + size)) ** 0.5, generator=random)
-        linear.bias.normal_(0, (1 / size) ** 0.5, generator=random)
+        linear.weight.normal_(0, (2 / (num_inputs + outputs)) ** 0.5, generator=random)
+        linear.bias.normal_(0, (1 / outputs) ** 0.5, generator=random)
     return linear

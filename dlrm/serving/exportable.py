@@ -16,6 +16,7 @@ from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
+from dlrm.model.packed import member_logits
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.quantize import QuantizedTables
 from dlrm.serving.recalibration import Recalibration
@@ -57,6 +58,7 @@ class Exportable(nn.Module):
         self.interact, columns = model.interact.exportable()
         self.cross = model.cross
         self.top_mlp, self.output = nn.Sequential(*_without_norms(model.top_mlp)), model.output
+        self.adapters = model.adapters
         if columns is not None and len(self.top_mlp):
             self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
         elif columns is not None:
@@ -72,9 +74,13 @@ class Exportable(nn.Module):
         dense = self.bottom_mlp(numerical)
         if self.numerical_embedding is not None:
             embeddings = torch.cat([self.numerical_embedding(numerical), embeddings], 1)
+        if self.adapters is not None:
+            dense, embeddings = self.adapters(dense, embeddings)
         hidden = self.top_mlp(self.interact(dense, embeddings))
         if self.cross is not None:
             hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
+        if self.adapters is not None:
+            return member_logits(hidden, self.output.weight, self.output.bias).mean(1, keepdim=True)
         return self.output(hidden)
 
     def _scores(self, logits: Tensor) -> Tensor:

@@ -107,25 +107,24 @@ class Recommendation:
         """Returns this process's share of the mean binary cross-entropy of a batch.
 
         With sample weights it is the weighted mean, of all processes and micro-batches together; a
-        batch whose weights are all 0 has the loss 0.
+        batch whose weights are all 0 has the loss 0. In training each member of a packed ensemble
+        learns by itself: the loss is the mean of the members' losses.
         """
         if self._deferring:
             self._deferring.before_look_up(self.model.rows(batch.categorical, batch.lengths))
         logits = self.predict(batch)
         if batch.weights is not None and batch.total_weight is not None:
-            summed = F.binary_cross_entropy_with_logits(
-                logits, batch.labels, weight=batch.weights, reduction="sum"
-            )
+            summed = _summed_loss(logits, batch.labels, batch.weights)
             weight = batch.total_weight
             return summed / torch.where(weight > 0, weight, 1).to(summed.dtype)
-        total = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        total = _summed_loss(logits, batch.labels)
         return total / (batch.global_size or self.num_samples(batch))
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
         return batch.split(parts, self.world)
 
     def predict(self, batch: Batch) -> Tensor:
-        """Returns the logits of this process's samples of a batch, float32 `[samples]`."""
+        """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
         return self.model(
             batch.numerical,
             batch.categorical,
@@ -265,6 +264,22 @@ class Recommendation:
                 dense_optimizer(config.mlp_optimizer, groups["dense"], config.weight_decay)
             )
         return result
+
+
+def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Returns the binary cross-entropy of all samples together, and the mean of it over members.
+
+    Args:
+        logits: `[samples]`, or of a packed ensemble in training `[samples, members]`.
+        labels: `[samples]`.
+        weights: `[samples]`; None is 1 for each.
+    """
+    if logits.ndim == 1:
+        return F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
+    labels = labels.unsqueeze(1).expand_as(logits)
+    weights = None if weights is None else weights.unsqueeze(1)
+    total = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
+    return total / logits.shape[1]
 
 
 def _is_looked_up_once(held: int | Piece) -> bool:

@@ -68,7 +68,7 @@ def trained_by_the_command(dataset, settings, folder):
 
 PARTS = {
     **{"numerical_embedding": "piecewise", "wide": True, "dropout": 0.3, "ema_decay": 0.5},
-    **{"interaction_op": "dot,dcn", "cross_rank": 4, "batch_norm": True},
+    **{"interaction_op": "dot,dcn", "cross_rank": 4, "batch_norm": True, "ensemble": 2},
 }
 
 

@@ -71,8 +71,23 @@ def crossed(weights, prefix, layers, first):
     return x
 
 
+def member(weights, index, num_members):
+    """The weights of a packed ensemble's member as a model by itself; factors are of its own."""
+    own = {**weights, "adapters.factors": weights["adapters.factors"].chunk(num_members)[index]}
+    for name in ("output.weight", "output.bias"):
+        own[name] = weights[name][index : index + 1]
+    return own
+
+
 def oracle(config, weights, numerical, ids, lengths=None):
-    """The whole network in float64, from its weights by name; shares no code with it."""
+    """The whole network in float64, from its weights by name; shares no code with it.
+
+    Of a packed ensemble it is one network for each member, `[samples, members]`.
+    """
+    if config.ensemble > 1:
+        alone = dataclasses.replace(config, ensemble=1)
+        members = [member(weights, m, config.ensemble) for m in range(config.ensemble)]
+        return torch.stack([oracle(alone, own, numerical, ids, lengths) for own in members], 1)
 
     def layers(name, x):
         index = 0
@@ -98,6 +113,10 @@ def oracle(config, weights, numerical, ids, lengths=None):
         own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
         vectors += field_vectors(config.numerical_embedding, own, numerical).unbind(1)
     vectors += looked_up("embeddings.weight")
+    if "adapters.factors" in weights:
+        factors = weights["adapters.factors"].split(config.embedding_dim)
+        vectors = [vector * factor for vector, factor in zip(vectors, factors, strict=True)]
+        dense = vectors[0]
     everything = torch.cat(vectors, 1)
     names = config.interaction_op.split(",")
     parallel = "dcn" in names and config.cross_structure == "parallel"
@@ -177,6 +196,9 @@ PARTS = [
         **{"wide": True, "numerical_embedding": "periodic", "interaction_op": "dot,dcn"},
         **{"cross_structure": "parallel", "cross_rank": 4},
     },
+    {"ensemble": 3, "top_mlp_sizes": (1,)},
+    {"ensemble": 2, "interaction_op": "dot,dcn", "wide": True, "numerical_embedding": "piecewise"},
+    {"ensemble": 4, "interaction_op": "cuda_dot,dcn", "cross_structure": "parallel", "wide": True},
 ]
 
 
@@ -190,7 +212,7 @@ def test_logits_and_gradients_are_those_of_float64(others, hotness, device):
     actual = model(*(tensor.to(device) for tensor in inputs))
     torch.testing.assert_close(actual.cpu().double(), expected, rtol=1e-4, atol=1e-4)
     names, parameters = zip(*model.named_parameters(), strict=True)
-    weighting = torch.linspace(-1, 1, len(expected))
+    weighting = torch.linspace(-1, 1, expected.numel()).view_as(expected)
     found = torch.autograd.grad(actual, parameters, weighting.to(device))
     wanted = torch.autograd.grad(expected, [weights[n] for n in names], weighting.double())
     for name, one, other in zip(names, found, wanted, strict=True):
@@ -345,6 +367,34 @@ def test_dropout_sets_its_share_to_zero_in_training_alone():
         assert torch.equal(model.eval()(numerical, ids), whole.eval()(numerical, ids))
 
 
+def test_a_packed_ensemble_predicts_the_mean_of_its_members_logits():
+    model = build(ensemble=3, wide=True, dropout=0.2)
+    inputs = batch()
+    dropped = model(*inputs)
+    assert dropped.shape == (33, 3)
+    assert not torch.equal(dropped, model(*inputs))
+    members = oracle(model.config, doubles(model), *inputs)
+    torch.testing.assert_close(
+        model.eval()(*inputs).double(), members.mean(1), rtol=1e-4, atol=1e-4
+    )
+    assert members.std(1).min() > 0.01
+
+
+def test_factors_start_as_signs_by_the_seed_and_heads_as_those_of_one_model():
+    model = DLRM(dataclasses.replace(SMALL, ensemble=500), seed=1)
+    factors = model.adapters.factors.detach()
+    assert factors.unique().tolist() == [-1, 1]
+    assert abs(factors.mean()) < 5 / len(factors) ** 0.5
+    other = DLRM(dataclasses.replace(SMALL, ensemble=500), seed=2).adapters.factors
+    assert 0.4 < (factors == other).float().mean() < 0.6
+    assert model.output.weight.abs().max() <= 16**-0.5
+    normal = DLRM(
+        dataclasses.replace(SMALL, ensemble=500, output_init="normal")
+    ).output.requires_grad_(False)
+    assert normal.weight.std() == pytest.approx((2 / (16 + 1)) ** 0.5, rel=0.05)
+    assert normal.bias.std() == pytest.approx(1, rel=0.15)
+
+
 @pytest.mark.parametrize("optimized", [True, False])
 def test_dropouts_gradient_is_that_of_what_it_kept(optimized):
     model = DLRM(dataclasses.replace(SMALL, dropout=0.5), seed=1, optimized_mlp=optimized)
@@ -428,6 +478,7 @@ WRONG = {
         "top_mlp_sizes": (1,),
     },
     "--batch_norm is for hidden layers": {"batch_norm": True, "top_mlp_sizes": (1,)},
+    "--ensemble 0: expected 1 or more": {"ensemble": 0},
 }
 
 

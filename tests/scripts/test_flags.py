@@ -113,6 +113,7 @@ OURS = {
     "embedding_init_scale": 1.0,
     "embedding_optimizer": "sgd",
     "ema_decay": None,
+    "ensemble": 1,
     "execution": "eager",
     "gradient_accumulation_steps": 1,
     "half_dtype": None,

@@ -26,6 +26,7 @@ WAYS = [
     EVERYTHING,
     ["--numerical_embedding=bins", "--interaction_op=dcn", "--cross_structure=parallel", "--amp"],
     ["--numerical_embedding=periodic", "--numerical_sigma=0.1", "--wide", "--embedding_dtype=bf16"],
+    ["--ensemble=3", "--wide", "--dropout=0.2", "--ema_decay=0.8", "--amp"],
 ]
 
 
@@ -167,6 +168,7 @@ def test_inspect_and_diff_have_the_parts(command):
         (["--ema_decay=0"], "--ema_decay: NVIDIA's code does not have it"),
         (["--numerical_embedding=periodic"], "expected a DLRM, .* numerical_embedding"),
         (["--interaction_op=dcn"], "expected a DLRM, .* interact"),
+        (["--ensemble=2"], "expected a DLRM, .* adapters"),
     ],
 )
 def test_nvidias_format_has_none_of_them(command, tmp_path, flags, problem):

@@ -32,6 +32,12 @@ PARTS = [  # what is beside dot products and MLPs, alone and together
         **{"interaction_op": "dot,dcn", "cross_rank": 4, "cross_structure": "parallel"},
         "batch_norm": True,
     },
+    {"ensemble": 3},
+    {
+        **{"ensemble": 2, "interaction_op": "cuda_dot,dcn", "cross_structure": "parallel"},
+        **{"cross_rank": 4, "wide": True, "numerical_embedding": "piecewise", "dropout": 0.1},
+        "batch_norm": True,
+    },
 ]
 
 
@@ -77,6 +83,7 @@ def logits(model, inputs):
         {"table_sizes": SIZES[:6]},
         *PARTS,
         {**PARTS[-1], "hash_indices": True, "max_table_size": 20},
+        {"ensemble": 2, "interaction_op": "dot", "table_sizes": SIZES[:6]},
     ],
 )
 def test_every_architecture_scores_as_trained(others):

@@ -174,6 +174,7 @@ def test_losses_and_weights_are_those_of_one_process(ranks, size, placement, lay
         Run(parts=(("numerical_embedding", "periodic"),)),
         Run(interaction_op="cuda_dot,dcn", parts=(("cross_rank", 3), ("wide", True))),
         Run(interaction_op="dcn", accumulate=2, parts=(("cross_structure", "parallel"),)),
+        Run(optimizer="adam", accumulate=2, parts=(("ensemble", 3), ("wide", True))),
         Run(l2=0.1, accumulate=2, parts=(("wide", True),)),
         Run(optimizer="adam", l2=0.1, hotness=4),
         Run(optimizer="adagrad", l2=0.1, embedding_dtype="bf16"),

@@ -81,6 +81,22 @@ def test_the_row_optimizer_knows_the_tables_of_its_own_process(max_table_size):
         assert 0 < len(own) < len(rows)
 
 
+def test_the_loss_of_a_packed_ensemble_is_the_mean_of_its_members_losses():
+    packed, given = task(ensemble=3), batch()
+    random = torch.Generator().manual_seed(6)
+    for weights in (None, torch.rand(BATCH, generator=random)):
+        if weights is not None:
+            given = given._replace(weights=weights, total_weight=weights.double().sum())
+        counted = torch.ones(BATCH) if weights is None else weights
+        clicks = torch.stack([given.labels == 0, given.labels == 1], 1).double()
+        expected = []
+        for logits in packed.predict(given).double().unbind(1):
+            scores = torch.stack([1 - logits.sigmoid(), logits.sigmoid()], 1)
+            expected.append(-(counted[:, None] * clicks * scores.log()).sum() / counted.sum())
+        found = packed.loss(given)
+        assert found.item() == pytest.approx(sum(expected).item() / 3, rel=1e-6)
+
+
 def test_every_sample_is_in_one_micro_batch():
     given = batch(hotness=3)
     parts = given.split(4)
@@ -156,8 +172,9 @@ BF16 = torch.bfloat16
         (1, torch.float32, {"embedding_type": "joint", "hash_indices": True}),
         (5, BF16, {"embedding_type": "multi_table", "interaction_op": "dot"}),
         (1, torch.float32, {"embedding_dtype": "bf16"}),
+        (1, torch.float32, {"ensemble": 3, "wide": True}),
     ],
-    ids=["bags", "bf16", "joint", "multi_table", "bf16 tables"],
+    ids=["bags", "bf16", "joint", "multi_table", "bf16 tables", "packed"],
 )
 def test_graphs_and_the_lazy_device_give_the_losses_of_eager(
     how, hotness, dtype, changes, executions

@@ -97,6 +97,10 @@ CASES = [
         "parts": {"wide": True, "numerical_embedding": "piecewise", "interaction_op": "dot,dcn"},
     },
     {
+        **{"tables": "adam", "mlps": "adam", "averaged": True},
+        "parts": {"ensemble": 3, "wide": True, "embedding_init_scale": 1},
+    },
+    {
         "dtype": torch.bfloat16,
         "parts": {
             **{"numerical_embedding": "bins", "interaction_op": "dcn", "cross_rank": 3},

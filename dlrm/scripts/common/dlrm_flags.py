@@ -349,6 +349,12 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "wide": "Add one weight of each id to the logit",
         "dropout": "Share of each hidden layer's outputs in the top MLP that training sets to 0",
         "batch_norm": "Normalise each hidden layer of the top MLP before its ReLU; for one process",
+        "ensemble": Help(
+            "Members of a packed ensemble, which share all but a head and the factors that they "
+            "multiply a sample's vectors by; each learns by itself, and the prediction is the mean "
+            "of their logits. 1: a single model",
+            least=1,
+        ),
         "pooling": Help("How the rows of a multi-hot feature become one vector", POOLINGS),
         "placement": "Which process holds which tables: balanced by lookups and rows; nvidia; "
         "auto, which divides and copies tables as dlrm.scripts.plan does; or a file that "

@@ -1,7 +1,7 @@
 """What a placement costs each rank: memory, bytes that travel, and time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from dlrm.distributed import part
@@ -221,24 +221,36 @@ def _copied_values(placement: Placement, rank: int, workload: Workload) -> int:
 
 
 def _layers(config: DLRMConfig) -> list[tuple[int, int]]:
-    vectors = len(config.table_sizes) + 1
-    width = vectors * config.embedding_dim
-    if config.interaction_op != "cat":
-        width = config.embedding_dim + vectors * (vectors - 1) // 2
-        width += -width % 8
+    """Inputs and outputs of the layers that a sample passes, of a packed ensemble k times."""
     bottom = (config.num_numerical_features, *config.bottom_mlp_sizes)
-    return [*pairwise(bottom), *pairwise((width, *config.top_mlp_sizes))]
+    top = (_features(config), *config.top_mlp_sizes)
+    return [*pairwise(bottom), *[*pairwise(top)] * config.ensemble]
+
+
+def _features(config: DLRMConfig) -> int:
+    """Columns that enter the top MLP."""
+    vectors = len(config.table_sizes) + 1
+    if config.interaction_op == "cat":
+        return vectors * config.embedding_dim
+    width = config.embedding_dim + vectors * (vectors - 1) // 2
+    return width + -width % 8
 
 
 def _dense_weights(config: DLRMConfig) -> int:
-    return sum(inputs * outputs + outputs for inputs, outputs in _layers(config))
+    layers = _layers(replace(config, ensemble=1))
+    others = config.ensemble - 1
+    heads = others * (layers[-1][0] + 1)
+    vectors = len(config.table_sizes) + 1
+    adapters = config.ensemble * vectors * config.embedding_dim if others else 0
+    return sum(inputs * outputs + outputs for inputs, outputs in layers) + heads + adapters
 
 
 def _flops(config: DLRMConfig) -> int:
     """Of a sample's forward pass."""
     vectors = len(config.table_sizes) + 1
     dots = 0 if config.interaction_op == "cat" else vectors * vectors * config.embedding_dim
-    return 2 * (sum(inputs * outputs for inputs, outputs in _layers(config)) + dots)
+    products = sum(inputs * outputs for inputs, outputs in _layers(config))
+    return 2 * (products + dots * config.ensemble)
 
 
 def _summed_bytes(own: Sequence[Piece], samples: int, workload: Workload) -> int:
@@ -272,8 +284,11 @@ def _memory(
     vectors = samples * len(config.table_sizes) * config.embedding_dim * value
     layers = _layers(config)
     hidden = samples * value * sum(inputs + outputs for inputs, outputs in layers)
+    members = config.ensemble
+    copies = 3 if members == 1 else 3 + 3 * members
     # Vectors, their gradients and a copy of these; what layers keep, and one layer's gradient.
-    activations = 3 * vectors + hidden + samples * value * max(out for _, out in layers)
+    activations = copies * vectors + hidden
+    activations += samples * members * value * max(out for _, out in layers)
     ids = workload.ids_of_tables
     rows = sum(batch * ids[piece.table] for piece in held)
     rows += sum(samples * ids[piece.table] for piece in copied)

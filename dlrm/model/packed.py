@@ -1,0 +1,51 @@
+"""Packed ensembles: members that share a network but for a few weights each.
+
+The form is TabM-mini (Gorishniy et al., 2024, arXiv 2410.24210): before a sample's vectors meet in
+the interaction, each member multiplies them by factors of its own, as by BatchEnsemble's first
+adapter, and at the end each has a head. Look-ups, bottom MLP and all weights between are shared.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from dlrm.model.initialize import generator
+
+
+class Adapters(nn.Module):
+    """Factors of each member for the vectors of a sample, which start as 1 or -1 by chance.
+
+    Args:
+        members: how many.
+        num_vectors: vectors of a sample: the dense one and the others.
+        dim: columns of each.
+        seed: of the initial values.
+    """
+
+    def __init__(self, members: int, num_vectors: int, dim: int, seed: int) -> None:
+        super().__init__()
+        self.shape = members, num_vectors, dim
+        random, count = generator(seed, "adapters"), members * num_vectors * dim
+        signs = 2.0 * torch.randint(2, (count,), generator=random, device="cpu") - 1
+        self.factors = nn.Parameter(signs)  # of one dimension: weight decay is for matrices
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns both for each member, `[samples * members, ...]`, sample after sample.
+
+        Args:
+            dense: `[samples, dim]`.
+            embeddings: `[samples, num_vectors - 1, dim]`.
+        """
+        factors = self.factors.to(dense.dtype).view(self.shape)
+        of_members = dense.unsqueeze(1) * factors[:, 0], embeddings.unsqueeze(1) * factors[:, 1:]
+        return of_members[0].flatten(0, 1), of_members[1].flatten(0, 1)
+
+
+def member_logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns the logits of the members, `[samples, members]`.
+
+    Args:
+        hidden: what enters the heads, `[samples * members, inputs]`, sample after sample.
+        weight: of each member's head, `[members, inputs]`.
+        bias: of each member's head, `[members]`.
+    """
+    return (hidden.view(-1, weight.shape[0], weight.shape[1]) * weight).sum(2) + bias
