@@ -46,14 +46,15 @@ def job(quality, contender, test, **others):
     return quality.Job(**given | others)
 
 
-def test_an_untuned_model_is_that_of_fit(quality):
+@pytest.mark.parametrize(("name", "recipe"), [("as_it_was", None), ("recipe", "auto")])
+def test_an_untuned_model_is_that_of_fit(quality, name, recipe):
     test = table(400, 1)
-    found = quality.contend(job(quality, "as_it_was", test, members=2))
+    found = quality.contend(job(quality, name, test, members=2))
     labels = np.array(test["y"]) == "yes"
     train = table(800, 0)
     dataset = dlrm.Dataset.from_arrow(train, SCHEMA, test=train.slice(0, 100))
     logits = [
-        dlrm.fit(dataset, seed=seed, test_freq=10**9, base_device="cpu").logits(test)
+        dlrm.fit(dataset, recipe=recipe, seed=seed, test_freq=10**9, base_device="cpu").logits(test)
         for seed in (1, 2)
     ]
     for one, metrics in zip(logits, found["members"], strict=True):
