@@ -4,7 +4,7 @@ Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbeddi
 `nn.Embedding` a feature. Both give the same vectors from the same seed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -245,16 +245,14 @@ def _initialize(
         first, last = piece.rows if piece else (0, len(table))
         rows, dim = piece.shape if piece else table.shape
         columns = slice(*piece.columns) if piece else slice(0, dim)
-        draw = _uniform(scale / max(rows, 1) ** 0.5) if std is None else _normal(std)
+        draw = _drawing(rows, scale, std)
         for begin in range(0, rows, _ROWS_OF_A_STREAM):
             end = min(begin + _ROWS_OF_A_STREAM, rows)
             own = slice(max(begin, first) - first, min(end, last) - first)
             if own.start >= own.stop:
                 continue
-            name = f"table.{number}.{begin}" if begin else f"table.{number}"
-            stream = _Stream(
-                generator(seed, name), draw, end - begin, dim, own.start + first - begin, columns
-            )
+            random = _random(seed, number, begin)
+            stream = _Stream(random, draw, end - begin, dim, own.start + first - begin, columns)
             parts.append((table[own], None if low is None else low[own], stream))
     # Halves are split by several threads already.
     threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
@@ -266,7 +264,45 @@ def _initialize(
         list(pool.map(lambda arguments: _fill(*arguments), parts))
 
 
+def initial_rows(
+    number: int,
+    shape: tuple[int, int],
+    seed: int = 0,
+    scale: float = 1.0,
+    std: float | None = None,
+    first: int = 0,
+) -> Iterator[tuple[int, Tensor]]:
+    """Yields the values that a table starts with, some rows at a time.
+
+    Args:
+        number: of the table.
+        shape: rows and columns of the table.
+        seed, scale, std: see `JointEmbedding`.
+        first: no earlier rows are wanted; some may come.
+
+    Yields:
+        The number of the first row, and rows, `[some, columns]` float32.
+    """
+    rows, dim = shape
+    draw, at_once = _drawing(rows, scale, std), max(1, _VALUES_AT_ONCE // dim)
+    for begin in range(first // _ROWS_OF_A_STREAM * _ROWS_OF_A_STREAM, rows, _ROWS_OF_A_STREAM):
+        random, end = _random(seed, number, begin), min(begin + _ROWS_OF_A_STREAM, rows)
+        for row in range(begin, end, at_once):
+            values = torch.empty(min(at_once, end - row), dim, device="cpu")
+            draw(values, random)
+            yield row, values
+
+
+def _random(seed: int, number: int, begin: int) -> torch.Generator:
+    """Returns what draws the rows of a table from `begin` on, the first of a stream."""
+    return generator(seed, f"table.{number}.{begin}" if begin else f"table.{number}")
+
+
 _Draw = Callable[[Tensor, torch.Generator], object]
+
+
+def _drawing(rows: int, scale: float, std: float | None) -> _Draw:
+    return _uniform(scale / max(rows, 1) ** 0.5) if std is None else _normal(std)
 
 
 def _uniform(bound: float) -> _Draw:

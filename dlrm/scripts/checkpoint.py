@@ -1,8 +1,13 @@
-"""Looks into checkpoints, compares and converts them.
+"""Looks into checkpoints, compares and converts them, and changes the rows of tables.
 
     python -m dlrm.scripts.checkpoint inspect DIR [--check] [--noweights] [--json]
     python -m dlrm.scripts.checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
     python -m dlrm.scripts.checkpoint convert --to nvidia|dlrm --output OUT SRC
+    python -m dlrm.scripts.checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
+    python -m dlrm.scripts.checkpoint evict --rows FILE --output OUT SRC
+
+grow appends rows to tables, for ids that a later dictionary appends; evict lets rows begin anew,
+for other ids. Both keep all else, the state of optimizers included.
 
 A directory is a checkpoint, a run's directory of checkpoints (of which the best is taken, else the
 last, but inspect lists them), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are
@@ -11,8 +16,10 @@ read some megabytes at a time, and no code that is in a file is run.
 The exit code is 0; 1 where diff finds a difference; 2 after an error, which is said.
 """
 
+import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,12 +28,15 @@ from typing import Any
 from absl import app, flags
 
 from dlrm.command_line import fail
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.documents import brief
 from dlrm.files import MANIFEST, in_use
 from dlrm.model.dlrm import ARCHITECTURE
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common.command import parse_flags
 from dlrm.serving.recalibration import FOLDER as RECALIBRATION
+from dlrm.tasks.table_rows import evict_rows, grow_tables
 from dlrm.train.checkpoints.diff import (
     difference,
     map_differences,
@@ -54,6 +64,8 @@ _FLAGS_OF = {
     "inspect": ("check", "weights", "json", "feature_order"),
     "diff": ("rtol", "atol", "weights_only", "json", "feature_order"),
     "convert": ("to", "output", "feature_order", "interaction_padding"),
+    "grow": ("dataset", "table_sizes", "output"),
+    "evict": ("rows", "output"),
 }
 # Of any network: what makes its weights have other shapes.
 _ARCHITECTURES = dict.fromkeys((*ARCHITECTURE, *cnn_flags.ARCHITECTURE, *bert_flags.ARCHITECTURE))
@@ -92,7 +104,17 @@ def define_flags(values: flags.FlagValues = FLAGS) -> None:
         "to", None, ["nvidia", "dlrm"], "convert: the format to write", flag_values=values
     )
     flags.DEFINE_string(
-        "output", None, "convert: directory to write; new or empty", flag_values=values
+        "output", None, "convert, grow, evict: directory to write; new or empty", flag_values=values
+    )
+    flags.DEFINE_string(
+        "dataset", None, "grow: dataset whose table sizes the tables get", flag_values=values
+    )
+    flags.DEFINE_list("table_sizes", None, "grow: rows of each table", flag_values=values)
+    flags.DEFINE_string(
+        "rows",
+        None,
+        "evict: CSV file with the header table,row, both counted from 0",
+        flag_values=values,
     )
     flags.DEFINE_enum(
         "feature_order",
@@ -124,10 +146,16 @@ def main(argv: list[str]) -> int:
 
 def _command(arguments: list[str]) -> tuple[Callable[..., int], list[Path]]:
     commands: dict[str, tuple[Callable[..., int], int]]
-    commands = {"inspect": (_inspect, 1), "diff": (_diff, 2), "convert": (_convert, 1)}
+    commands = {
+        "inspect": (_inspect, 1),
+        "diff": (_diff, 2),
+        "convert": (_convert, 1),
+        "grow": (_grow, 1),
+        "evict": (_evict, 1),
+    }
     name = arguments[0] if arguments else "nothing"
     if name not in commands:
-        raise ValueError(f"expected inspect, diff or convert, got {name}; --help says more")
+        raise ValueError(f"expected one of {', '.join(commands)}, got {name}; --help says more")
     command, count = commands[name]
     if len(arguments) != count + 1:
         raise ValueError(f"{name}: expected {count} directories, got {arguments[1:]}")
@@ -347,6 +375,59 @@ def _convert(source: Path) -> int:
     rows = sum(table.rows for table in saved.tables)
     print(f"{FLAGS.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
     return 0
+
+
+def _grow(source: Path) -> int:
+    if not FLAGS.output or bool(FLAGS.dataset) == bool(FLAGS.table_sizes):
+        raise ValueError("grow: expected --dataset DIR or --table_sizes, and --output DIR")
+    saved = _own_checkpoint(source)
+    if FLAGS.dataset:
+        sizes = FeatureSpec.load(FLAGS.dataset).cardinalities
+    else:
+        sizes = [_number(size, "--table_sizes") for size in FLAGS.table_sizes]
+    grow_tables(saved, sizes, FLAGS.output)
+    added = sum(sizes) - sum(table.rows for table in saved.tables[: len(sizes)])
+    print(f"{FLAGS.output}: {added:,} rows appended to the tables of {saved.path}")
+    return 0
+
+
+def _evict(source: Path) -> int:
+    if not FLAGS.output or not FLAGS.rows:
+        raise ValueError("evict: expected --rows FILE and --output DIR")
+    saved, rows = _own_checkpoint(source), _read_rows(FLAGS.rows)
+    evict_rows(saved, rows, FLAGS.output)
+    count = sum(len(set(own)) for own in rows.values())
+    print(f"{FLAGS.output}: {count:,} rows of the tables of {saved.path} begin anew")
+    return 0
+
+
+def _own_checkpoint(source: Path) -> SavedModel:
+    saved = open_any(source, check_crc=True)
+    if saved.format != "dlrm":
+        raise ValueError(f"{source}: of NVIDIA's format; convert --to dlrm comes first")
+    return saved
+
+
+def _read_rows(path: str) -> dict[int, list[int]]:
+    """Reads which rows of which tables a file names."""
+    found: dict[int, list[int]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for line, cells in enumerate(csv.reader(file), 1):
+            if line == 1:
+                if cells != ["table", "row"]:
+                    raise ValueError(f"{path}: line 1: expected table,row, got {brief(cells)}")
+                continue
+            if len(cells) != 2:
+                raise ValueError(f"{path}: line {line}: expected table,row, got {brief(cells)}")
+            table, row = (_number(cell, f"{path}: line {line}") for cell in cells)
+            found.setdefault(table, []).append(row)
+    return found
+
+
+def _number(text: str, where: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise ValueError(f"{where}: expected a number, got {brief(text)}")
+    return int(text)
 
 
 def _architectures(one: SavedModel, other: SavedModel) -> dict[str, list[Any]]:

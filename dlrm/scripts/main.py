@@ -173,8 +173,12 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
 
     def begin(trainer: Trainer) -> None:
         if setup.checkpoint:
-            load_checkpoint(setup.checkpoint, trainer.parameters, world=setup.world)
-            watch.log.line(f"weights from {setup.checkpoint}; the run starts at step 0")
+            with_state = values["load_optimizer_state"]
+            load_checkpoint(
+                setup.checkpoint, trainer.parameters, world=setup.world, optimizers=with_state
+            )
+            loaded = "weights and optimizer state" if with_state else "weights"
+            watch.log.line(f"{loaded} from {setup.checkpoint}; the run starts at step 0")
         choices = {"lr", *dlrm_flags.ADAM_SWITCHES, *dlrm_flags.ADAM_SWITCHES.values()}
         by_default = not choices & values.given
         num_steps = chosen.train.num_steps(len(train))

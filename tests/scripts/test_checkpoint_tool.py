@@ -449,8 +449,8 @@ def test_diff_works_across_formats(tool, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "expected inspect, diff or convert, got nothing"),
-        (["list", "x"], "expected inspect, diff or convert, got list"),
+        ([], "expected one of inspect, diff, convert, grow, evict, got nothing"),
+        (["list", "x"], "grow, evict, got list"),
         (["diff", "x"], "diff: expected 2 directories"),
         (["inspect", "nowhere"], "nowhere: no such directory"),
         (["inspect", "."], "no checkpoint here"),

@@ -176,6 +176,12 @@ _FILES: Definitions = {
         None,
         "Checkpoint, or directory of checkpoints, to load",
     ),
+    "load_optimizer_state": (
+        bool,
+        False,
+        "Load the optimizers' state of --load_checkpoint_path, too: a training on further rows "
+        "goes on where that one ended, with steps counted anew",
+    ),
     "allow_other_transform": (
         bool,
         False,
@@ -453,7 +459,13 @@ RESUME_MAY_CHANGE = frozenset(
             "log_path",
             "output_dir",
         ),
-        *("load_checkpoint_path", "save_checkpoint_path", "checkpoint_freq", "keep_checkpoints"),
+        *(
+            "load_checkpoint_path",
+            "load_optimizer_state",
+            "save_checkpoint_path",
+            "checkpoint_freq",
+            "keep_checkpoints",
+        ),
         "allow_other_transform",
         *("print_freq", "verdict", "test_freq", "test_after", "test_batch_size"),
         *("benchmark_warmup_steps", "inference_benchmark_steps"),

@@ -126,6 +126,11 @@ def _check_mode(values: Values, world: World) -> None:
     if values["checkpoint_freq"] and not values["save_checkpoint_path"]:
         freq = values["checkpoint_freq"]
         raise ValueError(f"--checkpoint_freq {freq} needs --save_checkpoint_path")
+    if values["load_optimizer_state"] and (mode != "train" or not values["load_checkpoint_path"]):
+        raise ValueError(
+            "--load_optimizer_state: expected --mode train and --load_checkpoint_path, whose state "
+            "is loaded"
+        )
     if values["early_stop"] and not values["save_checkpoint_path"]:
         raise ValueError(
             f"--early_stop {values['early_stop']} needs --save_checkpoint_path, which the best "

@@ -125,6 +125,7 @@ def load_checkpoint(
     resume: bool = False,
     world: World = World(),
     finite: bool = True,
+    optimizers: bool = False,
 ) -> dict[str, Any]:
     """Reads a checkpoint into a model and, to resume, into its optimizers and torch's generators.
 
@@ -136,6 +137,7 @@ def load_checkpoint(
         resume: also load optimizer and generator state.
         world: the ranks; as many as saved it, or not.
         finite: refuse weights that are NaN or infinite.
+        optimizers: load the optimizers' state alone, as a training on other data needs it.
 
     Returns:
         The `progress` it was saved with.
@@ -145,7 +147,7 @@ def load_checkpoint(
         ValueError: a file is damaged, a weight is NaN or infinite, or the architecture is another;
             the file, the weight or all differences are named.
     """
-    directory = Path(directory)
+    directory, with_state = Path(directory), resume or optimizers
     own = {part.table for part in parameters.table_parts()}
     num_tables = len(set().union(*gather(own, world)))
     own_shapes = {name: _shape(tensor) for name, tensor in parameters.dense().items()}
@@ -157,13 +159,14 @@ def load_checkpoint(
             _check_finite(directory, parameters, saved)
         kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
         known = saved.config["optimizers"]
-        if resume and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
+        if with_state and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
             raise ValueError(f"{directory}: of the optimizers {known}, here {kinds}")
     with torch.no_grad():
         _load_weights(parameters, saved)
         _load_average(directory, parameters, saved)
-        if resume:
+        if with_state:
             _load_optimizers(directory, parameters, saved.config["tables"])
+        if resume:
             _load_random_state(directory, world)
     return saved.progress
 
@@ -221,7 +224,15 @@ def _check_architecture(
         if part.table < len(saved.tables):
             rows = saved.tables[part.table]
             found[f"table {part.table}"] = [rows.rows, rows.dim]
-    _check_same(directory, "another architecture", found, expected)
+    try:
+        _check_same(directory, "another architecture", found, expected)
+    except ValueError as error:
+        smaller = [name for name in expected if name.startswith("table ") and name in found]
+        if any(found[name][0] < expected[name][0] for name in smaller):
+            raise ValueError(
+                f"{error}\n  dlrm.scripts.checkpoint grow appends rows to tables"
+            ) from None
+        raise
 
 
 def _shape(tensor: Tensor) -> list[Any]:

@@ -1,0 +1,183 @@
+"""Checkpoints whose tables have more rows, or whose rows begin anew.
+
+Both functions write a copy, in which files that stay the same are hard links where the file system
+has them. Checkpoints hold whole float32 tables, so a copy is loaded as the checkpoint that it was
+made from: at every placement, by any number of processes and into tables of every type.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.files import staged_directory
+from dlrm.manifest import read_manifest, write_manifest
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.embedding import initial_rows
+from dlrm.train.checkpoints.saved_model import SavedModel
+from dlrm.train.checkpoints.writer import link_or_copy
+from dlrm.train.reports.model_card import MODEL_CARD, model_card
+
+_CONFIG = "config.json"
+
+
+def grow_tables(
+    saved: SavedModel, table_sizes: Sequence[int], directory: str | os.PathLike
+) -> None:
+    """Writes a copy of a checkpoint whose tables have further rows at their ends.
+
+    New rows have the values that they have in a new table of that many rows, and optimizer state 0.
+
+    Args:
+        saved: the checkpoint, of ours.
+        table_sizes: rows of each table, as many as it has or more.
+        directory: where the copy appears.
+
+    Raises:
+        ValueError: a table would lose rows, there are other tables, or ids are hashed, so that they
+            would mean other rows; it is named.
+        OSError: the copy cannot be written.
+    """
+    before = _table_sizes(saved)
+    if len(table_sizes) != len(before):
+        raise ValueError(
+            f"{saved.path}: expected the rows of {len(before)} tables, got {len(table_sizes)}"
+        )
+    for table, (old, new) in enumerate(zip(before, table_sizes, strict=True)):
+        if new < old:
+            raise ValueError(f"{saved.path}: table {table}: expected {old} rows or more, got {new}")
+    if _architecture(saved)["hash_indices"]:
+        raise ValueError(
+            f"{saved.path}: --hash_indices takes ids modulo the rows of their table, so that they "
+            "would mean other rows of a larger one"
+        )
+    tables = [
+        entry | {"rows": table_sizes[index % len(before)]}
+        for index, entry in enumerate(saved.config["tables"])
+    ]
+    grown = {i: new["rows"] for i, new in enumerate(tables) if new["rows"] > saved.tables[i].rows}
+    data = saved.config["dataset"] | {"table sizes": [*table_sizes]}
+    config = saved.config | {"tables": tables, "dataset": data}
+    with _copy_of(saved, directory, grown, config) as files:
+        for index, paths in files.items():
+            old, new = saved.tables[index].rows, grown[index]
+            for path in paths:
+                os.truncate(path, path.stat().st_size // old * new)  # what it adds is 0
+            _set_initial(paths[0], saved, index, np.arange(old, new), new)
+
+
+def evict_rows(
+    saved: SavedModel, rows: Mapping[int, Sequence[int]], directory: str | os.PathLike
+) -> None:
+    """Writes a copy of a checkpoint some of whose rows begin anew, as for other ids.
+
+    They have the values that a new table of as many rows has there, and optimizer state 0.
+
+    Args:
+        saved: the checkpoint, of ours.
+        rows: of each table, by its number.
+        directory: where the copy appears.
+
+    Raises:
+        ValueError: there is no such row, or no such table; it is named.
+        OSError: the copy cannot be written.
+    """
+    sizes = _table_sizes(saved)
+    evicted: dict[int, np.ndarray] = {}
+    for table, own in rows.items():
+        if not 0 <= table < len(sizes):
+            raise ValueError(
+                f"{saved.path}: expected a table from 0 to {len(sizes) - 1}, got {table}"
+            )
+        chosen = np.unique(np.asarray(own, np.int64))
+        if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < sizes[table]:
+            wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
+            raise ValueError(
+                f"{saved.path}: table {table}: expected rows from 0 to {sizes[table] - 1}, got "
+                f"{wrong}"
+            )
+        for index in range(table, len(saved.tables), len(sizes)):  # and its wide weights
+            evicted[index] = chosen
+    with _copy_of(saved, directory, evicted, saved.config) as files:
+        for index, paths in files.items():
+            for path in paths:
+                _mapped(path, saved.tables[index].rows)[evicted[index]] = 0
+            _set_initial(paths[0], saved, index, evicted[index], saved.tables[index].rows)
+
+
+def _architecture(saved: SavedModel) -> dict[str, Any]:
+    """The flags of the model; those that are newer than the checkpoint have their defaults."""
+    defaults = {field.name: field.default for field in fields(DLRMConfig)}
+    return defaults | saved.config["flags"]
+
+
+def _table_sizes(saved: SavedModel) -> list[int]:
+    """Rows of the tables of vectors, which those of wide weights repeat."""
+    sizes = [table.rows for table in saved.tables]
+    return sizes[: len(sizes) // 2] if _architecture(saved)["wide"] else sizes
+
+
+@contextmanager
+def _copy_of(
+    saved: SavedModel,
+    directory: str | os.PathLike,
+    changed: Collection[int],
+    config: dict[str, Any],
+) -> Iterator[dict[int, list[Path]]]:
+    """Yields the files of the changed tables in a copy, which appears when the block ends.
+
+    Of each table they are that of its rows and those of their optimizer state.
+    """
+    manifest = read_manifest(saved.path, "checkpoint")
+    sums = {name: facts["crc32"] for name, facts in manifest["files"].items()}
+    names = {
+        index: [
+            f"tables/{index}.bin",
+            *(f"tables/{index}.{k}.bin" for k in saved.table_state[index]),
+        ]
+        for index in changed
+    }
+    written = {name for own in names.values() for name in own} | {_CONFIG, MODEL_CARD}
+    with staged_directory(directory) as staging:
+        for name in sums:
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copyfile if name in written else link_or_copy
+            copy(str(saved.path / name), str(staging / name))
+        yield {index: [staging / name for name in own] for index, own in names.items()}
+        (staging / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        has_transform = any(folder.name == "transform" for folder in saved.attached)
+        card = model_card(config, saved.progress, has_transform)
+        (staging / MODEL_CARD).write_text(card, encoding="utf-8")
+        kept = {name: crc for name, crc in sums.items() if name not in written}
+        write_manifest(staging, "checkpoint", kept)
+
+
+def _set_initial(
+    path: Path, saved: SavedModel, index: int, chosen: np.ndarray, num_rows: int
+) -> None:
+    """Gives rows of a table, in ascending order, the values that a new table has there."""
+    values, flags = _mapped(path, num_rows), _architecture(saved)
+    num_tables = len(_table_sizes(saved))
+    if not len(chosen):
+        return
+    if index >= num_tables:  # wide weights
+        values[chosen] = 0
+        return
+    std = flags["embedding_init_std"] if flags["embedding_init"] == "normal" else None
+    shape, scale = (num_rows, saved.tables[index].dim), flags["embedding_init_scale"]
+    first = int(chosen[0])
+    for begin, rows in initial_rows(index, shape, flags["seed"], scale, std, first):
+        own = slice(*np.searchsorted(chosen, (begin, begin + len(rows))))
+        values[chosen[own]] = rows.numpy()[chosen[own] - begin]
+        if own.stop == len(chosen):
+            return
+
+
+def _mapped(path: Path, num_rows: int) -> np.ndarray:
+    return np.memmap(path, "<f4", "r+").reshape(num_rows, -1)

@@ -1,0 +1,90 @@
+"""`dlrm.scripts.checkpoint grow` and `evict`, and trainings that go on from what they write."""
+
+import re
+import shutil
+
+import pytest
+from absl import flags
+from small_dataset import TABLE_SIZES, write_dataset
+
+from dlrm.scripts import checkpoint as script
+from dlrm.scripts.checkpoint import compare
+from dlrm.train.checkpoints.directory import last_checkpoint
+
+LARGER = (60, 200, 3, 140)
+
+
+@pytest.fixture
+def tool(monkeypatch, capsys):
+    """Runs the command in this process; returns its exit code and what it printed."""
+
+    def run(*words):
+        monkeypatch.setattr(script, "FLAGS", flags.FlagValues())
+        script.define_flags(script.FLAGS)
+        capsys.readouterr()
+        try:
+            code = script.main(script.parse(["checkpoint", *map(str, words)]))
+        except SystemExit as ended:
+            code = ended.code
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+def differing(one, other):
+    """Weights and state that differ in the last checkpoints of two runs."""
+    return compare(last_checkpoint(one), last_checkpoint(other))["weights"]
+
+
+def test_a_training_goes_on_with_grown_tables_and_resumes_exactly(tool, command, tmp_path):
+    further = write_dataset(tmp_path / "further", table_sizes=LARGER, seed=5)
+    command("--max_steps=6", "--save_checkpoint_path=old")
+    code, said = tool("grow", f"--dataset={further}", "--output=grown", "old")
+    assert (code, said.startswith("grown: 20 rows appended")) == (0, True)
+    going_on = ["--load_checkpoint_path=grown", "--load_optimizer_state", "--print_freq=100"]
+    command("--max_steps=8", "--save_checkpoint_path=whole", *going_on, data=further)
+    going_on.append("--save_checkpoint_path=parts")
+    command("--max_steps=5", *going_on, data=further)
+    command("--max_steps=8", "--resume", *going_on, data=further)
+    assert differing("whole", "parts") == {}
+    for flag, directory in (("--load_optimizer_state", "fresh"), ("--noload_optimizer_state", "x")):
+        shutil.rmtree(directory, ignore_errors=True)
+        begun = ["--max_steps=1", f"--save_checkpoint_path={directory}", flag]
+        command(*begun, "--load_checkpoint_path=grown", data=further)
+    assert differing("fresh", "x")  # Adam's first step depends on its moments
+
+
+def test_a_run_with_evicted_rows_resumes_exactly(tool, command, tmp_path):
+    command("--max_steps=6", "--save_checkpoint_path=old")
+    (tmp_path / "rows.csv").write_text("table,row\n1,7\n3,0\n1,9\n", encoding="utf-8")
+    name = last_checkpoint("old").name
+    for run in ("whole", "parts"):
+        code, said = tool("evict", "--rows=rows.csv", f"--output={run}/{name}", "old")
+        assert (code, "3 rows of the tables" in said) == (0, True)
+    command("--max_steps=9", "--resume", "--save_checkpoint_path=whole")
+    for steps in (7, 9):
+        command(f"--max_steps={steps}", "--resume", "--save_checkpoint_path=parts")
+    assert differing("whole", "parts") == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "error"),
+    [
+        (["grow", "--output=x"], "", "grow: expected --dataset DIR or --table_sizes, and --output"),
+        (["grow", "--table_sizes=a", "--output=x"], "", "--table_sizes: expected a number, got"),
+        (["grow", "--table_sizes=60,200", "--output=x"], "", "the rows of 4 tables, got 2"),
+        (["evict", "--output=x"], "", "evict: expected --rows FILE and --output DIR"),
+        (["evict", "--rows=rows.csv", "--output=x"], "row\n1", "line 1: expected table,row, got"),
+        (["evict", "--rows=rows.csv", "--output=x"], "table,row\n1\n", "line 2: expected table"),
+        (["evict", "--rows=rows.csv", "--output=x"], "table,row\n0,-1\n", "line 2: .*number"),
+        (["evict", "--rows=rows.csv", "--output=x"], "table,row\n0,50\n", "from 0 to 49, got 50"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(tool, command, tmp_path, words, text, error):
+    assert len(TABLE_SIZES) == 4
+    (tmp_path / "rows.csv").write_text(text, encoding="utf-8")
+    command("--max_steps=1", "--save_checkpoint_path=old")
+    code, said = tool(*words, "old")
+    assert code == 2
+    assert re.search(error, said)
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,194 @@
+"""Checkpoints with further rows, or with rows that begin anew, go on as models built that way."""
+
+import numpy as np
+import pytest
+import torch
+from ranks import Ranks
+
+from dlrm.data.clicks.batch import Batch
+from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.tasks.table_rows import evict_rows, grow_tables
+from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from dlrm.train.checkpoints.diff import weights_of
+from dlrm.train.checkpoints.saved_model import Rows, read_saved
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
+
+SMALL, LARGE, DIM = (10, 6, 50), (14, 6, 300), 8
+# Draws of normal values do not depend on the number of rows, where it is even.
+INIT = {"embedding_init": "normal", "embedding_init_std": 0.1}
+KINDS = {
+    "sgd": ("sgd", {}),
+    "adagrad, bf16": ("adagrad", {"embedding_dtype": "bf16"}),
+    "row_wise_adagrad, wide": ("row_wise_adagrad", {"wide": True}),
+    "adam": ("adam", {}),
+    "adam, wide, bf16": ("adam", {"wide": True, "embedding_dtype": "bf16"}),
+    "adam, multi_table": ("adam", {"embedding_type": "multi_table"}),
+    "adagrad, joint": ("adagrad", {"embedding_type": "joint"}),
+}
+
+
+class Steps:
+    """Batches whose ids are of tables with some rows; batch i is a pure function of i."""
+
+    num_samples = 64
+
+    def __init__(self, sizes, first=0):
+        self.sizes, self.first = sizes, first
+
+    def __len__(self):
+        return 4
+
+    def batches(self, epoch=0, start=0):
+        for index in range(self.first + start, self.first + len(self)):
+            random = np.random.default_rng(index)
+            ids = np.stack([random.integers(0, size, 16) for size in self.sizes], axis=1)
+            labels = torch.from_numpy(random.integers(0, 2, 16)).float()
+            yield Batch(torch.ones(16, 2) * index, torch.from_numpy(ids), labels)
+
+
+def trainer_of(sizes, kind="adam", seed=3, world=None, placement=None, **own):
+    config = DLRMConfig(sizes, 2, DIM, (DIM,), (4, 1), **INIT, **own)
+    flags = {**vars(config), "seed": seed}
+    arguments = {} if world is None else {"world": world}
+    task = Recommendation(config, seed=seed, placement=placement, **arguments)
+    trainer = Trainer(
+        task,
+        optimizers=task.optimizers(OptimizerConfig(kind, "sgd")),
+        schedule=lambda step: 0.1,
+        config=TrainConfig(test_after=9),
+        run={"flags": flags, "dataset": {"table sizes": [*sizes]}},
+        **arguments,
+    )
+    trainer.log.quiet = True
+    return trainer
+
+
+def trained(trainer, steps):
+    trainer.progress.step = 0
+    trainer.fit(steps, steps)
+    return trainer
+
+
+def saved(trainer, path):
+    save_checkpoint(path, trainer.parameters, trainer.run, {"step": 4}, world=trainer.world)
+    return read_saved(path, check_crc=True)
+
+
+def everything(trainer, path):
+    """All weights and state of a trainer, as a checkpoint has them."""
+    weights = weights_of(saved(trainer, path)).items()
+    return {
+        name: np.concatenate([*value.blocks()]) if isinstance(value, Rows) else np.asarray(value)
+        for name, value in weights
+    }
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_grown_tables_are_those_of_a_larger_model_whose_further_rows_nothing_touched(
+    tmp_path, kind
+):
+    optimizer, own = KINDS[kind]
+    large = trained(trainer_of(LARGE, optimizer, **own), Steps(SMALL))
+    small = trained(trainer_of(SMALL, optimizer, **own), Steps(SMALL))
+    grow_tables(saved(small, tmp_path / "small"), LARGE, tmp_path / "grown")
+    assert read_saved(tmp_path / "grown", check_crc=True).progress == {"step": 4}
+    grown = trainer_of(LARGE, optimizer, seed=4, **own)
+    load_checkpoint(tmp_path / "grown", grown.parameters, optimizers=True)
+    same(everything(grown, tmp_path / "a"), everything(large, tmp_path / "b"))
+    for run in (grown, large):  # and the rows of all ids learn from here on
+        trained(run, Steps(LARGE, first=4))
+    same(everything(grown, tmp_path / "c"), everything(large, tmp_path / "d"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evicted_rows_begin_anew_and_nothing_else_changes(tmp_path, kind):
+    optimizer, own = KINDS[kind]
+    new = everything(trainer_of(SMALL, optimizer, **own), tmp_path / "new")
+    run = trained(trainer_of(SMALL, optimizer, **own), Steps(SMALL))
+    before = everything(run, tmp_path / "before")
+    chosen = {0: [3, 1, 3], 2: range(20, 50)}
+    evict_rows(read_saved(tmp_path / "before"), chosen, tmp_path / "after")
+    load_checkpoint(tmp_path / "after", run.parameters, resume=True)
+    after = everything(run, tmp_path / "again")
+    tables = 2 * len(SMALL) if own.get("wide") else len(SMALL)
+    for table in range(tables):
+        rows = [*chosen.get(table % len(SMALL), [])]
+        for name in (k for k in before if k.split(",")[0] == f"table {table}"):
+            expected = before[name].copy()
+            expected[rows] = 0 if "," in name else new[name][rows]
+            np.testing.assert_array_equal(after[name], expected, name)
+            changed = not np.array_equal(before[name], expected)
+            assert changed == bool(rows)
+    dense = {name for name in before if not name.startswith("table ")}
+    same({n: after[n] for n in dense}, {n: before[n] for n in dense})
+
+
+def pieces_of(world, path, out):
+    rows = [
+        Piece(2, (0, 100), (0, DIM), 0, (300, DIM)),
+        Piece(2, (100, 300), (0, DIM), 1, (300, DIM)),
+    ]
+    others = [Piece(0, (0, 14), (0, DIM), None, (14, DIM)), Piece(1, (0, 6), (0, DIM), 1, (6, DIM))]
+    run = trainer_of(LARGE, world=world, placement=Placement(LARGE, DIM, 2, (*others, *rows)))
+    load_checkpoint(path, run.parameters, world=world, optimizers=True)
+    save_checkpoint(out, run.parameters, run.run, {}, world=world)
+
+
+def test_grown_tables_are_divided_and_copied_as_others(tmp_path):
+    small = trained(trainer_of(SMALL), Steps(SMALL))
+    grow_tables(saved(small, tmp_path / "small"), LARGE, tmp_path / "grown")
+    with Ranks(2) as ranks:
+        results = ranks.call(pieces_of, [(tmp_path / "grown", tmp_path / "out")] * 2)
+    assert results == [None, None]
+    for file in (tmp_path / "grown" / "tables").iterdir():
+        assert file.read_bytes() == (tmp_path / "out" / "tables" / file.name).read_bytes()
+
+
+def test_a_uniform_table_grows_by_the_rows_of_a_new_one(tmp_path):
+    config = {"embedding_init": "uniform", "embedding_init_std": 1e-4}
+    small = trainer_of(SMALL)
+    small.run["flags"] |= config
+    grow_tables(saved(small, tmp_path / "small"), LARGE, tmp_path / "grown")
+    task = Recommendation(DLRMConfig(LARGE, 2, DIM, (DIM,), (4, 1)), seed=3)
+    grown = np.fromfile(tmp_path / "grown" / "tables" / "2.bin", np.float32).reshape(-1, DIM)
+    np.testing.assert_array_equal(grown[50:], task.model.embeddings.tables()[2][50:])
+    np.testing.assert_array_equal(grown[:50], small.task.model.embeddings.tables()[2])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error"),
+    [
+        ((10, 6), "expected the rows of 3 tables, got 2"),
+        ((10, 5, 50), "table 1: expected 6 rows or more, got 5"),
+    ],
+)
+def test_tables_that_cannot_grow_so_are_named(tmp_path, sizes, error):
+    source = saved(trainer_of(SMALL), tmp_path / "small")
+    with pytest.raises(ValueError, match=error):
+        grow_tables(source, sizes, tmp_path / "grown")
+    assert not (tmp_path / "grown").exists()
+
+
+def test_hashed_ids_and_rows_outside_are_refused(tmp_path):
+    hashed = saved(trainer_of(SMALL, hash_indices=True), tmp_path / "hashed")
+    with pytest.raises(ValueError, match="--hash_indices takes ids modulo"):
+        grow_tables(hashed, LARGE, tmp_path / "grown")
+    for rows, error in (({3: [0]}, "a table from 0 to 2, got 3"), ({1: [6]}, "0 to 5, got 6")):
+        with pytest.raises(ValueError, match=error):
+            evict_rows(hashed, rows, tmp_path / "evicted")
+
+
+def test_a_smaller_checkpoint_is_refused_with_what_makes_it_fit(tmp_path):
+    saved(trainer_of(SMALL), tmp_path / "small")
+    with pytest.raises(ValueError, match=r"\[10, 8\] in .*\n.*\n  dlrm.scripts.checkpoint grow"):
+        load_checkpoint(tmp_path / "small", trainer_of(LARGE).parameters)
