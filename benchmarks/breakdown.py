@@ -7,11 +7,11 @@
 The workloads are those of train.py, the trainer and its loader the real ones, the process set up
 as our commands set theirs. Method: torch.profiler notes every operator of the training thread. Each
 one's own time, without that of operators it calls, goes to the part of the step that its name or
-its callers' belong to; what lies between operators is Python's and the autograd engine's. Every
+its callers' belong to; the time between operators is Python's and the autograd engine's. Every
 step has the same operators in the same order, so each of them, and each product of the limit, is
-timed by the first decile over all steps: what other programs on the machine do to the rest is left
-out. Readers run in threads of their own: only the wait for them is in the step. On a GPU the time
-of an operator is that of its kernels, and the rest is what lies between: no step is recorded here.
+timed by the first decile over all steps, which leaves out the influence of other programs on the
+machine. Readers run in threads of their own: only the wait for them is in the step. On a GPU the
+time of an operator is that of its kernels, and the rest the time between them; steps run eagerly.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -207,7 +207,7 @@ SANITIZER = ["compute-sanitizer", "--error-exitcode", "1", "--tool"]
 
 
 def run(todo: list[Step], args: argparse.Namespace) -> int:
-    """Runs what is to run, in order, and returns the exit code."""
+    """Runs the chosen steps in order, and returns the exit code."""
     args.output.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu_first.py: ended from outside"))
     outcomes = read(args.output)

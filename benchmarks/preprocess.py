@@ -268,7 +268,7 @@ def facts(start: float) -> dict:
 
 
 def ours(options: argparse.Namespace, *arguments: str) -> dict:
-    """Our command; what it says tells how long its start took, and how long its stages."""
+    """Times our command, whose output gives the seconds of its start and of its stages."""
     command = [sys.executable, "-u", ROOT / "preproc" / "spark_data_utils.py", *arguments]
     command[3:3] = ["--cores", str(options.cores)]
     command += ["--input_folder", options.raw, "--output_folder", options.output]

@@ -48,7 +48,7 @@ def write_table(path: Path, rows: int) -> None:
 
 
 def ours(options: argparse.Namespace, engine: str) -> dict:
-    """Our command; what it says tells how long its start took, and how long its stages."""
+    """Times our command, whose output gives the seconds of its start and of its stages."""
     fields = [NumericalField(name, "log") for name in NUMBERS]
     ids = [CategoricalField(name, frequency_limit=LIMIT) for name in TEXTS]
     schema = options.output.with_name("schema.yaml")

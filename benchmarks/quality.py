@@ -456,7 +456,7 @@ def _paired(scores: dict[str, dict[str, np.ndarray]], against: str) -> list[str]
 
 
 def _spaces(results: dict[str, Any]) -> list[str]:
-    """Returns what was searched; the spaces of a contender may differ between data sets."""
+    """Returns the search spaces; those of a contender may differ between data sets."""
     lines = {
         f"{key.rsplit('/', 1)[0]}: {json.dumps(result['space'])}": None
         for key, result in results.items()

@@ -41,7 +41,7 @@ from dlrm.train.trainer import Trainer
 
 
 class Training:
-    """A run of this process's rank that goes on for a few steps whenever it is asked to."""
+    """A run of this process's rank that takes a few steps on request."""
 
     def __init__(self, world: World, workload: str, dtype: str, batch: int):
         config, _ = WORKLOADS[workload]

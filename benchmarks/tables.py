@@ -5,7 +5,7 @@
     python benchmarks/tables.py skewed      one table of 60 % of all bytes, 4 processes
     python benchmarks/tables.py often       one table looked up 10 times as often, 2 processes
 
-`skewed` and `often` train one model from the same batches, which lie ready in memory, under
+`skewed` and `often` train one model from the same batches, which are ready in memory, under
 `--placement balanced` and `auto`. All processes live side by side with a thread each; the two
 placements take turns, and medians over the rounds are compared. Where other programs take the
 processors, steps say little, and the busiest process's processor time more. `memory` trains each
@@ -48,7 +48,7 @@ from dlrm.train.trainer import Trainer
 
 CPU = MACHINES["cpu"]
 _SMALL = {"bottom_mlp_sizes": (64, 64), "top_mlp_sizes": (64, 1), "embedding_dim": 64}
-_BATCHES = 4  # that lie ready, and are taken over and over
+_BATCHES = 4  # held in memory and repeated
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Ready(BatchedRows):
 
 
 class Training:
-    """A run of this process's rank that goes on for a few steps whenever it is asked to."""
+    """A run of this process's rank that takes a few steps on request."""
 
     def __init__(self, world: World, case: Case, placement: Placement, ready: bool = True):
         self.world = world

@@ -12,7 +12,7 @@ medians over rounds are compared. Memory is as torch and glibc come ("as install
 commands set it for their process (`dlrm.environment`), for all sides alike; "x it as
 installed" sets ours beside what the faster peer gives to who installs it and goes, the medians of
 two processes. On a GPU there is one kind of memory, steps are launched one by one (`gpu.py` records
-them), and what is in flight is waited for before the clock is read.
+them), and pending work is waited for before the clock is read.
 """
 
 import dlrm.environment as environment  # first: torch reads it when it is loaded
@@ -313,7 +313,7 @@ def measure(
 
 
 def after_waiting() -> float:
-    """The time when the GPU has done what it was given."""
+    """Returns the time after the GPU has finished its work."""
     torch.cuda.synchronize()
     return time.perf_counter()
 

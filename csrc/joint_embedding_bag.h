@@ -9,7 +9,7 @@ namespace dlrm {
 
 constexpr const char* kBagName = "joint_embedding_bag";
 
-// How many ids each bag has. `total` is the number of all ids, as the ids themselves have it.
+// Number of ids of each bag. `total` is the number of all ids, as the ids themselves have it.
 struct BagLengths {
   int64_t batch;
   int64_t tables;

@@ -1,4 +1,4 @@
-// Defines the library, and what it can say about itself.
+// Defines the library, and the op that reports its instruction set.
 
 #include <torch/csrc/stable/library.h>
 

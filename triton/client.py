@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> list[Figures]:
     """Does what the command line says; returns the figures of each concurrency.
 
     Raises:
-        ValueError, OSError, InferenceServerException: what the user can mend.
+        ValueError, OSError, InferenceServerException: mistakes that the user can fix.
     """
     concurrencies = [_positive("concurrency", text) for text in options.concurrency.split(",")]
     _positive("batch-size", options.batch_size)

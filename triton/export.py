@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> None:
     """Does what the command line says.
 
     Raises:
-        ValueError, OSError, ImportError: what the user can mend.
+        ValueError, OSError, ImportError: mistakes that the user can fix.
     """
     model_directory = options.save_dir / options.triton_model_name
     version = _version(options, model_directory)
@@ -362,7 +362,7 @@ def _write_version(directory: Path, export: Export) -> list[str]:
 
 
 def _compare(export: Export, scores: np.ndarray) -> Agreement:
-    """Compares what was written with the checkpoint.
+    """Compares the exported model with the checkpoint.
 
     Raises:
         ValueError: they differ by more than the precision of the tables explains.

@@ -237,7 +237,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def write_backend(directory: Path, script: str) -> None:
-    """Puts `script` into a version as `model.py`, and beside it what it imports of dlrm.
+    """Puts `script` into a version as `model.py`, with the modules of dlrm that it imports.
 
     The native library goes with it where it was built; it does not depend on Python's version.
     """
@@ -250,7 +250,7 @@ def write_backend(directory: Path, script: str) -> None:
 
 
 def _sources(modules: Iterable[str]) -> set[Path]:
-    """The files of modules of dlrm, and of all that they import of dlrm."""
+    """Returns the files of modules of dlrm, and of all modules of dlrm that they import."""
     found: set[Path] = set()
     waiting = list(modules)
     while waiting:

@@ -1,4 +1,4 @@
-// Where the input is bad, told the same way whatever the number of threads.
+// Position of the first bad input, the same with any number of threads.
 #pragma once
 
 #include <atomic>

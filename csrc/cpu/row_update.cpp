@@ -12,7 +12,7 @@
 namespace dlrm {
 namespace {
 
-// An update rule: where the weight (float* or SplitFloats) and its state lie, and the numbers of
+// An update rule: pointers to the weight (float* or SplitFloats) and its state, and the numbers of
 // this step.
 template <typename Weight>
 struct SgdRule {

@@ -41,7 +41,7 @@ struct ErrorWord {
   Report report;
 };
 
-// What a kernel reports to; of one launch, so that its reports can be told from another's.
+// Receiver of a kernel's reports; of one launch, so that its reports are distinct from another's.
 struct Errors {
   static constexpr unsigned long long kSealed = ~0ull;  // no launch's number
 

@@ -37,7 +37,7 @@ __global__ void check_total(const int64_t* ends, int64_t bags, int64_t total, Er
   if (found != total) errors.report({kBadTotal, kBeforeIds, 0, 0, found, total});
 }
 
-// Where each bag's ids lie, whatever the lengths were.
+// Positions of each bag's ids, for any lengths.
 struct BagEnds {
   const int64_t* ends;
   int64_t bags, total;

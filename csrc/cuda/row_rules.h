@@ -70,7 +70,7 @@ struct SplitFloats {
 };
 
 // Each rule: `Held` is what the elements of a row hold before the update, `rate` the learning rate,
-// and `i` where the elements of `grad` lie in the weight.
+// and `i` where the elements of `grad` are in the weight.
 
 template <typename Weight>
 struct SgdRule {

@@ -1,7 +1,7 @@
 // Lines `label <tab> integers <tab> hexadecimal hashes` of a log to columns of numbers.
 //
 // One pass; each character is looked at once, eight at a time where a hash has eight digits. A line
-// that cannot be read ends the parsing: what is wrong with it is for the caller to say.
+// that cannot be read ends the parsing: the caller describes the error.
 #pragma once
 
 #include <array>
