@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm.metrics.ranked import check_rows
 
-_ROWS_AT_ONCE = 1 << 17  # so that what is counted stays in the cache
+_ROWS_AT_ONCE = 1 << 17  # so that the counts stay in the cache
 _SCORE_BITS = 33  # of a key: a float32 and the label below it
 _MOST_GROUPS = 1 << (64 - _SCORE_BITS)
 
@@ -154,7 +154,7 @@ def _ordered_bits(scores: np.ndarray) -> np.ndarray:
 
 
 def _counted(keys: np.ndarray, weights: np.ndarray | None) -> Iterator[Groups]:
-    """Yields the groups of sorted keys; of a group that goes on, what is counted so far waits.
+    """Yields the groups of sorted keys; the counts of an unfinished group wait for its end.
 
     Args:
         keys: as `_keys` makes them, sorted.

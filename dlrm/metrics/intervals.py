@@ -133,7 +133,7 @@ def bootstrap(
         clusters: of each row, numbered from 0; None draws single rows, each a cluster.
         rows: how many there are.
         replicates: how many are drawn.
-        seed: of what is drawn.
+        seed: of the random draws.
 
     Returns:
         Of each model, the metrics' values `[replicates]` by name.
@@ -153,7 +153,7 @@ def bootstrap(
 
 
 def percentiles(value: float, replicates: np.ndarray | None) -> Interval:
-    """Returns a value with the bounds between which the share `LEVEL` of the replicates lies.
+    """Returns a value with the bounds that contain the share `LEVEL` of the replicates.
 
     Replicates are moved so that their median is the value: those of a sum of magnitudes, such as
     the calibration error, are all too great, since noise adds to it.

@@ -91,7 +91,7 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgement:
     Args:
         rows: of one model, or of two that are compared.
         replicates: of the bootstrap; 0 is none.
-        seed: of what is drawn.
+        seed: of the random draws.
 
     Raises:
         ValueError: rows cannot be judged; see `RankedRows`.

@@ -17,7 +17,7 @@ def by_value(values: np.ndarray, name: Callable[[int], str]) -> Slices:
 
     Args:
         values: `[rows]`, ids.
-        name: id -> what it is called.
+        name: id -> its name.
     """
     found, counts = np.unique(values, return_counts=True)
     common = found[np.argsort(-counts, kind="stable")][:_MOST_VALUES]

@@ -1,4 +1,4 @@
-"""Shows runs side by side: what was set otherwise, how good they are, how fast they were.
+"""Shows runs side by side: flags that differ, metrics, speed.
 
     python -m dlrm.scripts.compare RUN RUN ... [--sort auc] [--output DIR]
     python -m dlrm.scripts.compare FOLDER_OF_RUNS
@@ -33,7 +33,7 @@ _KIND = "comparison"  # what the manifest of a page says that it is of
 _MAX_LOG_BYTES = 1 << 28
 _SPEED = "average_train_throughput"
 _LOWER_IS_BETTER = ("log_loss", "loss", "normalized_entropy", "step_time")
-# Flags that say where files are, and nothing of what is trained.
+# Flags that name files, and do not affect the training.
 _PLACES = (
     *("save_checkpoint_path", "load_checkpoint_path", "log_path", "output_dir", "resume"),
     *("tensorboard", "mlflow"),
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Does what the options say.
+    """Runs the comparison.
 
     Raises:
         ValueError, OSError: what the user can fix.

@@ -20,7 +20,7 @@ _set_name.argtypes = ctypes.py_object, ctypes.c_char_p
 
 
 def read(requests: Sequence[Any], reader: Reader) -> list[Request | ValueError]:
-    """Returns the tensors of each request by name, or what is wrong with it.
+    """Returns the tensors of each request by name, or its error.
 
     Inputs that were left out are not in it. Shapes are checked before data is touched: Triton's own
     check of them against the bytes sent overflows.
@@ -40,7 +40,7 @@ def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueE
 
     Args:
         pb_utils: the module `triton_python_backend_utils`, which only the server has.
-        answers: arrays by output, or what is wrong with the request.
+        answers: arrays by output, or the error of the request.
     """
     return [_response(pb_utils, answer) for answer in answers]
 

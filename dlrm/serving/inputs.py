@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """Those that there are, in the order in which an exported model takes them."""
+        """Tensors that are present, in the order in which an exported model takes them."""
         return tuple(array for array in self if array is not None)
 
     @property
@@ -103,7 +103,7 @@ class RowError(ValueError):
 
     Attributes:
         row: the first such row.
-        problem: what is wrong with it.
+        problem: its error.
     """
 
     def __init__(self, row: int, problem: str) -> None:

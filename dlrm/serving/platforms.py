@@ -1,7 +1,7 @@
 """Model files of the runtimes that serve: TorchScript, ONNX, AOTInductor.
 
 Each is written by a function and opened by another, as a function from numpy arrays to numpy
-arrays, so that what was written can be compared with what was trained.
+arrays, so that the exported model can be compared with the trained one.
 """
 
 import logging
@@ -110,7 +110,7 @@ def _score_by(module: Callable[..., Any]) -> Score:
 
 
 def _dynamic(example: tuple[Tensor, ...], least: int | None = None) -> tuple[dict, ...]:
-    """Returns what is dynamic of each input: rows and, of bags, how many ids all of them have."""
+    """Returns the dynamic dimensions of each input: rows and, of bags, the total of their ids."""
     batch = {0: torch.export.Dim("batch", min=least)}
     if len(example) == 2:
         return batch, batch

@@ -50,8 +50,8 @@ def load(
         checkpoint: a checkpoint, or a run's directory of checkpoints, of which the best is taken.
         dataset: whose fitted transform raw rows go through where the checkpoint has none. One
             trained on a dataset of ours has that dataset's, and the two must be the same.
-        allow_other_transform: go on where they are not; the checkpoint's is taken.
-        say: what is called with a line where they are not, or where the dataset has none.
+        allow_other_transform: accept transforms that differ, and use the checkpoint's.
+        say: is called with a line if they differ, or if the dataset has none.
         allow_links: whether the dataset's files may be symbolic links out of it.
 
     Raises:
@@ -442,7 +442,7 @@ def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
 
 
 def _list_or_text(value: Any) -> Cell:
-    """A value as JSON lines would have it."""
+    """Returns a value as in JSON lines."""
     if isinstance(value, list | tuple | np.ndarray):
         return [_list_or_text(one) for one in value]
     if isinstance(value, Mapping | Set):
@@ -451,7 +451,7 @@ def _list_or_text(value: Any) -> Cell:
 
 
 def _field(value: Any) -> bytes:
-    """A value as a log would have it: whole numbers without a point, missing ones empty."""
+    """Returns a value as in a log: whole numbers without a point, missing ones empty."""
     if isinstance(value, bytes):
         return value
     if value is None or type(value).__name__ == "NAType":  # pandas.NA, which equals nothing

@@ -1,6 +1,6 @@
 """Requests to a model's inputs, in a server without torch.
 
-`triton/export.py` puts a copy of this file, and of what it imports, into the model repository.
+`triton/export.py` copies this file, and those that it imports, into the model repository.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ def max_rows(config: Mapping[str, Any]) -> int:
 def together_or_alone(
     answer: Callable[[Sequence[Item]], Sequence[Answer]], items: Sequence[Item]
 ) -> list[Answer | ValueError]:
-    """Returns the answers to items, or what is wrong with one.
+    """Returns the answers to items, or the error of one.
 
     They are answered together, which costs little more than answering one; if that fails, whatever
     the reason, each is answered alone, so that only the faulty ones fail.
@@ -53,7 +53,7 @@ def together_or_alone(
 
 
 def as_value_error(error: Exception) -> ValueError:
-    """Returns what a client is told of an error of its request.
+    """Returns the message to a client about an error of its request.
 
     It forgets where it was raised: the frames there hold the arrays of the whole batch, and, as
     they hold the error too, would keep them until garbage is collected.
@@ -122,10 +122,10 @@ class Reader:
         return self._max_rows * (len(self._names) - len(self._longest) + of_lists)
 
     def read(self, requests: Sequence[Request | ValueError]) -> list[Inputs | ValueError]:
-        """Returns the inputs of each request, or what is wrong with it.
+        """Returns the inputs of each request, or its error.
 
         Args:
-            requests: tensors, or what was wrong with them already.
+            requests: tensors, or the errors found so far.
         """
         answers: dict[int, Inputs | ValueError] = {}
         raw: dict[int, Request] = {}

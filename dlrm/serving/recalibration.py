@@ -31,12 +31,12 @@ _BINS = 512  # of isotonic regression
 
 
 class Recalibration(nn.Module):
-    """A map of logits: straight lines between knots, that go on with given slopes beyond them.
+    """A piecewise linear map of logits, with given slopes beyond the first and last knot.
 
     Args:
         kind: how it was fitted, such as "platt".
         knots: logits, ascending.
-        values: what they are mapped to, ascending.
+        values: images of the knots, ascending.
         below, above: slopes before the first knot and after the last.
         facts: what else is stored with it, such as the rows that it was fitted to.
 

@@ -63,11 +63,11 @@ class Text(NamedTuple):
 
 
 class RowTransform:
-    """The fitted transform of a dataset, of whichever kind, applied to rows of text.
+    """The fitted transform of a dataset of any kind, applied to rows of text.
 
     Args:
         transform: of logs of integers and hexadecimal hashes, or of named columns.
-        directory: what it was loaded from.
+        directory: from which it was loaded.
     """
 
     def __init__(self, transform: Fitted, directory: Path | None = None) -> None:
@@ -158,7 +158,7 @@ def text_of_fields(rows: Sequence[Sequence[bytes]], num_columns: int) -> Text:
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> Text:
     """Makes text of uint8 tensors `[rows, width]`: a line a row, padded with zeros.
 
-    Rows lie one after another at their own width, so the cost is that of the bytes there are.
+    Rows are stored one after another at their own width, so only their own bytes cost time.
 
     Raises:
         RowError: a row, counted over all tensors, is too long or has too many fields.

@@ -32,7 +32,7 @@ def open_runtimes(
         model: a trained network; on the CPU, as the others are.
         names: of `RUNTIMES`.
         example: a batch with what others have: one id a table, or lengths, and weights of ids.
-        note: told what is left out.
+        note: is called with the reason for each that is left out.
     """
     opened: dict[str, Predict] = {}
     with tempfile.TemporaryDirectory(prefix="dlrm-runtimes-") as directory:

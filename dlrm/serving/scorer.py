@@ -1,6 +1,6 @@
 """Requests to scores by ONNX Runtime, in a server without torch.
 
-`triton/export.py` puts a copy of this file, and of what it imports, into the model repository.
+`triton/export.py` copies this file, and those that it imports, into the model repository.
 """
 
 import os
@@ -32,10 +32,10 @@ class Scorer:
         self._score = open_session(directory / ONNX, threads)
 
     def __call__(self, requests: Sequence[Request | ValueError]) -> list[np.ndarray | ValueError]:
-        """Returns the scores of each request, float32 `[rows, 1]`, or what is wrong with it.
+        """Returns the scores of each request, float32 `[rows, 1]`, or its error.
 
         Args:
-            requests: tensors, or what was wrong with them already.
+            requests: tensors, or the errors found so far.
         """
         read = self.reader.read(requests)
         good = [inputs for inputs in read if not isinstance(inputs, ValueError)]

@@ -36,7 +36,7 @@ def _row(name: str, source: str, printed: str, meant: str | None = None, **more:
 
 
 def _to_the_end(row: System, command: str) -> System:
-    """The training as the document has it for results: all epochs, and a checkpoint after each."""
+    """Returns the training of the document's results: all epochs, and a checkpoint after each."""
     command = re.sub(r" --epochs? \d+| --ckpts-per-epoch 0", "", command)
     if not command.startswith("poprun"):
         command = command.replace(" --no-validation", "")

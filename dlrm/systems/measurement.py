@@ -1,4 +1,4 @@
-"""Rules of measurement: how often a document runs a row, what it leaves out, what it reports."""
+"""Rules of measurement: a document's number of runs, its warm-up and the reported statistic."""
 
 import math
 import statistics
@@ -92,7 +92,7 @@ def measured(runs: Sequence[Sequence[float]], rule: Rule) -> Measured:
 
     Args:
         runs: the values of each run: one, or a series.
-        rule: says what of a series to leave out and which statistic to take.
+        rule: the values of a series to leave out, and the statistic to take.
 
     Raises:
         ValueError: there is no run, or one whose series ends before its first value counts.

@@ -1,4 +1,4 @@
-"""A benchmark row: a configuration that a source document names, with what it published of it."""
+"""A benchmark row: a configuration of a source document, with its published figures."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,8 @@ class Figure:
 
     Attributes:
         value: the number as printed, in `unit`.
-        unit: as the document has it, such as "images/sec".
-        quantity: key of `QUANTITIES`: what was measured.
+        unit: as in the document, such as "images/sec".
+        quantity: key of `QUANTITIES`: the measured quantity.
         system: whose number it is, where the document compares several, such as "OneFlow".
     """
 
@@ -28,7 +28,7 @@ class Figure:
         return f"{self.system} {shown}".strip()
 
 
-QUANTITIES = {  # what is measured -> its name before a figure
+QUANTITIES = {  # measured quantity -> its name before a figure
     "throughput": "",  # the unit says it
     "auc": "",
     "accuracy": "accuracy",

@@ -39,7 +39,7 @@ class Translation:
         flags: its command line without the data.
         processes: replicas, a process each.
         nodes: machines that the processes are on.
-        dataset: what is read, below $DATASETS_DIR; None where data are made up.
+        dataset: data to read, below $DATASETS_DIR; None if they are synthetic.
         records: one for each flag that is printed, of the configuration, or a default.
     """
 
@@ -62,7 +62,7 @@ class _Program:
         configs: its named configurations, as command lines.
         mode: our flags of each of its runs.
         replicas: the flag that says how many there are; None where only the launcher does.
-        dataset: the flag that names what is read.
+        dataset: the flag that names the data.
     """
 
     command: str
@@ -179,7 +179,7 @@ def _read(tokens: Sequence[str], options: Mapping[str, Option], program: str) ->
 
 
 def _in_full(given: str, options: Mapping[str, Option], program: str) -> str:
-    """The flag that `given` is or, as argparse has it, begins."""
+    """Returns the flag that `given` names or, as in argparse, abbreviates."""
     if given in options:
         return given
     begun = [name for name in options if given.startswith("--") and name.startswith(given)]

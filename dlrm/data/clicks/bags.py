@@ -1,4 +1,4 @@
-"""Fields with several ids a row: how they lie in memory and in the files of a dataset.
+"""Fields with several ids a row: their layout in memory and in the files of a dataset.
 
 A field whose number among the tables is i has, in each split, in place of `cat_<i>.bin`:
 
@@ -119,7 +119,7 @@ class ListField(NamedTuple):
         return layout.id_dtype(self.max_length + 1)
 
     def facts(self) -> dict[str, Any]:
-        """Returns it as YAML has it, without what has its default."""
+        """Returns its YAML form, without values that are the default."""
         defaults = self._field_defaults
         return {k: v for k, v in self._asdict().items() if defaults.get(k, self) != v}
 

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
     @property
     def one_id_each(self) -> bool:
-        """True if every sample has one id for each table, so that there are no lengths."""
+        """Is True if every sample has one id for each table, so that there are no lengths."""
         return self.lengths is None
 
     @property

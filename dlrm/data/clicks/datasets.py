@@ -70,7 +70,7 @@ class DataConfig:
             and in the metrics of tests.
 
     Raises:
-        ValueError: an impossible value; the flag, what it expects and what came are named.
+        ValueError: an impossible value; the message names the flag, the expectation and the value.
     """
 
     dataset: str | None = None
@@ -263,7 +263,7 @@ def described_directory(config: DataConfig) -> Path:
 
 
 def fitted_directory(config: DataConfig) -> Path | None:
-    """Returns the folder of a dataset's rows and fitted transform; None where rows are made up.
+    """Returns the folder of a dataset's rows and fitted transform; None if rows are synthetic.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such dataset.

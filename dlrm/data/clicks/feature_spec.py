@@ -44,7 +44,7 @@ class FeatureSpec:
         allow_links: whether these files may be symbolic links that lead out of the directory.
 
     Raises:
-        ValueError: a rule is broken; the file, the rule and what was found are named.
+        ValueError: a rule is broken; the message names the file, the rule and the value found.
     """
 
     feature_spec: dict[str, dict[str, Any]]
@@ -167,7 +167,7 @@ class FeatureSpec:
 
     @property
     def splits(self) -> list[str]:
-        """The splits that there are, in the order train, test, validation."""
+        """Splits of the dataset, in the order train, test, validation."""
         return [split for split in layout.SPLITS if split in self.source_spec]
 
     @property
@@ -201,7 +201,7 @@ class FeatureSpec:
 
     @property
     def poolings(self) -> tuple[str | None, ...] | None:
-        """Of each table "sum", "mean" or, where nothing is said, None; None: nothing is of any.
+        """Pooling of each table: "sum", "mean" or None if unspecified; None if no table has one.
 
         Where all lists have the same, so have the features of one id a row, which any leaves alone.
         """
@@ -297,7 +297,7 @@ class FeatureSpec:
 
 
 def read_sections(path: Path) -> dict[str, Any]:
-    """Reads the four sections of a specification without checking what is in them.
+    """Reads the four sections of a specification without checking their content.
 
     Raises:
         FileNotFoundError: no such file.

@@ -20,7 +20,7 @@ class ListColumn:
         split: "train", "test" or "validation".
         name: of the field, which is one of `spec.lists`.
         rows: of the split; the sizes of the files fit them (`FeatureSpec.num_rows`).
-        verifier: compares what is read with the dataset's checksums; None compares nothing.
+        verifier: compares data that are read with the dataset's checksums; None compares nothing.
 
     Attributes:
         files, field: what the specification says of it.
@@ -140,7 +140,7 @@ class SampleWeights:
     Args:
         path: `weight.bin`.
         rows: of the split.
-        verifier: compares what is read with the dataset's checksums; None compares nothing.
+        verifier: compares data that are read with the dataset's checksums; None compares nothing.
 
     Raises:
         ValueError: the file is longer or shorter than the rows, or all weights are 0.

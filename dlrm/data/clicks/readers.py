@@ -37,7 +37,7 @@ class SplitDataset(BatchedRows):
         batch_size: samples of a batch.
         subset: fraction of the batches to use.
         shard: what this process reads; by default everything.
-        verifier: compares what is read with the dataset's checksums; by default nothing is.
+        verifier: compares data that are read with the dataset's checksums; by default nothing is.
         sample_weights: whether batches have the weights of `weight.bin`, where the split has it.
 
     Raises:
@@ -180,7 +180,7 @@ class BinaryDataset(BatchedRows):
         table_sizes: rows of each table.
         batch_size: samples of a batch.
         subset: fraction of the batches to use.
-        verifier: compares what is read with the dataset's checksums; by default nothing is.
+        verifier: compares data that are read with the dataset's checksums; by default nothing is.
 
     Raises:
         FileNotFoundError: the file is missing.

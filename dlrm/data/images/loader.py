@@ -70,7 +70,7 @@ class ImageSource(Protocol):
     """Images that can be read in any order.
 
     Attributes:
-        num_samples: images that there are.
+        num_samples: number of images.
         num_classes: labels are in [0, num_classes).
         size: height and width of the images.
     """
@@ -150,10 +150,10 @@ class ImageDataset:
 class GeneratedImages:
     """One random image, made on the host once and copied for every row; labels are random.
 
-    The values are normal with mean 127 and deviation 60, and lie in [0, 255].
+    The values are normal with mean 127 and deviation 60, within [0, 255].
 
     Args:
-        num_samples: rows that there are to be.
+        num_samples: number of rows to generate.
         size: height and width.
         num_classes: labels are in [0, num_classes).
         seed: of image and labels.

@@ -13,7 +13,7 @@ Parser = Callable[[Sequence[str]], np.ndarray]  # stripped cells of a column -> 
 
 
 class BadCellError(Exception):
-    """A cell that its parser refuses; whoever knows the file, line and column names them."""
+    """A cell that its parser refuses; the caller adds file, line and column."""
 
     def __init__(self, index: int, expected: str) -> None:
         super().__init__(index, expected)

@@ -114,7 +114,7 @@ def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
 
 
 def explain(line: bytes, log_format: LogFormat) -> Reason:
-    """Says what is wrong with a line that `parse_lines` stopped at."""
+    """Describes the error of the line at which `parse_lines` stopped."""
     fields = line.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")
     if fields == [b""]:
         return Reason(None, "a label and fields", "an empty line")

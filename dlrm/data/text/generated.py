@@ -15,7 +15,7 @@ class GeneratedText:
     Args:
         kind: "pretrain" has masked tokens and whether B comes from elsewhere, "squad" spans, and
             "pairs" labels.
-        num_samples: rows that there are to be; of more than 1,024, row i is as row i modulo that.
+        num_samples: number of rows; beyond 1,024, row i repeats row i modulo 1,024.
         length: tokens of a row with its padding, at least 8.
         vocab_size: ids are in [1, vocab_size), 0 where there is padding.
         max_predictions: masked tokens of each row, at least 1; a row of fewer than twice as many

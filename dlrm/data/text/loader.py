@@ -78,7 +78,7 @@ class TextSource(Protocol):
     """Rows that can be read in any order.
 
     Attributes:
-        num_samples: rows that there are.
+        num_samples: number of rows.
         length: tokens of a row with its padding.
         lengths: tokens of each row without it, `[num_samples]`.
         num_masked: tokens to be predicted in each row, `[num_samples]`; None: there are none.

@@ -40,7 +40,7 @@ class Question(NamedTuple):
 
     Attributes:
         id: its name, which no other has.
-        question: what is asked.
+        question: its text.
         context: the paragraph; questions about the same one share the string.
         answers: of people; none where they are not known.
         place: where it was read, for errors.
@@ -135,7 +135,7 @@ class SquadFeatures:
     in the window's row; 0 and 0 where the window does not have all of it.
 
     Args:
-        questions: what is asked; `read_squad` returns them.
+        questions: those that `read_squad` returns.
         tokenizer: makes tokens of it.
         max_seq_length: tokens of a row.
         doc_stride: tokens between the beginnings of two windows of a context.
@@ -143,7 +143,7 @@ class SquadFeatures:
         training: whether spans are wanted.
 
     Attributes:
-        questions: what was given.
+        questions: those that were asked.
         question_of_window: index of each window's question, ascending, `[windows]`.
         first_places: place of the first token of the context in each row, `[windows]`.
         window_starts: token of its context that each window begins with, `[windows]`.

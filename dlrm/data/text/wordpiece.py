@@ -21,7 +21,7 @@ _BLOCK = 1024  # texts that are tokenized at once, so that few of their Python o
 
 
 class Slices(NamedTuple):
-    """Sequences of ids that lie in one array.
+    """Sequences of ids, stored in one array.
 
     Attributes:
         ids: of all of them, int32.

@@ -37,7 +37,7 @@ class BertConfig:
     """An encoder's architecture; field names are those of the command line's flags.
 
     Attributes:
-        size: a key of `SIZES`, which gives what is None of the next four.
+        size: a key of `SIZES`, which gives the values of those of the next four that are None.
         num_layers: of the encoder.
         hidden_size: numbers of a token's vector.
         num_heads: of the attention; a divisor of the hidden size.
@@ -366,7 +366,7 @@ def _autocast(hidden: Tensor) -> Tensor:
 
 
 class _Residual(nn.Module):
-    """A dense layer, dropout, the sum with what was there before, and the norm."""
+    """A dense layer, dropout, the residual sum, and the norm."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, config: BertConfig) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ class InlineEngine:
 def return_memory() -> None:
     """Lets Arrow return memory in processes that start from now on, unless the user chose a pool.
 
-    Its own pool, mimalloc, reserves 1 GiB and keeps what is freed: 50 MB more in each process.
+    Its own pool, mimalloc, reserves 1 GiB and keeps freed memory: 50 MB more in each process.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 

@@ -55,7 +55,7 @@ class SparkEngine:
 
     @property
     def address(self) -> str | None:
-        """Of Spark's own pages on what it does, where they are enabled."""
+        """Address of Spark's own progress pages, if they are enabled."""
         return self._spark.uiWebUrl
 
     def session(self) -> "SparkSession":
@@ -80,7 +80,7 @@ def _nothing(_: int) -> None:
 
 
 class _named:  # noqa: N801  (used as a function)
-    """A task whose errors about input and output can be told from Spark's own."""
+    """A task whose errors about input and output are distinct from Spark's own."""
 
     def __init__(self, task: Callable[[Any], None]) -> None:
         self.task = task
@@ -153,7 +153,7 @@ def spark_engine(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # absl shows what it says of connections
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # absl shows its messages on connections
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
@@ -164,7 +164,7 @@ def spark_engine(
                 spark = SparkContext(conf=conf)
             try:
                 engine = SparkEngine(spark)
-                # Python's processes start here, and what they lack is told before any work.
+                # Python's processes start here, and report what they lack before any work.
                 engine.run("start", _nothing, range(engine.cores))
                 yield engine
             finally:
@@ -178,7 +178,7 @@ def spark_engine(
 def configuration(
     master: str | None, memory_gib: int, python_path: str, settings: dict[str, str]
 ) -> dict[str, str]:
-    """Returns what Spark is told, for the arguments of `spark_engine`; `settings` prevail."""
+    """Returns Spark's settings for the arguments of `spark_engine`; `settings` take precedence."""
     memory = f"{max(memory_gib // 2, 1)}g"
     if re.fullmatch(r"local(\[.*\])?", master or ""):
         place = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

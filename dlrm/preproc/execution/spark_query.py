@@ -44,7 +44,7 @@ class SparkQuery:
         return f"--spark_table {self.table}" if self.table else f"--spark_sql {self.sql}"
 
     def facts(self) -> dict[str, str]:
-        """Returns the flag and its value, which decide what is read."""
+        """Returns the flag and its value, which determine the rows."""
         return {"--spark_table": self.table} if self.table else {"--spark_sql": self.sql or ""}
 
 
@@ -63,9 +63,9 @@ def read_query(
 
     Args:
         engine: Spark.
-        query: what is read.
+        query: rows to read.
         columns: which of its columns.
-        folder: for the files, on storage that every node sees; what is in it is replaced.
+        folder: for the files, on storage that every node sees; its content is replaced.
         optional: columns that are read where the query has them.
 
     Returns:

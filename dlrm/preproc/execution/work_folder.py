@@ -1,12 +1,12 @@
-"""The folder of a run that is not finished: what is done, and for which options and input.
+"""Folder of an unfinished run: its finished tasks, options and input.
 
     OUTPUT.unfinished/run.json           the options and the input
     OUTPUT.unfinished/<digest>/output/   what becomes OUTPUT when it is whole
     OUTPUT.unfinished/<digest>/...       a file a task, written when it is done; what tasks leave
 
-A task that is done is not run again, so a run that was killed goes on where it was. The digest is
+A finished task is not run again, so a run that was killed resumes where it was. The digest is
 of options and input, so that nothing of one run gets into another. A run whose output is neither
-here nor at OUTPUT, as its manifest tells, begins anew.
+here nor at OUTPUT, according to its manifest, starts from the beginning.
 """
 
 import fcntl
@@ -46,8 +46,8 @@ class WorkFolder:
     """A run's folder; see `open_work_folder`.
 
     Attributes:
-        path: what is done lies here.
-        final: what is written becomes this.
+        path: directory of finished work.
+        final: place of the finished output.
         resumed: whether an earlier run had begun.
     """
 
@@ -105,13 +105,13 @@ class WorkFolder:
         items: Sequence[Any],
         on_progress: Callable[[list[int]], None] = lambda done: None,
     ) -> list[dict[str, Any]]:
-        """Runs a task on every item that it was not run on yet; returns what it said of each.
+        """Runs a task on every unfinished item; returns all results.
 
         Args:
             engine: who runs them.
             stage: names the folder of the results, which are JSON.
             task: a function that can be pickled.
-            items: numbered by their order, which must be the same when a run goes on.
+            items: numbered by their order, which must be the same when a run is resumed.
             on_progress: called now and then with the numbers of the items that are done.
         """
         results = self.folder(f"{stage}.tasks")
@@ -168,11 +168,11 @@ def _watched(results: Path, on_progress: Callable[[list[int]], None]) -> Iterato
 def open_work_folder(
     final: Path, facts: dict[str, Any], replace: bool | str, restart: bool
 ) -> Iterator[WorkFolder]:
-    """Opens the folder of a run, or goes on with one; no other process has it meanwhile.
+    """Opens the folder of a new or resumed run; other processes are locked out meanwhile.
 
     Args:
         final: what the run writes; the folder is beside it.
-        facts: options, by flag, and input, by file, which decide what is written; JSON.
+        facts: options, by flag, and input, by file, that determine the output; JSON.
         replace: whether an earlier output of ours may be replaced, other than this run's.
         restart: whether an unfinished run may be given up.
 
@@ -210,7 +210,7 @@ def open_work_folder(
 def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
     """Returns True if any run in the folder has finished a task, beyond dividing its work.
 
-    A run whose output has left the folder goes on only to say so, and only where that is true.
+    A run whose output has left the folder resumes only to report it, if that output is intact.
     """
     described = [path.parent for path in folder.glob("*/described.done")]
     if any(not (run / "output").exists() for run in described):
@@ -228,7 +228,7 @@ def remove_work_folder(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Removes all but the facts; nothing of it looks like a run when this is killed half-way."""
+    """Removes all but the facts; if it is killed half-way, the rest does not look like a run."""
     for entry in folder.iterdir():
         if entry.is_dir():
             removed = entry.rename(entry.with_name(f"{entry.name}{_REMOVED}"))

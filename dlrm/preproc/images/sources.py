@@ -49,7 +49,7 @@ class Source(NamedTuple):
     Attributes:
         splits: split -> images; one split "train" where the source has none.
         classes: names of the labels; None: the records say them.
-        left_out: names and reasons of what is no image of a class.
+        left_out: names of files that are no image of a class, with reasons.
     """
 
     splits: dict[str, list[Item]]
@@ -60,8 +60,8 @@ class Source(NamedTuple):
 def find_images(path: Path) -> Source:
     """Finds the images of a folder or tar file.
 
-    Class folders may lie in `train` and in `val`, `validation` or `test`. Names that begin with a
-    dot are passed over.
+    Class folders may be in `train` and in `val`, `validation` or `test`. Names that begin with a
+    dot are skipped.
 
     Raises:
         FileNotFoundError: there is nothing at `path`, or no image in it.

@@ -20,7 +20,7 @@ class Record(NamedTuple):
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Returns the CRC-32C of some bytes as TFRecord files have it."""
+    """Returns the masked CRC-32C of some bytes, as TFRecord files store it."""
     try:
         import google_crc32c
     except ImportError as error:

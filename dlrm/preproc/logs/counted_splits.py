@@ -125,7 +125,7 @@ def _count_lines(split: Split) -> dict[str, Any]:
 
 
 def _splits(run: Run, name: str, days: Sequence[Day]) -> list[Split]:
-    """Cuts days into splits: those of the run that goes on, or new ones."""
+    """Cuts days into splits: those of a resumed run, or new ones."""
     stored = run.work.result(f"{name}.splits")
     if stored is None:
         smallest, largest = _SPLIT_BYTES

@@ -1,4 +1,4 @@
-"""The stages of preprocessing, whoever runs their tasks: from raw logs to a dataset that is whole.
+"""Stages of preprocessing with any engine, from raw logs to a complete dataset.
 
     unpack      compressed files, if there are any
     cut         one file into days of equally many lines, if there is one file
@@ -6,7 +6,7 @@
     dictionary  merge the counts, and give ids to the values that are frequent enough
     transform   read every line once more and write rows; those to be shuffled go into buckets
     shuffle     sort each bucket and write its rows
-    describe    the report, the files that say what is in the dataset, and their checksums
+    describe    the report, the files that describe the dataset, and their checksums
 
 Every task leaves a file when it is done, and every stage a marker, in a `WorkFolder`.
 """
@@ -111,7 +111,7 @@ def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:
 def _describe(
     run: Run, splits: Sequence[Split], totals: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
-    """Writes the files that say what is in a dataset; the manifest last."""
+    """Writes the files that describe a dataset; the manifest last."""
     output, options = run.work.output, run.options
     fitted = Transform.load(output / layout.TRANSFORM)
     spec = None

@@ -80,7 +80,7 @@ def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
     Args:
         folder: where they are; files of other names do not matter, but there may be no `day_N.*`
             that cannot be read: the last day is held out, so it must be known which is last.
-        num_days: how many there must be; None takes what is there.
+        num_days: expected number of days; None takes all.
 
     Raises:
         FileNotFoundError: no folder, or a missing day.

@@ -241,7 +241,7 @@ def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
 
 
 def _notices(setup: TextSetup) -> Iterator[str]:
-    """Lines about what runs, and about what is not as the flags might suggest."""
+    """Yields notices: what runs, and where that differs from what the flags suggest."""
     values = setup.values
     shape = values.config(BertConfig).shape
     known = SIZES[values["size"]] == shape
@@ -329,7 +329,7 @@ def _train(setup: TextSetup, watch: Watch) -> dict[str, float]:
 
 
 def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -> None:
-    """Takes weights and moments of phase 1; steps and random numbers begin anew."""
+    """Loads weights and moments of phase 1; steps and random numbers start afresh."""
     load_checkpoint(checkpoint, trainer.parameters, resume=True, world=trainer.world)
     torch.manual_seed(seed + trainer.world.rank)
     for weight, optimizer in trainer.parameters.optimizer_of():

@@ -47,7 +47,7 @@ _RUN: Definitions = {
     "phase": (
         int,
         1,
-        "Phase of pre-training: 2 goes on from --load_checkpoint_path with longer rows",
+        "Phase of pre-training: 2 continues from --load_checkpoint_path with longer rows",
     ),
     "recipe": (
         str,
@@ -79,7 +79,7 @@ _DATA: Definitions = {
     "data_format": (str, "auto", one_of(DATA_FORMATS, "Format of pre-training data")),
     "pad_to_seq_length": (bool, False, "Pad pre-training rows that are shorter than asked for"),
     "unknown_id": (int | None, None, "Token that takes the place of those outside of --vocab_size"),
-    "synthetic_dataset_num_entries": (int, 10000, "Rows of an epoch of data that are made up"),
+    "synthetic_dataset_num_entries": (int, 10000, "Rows of an epoch of random data"),
     "max_seq_length": (
         int | None,
         None,
@@ -134,7 +134,7 @@ _BENCHMARK: Definitions = {
             "and times reading, too",
         ),
     ),
-    "batches_per_step": (int | None, None, "Batches of a pass of the benchmark over made-up data"),
+    "batches_per_step": (int | None, None, "Batches of a pass of the benchmark over random data"),
     "repeat": (int, 10, "Passes of the benchmark, of which the first does not count"),
 }
 _FILES: Definitions = {

@@ -10,7 +10,7 @@ MOST = 1 << 16
 def largest_batch(compute: Callable[[int], object], most: int = MOST) -> int:
     """Returns the largest n, up to `most`, for which `compute(n)` does not run out of memory.
 
-    Powers of two are tried upwards, and what is between the last two by halves.
+    Tries ascending powers of two, and bisects between the last two.
 
     Raises:
         ValueError: not even one sample fits.

@@ -16,7 +16,7 @@ from dlrm.files import MANIFEST
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.common.config_flags import Values
 
-FILES = {  # of a folder: what is trained on, and what is tested on
+FILES = {  # of a folder: training and test rows
     "squad": ("train-v1.1.json", "dev-v1.1.json"),
     "mrpc": ("train.tsv", "dev.tsv"),
 }
@@ -28,9 +28,9 @@ class Sources:
     """Rows to train on and to test on, None where there are none.
 
     Attributes:
-        train: what is trained on.
-        test: what is tested on.
-        values: the flags, with what is known of the rows.
+        train: rows to train on.
+        test: rows to test on.
+        values: the flags, with the properties of the rows.
     """
 
     train: TextSource | None
@@ -47,7 +47,7 @@ def open_sources(values: Values, vocab_is_fixed: bool) -> Sources:
             that of the data.
 
     Raises:
-        ValueError, OSError: a flag is missing, or a file is not what it should be.
+        ValueError, OSError: a flag is missing, or a file has another content than expected.
     """
     training = values["mode"] in bert_flags.TRAINING
     tested = not (training and values["no_validation"])

@@ -143,7 +143,7 @@ def _shown(classes: Sequence[str]) -> str:
 
 
 def _notices(setup: NetworkSetup) -> Iterator[str]:
-    """Lines about what runs, and about what is not as the flags might suggest."""
+    """Yields notices: what runs, and where that differs from what the flags suggest."""
     values = setup.values
     yield network.device_line(setup, values["model"])
     yield from network.common_notices(setup)
@@ -172,7 +172,7 @@ class _Float32:
 
 
 def _loader(setup: NetworkSetup, split: str, batch_size: int) -> Loader:
-    """The batches of a split, of what is asked for; training leaves the last short one out."""
+    """Returns the batches of a split; training leaves the last short one out."""
     values, world, train = setup.values, setup.pipelines.replicas, split == "train"
     size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
     count = values["synthetic_dataset_num_entries"]

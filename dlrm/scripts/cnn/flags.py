@@ -16,7 +16,7 @@ IO = ("uint8", "float32")
 _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Network", NetworkConfig): {
         "model": one_of(MODELS, "Network"),
-        "num_classes": "Classes of data that are made up; a dataset knows its own",
+        "num_classes": "Classes of random data; a dataset knows its own",
         "norm": one_of(NORMS, "Normalise over a batch, or over groups of channels"),
         "groups": "Groups of --norm group; default: 32, or 4 for EfficientNet",
         "norm_eps": "Added to the variances of norms; default: 1e-5, or 1e-3 for EfficientNet",
@@ -63,7 +63,7 @@ _DATA: Definitions = {
             "once on the device; default: dataset where one is given, in benchmarks generated",
         ),
     ),
-    "synthetic_dataset_num_entries": (int, 50000, "Images of an epoch of data that are made up"),
+    "synthetic_dataset_num_entries": (int, 50000, "Images of an epoch of random data"),
     "io": (str, "uint8", one_of(IO, "How images travel to the device")),
 }
 _TRAINING: Definitions = {

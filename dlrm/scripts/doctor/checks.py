@@ -9,7 +9,7 @@ OK, NOTE, ABSENT, SLOW, BROKEN = "ok", "note", "absent", "slow", "broken"
 MEANINGS = {
     OK: "as it should be",
     NOTE: "worth knowing",
-    ABSENT: "not here; only what is named needs it",
+    ABSENT: "not installed; only the parts that it names need it",
     SLOW: "works, but costs time",
     BROKEN: "training cannot run",
 }
@@ -22,8 +22,8 @@ class Result:
     Attributes:
         name: the thing.
         state: a key of `MEANINGS`.
-        value: what it is here.
-        cost: what is lost by it, if anything.
+        value: its state on this machine.
+        cost: the loss that it causes, if any.
         fix: the command that changes that, if there is one.
     """
 
@@ -48,13 +48,13 @@ def report(results: list[Result], works: bool) -> str:
         if found.cost:
             lines += _wrapped(f"{'':<25} costs: ", found.cost, width)
         if found.fix:
-            lines.append(f"{'':<25} mend:  {found.fix}")  # unbroken, to be copied
+            lines.append(f"{'':<25} fix:   {found.fix}")  # unbroken, to be copied
     used = [state for state in MEANINGS if any(found.state == state for found in results)]
     lines += ["", *(f"{state:<7} {MEANINGS[state]}" for state in used), ""]
     if works:
         lines.append("Training works here.")
     else:
-        lines.append('Training does NOT work here: mend what is marked "broken" first.')
+        lines.append('Training does NOT work here: fix what is marked "broken" first.')
     return "\n".join(lines)
 
 

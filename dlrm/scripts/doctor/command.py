@@ -1,4 +1,4 @@
-"""Says what of this installation is live, what is absent, what that costs and how to mend it.
+"""Reports the live and absent parts of this installation, their cost and how to fix them.
 
     python -m dlrm.scripts.doctor          a report to read
     python -m dlrm.scripts.doctor --json   the same for programs
@@ -38,13 +38,13 @@ def main() -> int:
 
 def examine() -> list[Result]:
     """Runs all checks; an error of a check is a result too."""
-    logging.getLogger("dlrm.ops.library").setLevel(logging.ERROR)  # it is said below
+    logging.getLogger("dlrm.ops.library").setLevel(logging.ERROR)  # reported below
     warnings.simplefilter("ignore")
     results: list[Result] = []
     for check in CHECKS:
         try:
             results += check()
-        except Exception as error:  # whatever it is, the report goes on and names it
+        except Exception as error:  # any error is named, and the report continues
             state = BROKEN if check is training else NOTE
             name = check.__name__.replace("_", " ")
             results.append(Result(name, state, f"{type(error).__name__}: {first_line(error)}"))

@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, the packages, and the Java that Spark runs on."""
+"""Checks of installed versions: Python, the packages, and the Java that Spark runs on."""
 
 import contextlib
 import importlib
@@ -21,10 +21,10 @@ PACKAGE = Path(dlrm.__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Package:
-    """A Python package: what to install, and what it is for.
+    """A Python package: the name to install, and its purpose.
 
     Attributes:
-        module: what is imported.
+        module: name to import.
         requirement: as pip and pyproject.toml name it.
         purpose: what does not work without it.
     """
@@ -89,7 +89,7 @@ def preprocessing() -> Iterator[Result]:
 
 
 def java_version() -> tuple[str | None, str | None]:
-    """The version of the Java that Spark would run on, or what is wrong with it."""
+    """Reports the version of the Java that Spark would run on, or its problem."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
     if shutil.which(java) is None:
@@ -106,7 +106,7 @@ def java_version() -> tuple[str | None, str | None]:
 
 
 def _version(package: Package) -> tuple[str | None, str | None]:
-    """The version of a package that can be imported and is new enough, or what is wrong."""
+    """Returns the version of a package that can be imported and is new enough, or the problem."""
     try:
         with contextlib.redirect_stderr(None):  # what it prints when it fails is not for readers
             module = importlib.import_module(package.module)
@@ -135,7 +135,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def pip_install() -> str:
-    """The command, but for what is to be installed."""
+    """Returns the command, without the names of packages."""
     return f"{shlex.quote(sys.executable)} -m pip install"
 
 

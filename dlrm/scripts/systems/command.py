@@ -31,7 +31,7 @@ _RESULTS = "systems.jsonl"
 
 
 def main(arguments: list[str]) -> int:
-    """Does what a command line says; returns the exit code: 0, 1 for a failed run or check, 2."""
+    """Runs a command line; returns the exit code: 0, 1 for a failed run or check, 2."""
     own, flags = arguments, []
     if "--" in arguments:
         cut = arguments.index("--")
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
             return options.act(options)
         with results.claimed(options.results):
             return options.act(options)
-    except BrokenPipeError:  # whoever reads has enough
+    except BrokenPipeError:  # the reader has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
         return 0
     except (ValueError, OSError) as error:
@@ -275,7 +275,7 @@ def _parser() -> Parser:
     listing = command("list", _list, "list rows, one a line")
     listing.add_argument("--source", help="document: " + ", ".join(DOCUMENTS))
     listing.add_argument("--model", help="such as resnet50, bert-large or dlrm")
-    command("show", _show, "show all that is known of a row").add_argument("row", metavar="ROW")
+    command("show", _show, "show everything known of a row").add_argument("row", metavar="ROW")
     one = command("run", _run, "run rows by the rule of their document")
     one.add_argument("rows", metavar="ROW", nargs="+", help="id, or a pattern such as 'gaudi/*'")
     running = [one]

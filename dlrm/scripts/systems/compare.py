@@ -54,7 +54,7 @@ def trend(
     """Trains both rows on the same batches, and says whether their losses follow each other.
 
     Args:
-        row, against: what is compared, and the reference.
+        row, against: the row to compare, and the reference.
         steps: of each training; the first fifth does not count.
         bound: largest relative gap of the smoothed losses; None: 1e-4 where both have the same
             precision, else 3e-2.

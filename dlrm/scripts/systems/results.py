@@ -57,7 +57,7 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 def read(path: Path) -> list[Record]:
     """Returns all runs of a file, in their order; none where there is no file.
 
-    A last line that a killed process left unfinished is passed over.
+    Skips a last line that a killed process left unfinished.
 
     Raises:
         ValueError: another line is no result; file and line are named.

@@ -35,7 +35,7 @@ _LAUNCHER = re.compile(
 def run(
     job: Job, path: Path, keep: Path | None, say: Callable[[str], object] = print
 ) -> list[Record]:
-    """Runs what is missing of a job's repeats and returns all its results, failures included.
+    """Runs the missing repeats of a job and returns all its results, failures included.
 
     Args:
         job: what to run.
@@ -133,7 +133,7 @@ def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
 
 
 def _variables(threads: int) -> dict[str, str]:
-    """The command's environment: this package, and nothing of a launcher."""
+    """Returns the command's environment: this package, without the variables of a launcher."""
     kept = {name: value for name, value in os.environ.items() if not _LAUNCHER.fullmatch(name)}
     package = str(Path(dlrm.__file__).parents[1])
     paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
@@ -145,7 +145,7 @@ def _stop(*_: object) -> None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a command and all that it has started."""
+    """Ends a command and all processes that it has started."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_PATIENCE)
@@ -225,7 +225,7 @@ def _batch_of(name: str) -> int:
 
 
 def environment() -> dict[str, Any]:
-    """Returns what of machine and programs a result depends on."""
+    """Returns the facts of machine and programs that a result depends on."""
     cuda = torch.cuda.is_available()
     return {
         "dlrm": dlrm.__version__,

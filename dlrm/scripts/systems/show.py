@@ -13,7 +13,7 @@ _WIDTH = 100
 
 
 def table(rows: Sequence[System]) -> str:
-    """Returns one line a row: id, place, what is published."""
+    """Returns one line a row: id, place, published figures."""
     width = max((len(row.id) for row in rows), default=0)
     lines = [
         f"{row.id:<{width}}  {row.source[:3]}  {row.grid:>5}  {_published(row)}".rstrip()
@@ -38,7 +38,7 @@ def command_line(row: System, dataset: str | None = "DIR") -> str:
 
 
 def describe(row: System) -> str:
-    """Returns all that the catalogue says of a row."""
+    """Returns everything that the catalogue has on a row."""
     lines = [row.id, *(_field(name, text) for name, text in _fields(row) if text)]
     if row.printed and row.command in ("cnn", "bert"):
         lines += ["", "  Flags as printed", *map(_flag_line, translate(row.printed).records)]

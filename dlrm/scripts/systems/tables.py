@@ -175,7 +175,7 @@ def ratio(result: Result, figure: Figure) -> float | None:
 
 
 def summary(result: Result) -> str:
-    """Returns a paragraph: what was measured, what was published, and whether they compare."""
+    """Returns a paragraph: measured and published figures, and whether they are comparable."""
     row, record, figure = result.row, result.record, result.figure
     runs = len(figure.values)
     kind = RULES[row.rule].statistic

@@ -14,7 +14,7 @@ def model_card(config: Mapping[str, Any], progress: Mapping[str, Any], has_trans
     """Returns Markdown: data, splits, metrics, flags, versions, and how to load the model.
 
     Args:
-        config: how the run was configured, as a checkpoint has it.
+        config: configuration of the run, as a checkpoint stores it.
         progress: where it stood.
         has_transform: whether the checkpoint has the fitted transform of its data.
     """

@@ -1,7 +1,7 @@
 """Adapters that report a run to TensorBoard and MLflow; each is imported when asked for.
 
 Entries are handed to a thread, so that no step waits for a disk or a server. A tracker that fails
-is named once, and the run goes on without it.
+is named once, and the run continues without it.
 """
 
 import queue
@@ -122,7 +122,7 @@ class Background:
 
     Args:
         name: of the tracker, for the line that says that it failed.
-        connect: makes the tracker; it is called in the thread, too.
+        connect: makes the tracker; it is called in the thread as well.
         say: is called with that line, once.
     """
 
@@ -145,7 +145,7 @@ class Background:
         self._put("file", path)
 
     def close(self, outcome: Outcome = "finished") -> None:
-        """Waits some seconds for what was not reported yet."""
+        """Waits some seconds for reports that are still pending."""
         self._put("close", outcome)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
@@ -183,7 +183,7 @@ def open_trackers(
         tensorboard: directory of events, or None.
         mlflow: URI of a server or a store, or None.
         run: name of the run.
-        say: is called with a line where a tracker fails.
+        say: is called with a line if a tracker fails.
     """
     found = []
     if tensorboard:

@@ -124,9 +124,7 @@ def test_without_torch_nothing_works_and_the_command_to_install_it_is_printed():
     assert re.search(r"^broken +torch +not installed$", done.stdout, re.MULTILINE)
     assert "-m pip install 'torch>=2.11'\n" in done.stdout
     assert re.search(r"^broken +training ", done.stdout, re.MULTILINE)
-    assert done.stdout.endswith(
-        'Training does NOT work here: mend what is marked "broken" first.\n'
-    )
+    assert done.stdout.endswith('Training does NOT work here: fix what is marked "broken" first.\n')
 
 
 def test_a_loss_that_is_not_a_number_is_no_training():
@@ -141,7 +139,7 @@ def test_the_report_can_be_read():
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "Training works here."
     assert re.search(r"^ok +torch +\d", done.stdout, re.MULTILINE)
-    assert max(len(line) for line in done.stdout.splitlines() if "mend:" not in line) <= 80
+    assert max(len(line) for line in done.stdout.splitlines() if "fix:" not in line) <= 80
 
 
 @pytest.mark.parametrize(

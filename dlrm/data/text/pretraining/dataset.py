@@ -156,7 +156,7 @@ class PretrainingDataset:
     """Rows of one or several files; `open_pretraining` makes it. A `TextSource`.
 
     Attributes:
-        num_samples: rows that there are.
+        num_samples: number of rows.
         length: tokens of a row with its padding.
         max_predictions: masked tokens that a row has at most.
         lengths: tokens of each row without padding, `[num_samples]`, uint16.

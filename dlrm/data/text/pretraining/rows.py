@@ -2,7 +2,7 @@
 
 The procedure is that of Devlin et al., 2019, appendix A.2, as Google's, NVIDIA's and Graphcore's
 programs have it. Everything is a function of its arguments: random numbers are keyed by the seed
-and by what they are for, and are those that Python and numpy guarantee over their versions.
+and by their purpose, and are those that Python and numpy guarantee across versions.
 
 A pair is made of places in the tokens of all documents, and rows are filled for many pairs at once.
 """
