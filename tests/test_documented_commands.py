@@ -39,7 +39,10 @@ REDUCED = {
     "dlrm.scripts.tune": ["--trials=3", "--rungs=2", "--processes=1"],
     "dlrm.scripts.prepare_synthetic_dataset": ["--synthetic_dataset_num_entries=512"],
 }
-BENCHMARK = ["--inference_benchmark_steps=2", "--inference_benchmark_runtimes=native"]
+BENCHMARK = [
+    *("--inference_benchmark_steps=2", "--inference_benchmark_runtimes=native"),
+    "--inference_benchmark_batch_sizes=1,64",
+]
 _FENCE = re.compile(r"(?:^<!-- (.+?) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
 _FLAG = re.compile(r"^--(?:no)?([A-Za-z]\w*)")
 OF_ABSL = {"flagfile", "help"}
@@ -184,7 +187,7 @@ def write_tables(folder: Path) -> dict[str, Any]:
     }
     parquet.write_table(pa.table(sales), folder / "sales.parquet")
     schema = {"label": "bought", "numerical": ["price"], "categorical": ["shop"]}
-    (folder / "schema.yaml").write_text(json.dumps(schema))
+    (folder / "sales.yaml").write_text(json.dumps(schema))
     frame = pa.table(sales)
     return {"frame": frame, "other_frame": frame}
 
