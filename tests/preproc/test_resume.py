@@ -232,7 +232,7 @@ def test_killed_again_and_again(engine, command, uninterrupted, tmp_path, reques
         request.getfixturevalue("java")
     command = [*command, f"--engine={engine}", f"--output_folder={tmp_path}"]
     dataset = tmp_path / "binary_dataset"
-    delays = {"local": [0.4 + 0.1 * i for i in range(45)], "spark": [0.1, 100]}[engine]
+    delays = {"local": [0.4 + 0.2 * i for i in range(45)], "spark": [0.1, 100]}[engine]
     for delay in delays:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if engine == "spark":  # how long that takes to start differs too much
