@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 
 import forked
 import numpy as np
@@ -295,8 +296,11 @@ def test_bags_are_resumed_hashed_and_timed(command):
         *flags, "--max_steps=6", "--test_freq=6", "--save_checkpoint_path=run", "--resume"
     )
     assert resumed["test_log_loss"] == whole["test_log_loss"]
-    timed = command(*flags, "--mode=inference_benchmark", "--inference_benchmark_batch_sizes=64")
+    benchmark = ["--inference_benchmark_batch_sizes=64", "--inference_benchmark_steps=20"]
+    benchmark.append("--inference_benchmark_runtimes=native,aot")  # the next tests have the others
+    timed = command(*flags, "--mode=inference_benchmark", *benchmark)
     assert timed["mean_inference_latency_batch_64"] > 0
+    assert shutil.which("g++") is None or timed["mean_inference_latency_batch_64_aot"] > 0
 
 
 @pytest.mark.parametrize("flag", ["--amp", "--amp_dtype=fp16 --amp", "--amp --loss_scale=64"])
