@@ -302,7 +302,7 @@ def test_a_model_that_disagrees_is_not_written(export, trained, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_exported_is_named(export, trained, other_trained, tmp_path):
+def test_what_cannot_be_exported_is_named(export, exported, trained, other_trained, tmp_path):
     def refused(message, *flags, directory=tmp_path / "repository"):
         with pytest.raises((ValueError, OSError), match=message):
             export(trained, directory, *flags)
@@ -326,7 +326,7 @@ def test_what_cannot_be_exported_is_named(export, trained, other_trained, tmp_pa
     refused("expected a directory that can be written", directory=file)
     refused("no served model", "--update")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    export(trained, tmp_path / "repository")
+    shutil.copytree(exported, tmp_path / "repository")
     refused("there is a model of that name")
 
 
