@@ -29,10 +29,11 @@ settings.load_profile("same")
 
 # A file runs in one process: those that take longest begin first, so that none waits at the end.
 LONGEST = (
-    *("scripts/test_dist_main.py", "triton/test_export.py", "preproc/test_resume.py"),
-    *("test_real_input.py", "ops/test_row_update.py", "scripts/systems/test_systems.py"),
-    *("ops/test_cuda.py", "scripts/bert/test_bert_command.py", "scripts/test_main.py"),
-    *("model/networks/test_bert.py", "preproc/test_scripts.py"),
+    *("scripts/test_dist_main.py", "scripts/systems/test_systems.py", "test_real_input.py"),
+    *("ops/test_row_update.py", "triton/test_export.py", "scripts/test_main.py"),
+    *("preproc/test_scripts.py", "preproc/test_resume.py", "kills/test_checkpoint_kills.py"),
+    *("ops/test_cuda.py", "preproc/logs/test_pipeline.py", "preproc/test_spark_query.py"),
+    *("preproc/tables/test_table_oracle.py", "ops/test_library.py"),
 )
 
 
