@@ -9,16 +9,22 @@ The schema has a comment for every column, with what was seen of it; edit it whe
 """
 
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
 
 from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, batches_of, draft
 from dlrm.data.tables.files import find_tables
+from dlrm.data.transform.derived import Cross, Encoding
+from dlrm.data.transform.schema import CategoricalField, Schema
+from dlrm.documents import brief
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.table_flags import define_text_flags, text_format
 
 FLAGS = flags.FLAGS
+CROSS_BUCKETS = 100_000
 _SAME = ("columns", "header", "delimiter")  # flags that the next command takes as they are
 
 
@@ -32,6 +38,18 @@ def define_flags() -> None:
     flags.DEFINE_string("weight", None, "column of sample weights")
     flags.DEFINE_list("groups", [], "columns that metrics are grouped by, such as the user")
     flags.DEFINE_string("time", None, "column of times; default: the first one that is found")
+    flags.DEFINE_multi_string(
+        "encode",
+        [],
+        "KINDS:FIELDS, such as count,target:user,item: encodings of categorical fields; may be "
+        "given several times",
+    )
+    flags.DEFINE_multi_string(
+        "cross",
+        [],
+        f"FIELDS or FIELDS:BUCKETS, such as user,item:100000: a cross of categorical fields, of "
+        f"{CROSS_BUCKETS} buckets by default; may be given several times",
+    )
     flags.DEFINE_integer("rows", SAMPLE_ROWS, "how many rows are read at most", lower_bound=1)
     flags.DEFINE_boolean("overwrite", False, "replace an earlier file")
     define_text_flags()
@@ -53,9 +71,51 @@ def main(argv: list[str]) -> int | None:
         time=FLAGS.time,
         max_rows=FLAGS.rows,
     )
+    drafted = replace(drafted, schema=with_derived(drafted.schema, FLAGS.encode, FLAGS.cross))
     drafted.save(output, ", ".join(FLAGS.input))
     _report(drafted, output)
     return None
+
+
+def with_derived(schema: Schema, encode: Sequence[str], cross: Sequence[str]) -> Schema:
+    """Returns a schema with encodings and crosses, as `--encode` and `--cross` say them.
+
+    Raises:
+        ValueError: a flag is not of its form, or a field of it cannot be encoded or crossed.
+    """
+    fields = {field.column: field for field in schema.categorical}
+    for text in encode:
+        kinds, colon, names = (part.strip() for part in text.partition(":"))
+        if not colon:
+            raise ValueError(f"--encode {text}: expected KINDS:FIELDS, such as target:user,item")
+        for name in _categorical("encode", text, names, fields):
+            encodings = tuple(map(Encoding, _listed(kinds)))
+            field = fields[name]
+            fields[name] = replace(field, encodings=field.encodings + encodings)
+    crosses = []
+    for text in cross:
+        names, _, buckets = text.partition(":")
+        if buckets and not buckets.strip().isdecimal():
+            raise ValueError(f"--cross {text}: expected FIELDS or FIELDS:BUCKETS, got {buckets!r}")
+        of = tuple(_categorical("cross", text, names, fields))
+        crosses.append(Cross(of, buckets=int(buckets or CROSS_BUCKETS)))
+    return replace(schema, categorical=tuple(fields.values()), crosses=tuple(crosses))
+
+
+def _categorical(
+    flag: str, text: str, names: str, fields: Mapping[str, CategoricalField]
+) -> list[str]:
+    for name in (found := _listed(names)):
+        if name not in fields:
+            raise ValueError(
+                f"--{flag} {text}: expected categorical fields among {', '.join(fields)}, got "
+                f"{brief(name)}"
+            )
+    return found
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
 
 
 def _report(drafted: Draft, output: Path) -> None:
@@ -63,6 +123,10 @@ def _report(drafted: Draft, output: Path) -> None:
     print(f"label:       {schema.label.column}, {drafted.label}")
     print(f"numerical:   {len(schema.numerical)}")
     print(f"categorical: {len(schema.categorical)}")
+    if schema.crosses:
+        print(f"crosses:     {', '.join(cross.column for cross in schema.crosses)}")
+    if encoded := schema.numerical_names[len(schema.numerical) :]:
+        print(f"encodings:   {', '.join(encoded)}")
     if schema.time is not None:
         print(f"time:        {schema.time.column}")
     if schema.missing_values:
