@@ -27,7 +27,7 @@ from dlrm.model.numerical_embedding import (
     NumericalEmbedding,
     NumericalOptions,
 )
-from dlrm.model.packed import Adapters, member_logits
+from dlrm.model.packed import Adapters, mean_of_members, member_logits
 from dlrm.model.placement import AUTO, PLACEMENTS, place_tables
 from dlrm.model.wide import divided_wide_term, wide_term
 from dlrm.step_clock import LOOKUP, part
@@ -375,8 +375,8 @@ class DLRM(nn.Module):
     ) -> Tensor:
         """Returns logits, float32 `[samples]`.
 
-        Those of a packed ensemble are the means of its members' logits, and in training the
-        members' own, `[samples, members]`.
+        Those of a packed ensemble are of the means of its members' probabilities, and in training
+        the members' own, `[samples, members]`.
 
         Args:
             numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
@@ -415,7 +415,7 @@ class DLRM(nn.Module):
         """Returns what `forward` does, of the members' logits and the wide term's weights."""
         if weights is not None:
             logits = logits + weights.sum((1, 2)).unsqueeze(1)
-        return logits if self.training else logits.mean(1)
+        return logits if self.training else mean_of_members(logits).squeeze(1)
 
     def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Bags:
         """Returns what to look up; where poolings differ, a mean is a sum of weighted rows."""

@@ -6,6 +6,7 @@ adapter, and at the end each has a head. Look-ups, bottom MLP and all weights be
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm.model.initialize import generator
@@ -49,3 +50,13 @@ def member_logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         bias: of each member's head, `[members]`.
     """
     return (hidden.view(-1, weight.shape[0], weight.shape[1]) * weight).sum(2) + bias
+
+
+def mean_of_members(logits: Tensor) -> Tensor:
+    """Returns the logit of the mean of the members' probabilities, `[samples, 1]`.
+
+    Args:
+        logits: of the members, `[samples, members]`.
+    """
+    positive = torch.logsumexp(F.logsigmoid(logits), dim=1, keepdim=True)
+    return positive - torch.logsumexp(F.logsigmoid(-logits), dim=1, keepdim=True)

@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
-from dlrm.model.packed import member_logits
+from dlrm.model.packed import mean_of_members, member_logits
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.quantize import QuantizedTables
 from dlrm.serving.recalibration import Recalibration
@@ -80,10 +80,12 @@ class Exportable(nn.Module):
         if self.cross is not None:
             hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
         if self.adapters is not None:
-            return member_logits(hidden, self.output.weight, self.output.bias).mean(1, keepdim=True)
+            return member_logits(hidden, self.output.weight, self.output.bias)
         return self.output(hidden)
 
     def _scores(self, logits: Tensor) -> Tensor:
+        if self.adapters is not None:
+            logits = mean_of_members(logits)
         logits = self.recalibrate(logits)
         return logits.sigmoid() if self.probability else logits
 

@@ -12,6 +12,7 @@ from dlrm import ops
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, EMBEDDING_TYPES, DLRMConfig
 from dlrm.model.numerical_embedding import NUMERICAL_EMBEDDINGS, NumericalOptions
+from dlrm.model.packed import mean_of_members
 
 SMALL = DLRMConfig(
     table_sizes=(7, 100, 3, 41),
@@ -367,17 +368,23 @@ def test_dropout_sets_its_share_to_zero_in_training_alone():
         assert torch.equal(model.eval()(numerical, ids), whole.eval()(numerical, ids))
 
 
-def test_a_packed_ensemble_predicts_the_mean_of_its_members_logits():
+def test_a_packed_ensemble_predicts_the_mean_of_its_members_probabilities():
     model = build(ensemble=3, wide=True, dropout=0.2)
     inputs = batch()
     dropped = model(*inputs)
     assert dropped.shape == (33, 3)
     assert not torch.equal(dropped, model(*inputs))
     members = oracle(model.config, doubles(model), *inputs)
-    torch.testing.assert_close(
-        model.eval()(*inputs).double(), members.mean(1), rtol=1e-4, atol=1e-4
-    )
+    expected = torch.special.logit(members.sigmoid().mean(1))
+    torch.testing.assert_close(model.eval()(*inputs).double(), expected, rtol=1e-4, atol=1e-4)
     assert members.std(1).min() > 0.01
+
+
+def test_the_mean_of_members_is_finite_where_probabilities_round_to_0_or_1():
+    logits = torch.tensor([[200.0, 100.0], [-300.0, -100.0], [80.0, -80.0], [0.5, 0.5]])
+    found = mean_of_members(logits)[:, 0]
+    two = np.log(2)
+    torch.testing.assert_close(found, torch.tensor([100 + two, -100 - two, 0, 0.5]).float())
 
 
 def test_factors_start_as_signs_by_the_seed_and_heads_as_those_of_one_model():

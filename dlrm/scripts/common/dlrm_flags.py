@@ -358,7 +358,7 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "ensemble": Help(
             "Members of a packed ensemble, which share all but a head and the factors that they "
             "multiply a sample's vectors by; each learns by itself, and the prediction is the mean "
-            "of their logits. 1: a single model",
+            "of their probabilities. 1: a single model",
             least=1,
         ),
         "pooling": Help("How the rows of a multi-hot feature become one vector", POOLINGS),
