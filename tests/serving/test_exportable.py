@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.ensemble import Ensemble
 from dlrm.model.interaction import INTERACTIONS
 from dlrm.serving import platforms
 from dlrm.serving.compare import compare_tables
-from dlrm.serving.exportable import ExportableDLRM
+from dlrm.serving.exportable import ExportableDLRM, exportable
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.quantize import QuantizedTables, quantize_tables
 
@@ -160,6 +161,16 @@ def test_every_part_is_written(tmp_path, platform, others):
         np.testing.assert_allclose(
             score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-4, atol=1e-4
         )
+
+
+def test_several_packed_ensembles_average_their_logits():
+    """As `--seeds` with `--ensemble` makes them."""
+    members = [network(ensemble=2, wide=True), network(ensemble=3, wide=True)]
+    model = Ensemble(members).eval()
+    exported = exportable(model, quantize_tables(model, "fp32"), example())
+    expected = (logits(members[0], example()) + logits(members[1], example())) / 2
+    np.testing.assert_allclose(logits(model, example()), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits(exported, example())[:, 0], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
