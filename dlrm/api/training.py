@@ -26,8 +26,14 @@ from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.serving.predictor import Predictor, load
+from dlrm.store.config import TableStoreConfig
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
-from dlrm.tasks.click_training import ClickTraining, agree_on_memory, fingerprint
+from dlrm.tasks.click_training import (
+    ClickTraining,
+    agree_on_memory,
+    fingerprint,
+    table_store,
+)
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
@@ -38,7 +44,15 @@ from dlrm.train.schedule import ScheduleConfig, check_schedule
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
-_CONFIGS = (DLRMConfig, DataConfig, TrainConfig, ScheduleConfig, OptimizerConfig, PrecisionConfig)
+_CONFIGS = (
+    DLRMConfig,
+    DataConfig,
+    TrainConfig,
+    ScheduleConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    TableStoreConfig,
+)
 _OF_THE_DATA = {
     "table_sizes",
     "table_poolings",
@@ -98,7 +112,8 @@ def fit(
             the model (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`,
             `shuffle_batch_order`, `seed`), the training (`epochs`, `max_steps`, `test_freq`), the
             learning rate (`lr`, `warmup_steps`), the optimizers (`embedding_optimizer`) and the
-            precision (`amp`), `max_grad_norm` and `ema_decay`; for a table also the options of
+            precision (`amp`), `table_memory` and `table_store`, `max_grad_norm` and `ema_decay`;
+            for a table also the options of
             `Dataset.from_arrow`, such as `test_fraction`.
 
     Returns:
@@ -137,6 +152,10 @@ def fit(
             schema = draft(data.to_batches(), label or "").schema
         dataset = Dataset.from_arrow(
             data, schema, test=test, validation=validation, verbose=verbose, **options
+        )
+    if chosen.get("table_store") is not None and save_checkpoint_path is None:
+        raise ValueError(
+            "table_store: needs save_checkpoint_path, since checkpoints refer to the store"
         )
     values, said = _with_defaults(dataset, recipe, chosen)
     if said and verbose:
@@ -223,6 +242,7 @@ def _trained(
         schedule=_config(ScheduleConfig, values),
         optimizers=_config(OptimizerConfig, values),
         precision=_config(PrecisionConfig, values),
+        tables=_config(TableStoreConfig, values),
         **{name: values.get(name) for name in _OF_THE_TRAINING},
     )
     datasets = open_datasets(training.data)
@@ -235,8 +255,11 @@ def _trained(
     )
     world, optimizers = World(device=device), training.optimizers
     trained = None if optimizers.freeze_embeddings else optimizers.embedding_optimizer
-    agree_on_memory(architecture, trained, world)
-    task = Recommendation(architecture, world, training.precision.dtype(device), training.data.seed)
+    agree_on_memory(architecture, trained, world, tables=training.tables)
+    saved_in = checkpoints.path if checkpoints else None
+    store = table_store(training.tables, architecture, optimizers, world, checkpoints=saved_in)
+    dtype, seed = training.precision.dtype(device), training.data.seed
+    task = Recommendation(architecture, world, dtype, seed, store=store)
     without_bins = fit_edges(task.model, datasets.train, dataset.path / layout.TRANSFORM, world)
     trainer = Trainer(
         task=task,
@@ -249,7 +272,9 @@ def _trained(
     if without_bins:
         log.line(without_bins)
     with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
-        results = trainer.fit(*training.batches(datasets, device))
+        results = trainer.fit(*training.batches(datasets, device, task))
+    if store is not None:
+        store.close()
     check_scores(task, str(dataset.path), "validation")
     return results
 

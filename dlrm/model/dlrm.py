@@ -29,8 +29,10 @@ from dlrm.model.numerical_embedding import (
 )
 from dlrm.model.packed import Adapters, mean_of_members, member_logits
 from dlrm.model.placement import AUTO, PLACEMENTS, place_tables
+from dlrm.model.stored import StoredEmbedding
 from dlrm.model.wide import divided_wide_term, wide_term
 from dlrm.step_clock import LOOKUP, part
+from dlrm.store.row_store import RowStore
 
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
@@ -270,6 +272,8 @@ class DLRM(nn.Module):
         seed: of the initial values; they depend on it and on the parameter's name alone.
         optimized_mlp: run `ops.mlp`, see `dlrm.model.mlp.MLP`; the parameters are the same.
         placement: where the tables are; None is what `config` says.
+        store: has the rows that are not in memory, and gives those of a batch slots, which
+            `forward` then takes in place of ids; None: all rows are in memory.
 
     Attributes:
         tables_by_rank: the tables whose ids each process takes.
@@ -291,6 +295,7 @@ class DLRM(nn.Module):
         seed: int = 0,
         optimized_mlp: bool = True,
         placement: Placement | None = None,
+        store: RowStore | None = None,
     ):
         super().__init__()
         if config.batch_norm and world.size > 1:
@@ -298,7 +303,7 @@ class DLRM(nn.Module):
                 f"--batch_norm: expected one process, got {world.size}: each would normalise by "
                 "the statistics of its own samples"
             )
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self.store = config, dtype, store
         dim, rows = config.embedding_dim, config.embedding_rows
         scale = config.embedding_init_scale
         std = config.embedding_init_std if config.embedding_init == "normal" else None
@@ -306,7 +311,7 @@ class DLRM(nn.Module):
         self.world, self.tables_by_rank = world, self.placement.tables_by_rank()
         self.own_samples_alone = self.placement.copied_alone(world.rank)
         own = {table: rows[table] for table in self.tables_by_rank[world.rank]}
-        self.embeddings: JointEmbedding | MultiTableEmbedding | DividedEmbedding
+        self.embeddings: JointEmbedding | MultiTableEmbedding | DividedEmbedding | StoredEmbedding
         if not self.placement.is_whole:
             if config.embedding_type not in FUSED_TYPES:
                 raise ValueError(
@@ -316,6 +321,11 @@ class DLRM(nn.Module):
             self.embeddings = DividedEmbedding(
                 self.placement, world, seed, scale, EMBEDDING_DTYPES[config.embedding_dtype], std
             )
+        elif store is not None:
+            self.embeddings = StoredEmbedding(
+                own, dim, store.slots, seed, scale, EMBEDDING_DTYPES[config.embedding_dtype], std
+            )
+            store.initial = self.embeddings.initial
         elif config.embedding_type == "multi_table":
             self.embeddings = MultiTableEmbedding(own, dim, seed, scale, world.device, std)
         else:
@@ -324,9 +334,12 @@ class DLRM(nn.Module):
             self.embeddings = JointEmbedding(
                 own, dim, seed, scale, native, table_dtype, world.device, std
             )
-        self.wide: JointEmbedding | DividedEmbedding | None = None
+        self.wide: JointEmbedding | DividedEmbedding | StoredEmbedding | None = None
         if config.wide and isinstance(self.embeddings, DividedEmbedding):
             self.wide = divided_wide_term(self.placement, world)
+        elif config.wide and store is not None:
+            numbered = {len(rows) + number: size for number, size in own.items()}
+            self.wide = StoredEmbedding(numbered, 1, store.slots, init_scale=0.0)
         elif config.wide:
             native = config.embedding_type not in ("joint", "multi_table")
             self.wide = wide_term(own, len(rows), native, world.device)
@@ -430,7 +443,7 @@ class DLRM(nn.Module):
 
     def _look_up(
         self,
-        tables: JointEmbedding | MultiTableEmbedding | DividedEmbedding,
+        tables: JointEmbedding | MultiTableEmbedding | DividedEmbedding | StoredEmbedding,
         dtype: torch.dtype,
         bags: Bags,
         samples_by_rank: Sequence[int] | None,
@@ -458,8 +471,8 @@ class DLRM(nn.Module):
         return (ids + begins).flatten()
 
     def _hashed(self, categorical: Tensor, lengths: Tensor | None) -> Tensor:
-        """The ids, modulo the rows of their table where it is asked for."""
-        if not self.config.hash_indices:
+        """The ids, modulo the rows of their table where it is asked for; slots as they are."""
+        if not self.config.hash_indices or self.store is not None:
             return categorical
         rows = self.table_rows
         if lengths is not None:

@@ -9,6 +9,8 @@
 grow appends rows to tables, for ids that a later dictionary appends; evict lets rows begin anew,
 for other ids. Both keep all else, the state of optimizers included.
 
+`convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
+
 A directory is a checkpoint, a run's directory of checkpoints (of which the best is taken, else the
 last, but inspect lists them), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are
 read some megabytes at a time, and no code that is in a file is run.
@@ -57,6 +59,7 @@ from dlrm.train.checkpoints.nvidia import (
     read_nvidia,
     write_nvidia,
 )
+from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel, read_saved, write_saved
 
 FLAGS = flags.FLAGS
@@ -71,7 +74,10 @@ _FLAGS_OF = {
 _ARCHITECTURES = dict.fromkeys((*ARCHITECTURE, *cnn_flags.ARCHITECTURE, *bert_flags.ARCHITECTURE))
 _SHOWN = 5  # tensors that diff shows of different networks, whose shapes say little
 # Flags that say where things lie and whether a run was a resumed one, and nothing of the model.
-_PLACES = ("save_checkpoint_path", "load_checkpoint_path", "log_path", "resume")
+_PLACES = (
+    *("save_checkpoint_path", "load_checkpoint_path", "log_path", "resume"),
+    *("table_memory", "table_store"),
+)
 
 
 def define_flags(values: flags.FlagValues = FLAGS) -> None:
@@ -320,7 +326,7 @@ def compare(
     config: list[str] = []
     progress: list[str] = []
     if not weights_only:
-        leave_out = {"tables"} if same_format else {"tables", "optimizers"}
+        leave_out = {"tables", STORES} if same_format else {"tables", "optimizers", STORES}
         mine, theirs = (_without_places(saved.config, leave_out) for saved in (one, other))
         config = list(map_differences(mine, theirs, common=not same_format))
         progress = list(map_differences(_progress(one), _progress(other)))
@@ -357,7 +363,7 @@ def _convert(source: Path) -> int:
         raise ValueError("convert: expected --to nvidia or dlrm and --output DIR")
     reading = FLAGS.feature_order if FLAGS.to == "dlrm" else None
     saved = open_any(source, reading, check_crc=True)
-    if saved.format == FLAGS.to:
+    if saved.format == FLAGS.to and STORES not in saved.config:
         raise ValueError(f"{source}: of the format {FLAGS.to} already")
     if FLAGS.to == "dlrm":
         if FLAGS.interaction_padding:
@@ -365,7 +371,8 @@ def _convert(source: Path) -> int:
         write_saved(saved, FLAGS.output)
         for name, value in saved.notes.items():
             print(f"{name}: {value}")
-        print("no optimizer state: NVIDIA's format has none, so training cannot be resumed from it")
+        why = "NVIDIA's format has none" if saved.format == "nvidia" else "it stays in the store"
+        print(f"no optimizer state: {why}, so training cannot be resumed from it")
     else:
         order = write_nvidia(saved, FLAGS.output, FLAGS.feature_order, FLAGS.interaction_padding)
         print(f"feature order: {order}")

@@ -169,7 +169,7 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
     values, task, chosen = setup.values, setup.task, training(setup.values)
     arguments = chosen.trainer_arguments(task, datasets.train)
     trainer = driver.make_trainer(setup, watch, **arguments)
-    train, test, validation = chosen.batches(datasets, setup.world.device)
+    train, test, validation = chosen.batches(datasets, setup.world.device, task)
 
     def begin(trainer: Trainer) -> None:
         if setup.checkpoint:
@@ -199,7 +199,8 @@ def _load_weights(setup: DLRMSetup, log: RunLog) -> None:
 
 
 def _test(setup: DLRMSetup, data: Dataset, watch: Watch) -> dict[str, float]:
-    task, log, test = setup.task, watch.log, Batches(data, setup.world.device)
+    task, log = setup.task, watch.log
+    test = Batches(data, setup.world.device, slots=task.slots())
     with agreed(setup.world, ValueError):
         if not test.num_samples:
             raise ValueError(f"{setup.values['dataset']}: the test split has no rows")

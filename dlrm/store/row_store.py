@@ -122,10 +122,11 @@ class RowStore:
     slots the rows of a batch are in, and reads those that are not in memory.
 
     Args:
-        config: where, and how much memory.
+        directory: of the store.
         tables: rows of this process's tables, by number.
+        slots: rows that are in memory.
         row_bytes: of a row and its optimizer's state.
-        rank, size: of the process.
+        memory: that the slots may take, for messages.
         checkpoints: directory of the run's checkpoints, or None.
 
     Attributes:
@@ -134,34 +135,23 @@ class RowStore:
         waited: seconds that steps have waited for rows.
 
     Raises:
-        ValueError: there is too little memory, or no native library.
+        ValueError: there is no native library.
     """
 
     def __init__(
         self,
-        config: TableStoreConfig,
+        directory: str | os.PathLike,
         tables: Mapping[int, int],
-        row_bytes: int,
-        rank: int = 0,
-        size: int = 1,
+        slots: int,
+        row_bytes: int = 0,
+        memory: str = "",
         checkpoints: str | os.PathLike | None = None,
     ) -> None:
         library()
-        assert config.table_memory is not None
-        assert config.table_store is not None
-        self.tables, self._row_bytes = dict(tables), row_bytes
-        self._memory = str(config.table_memory)
+        self.directory, self.tables, self.slots = Path(directory).absolute(), dict(tables), slots
         self.records = sum(tables.values())
-        self.directory = Path(config.table_store).absolute() / f"rank-{rank}-of-{size}"
+        self._row_bytes, self._memory = row_bytes, memory
         self._checkpoints = str(Path(checkpoints).absolute()) if checkpoints else None
-        self.slots = min(
-            slots_within(bytes_of(self._memory), row_bytes, self.records), self.records
-        )
-        if self.slots < 1 and self.records:
-            raise ValueError(
-                f"--table_memory {self._memory}: expected at least "
-                f"{shown(memory_of(1, row_bytes, self.records))}, which one row of the tables needs"
-            )
         self.initial: Callable[[], Iterable[Block]] = lambda: iter(())
         self.waited = 0.0
         self._native: NativeStore | None = None
@@ -311,9 +301,9 @@ class RowStore:
             **self.layout.as_json(),
         }
 
-    def owns(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint's rows are in this store's directory."""
-        return str(self.directory) == entry.get("path")
+    def holds(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint's rows are in this store's directory, and of its tables."""
+        return str(self.directory) == entry["path"] and Layout.of(entry).tables == self.tables
 
     def prune(self, entries_kept: Iterable[Mapping[str, Any]]) -> None:
         """Removes undo files that no checkpoint needs.
@@ -455,7 +445,9 @@ class RowStore:
 
     def _started(self, layout: Layout, file: int, fields: Mapping[str, Tensor | int]) -> None:
         self._layout = layout
-        self._native = NativeStore(file, self.records, self.slots, fields, THREADS)
+        self._native = NativeStore(
+            file, self.records, self.slots, fields, THREADS if self.slots else 1
+        )
 
     def _keep(self, file: int) -> int:
         self._files.append(file)
@@ -528,6 +520,47 @@ class RowStore:
         if error.undo and self._generation:
             path = undo_path(self.directory, self._generation)
         return OSError(error.error, os.strerror(error.error), str(path))
+
+
+def limited_store(
+    config: TableStoreConfig,
+    tables: Mapping[int, int],
+    row_bytes: int,
+    rank: int = 0,
+    size: int = 1,
+    checkpoints: str | os.PathLike | None = None,
+) -> RowStore:
+    """Returns the store of a process's tables, with as many slots as its memory has room for.
+
+    Args:
+        config: where, and how much memory.
+        tables, row_bytes, checkpoints: see `RowStore`.
+        rank, size: of the process.
+
+    Raises:
+        ValueError: there is too little memory, or no native library.
+    """
+    assert config.table_memory is not None
+    assert config.table_store is not None
+    records, memory = sum(tables.values()), str(config.table_memory)
+    slots = slots_within(bytes_of(memory), row_bytes, records)
+    if not slots and records:
+        raise ValueError(
+            f"--table_memory {memory}: expected at least "
+            f"{shown(memory_of(1, row_bytes, records))}, which one row of the tables needs"
+        )
+    directory = Path(config.table_store) / f"rank-{rank}-of-{size}"
+    return RowStore(directory, tables, slots, row_bytes, memory, checkpoints)
+
+
+def open_view(entry: Mapping[str, Any]) -> RowStore:
+    """Returns the store of a checkpoint, to `read` its rows; see `RowStore.view`."""
+    try:
+        store = RowStore(entry["path"], Layout.of(entry).tables, slots=0)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"expected where the checkpoint's rows are, got {error!r}") from None
+    store.view(entry, {})
+    return store
 
 
 class _Named:

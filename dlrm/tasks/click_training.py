@@ -1,5 +1,6 @@
 """A training on clicks, from its configurations: what the command and `dlrm.fit` share."""
 
+import os
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,13 +10,16 @@ import torch
 
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets
-from dlrm.distributed import World
+from dlrm.distributed import World, agreed
 from dlrm.distributed.placement import Placement
 from dlrm.host_memory import host_memory, machine
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
 from dlrm.model.placement import AUTO
 from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, STORE, UPDATE
+from dlrm.store.config import TableStoreConfig, bytes_of, shown
+from dlrm.store.row_store import RowStore, limited_store
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
+from dlrm.tasks.planning.costs import row_bytes
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters
 from dlrm.train.ema import EMA
@@ -46,6 +50,7 @@ class ClickTraining:
         max_grad_norm: the 2-norm that all gradients are scaled down to; None scales none.
         ema_decay: of the moving average of the weights that are no tables, which is then what is
             tested and served; None keeps none.
+        tables: where rows are that are not in memory.
 
     Raises:
         ValueError: values that do not fit together; flag and value are named.
@@ -58,10 +63,17 @@ class ClickTraining:
     precision: PrecisionConfig
     max_grad_norm: float | None = None
     ema_decay: float | None = None
+    tables: TableStoreConfig = TableStoreConfig()
 
     def __post_init__(self) -> None:
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise ValueError(f"--ema_decay {self.ema_decay}: expected 0 or more, less than 1")
+        parts, store = self.train.gradient_accumulation_steps, self.tables.table_store
+        if store is not None and parts > 1:
+            raise ValueError(
+                f"--table_store {store} contradicts --gradient_accumulation_steps {parts}: torch "
+                "merges gradients by the numbers of rows, which slots have not; use a smaller batch"
+            )
         l2, rate = self.optimizers.embedding_l2, self.schedule.lr
         if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
             raise ValueError(
@@ -129,13 +141,22 @@ class ClickTraining:
         dense = Parameters(task.model, task.table_parameters()).dense()
         return EMA(task.model, self.ema_decay, dense)
 
-    def batches(self, datasets: Datasets, device: str) -> SplitBatches:
-        """Returns the batches of datasets on a device, those of the training as configured."""
+    def batches(
+        self, datasets: Datasets, device: str, task: Recommendation | None = None
+    ) -> SplitBatches:
+        """Returns the batches of datasets on a device, those of the training as configured.
+
+        Args:
+            datasets: what is read.
+            device: where batches are wanted.
+            task: what is trained, whose tables may be in a store; None: they are in memory.
+        """
         train, test, validation = datasets
+        trained, tested = (task.slots(trains) if task else None for trains in (True, False))
         return SplitBatches(
-            Batches(train, device, self.data.shuffle_batch_order, self.data.seed),
-            Batches(test, device),
-            Batches(validation, device) if validation else None,
+            Batches(train, device, self.data.shuffle_batch_order, self.data.seed, trained),
+            Batches(test, device, slots=tested),
+            Batches(validation, device, slots=tested) if validation else None,
         )
 
 
@@ -145,11 +166,80 @@ def agree_on_memory(
     world: World,
     fixed: Collection[str] = (),
     placement: Placement | None = None,
+    tables: TableStoreConfig | None = None,
 ) -> None:
-    """Checks the memory of all processes; see `dlrm.tasks.footprint.agree_that_tables_fit`."""
+    """Checks the memory of all processes; see `dlrm.tasks.footprint.agree_that_tables_fit`.
+
+    Of tables in a store, what they may take is to be free.
+    """
     memory = host_memory()
+    if tables is not None and tables.table_memory is not None:
+        with agreed(world, ValueError):
+            limit = bytes_of(tables.table_memory)
+            if memory and limit > memory[0]:
+                raise ValueError(
+                    f"--table_memory {tables.table_memory}: {shown(memory[0])} of "
+                    f"{shown(memory[1])} are free on the host"
+                )
+        return
     host = Memory("the host", machine(), *memory) if memory else None
     agree_that_tables_fit(config, optimizer, world, host, fixed, placement)
+
+
+def table_store(
+    config: TableStoreConfig,
+    architecture: DLRMConfig,
+    optimizers: OptimizerConfig | None,
+    world: World,
+    placement: Placement | None = None,
+    checkpoints: str | os.PathLike | None = None,
+) -> RowStore | None:
+    """Returns where rows are that are not in memory, or None where all are.
+
+    Args:
+        config: how much memory there is, and where the store is.
+        architecture: of the model.
+        optimizers: of the training; None where there is none.
+        world: the processes.
+        placement: of the tables; None is what `architecture` says.
+        checkpoints: directory of the run's checkpoints, or None.
+
+    Raises:
+        ValueError: there is too little memory, or tables in a store do not work with the rest.
+    """
+    if config.table_memory is None:
+        return None
+    placement = placement or architecture.placed(world.size)
+    flag = f"--table_store {config.table_store}"
+    if world.device != "cpu":
+        raise ValueError(
+            f"{flag}: expected --base_device cpu, got {world.device}: rows are read into the "
+            "memory of the host"
+        )
+    if architecture.embedding_type not in FUSED_TYPES:
+        raise ValueError(
+            f"{flag} needs --embedding_type joint_fused, got {architecture.embedding_type}"
+        )
+    if not placement.is_whole:
+        raise ValueError(
+            f"{flag}: expected whole tables, but --placement {architecture.placement} divides or "
+            "copies tables; use --placement balanced"
+        )
+    l2 = optimizers.embedding_l2 if optimizers is not None else 0.0
+    if optimizers is not None and l2 and optimizers.embedding_l2_mode == "all":
+        raise ValueError(
+            f"{flag} contradicts --embedding_l2 {l2:g}, which changes every row before each test "
+            "and checkpoint; use --embedding_l2_mode looked_up"
+        )
+    kind = None
+    if optimizers is not None and not optimizers.freeze_embeddings:
+        kind = optimizers.embedding_optimizer
+    size = row_bytes(architecture.embedding_dim, kind)
+    if architecture.wide:
+        size += row_bytes(1, kind)
+    rows, own = architecture.embedding_rows, placement.tables_by_rank()[world.rank]
+    tables = {table: rows[table] for table in own}
+    return limited_store(config, tables, size, world.rank, world.size, checkpoints)
 
 
 def fingerprint(data: Dataset) -> dict[str, Any]:

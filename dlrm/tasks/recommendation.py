@@ -13,6 +13,8 @@ from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
+from dlrm.store.row_store import RowStore
+from dlrm.tasks.slots import Slots
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.evaluation import evaluation_mode
@@ -32,11 +34,19 @@ class Batches:
         device: where the batches are wanted.
         shuffle: take whole batches in random order.
         seed: of that order.
+        slots: gives the rows of batches slots where the tables are in a store; None: ids stay.
     """
 
-    def __init__(self, dataset: Dataset, device: str = "cpu", shuffle: bool = False, seed: int = 0):
+    def __init__(
+        self,
+        dataset: Dataset,
+        device: str = "cpu",
+        shuffle: bool = False,
+        seed: int = 0,
+        slots: Slots | None = None,
+    ):
         self.dataset, self.device, self.shuffle, self.seed = dataset, device, shuffle, seed
-        self.num_samples = dataset.num_samples
+        self.num_samples, self.slots = dataset.num_samples, slots
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -44,7 +54,8 @@ class Batches:
     def batches(self, epoch: int = 0, start: int = 0) -> Generator[Batch, None, None]:
         """Yields the batches of an epoch from the `start`-th on."""
         order = batch_order(len(self), epoch, self.seed, self.shuffle)
-        return prefetch(self.dataset, order[start:].tolist(), self.device)
+        found = prefetch(self.dataset, order[start:].tolist(), self.device)
+        return self.slots.ahead(found) if self.slots else found
 
     def repeated(self, count: int) -> Generator[Batch, None, None]:
         """Yields `count` batches of full size, over and over again where there are fewer."""
@@ -66,7 +77,7 @@ class Recommendation:
         execution: how the MLPs and the interaction run, one of `MODULE_EXECUTIONS`. "lazy" needs
             the optimized MLPs, and takes them; it has no buffers and no dropout.
         has_clicks: labels are 0 or 1; else they are fractions, and the log loss alone is evaluated.
-        placement: see `DLRM`.
+        placement, store: see `DLRM`.
 
     Attributes:
         metric: tells the best checkpoint: the AUC, or the log loss where there are no clicks.
@@ -88,6 +99,7 @@ class Recommendation:
         execution: str = "eager",
         has_clicks: bool = True,
         placement: Placement | None = None,
+        store: RowStore | None = None,
     ):
         self.world, self.auc_on_cpu, self.recorder = world, auc_on_cpu, recorder
         self.execution, self.has_clicks = execution, has_clicks
@@ -96,7 +108,7 @@ class Recommendation:
         optimized_mlp = optimized_mlp or execution == "lazy"
         if execution == "lazy":
             _check_lazy(config)
-        self.model = DLRM(config, world, dtype, seed, optimized_mlp, placement)
+        self.model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
         self._infer = self.predict
@@ -119,6 +131,10 @@ class Recommendation:
             return summed / torch.where(weight > 0, weight, 1).to(summed.dtype)
         total = _summed_loss(logits, batch.labels)
         return total / (batch.global_size or self.num_samples(batch))
+
+    def slots(self, trains: bool = False) -> Slots | None:
+        """Returns what gives rows of batches slots, or None where all rows are in memory."""
+        return Slots(self.model, trains) if self.model.store is not None else None
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
         return batch.split(parts, self.world)
@@ -238,7 +254,7 @@ class Recommendation:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
             sizes: dict[Tensor, list[int]] = {}
-            if one_look_up:
+            if one_look_up and self.model.store is None:
                 sizes = {
                     weight: [
                         held if isinstance(held, int) else held.num_rows for held in own.values()

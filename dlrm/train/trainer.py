@@ -16,6 +16,7 @@ from dlrm.train.agreement import Agreement
 from dlrm.train.benchmark import Stopwatch
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.checkpoints.stored import start_store
 from dlrm.train.cuda_graph import GraphedCallable, Recorder, make_capturable
 from dlrm.train.ema import EMA
 from dlrm.train.evaluation import Evaluation
@@ -130,6 +131,7 @@ class Trainer:
             StoppedError: `stop_requested` was set.
         """
         total = self.config.num_steps(len(train))
+        start_store(self.parameters, self.world)
         evaluation = self._evaluation(test, len(train))
         report = StepReport(
             self._window,

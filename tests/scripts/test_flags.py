@@ -130,6 +130,8 @@ OURS = {
     "numerical_sigma": 0.05,
     "output_init": "uniform",
     "placement": "balanced",
+    "table_memory": None,
+    "table_store": None,
     "pooling": "sum",
     "preset": None,
     "rank_timeout": 1800.0,

@@ -10,7 +10,7 @@ import torch
 
 from dlrm.store.config import TableStoreConfig, bytes_of
 from dlrm.store.native import FullError
-from dlrm.store.row_store import Block, RowStore, memory_of, slots_within
+from dlrm.store.row_store import Block, limited_store, memory_of, slots_within
 from dlrm.store.undo import undo_numbers
 
 TABLES = {0: 700, 3: 5, 4: 1300}
@@ -42,7 +42,7 @@ class Trained:
     """A store whose rows change in steps, beside the same in plain tensors."""
 
     def __init__(self, path, slots=300, checkpoints=None):
-        self.store = RowStore(config(path, slots), TABLES, ROW_BYTES, checkpoints=checkpoints)
+        self.store = limited_store(config(path, slots), TABLES, ROW_BYTES, checkpoints=checkpoints)
         self.fields = fields(self.store.slots)
         self.weights, self.sums = initial()
         self.random = np.random.default_rng(1)

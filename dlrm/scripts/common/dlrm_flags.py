@@ -35,6 +35,7 @@ from dlrm.scripts.common.config_flags import (
     Values,
 )
 from dlrm.serving.runtimes import RUNTIMES
+from dlrm.store.config import TableStoreConfig
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim.config import OptimizerConfig
@@ -410,6 +411,12 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "decay_power": "Polynomial learning rate decay power",
         "decay_end_lr": "Learning rate at the end of the decay",
     },
+    ("Tables larger than memory", TableStoreConfig): {
+        "table_memory": "Memory for the tables of each process and the state of their optimizer, "
+        "such as 8GB; other rows are in --table_store. The results are the same, bit for bit",
+        "table_store": "Directory of the file with all rows, on a fast local disk; for the CPU. "
+        "Checkpoints refer to it",
+    },
     ("Optimizers", OptimizerConfig): {
         "embedding_optimizer": Help("Optimizer of the embedding tables", TABLE_OPTIMIZERS),
         "embedding_l2": Help(
@@ -473,7 +480,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("optimized_mlp", "cuda_graphs", "deterministic", "execution"),
         *("preset", "defaults", "recipe"),  # the flags that they set are compared themselves
         *("bottom_features_ordered", "placement", "rank_timeout", "async_checkpoint", "profile"),
-        *("tensorboard", "mlflow"),
+        *("tensorboard", "mlflow", "table_memory", "table_store"),
     ]
 )
 

@@ -27,7 +27,13 @@ from dlrm.scripts.common import run, session
 from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
 from dlrm.scripts.common.run import Setup
-from dlrm.tasks.click_training import ClickTraining, agree_on_memory, fingerprint
+from dlrm.store.config import TableStoreConfig
+from dlrm.tasks.click_training import (
+    ClickTraining,
+    agree_on_memory,
+    fingerprint,
+    table_store,
+)
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.costs import Workload
 from dlrm.tasks.planning.machines import MACHINES
@@ -93,6 +99,7 @@ def training(values: Values) -> ClickTraining:
         data=values.config(DataConfig),
         optimizers=optimizer_config(values),
         precision=values.config(PrecisionConfig),
+        tables=values.config(TableStoreConfig),
         max_grad_norm=values["max_grad_norm"],
         ema_decay=values["ema_decay"],
     )
@@ -117,6 +124,11 @@ def _check_mode(values: Values, world: World) -> None:
         )
     if values["max_grad_norm"] is not None and not values["max_grad_norm"] > 0:
         raise ValueError(f"--max_grad_norm {values['max_grad_norm']}: expected a number above 0")
+    store = values["table_store"]
+    if store is not None and mode == "inference_benchmark":
+        raise ValueError(f"--table_store {store} contradicts --mode {mode}: rows would be on disk")
+    if store is not None and mode == "test" and not values["load_checkpoint_path"]:
+        raise ValueError(f"--table_store {store} --mode {mode} needs --load_checkpoint_path")
     if mode == "inference_benchmark" and world.size > 1:
         raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
     if mode != "train" and values["resume"]:
@@ -255,7 +267,7 @@ def _agree_that_tables_fit(
     fixed += ["embedding_optimizer", "base_device"] if resumed else []
     fixed += ["processes"] if values["mode"] == "inference_benchmark" else []
     optimizer = chosen.embedding_optimizer if trained else None
-    agree_on_memory(config, optimizer, world, fixed, placement)
+    agree_on_memory(config, optimizer, world, fixed, placement, values.config(TableStoreConfig))
 
 
 def _place(values: Values, config: DLRMConfig, world: World, whole: Datasets) -> Placement:
@@ -316,7 +328,15 @@ def _make_task(
             f"--cuda_graphs needs --embedding_type joint_fused, got {kind}: "
             "torch's optimizers of sparse gradients wait for the GPU at every step"
         )
-    execution = values["execution"]
+    execution, trains = values["execution"], values["mode"] == "train"
+    store = table_store(
+        values.config(TableStoreConfig),
+        config,
+        optimizer_config(values) if trains else None,
+        world,
+        placement,
+        values["save_checkpoint_path"],
+    )
     return Recommendation(
         config,
         world,
@@ -328,6 +348,7 @@ def _make_task(
         execution="graph" if execution == "lazy" and why_not_lazy(world.device) else execution,
         has_clicks=values.config(DataConfig).has_clicks,
         placement=placement,
+        store=store,
     )
 
 

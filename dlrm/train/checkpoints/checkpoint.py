@@ -20,11 +20,11 @@ a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +33,8 @@ from dlrm.documents import brief, read_json
 from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
-from dlrm.train.checkpoints.saved_model import Rows, SavedModel
+from dlrm.train.checkpoints.rows import Rows, saved_tables
+from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.state import (
     INTEGER,
     Parameters,
@@ -44,6 +45,7 @@ from dlrm.train.checkpoints.state import (
     refuse_ensemble,
     tensor_shape,
 )
+from dlrm.train.checkpoints.stored import load_rows
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
 __all__ = [
@@ -162,10 +164,13 @@ def load_checkpoint(
         if with_state and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
             raise ValueError(f"{directory}: of the optimizers {known}, here {kinds}")
     with torch.no_grad():
+        if parameters.store is not None:
+            with agreed(world, ValueError, OSError):
+                load_rows(parameters, saved, resume, with_state)
         _load_weights(parameters, saved)
         _load_average(directory, parameters, saved)
         if with_state:
-            _load_optimizers(directory, parameters, saved.config["tables"])
+            _load_optimizers(directory, parameters, saved)
         if resume:
             _load_random_state(directory, world)
     return saved.progress
@@ -176,14 +181,10 @@ def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
     refuse_ensemble(directory, read_config(directory))
     read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own_tables))
     config = read_config(directory)
-    folder = directory / "tables"
-    tables = [
-        Rows(folder / f"{index}.bin", table["rows"], table["dim"])
-        for index, table in enumerate(config["tables"])
-    ]
+    tables, state = saved_tables(directory, config)
     dense = read_tensors(directory / "dense.safetensors")
     progress = read_json(directory / "progress.json")
-    return SavedModel(directory, "dlrm", config, progress, dense, tables)
+    return SavedModel(directory, "dlrm", config, progress, dense, tables, state)
 
 
 def _is_read(name: str, own_tables: set[int]) -> bool:
@@ -256,13 +257,11 @@ def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) ->
     file = directory if saved.format == "nvidia" else directory / "dense.safetensors"
     for name, tensor in saved.dense.items():
         _refuse_not_finite(f"{file}: {name}", tensor)
-    for part in parameters.table_parts():
-        path = saved.tables[part.table].path
-        rows = part.of(_saved_rows(path, part.shape))
+    for part in parameters.table_parts() if parameters.store is None else ():
+        rows = saved.tables[part.table]
         row, column = (part.piece.rows[0], part.piece.columns[0]) if part.piece else (0, 0)
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            block = rows[first : first + _ROWS_AT_ONCE]
-            _refuse_not_finite(f"{path}: row", block, (row + first, column))
+        for first, block in _blocks(rows, part):
+            _refuse_not_finite(f"{rows.path}: row", block, (row + first, column))
 
 
 def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -> None:
@@ -274,7 +273,7 @@ def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -
         raise ValueError(f"{what} {shown}: expected a finite weight, got {got}")
 
 
-def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]) -> None:
+def _load_optimizers(directory: Path, parameters: Parameters, saved: SavedModel) -> None:
     """Gives the optimizers the saved state; torch's create theirs at the first step only."""
     weights = dict(parameters.model.named_parameters())
     optimizers = {id(parameter): optimizer for parameter, optimizer in parameters.optimizer_of()}
@@ -295,13 +294,12 @@ def _load_optimizers(directory: Path, parameters: Parameters, tables: list[dict]
                 state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
     for part in parameters.table_parts():
         table, weight = part.table, part.weight
-        for key in tables[table]["state"]:
+        for key, rows in saved.table_state[table].items() if parameters.store is None else ():
             state = optimizers[id(weight)].state[weight]
             if key not in state:  # torch's own optimizers have one of the weight's shape
                 state[key] = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
-            file = directory / "tables" / f"{table}.{key}.bin"
-            _read_rows(file, part, state[key][part.begin : part.end])
-        for key, number in tables[table].get("scalars", {}).items():
+            _read_rows(rows, part, state[key][part.begin : part.end])
+        for key, number in saved.config["tables"][table].get("scalars", {}).items():
             state = optimizers[id(weight)].state[weight]
             if isinstance(state.get(key), Tensor):
                 state[key].fill_(number)
@@ -313,10 +311,10 @@ def _load_weights(parameters: Parameters, saved: SavedModel) -> None:
     for name, tensor in parameters.dense().items():
         tensor.copy_(saved.dense[name])
     low = parameters.low()
-    for part in parameters.table_parts():
+    for part in parameters.table_parts() if parameters.store is None else ():
         own, key = slice(part.begin, part.end), id(part.weight)
         rest = low[key][own] if key in low else None
-        _read_rows(saved.tables[part.table].path, part, part.weight[own], rest)
+        _read_rows(saved.tables[part.table], part, part.weight[own], rest)
 
 
 def _load_average(directory: Path, parameters: Parameters, saved: SavedModel) -> None:
@@ -339,21 +337,21 @@ def _load_random_state(directory: Path, world: World) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _read_rows(path: Path, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:
-    """Reads a part of what `CheckpointWriter` wrote, whether with `low` or without."""
-    saved = part.of(_saved_rows(path, part.shape[: rows.ndim]))
-    if low is None:
-        rows.copy_(saved)
-        return
-    for begin in range(0, len(rows), _ROWS_AT_ONCE):
-        block = slice(begin, begin + _ROWS_AT_ONCE)
-        high, rest = split_float32(saved[block].contiguous())
-        rows[block].copy_(high)
-        low[block].copy_(rest)
+def _read_rows(saved: Rows, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:
+    """Reads a part of a table, or of its state, into `rows` and, of halves, into `low`."""
+    for begin, block in _blocks(saved, part):
+        own = slice(begin, begin + len(block))
+        if low is None:
+            rows[own] = block.view_as(rows[own])
+        else:
+            rows[own], low[own] = split_float32(block.contiguous())
 
 
-def _saved_rows(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """Returns the rows of a file, mapped."""
-    if 0 in shape:
-        return torch.empty(shape)
-    return torch.from_numpy(np.memmap(path, dtype=np.float32, mode="c", shape=shape))
+def _blocks(saved: Rows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
+    """Yields what a part is of saved rows, some rows at a time, with the number of the first."""
+    first, end = part.piece.rows if part.piece else (0, saved.rows)
+    for begin in range(first, end, _ROWS_AT_ONCE):
+        block = torch.from_numpy(saved.part(begin, min(_ROWS_AT_ONCE, end - begin)))
+        if part.piece and saved.dim > 1:
+            block = block[:, slice(*part.piece.columns)]
+        yield begin - first, block

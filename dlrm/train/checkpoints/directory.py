@@ -22,8 +22,10 @@ from dlrm.files import (
     write_atomically,
 )
 from dlrm.manifest import read_sealed, sealed_json
-from dlrm.train.checkpoints.checkpoint import read_progress
+from dlrm.store.row_store import RowStore
+from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.nvidia import is_nvidia
+from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
@@ -63,6 +65,7 @@ class CheckpointDirectory:
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
+        self._store: RowStore | None = None
         probe = self.path / f".writable.partial-{os.getpid()}"
         with agreed(world, OSError):
             if world.rank == 0:
@@ -108,6 +111,7 @@ class CheckpointDirectory:
         In the background this returns as soon as what is saved is copied in memory.
         """
         self.finish()
+        self._store = parameters.store
         target = step_directory(self.path, step)
         if not from_first((target / MANIFEST).exists(), self.world):
             self._writer = CheckpointWriter(
@@ -141,6 +145,9 @@ class CheckpointDirectory:
                 _write_pointer(self.path, self._new_best)
             self._prune()
         self._new_best = None
+        if self._store is not None:
+            kept = self._stores() if self.world.rank == 0 else []
+            self._store.prune(from_first(kept, self.world))
 
     def mark_best(self, record: dict[str, float]) -> None:
         """Notes which checkpoint is the best: its "step", and what was measured of it."""
@@ -163,6 +170,11 @@ class CheckpointDirectory:
         with agreed(self.world, ValueError, OSError):
             record = best_record(self.path) if self.world.rank == 0 else {}
         return from_first(record, self.world)
+
+    def _stores(self) -> list[dict[str, Any]]:
+        """Where the rows of all checkpoints are."""
+        configs = [read_config(path) for path in all_checkpoints(self.path)]
+        return [entry for config in configs for entry in config.get(STORES, [])]
 
     def _prune(self) -> None:
         best = best_checkpoint(self.path)

@@ -155,7 +155,7 @@ def write_nvidia(
         _save(staging / "top_model.mlp.pt", top)
         torch.save(last, staging / "top_model.out.pt")
         for index, table in enumerate(saved.tables):
-            shutil.copyfile(table.path, staging / f"bottom_model.embeddings.{index}.bin")
+            table.copy_to(staging / f"bottom_model.embeddings.{index}.bin")
             meta = {"shape": torch.Size((table.rows, table.dim))}
             torch.save(meta, staging / f"embeddings.{index}.meta.pt")
         own = {"config": config, "progress": saved.progress}

@@ -7,55 +7,19 @@ Of large files a part at a time is in memory. NVIDIA's directories are read into
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
 from dlrm.documents import read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
+from dlrm.train.checkpoints.rows import STORES, Rows, saved_tables
 from dlrm.train.checkpoints.state import checked_config, read_tensors, refuse_ensemble
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
-
-_BLOCK_BYTES = 1 << 24
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of float32 in a file.
-
-    Attributes:
-        path: the file.
-        rows: how many there are.
-        dim: numbers in a row.
-
-    Raises:
-        ValueError: the file has another size.
-    """
-
-    path: Path
-    rows: int
-    dim: int
-
-    def __post_init__(self) -> None:
-        expected, found = 4 * self.rows * self.dim, self.path.stat().st_size
-        if expected != found:
-            raise ValueError(
-                f"{self.path}: expected {expected} bytes, {self.rows} rows of {self.dim} float32, "
-                f"got {found}"
-            )
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yields all rows, `[some, dim]` at a time; files of equal shape have equal blocks."""
-        rows = max(_BLOCK_BYTES // max(4 * self.dim, 1), 1)
-        with open(self.path, "rb") as file:
-            while block := file.read(4 * rows * self.dim):
-                yield np.frombuffer(block, "<f4").reshape(-1, self.dim)
 
 
 @dataclass(frozen=True)
@@ -103,15 +67,7 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
     config, progress = checked_config(path), read_json(path / "progress.json")
     refuse_ensemble(path, config)
-    folder = path / "tables"
-    tables, state = [], []
-    try:
-        for index, table in enumerate(config["tables"]):
-            rows, files = table["rows"], {n: folder / f"{index}.{n}.bin" for n in table["state"]}
-            tables.append(Rows(folder / f"{index}.bin", rows, table["dim"]))
-            state.append({name: _rows_of_state(file, rows) for name, file in files.items()})
-    except KeyError as error:
-        raise ValueError(f"{path / 'config.json'}: expected tables, got {error!r}") from error
+    tables, state = saved_tables(path, config)
     dense, optimizer = (read_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
     attached = attached_to(path)
     return SavedModel(path, "dlrm", config, progress, dense, tables, state, optimizer, attached)
@@ -126,12 +82,13 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
     with staged_directory(directory) as staging:
         (staging / "tables").mkdir()
         for index, table in enumerate(saved.tables):
-            shutil.copyfile(table.path, staging / "tables" / f"{index}.bin")
+            table.copy_to(staging / "tables" / f"{index}.bin")
         save_file(saved.dense, staging / "dense.safetensors")
         for name in ("optimizer.safetensors", "rng.safetensors"):
             save_file({}, staging / name)
         tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
-        config = {**saved.config, "optimizers": [], "tables": tables}
+        kept = {name: value for name, value in saved.config.items() if name != STORES}
+        config = {**kept, "optimizers": [], "tables": tables}
         for name, value in (("config.json", config), ("progress.json", saved.progress)):
             (staging / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         for folder in saved.attached:
@@ -145,8 +102,3 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
 def attached_to(path: Path) -> list[Path]:
     """The directories in a checkpoint that are no tables."""
     return sorted(p for p in path.iterdir() if p.is_dir() and p.name != "tables")
-
-
-def _rows_of_state(path: Path, rows: int) -> Rows:
-    size = path.stat().st_size // 4
-    return Rows(path, rows, size // rows if rows else 0)

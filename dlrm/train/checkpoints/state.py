@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.documents import brief, read_json
+from dlrm.store.row_store import RowStore
 
 LOW = "_low"  # ends the name of a buffer of lower halves
 INTEGER = ":int"  # marks state that is a Python integer, not a tensor
@@ -71,6 +72,11 @@ class Parameters:
     optimizers: Sequence[Optimizer] = ()
     average: Mapping[str, Tensor] = field(default_factory=dict)
     parts: World = World()
+
+    @property
+    def store(self) -> RowStore | None:
+        """Where the rows of the tables are, if not in memory."""
+        return getattr(self.model, "store", None)
 
     def dense(self) -> dict[str, Tensor]:
         """Name -> tensor of everything in the model's state but tables."""

@@ -19,6 +19,7 @@ from dlrm.distributed.placement import Piece
 from dlrm.files import publish_directory, stage_directory
 from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
+from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.state import (
     Parameters,
     optimizer_state,
@@ -63,6 +64,10 @@ class CheckpointWriter:
     ):
         self._beat = beat
         self._world, self._config, self._progress = world, config, progress
+        self._store: dict[str, Any] | None = None
+        with agreed(world, OSError, ValueError):
+            if parameters.store is not None:
+                self._store = parameters.store.checkpoint()
         self._attached, self._copy = attached, in_background
         paths = None
         with agreed(world, OSError):
@@ -96,7 +101,7 @@ class CheckpointWriter:
                     self._beat()
                 found = {name: future.result() for name, future in self._written}
                 checksums = {name: sums for name, sums in found.items() if sums}
-            ours = gather((checksums, self._tables, self._kinds), self._world)
+            ours = gather((checksums, self._tables, self._kinds, self._store), self._world)
             with agreed(self._world, OSError):
                 if self._world.rank == 0:
                     self._publish(ours)
@@ -117,6 +122,8 @@ class CheckpointWriter:
             if numbers := scalars.get(id(weight)):
                 entry["scalars"] = numbers
             self._tables[part.table] = entry
+            if self._store is not None:
+                continue  # the rows are there
             if part.piece and part.piece.copied and self._world.rank:
                 continue  # the first rank writes it
             rest = low[id(weight)][own] if id(weight) in low else None
@@ -150,10 +157,12 @@ class CheckpointWriter:
             return torch.empty_like(tensor, device="cpu").copy_(tensor).contiguous()
         return tensor.contiguous()
 
-    def _publish(self, ours: list[tuple[dict, dict, list[str]]]) -> None:
-        tables = dict(sorted(item for _, own, _ in ours for item in own.items()))
-        kinds = max((kinds for _, _, kinds in ours), key=len)  # a rank without tables has fewer
+    def _publish(self, ours: list[tuple[dict, dict, list[str], dict | None]]) -> None:
+        tables = dict(sorted(item for _, own, _, _ in ours for item in own.items()))
+        kinds = max((kinds for _, _, kinds, _ in ours), key=len)  # a rank without tables has fewer
         config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
+        if stores := [store for _, _, _, store in ours if store is not None]:
+            config[STORES] = stores
         _write_json(self._staging / "config.json", config)
         _write_json(self._staging / "progress.json", self._progress)
         card = model_card(config, self._progress, self._attached is not None)
@@ -161,7 +170,7 @@ class CheckpointWriter:
         if self._attached:
             target = self._staging / self._attached.name
             shutil.copytree(self._attached, target, copy_function=link_or_copy)
-        checksums = {name: crc for own, _, _ in ours for name, crc in own.items()}
+        checksums = {name: crc for own, _, _, _ in ours for name, crc in own.items()}
         write_manifest(self._staging, "checkpoint", checksums)
         publish_directory(self._staging, self._final)
 

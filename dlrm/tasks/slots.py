@@ -1,0 +1,139 @@
+"""Rows of the next batches, read from a store while a batch is computed."""
+
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dlrm import ops
+from dlrm.data.clicks.batch import Batch
+from dlrm.model.dlrm import DLRM
+from dlrm.step_clock import STORE, part
+from dlrm.store.native import FullError
+
+_DEPTH = 2  # batches whose rows are read ahead
+
+
+class _Prepared(NamedTuple):
+    """A batch with its records and, where there was room, their slots and ticket."""
+
+    batch: Batch
+    records: np.ndarray
+    found: tuple[np.ndarray, int] | None
+
+
+class Slots:
+    """Replaces ids of batches by the slots of their rows.
+
+    Args:
+        model: whose tables are in a store.
+        trains: whether the rows of the batches change.
+    """
+
+    def __init__(self, model: DLRM, trains: bool = False) -> None:
+        assert model.store is not None
+        self.model, self.store, self.trains = model, model.store, trains
+
+    def ahead(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
+        """Yields batches whose rows are in memory until the next one is asked for.
+
+        Seconds in which a batch had to wait for its rows are added to the store's `waited`. No
+        thread outlives the generator: exhaust it, or close it.
+        """
+        pending: deque[Future[_Prepared | None]] = deque()
+        reader = ThreadPoolExecutor(1, thread_name_prefix="dlrm-store")
+        lacking = (
+            False  # whether a batch among those pending has no slots: others must not go first
+        )
+
+        def read() -> _Prepared | None:
+            nonlocal lacking
+            batch = next(batches, None)
+            if batch is None:
+                return None
+            records, found = self.records(batch), None
+            if not lacking:
+                try:
+                    found = self.store.prepare(records, ahead=True)
+                except FullError:
+                    lacking = True
+            return _Prepared(batch, records, found)
+
+        try:
+            pending.extend(reader.submit(read) for _ in range(_DEPTH))
+            while True:
+                began = perf_counter()
+                with part(STORE):
+                    prepared = pending.popleft().result()
+                    if prepared is None:
+                        return
+                    slots, ticket = prepared.found or self.store.prepare_anyhow(prepared.records)
+                self.store.waited += perf_counter() - began
+                lacking = lacking and any(_lacks(future) for future in pending)
+                pending.append(reader.submit(read))
+                if self.trains:
+                    self.store.mark(ticket)
+                try:
+                    yield _with_slots(prepared.batch, slots)
+                finally:
+                    self.store.release(ticket)
+        finally:
+            reader.shutdown(wait=True, cancel_futures=True)
+            for future in pending:
+                self._give_back(future)
+            batches.close()
+
+    def now(self, batch: Batch) -> tuple[Batch, int]:
+        """Returns a batch with slots, and the ticket that is to be given back to the store."""
+        slots, ticket = self.store.prepare_anyhow(self.records(batch))
+        return _with_slots(batch, slots), ticket
+
+    def records(self, batch: Batch) -> np.ndarray:
+        """Returns the numbers that the store has for the rows of a batch.
+
+        Raises:
+            RuntimeError: an id is outside its table.
+        """
+        model = self.model
+        ids = batch.categorical.numpy().astype(np.int64)
+        offsets: torch.Tensor = model.embeddings.table_offsets  # type: ignore[assignment]
+        begins = offsets.numpy()
+        sizes, tables = begins[1:] - begins[:-1], None
+        if batch.lengths is not None:
+            if not model.config.hash_indices:
+                ops.check_bags("joint_embedding_bag", batch.categorical, batch.lengths, offsets)
+            bags = ops.bags_of_ids(batch.categorical, batch.lengths).numpy()
+            tables = bags % max(batch.lengths.shape[1], 1)
+            sizes = sizes[tables]
+        if model.config.hash_indices:
+            ids %= sizes
+        elif tables is None and ((ids < 0) | (ids >= sizes)).any():
+            row, table = np.argwhere((ids < 0) | (ids >= sizes))[0]
+            raise RuntimeError(
+                f"joint_embedding: id {ids[row, table]} of table {table} in batch row {row}: "
+                f"expected 0 <= id < {sizes[table]}"
+            )
+        ids += begins[:-1] if tables is None else begins[tables]
+        return np.ascontiguousarray(ids.reshape(-1))
+
+    def _give_back(self, future: Future[_Prepared | None]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        prepared = future.result()
+        if prepared is not None and prepared.found is not None:
+            self.store.release(prepared.found[1])
+
+
+def _lacks(future: Future[_Prepared | None]) -> bool:
+    if not future.done() or future.exception() is not None:
+        return not future.done()
+    prepared = future.result()
+    return prepared is not None and prepared.found is None
+
+
+def _with_slots(batch: Batch, slots: np.ndarray) -> Batch:
+    return batch._replace(categorical=torch.from_numpy(slots).view(batch.categorical.shape))

@@ -1,0 +1,184 @@
+"""Rows of a checkpoint's tables, read some at a time: from files, or from the store of a run."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dlrm.ops import join_float32
+from dlrm.store.row_store import ROWS, Layout, RowStore, open_view
+
+STORES = "stores"  # in a configuration: what restores the rows of each rank's store
+_BLOCK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of float32 in a file.
+
+    Attributes:
+        path: the file.
+        rows: how many there are.
+        dim: numbers in a row.
+
+    Raises:
+        ValueError: the file has another size.
+    """
+
+    path: Path
+    rows: int
+    dim: int
+
+    def __post_init__(self) -> None:
+        expected, found = 4 * self.rows * self.dim, self.path.stat().st_size
+        if expected != found:
+            raise ValueError(
+                f"{self.path}: expected {expected} bytes, {self.rows} rows of {self.dim} float32, "
+                f"got {found}"
+            )
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields all rows, `[some, dim]` at a time; files of equal shape have equal blocks."""
+        rows = max(_BLOCK_BYTES // max(4 * self.dim, 1), 1)
+        for first in range(0, self.rows, rows):
+            yield self.part(first, min(rows, self.rows - first))
+
+    def part(self, first: int, count: int) -> np.ndarray:
+        """Returns `count` rows from `first` on, `[count, dim]`, mapped where they can be."""
+        if not count * self.dim:
+            return np.empty((count, self.dim), np.float32)
+        start, shape = 4 * first * self.dim, (count, self.dim)
+        return np.memmap(self.path, np.float32, "c", start, shape)
+
+    def copy_to(self, path: Path) -> None:
+        """Writes all rows to a file."""
+        with open(path, "wb") as file:
+            for block in self.blocks():
+                file.write(block.data)
+
+
+class StoreView:
+    """The store of a checkpoint, opened when its rows are read first.
+
+    Args:
+        path: the checkpoint.
+        entry: where the store is; see `RowStore.checkpoint`.
+
+    Raises:
+        ValueError: the entry is damaged.
+    """
+
+    def __init__(self, path: Path, entry: Mapping[str, Any]) -> None:
+        try:
+            self.directory, self.layout = Path(entry["path"]), Layout.of(entry)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{path / 'config.json'}: expected where the rows are, got {error!r}"
+            ) from None
+        self._path, self._entry = path, entry
+
+    @cached_property
+    def store(self) -> RowStore:
+        """The store.
+
+        Raises:
+            ValueError: it is not there, or damaged; the checkpoint is named.
+        """
+        try:
+            return open_view(self._entry)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self._path}: its rows are in a store: {error}") from None
+
+
+@dataclass(frozen=True)
+class StoredRows(Rows):
+    """Rows of a field, in float32, that are in the store of a checkpoint.
+
+    Attributes:
+        view: the store in which they are; several share it.
+        begin: the first record.
+        names: the field, or the upper and the lower halves of its values.
+    """
+
+    view: StoreView = field(repr=False, kw_only=True)
+    begin: int = field(kw_only=True)
+    names: tuple[str, ...] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        pass
+
+    def part(self, first: int, count: int) -> np.ndarray:
+        found = self.view.store.read(self.begin + first, count)
+        parts = [np.ascontiguousarray(found[name]) for name in self.names]
+        if len(parts) == 1:
+            return parts[0]
+        high, low = map(torch.from_numpy, parts)
+        return join_float32(high.view(torch.bfloat16), low).numpy()
+
+
+def prefix_of(index: int) -> str:
+    """Returns what names of a parameter's fields begin with: nothing, or of the wide term "1_"."""
+    return f"{index}_" if index else ""
+
+
+def saved_tables(path: Path, config: Mapping[str, Any]) -> tuple[list[Rows], list[dict[str, Rows]]]:
+    """Returns the tables of a checkpoint, and of each the state of its rows.
+
+    Raises:
+        ValueError, OSError: a file is missing or has another size; it is named.
+    """
+    if config.get(STORES):
+        return _stored_tables(path, config)
+    folder = path / "tables"
+    tables, state = [], []
+    try:
+        for index, table in enumerate(config["tables"]):
+            rows, files = table["rows"], {n: folder / f"{index}.{n}.bin" for n in table["state"]}
+            tables.append(Rows(folder / f"{index}.bin", rows, table["dim"]))
+            state.append({name: _rows_of_state(file, rows) for name, file in files.items()})
+    except KeyError as error:
+        raise ValueError(f"{path / 'config.json'}: expected tables, got {error!r}") from error
+    return tables, state
+
+
+def _stored_tables(
+    path: Path, config: Mapping[str, Any]
+) -> tuple[list[Rows], list[dict[str, Rows]]]:
+    """Returns tables whose rows are in stores, and the state of their rows."""
+    tables = config["tables"]
+    found: dict[int, tuple[Rows, dict[str, Rows]]] = {}
+    for entry in config[STORES]:
+        view = StoreView(path, entry)
+        names = [name for name, _, _ in view.layout.fields]
+        parameters = 1 + any(name.startswith(prefix_of(1)) for name in names)
+        for number, begin in view.layout.begins.items():
+            for index in range(parameters):
+                own = number + index * (len(tables) // parameters)
+                found[own] = _fields_of_table(tables[own], view, begin, prefix_of(index))
+    missing = [str(number) for number in range(len(tables)) if number not in found]
+    if missing:
+        raise ValueError(f"{path}: expected the rows of table {missing[0]} in a store, got none")
+    return [found[n][0] for n in range(len(tables))], [found[n][1] for n in range(len(tables))]
+
+
+def _fields_of_table(
+    table: Mapping[str, Any], view: StoreView, begin: int, prefix: str
+) -> tuple[Rows, dict[str, Rows]]:
+    widths = {name: width for name, _, width in view.layout.fields}
+
+    def rows(*names: str) -> Rows:
+        known = tuple(name for name in names if name in widths)
+        path, width = view.directory / ROWS, widths[names[0]]
+        return StoredRows(path, table["rows"], width, view=view, begin=begin, names=known)
+
+    state = {name: rows(prefix + name) for name in table["state"]}
+    return rows(f"{prefix}weight", f"{prefix}low"), state
+
+
+def _rows_of_state(path: Path, rows: int) -> Rows:
+    size = path.stat().st_size // 4
+    return Rows(path, rows, size // rows if rows else 0)

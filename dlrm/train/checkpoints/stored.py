@@ -1,0 +1,90 @@
+"""Checkpoints of tables whose rows are in a store: what of a model is stored, and how it is read.
+
+The configuration of such a checkpoint has, under "stores", where each rank's store is and what
+restores its rows (`RowStore.checkpoint`); there are no files of tables.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dlrm.distributed import World, agreed
+from dlrm.ops import split_float32
+from dlrm.store.row_store import Block, Layout
+from dlrm.train.checkpoints.rows import STORES, prefix_of
+from dlrm.train.checkpoints.saved_model import SavedModel
+from dlrm.train.checkpoints.state import Parameters, optimizer_state
+
+_ROWS_AT_ONCE = 1 << 14
+
+
+def start_store(parameters: Parameters, world: World) -> None:
+    """Makes the store of a training that begins, with the initial rows, if it has one.
+
+    Raises:
+        ValueError, OSError: it cannot be made.
+        OtherRankError: that of another rank cannot.
+    """
+    store = parameters.store
+    if store is not None and not store.is_open:
+        with agreed(world, ValueError, OSError):
+            store.create(fields_of(parameters), store.initial())
+            store.pin()
+
+
+def fields_of(parameters: Parameters) -> dict[str, Tensor]:
+    """Returns the tensors whose rows are stored, by name."""
+    by_row, _, _ = optimizer_state(parameters)
+    low, fields = parameters.low(), {}
+    for index, (weight, _) in enumerate(parameters.tables):
+        prefix, key = prefix_of(index), id(weight)
+        fields[f"{prefix}weight"] = weight.detach()
+        if key in low:
+            fields[f"{prefix}low"] = low[key]
+        fields |= {f"{prefix}{name}": value for name, value in by_row.get(key, {}).items()}
+    return fields
+
+
+def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_state: bool) -> None:
+    """Lets the store of a model have the rows of a checkpoint.
+
+    It goes back to the checkpoint where the run is resumed; it shows the checkpoint's rows and
+    changes none where it is that of this run, or nothing is trained; else it is made anew.
+
+    Raises:
+        ValueError, OSError: the rows cannot be read, or the store cannot be made.
+    """
+    store = parameters.store
+    assert store is not None
+    fields, entries = fields_of(parameters), saved.config.get(STORES, [])
+    own = next((entry for entry in entries if store.holds(entry)), None)
+    same = (e for e in entries if Layout.of(e).tables == store.tables)
+    shown = own or next(same, None)
+    if own is not None and resume:
+        store.restore(own, fields)
+    elif shown is not None and (store.is_open or not parameters.optimizers):
+        store.view(shown, fields)
+    else:
+        store.create(fields, _blocks(parameters, saved, with_state))
+    store.pin()
+
+
+def _blocks(parameters: Parameters, saved: SavedModel, with_state: bool) -> Iterator[Block]:
+    """Yields all rows of a checkpoint as a store takes them."""
+    store, low, first = parameters.store, parameters.low(), 0
+    assert store is not None
+    for position, rows in enumerate(store.tables.values()):
+        for begin in range(0, rows, _ROWS_AT_ONCE):
+            count, fields = min(_ROWS_AT_ONCE, rows - begin), {}
+            for index, (weight, tables) in enumerate(parameters.tables):
+                number, prefix = [*tables][position], prefix_of(index)
+                values = torch.from_numpy(saved.tables[number].part(begin, count))
+                if id(weight) in low:
+                    fields[f"{prefix}weight"], fields[f"{prefix}low"] = split_float32(values)
+                else:
+                    fields[f"{prefix}weight"] = values
+                for name, state in saved.table_state[number].items() if with_state else ():
+                    fields[prefix + name] = torch.from_numpy(state.part(begin, count))
+            yield Block(first + begin, count, {n: v.contiguous() for n, v in fields.items()})
+        first += rows

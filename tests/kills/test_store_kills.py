@@ -1,0 +1,54 @@
+"""A training with rows in a store that is killed anywhere goes on with the same bits."""
+
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import stored_training
+from killing import Forks, kill_points
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with Forks("stored_training") as started:
+        yield started
+
+
+@pytest.fixture
+def folder():
+    """In memory where it can be, since every checkpoint waits for the disk."""
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=base) as path:
+        yield Path(path)
+
+
+def kill_and_compare(forks, folder, kills, seed):
+    """Kills runs at a write, each again once it is resumed, and lets them end."""
+    forks.result(stored_training.train, folder / "whole", False)
+    run, chosen = folder / "killed", random.Random(seed)
+    outcome = forks.run(stored_training.train, run, True, below=run)
+    assert not outcome.error, outcome.error
+    shutil.rmtree(run)
+    points = kill_points(outcome.calls, 1, seed)
+    killed = 0
+    while killed < kills:
+        for _ in range(2):  # the second kill meets a run that goes back to its checkpoint
+            at, half = chosen.choice(points)
+            outcome = forks.run(stored_training.train, run, True, below=run, at=at, half=half)
+            assert outcome.killed or not outcome.error, outcome.error
+            killed += outcome.killed
+        forks.result(stored_training.train, run, True)
+        forks.result(stored_training.compare, folder / "whole", run)
+        shutil.rmtree(run)
+    print(f"{killed} kills, all resumed with the same bits")
+
+
+def test_a_killed_training_resumes_with_the_same_bits(forks, folder):
+    kill_and_compare(forks, folder, kills=3, seed=1)
+
+
+@pytest.mark.slow
+def test_many_killed_trainings_resume_with_the_same_bits(forks, folder):
+    kill_and_compare(forks, folder, kills=20, seed=2)

@@ -1,0 +1,208 @@
+"""A training whose rows are in a store has the bits of one whose rows are in memory."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.synthetic import SyntheticDataset
+from dlrm.distributed import World
+from dlrm.model.dlrm import DLRMConfig
+from dlrm.store.config import TableStoreConfig
+from dlrm.store.row_store import memory_of
+from dlrm.tasks.click_training import SplitBatches, table_store
+from dlrm.tasks.planning.costs import row_bytes
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
+from dlrm.train.checkpoints.saved_model import read_saved
+from dlrm.train.log import RunLog, StoppedError
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.task import TrainConfig
+from dlrm.train.trainer import Trainer
+
+SIZES, BATCH, STEPS, SLOTS = (400, 7, 900), 8, 30, 110
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """In memory where it can be, since every checkpoint waits for the disk."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+class Run:
+    """A training of a small model, in memory or with a store of few slots."""
+
+    def __init__(self, folder, stored, hotness=None, slots=SLOTS, keep=2, **changes):
+        optimizer = OptimizerConfig(
+            changes.pop("optimizer", "adagrad"),
+            "sgd",
+            embedding_l2_mode="looked_up",
+            embedding_l2=changes.pop("l2", 0.0),
+        )
+        self.config = {"test_freq": 7, "checkpoint_freq": 5}
+        for name in ("gradient_accumulation_steps", "max_steps"):
+            if name in changes:
+                self.config[name] = changes.pop(name)
+        architecture = DLRMConfig(
+            SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(8, 1), **changes
+        )
+        store = None
+        if stored:
+            size = row_bytes(8, optimizer.embedding_optimizer)
+            size += row_bytes(1, optimizer.embedding_optimizer) * architecture.wide
+            limit = str(memory_of(slots, size, sum(SIZES)))
+            where = TableStoreConfig(limit, str(folder / "store"))
+            store = table_store(where, architecture, optimizer, World(), checkpoints=folder / "run")
+            assert store.slots == slots
+        self.task = Recommendation(architecture, seed=5, store=store)
+        self.checkpoints = CheckpointDirectory(folder / "run", keep)
+        self.stop_at = None
+        self.trainer = Trainer(
+            self.task,
+            optimizers=self.task.optimizers(optimizer),
+            schedule=lambda step: 0.1 / step**0.5,
+            config=TrainConfig(**self.config),
+            log=RunLog(quiet=True),
+            checkpoints=self.checkpoints,
+            run={"flags": {}, "dataset": {"table sizes": list(SIZES)}},
+            beat=self._beat,
+        )
+        spec = FeatureSpec.default(".", 4, list(SIZES))
+        train, test = (
+            SyntheticDataset(spec, split, rows, BATCH, seed=1, hotness=hotness and [hotness])
+            for split, rows in (("train", BATCH * STEPS), ("test", 40))
+        )
+        self.batches = SplitBatches(
+            Batches(train, slots=self.task.slots(trains=True)),
+            Batches(test, slots=self.task.slots()),
+            None,
+        )
+
+    def _beat(self, step):
+        self.trainer.stop_requested = step == self.stop_at
+
+    def fit(self, stop_at=None):
+        self.stop_at = stop_at
+        try:
+            return self.trainer.fit(*self.batches)
+        except StoppedError:
+            return None
+        finally:
+            self.checkpoints.release()
+            if self.task.model.store is not None:
+                self.task.model.store.close()
+
+
+def assert_same(folder, other):
+    """Compares the last checkpoints of two runs, bit for bit."""
+    one, two = (read_saved(last_checkpoint(path / "run")) for path in (folder, other))
+    assert one.progress["history"] == two.progress["history"]
+    assert one.dense.keys() == two.dense.keys()
+    for name, tensor in one.dense.items():
+        assert tensor.equal(two.dense[name]), name
+    for a, b in zip(one.tables, two.tables, strict=True):
+        assert (a.part(0, a.rows) == b.part(0, b.rows)).all()
+    for a, b in zip(one.table_state, two.table_state, strict=True):
+        assert a.keys() == b.keys()
+        for name, rows in a.items():
+            assert (rows.part(0, rows.rows) == b[name].part(0, rows.rows)).all()
+    assert [t.get("scalars") for t in one.config["tables"]] == [
+        t.get("scalars") for t in two.config["tables"]
+    ]
+
+
+CASES = {
+    "sgd": {"optimizer": "sgd"},
+    "adagrad": {},
+    "row-wise": {"optimizer": "row_wise_adagrad"},
+    "adam": {"optimizer": "adam"},
+    "bf16": {"optimizer": "adam", "embedding_dtype": "bf16"},
+    "l2": {"l2": 0.05},
+    "lists": {"hotness": 3, "slots": 200},
+    "mean": {"hotness": 3, "pooling": "mean", "slots": 200},
+    "wide": {"wide": True},
+    "hashed": {"hash_indices": True, "max_table_size": 250, "slots": 111},
+    "normal": {"embedding_init": "normal"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bits_are_those_of_memory(case, tmp_path):
+    folders = [tmp_path / "memory", tmp_path / "stored"]
+    results = []
+    for folder in folders:
+        changes = dict(CASES[case])
+        run = Run(folder, folder.name == "stored", **changes)
+        results.append(run.fit())
+    assert_same(*folders)
+    for name in ("best_auc", "training_loss"):
+        assert results[0].get(name) == results[1].get(name)
+
+
+@pytest.mark.parametrize("case", ["adagrad", "bf16", "wide"])
+def test_a_stopped_run_resumes_exactly(case, tmp_path):
+    changes = CASES[case]
+    Run(tmp_path / "whole", False, **changes).fit()
+    Run(tmp_path / "parts", True, **changes).fit(stop_at=13)
+    run = Run(tmp_path / "parts", True, **changes)
+    run.trainer.resume(last_checkpoint(tmp_path / "parts" / "run"))
+    run.fit()
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_run_moves_into_a_store_and_out_of_it(first, tmp_path):
+    Run(tmp_path / "whole", False).fit()
+    Run(tmp_path / "parts", first).fit(stop_at=13)
+    run = Run(tmp_path / "parts", not first)
+    run.trainer.resume(last_checkpoint(tmp_path / "parts" / "run"))
+    run.fit()
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_checkpoint_is_tested_with_few_rows_in_memory(tmp_path):
+    Run(tmp_path, True).fit()
+    path = last_checkpoint(tmp_path / "run")
+    losses = []
+    for stored in (False, True):
+        run = Run(tmp_path / f"again-{stored}", stored)
+        parameters = averaged(Parameters(run.task.model, run.task.table_parameters()))
+        load_checkpoint(path, parameters)
+        losses.append(run.task.evaluate(run.batches.test))
+    assert losses[0] == losses[1]
+    assert not (tmp_path / "again-True" / "store").exists()
+
+
+REFUSED = {
+    "cuda": ({}, {}, World(device="cuda"), "expected --base_device cpu, got cuda"),
+    "plain": ({"embedding_type": "joint_sparse"}, {}, World(), "needs --embedding_type joint_f"),
+    "l2": ({}, {"embedding_l2": 0.1}, World(), "use --embedding_l2_mode looked_up"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_store_cannot_do_is_refused(case, tmp_path):
+    architecture, optimizers, world, expected = REFUSED[case]
+    config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(8, 1), **architecture)
+    where = TableStoreConfig("20MB", str(tmp_path))
+    with pytest.raises(ValueError, match=expected):
+        table_store(where, config, OptimizerConfig("adagrad", **optimizers), world)
+
+
+def test_less_memory_than_a_row_needs_is_named(tmp_path):
+    config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(8, 1))
+    where = TableStoreConfig("1MB", str(tmp_path))
+    with pytest.raises(ValueError, match="--table_memory 1MB: expected at least 17MB"):
+        table_store(where, config, OptimizerConfig("adagrad"), World())
+
+
+def test_less_memory_than_a_batch_needs_is_named(tmp_path):
+    run = Run(tmp_path, True, slots=12)
+    with pytest.raises(ValueError, match=r"--table_memory .*: 12 rows are in memory, but a batch"):
+        run.fit()
