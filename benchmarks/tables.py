@@ -4,12 +4,16 @@
     python benchmarks/tables.py memory      predicted and measured, of six configurations
     python benchmarks/tables.py skewed      one table of 60 % of all bytes, 4 processes
     python benchmarks/tables.py often       one table looked up 10 times as often, 2 processes
+    python benchmarks/tables.py store       tables of 10 times their memory, on the disk of --folder
 
 `skewed` and `often` train one model from the same batches, which are ready in memory, under
 `--placement balanced` and `auto`. All processes live side by side with a thread each; the two
 placements take turns, and medians over the rounds are compared. Where other programs take the
 processors, steps say little, and the busiest process's processor time more. `memory` trains each
 configuration in a process of its own, and compares its greatest resident size with the plan's.
+`store` trains one model with Zipf ids (1.05) in memory and from a store, in processes that take
+turns, and compares random reads of the store with those of the disk without the page cache
+(random_reads.c), which take turns, too.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -18,8 +22,11 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 import argparse
 import contextlib
 import multiprocessing
+import os
+import re
 import resource
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,16 +35,20 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from dlrm import ops
-from dlrm.data.clicks.batch import Shard
+from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.prefetch import BatchedRows
 from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.dlrm import DLRMConfig
+from dlrm.store.config import TableStoreConfig
+from dlrm.store.row_store import THREADS, Block, RowStore
+from dlrm.tasks.click_training import table_store
 from dlrm.tasks.planning.costs import Workload, costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan
@@ -95,6 +106,15 @@ MEMORY = {
         8192,
     ),
 }
+
+
+STORED = DLRMConfig(
+    (1_000_000,) * 8,
+    embedding_dim=32,
+    bottom_mlp_sizes=(512, 256, 32),
+    top_mlp_sizes=(512, 256, 1),
+)
+STORE_MEMORY = "102MB"  # a tenth of the tables
 
 
 class Ready(BatchedRows):
@@ -254,6 +274,153 @@ def memory() -> None:
         )
 
 
+class Zipf(BatchedRows):
+    """Batches whose ids are as frequent as their rank to the power of -1.05, made once."""
+
+    def __init__(self, sizes: tuple[int, ...], batch_size: int, num_batches: int):
+        super().__init__(batch_size * num_batches, batch_size)
+        random, power = np.random.default_rng(1), 1 - 1.05
+        self.table_sizes, self.one_id_each = list(sizes), True
+        shares = random.random((num_batches * batch_size, len(sizes)))
+        ranks = (1 - shares * (1 - np.array(sizes, float) ** power)) ** (1 / power)
+        ids = np.minimum(ranks.astype(np.int64) - 1, np.array(sizes) - 1)
+        self._ids = torch.from_numpy(ids.astype(np.int32))
+        self._numerical = torch.rand(batch_size, 13)
+        self._labels = torch.arange(batch_size) % 2.0
+
+    def batch(self, index: int) -> Batch:
+        first, end = self.rows(index)
+        return Batch(self._numerical, self._ids[first:end], self._labels)
+
+
+class FromStore:
+    """A training from `Zipf` batches, in memory or with a store, as the trainer runs it."""
+
+    def __init__(self, pipe, folder: str | None, steps: int):
+        torch.set_num_threads(2)
+        self._before, store, config = _resident(), None, STORED
+        if folder is not None:
+            limit = TableStoreConfig(STORE_MEMORY, folder)
+            store = table_store(limit, config, OptimizerConfig("sgd"), World())
+        task = Recommendation(config, store=store)
+        self._trainer = Trainer(
+            task,
+            optimizers=task.optimizers(OptimizerConfig("sgd")),
+            schedule=lambda step: 0.01,
+            config=TrainConfig(max_steps=1, print_freq=1_000_000),
+        )
+        self._trainer.log.quiet = True
+        data = Zipf(config.table_sizes, 2048, steps)
+        self._batches = Batches(data, slots=task.slots(trains=True))
+        self._store, self._pipe = store, pipe
+
+    def serve(self) -> None:
+        """Trains as many steps as it is asked to; sends seconds of a step and what it took."""
+        nothing = type("Nothing", (), {"num_samples": 0})()
+        with contextlib.suppress(EOFError):
+            while True:
+                steps = self._pipe.recv()
+                done = self._trainer.progress.step
+                config = replace(self._trainer.config, max_steps=done + steps)
+                self._trainer.config = config
+                began = time.perf_counter()
+                self._trainer.fit(self._batches, nothing)
+                seconds = (time.perf_counter() - began) / steps
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+                counters = self._store.counters() if self._store else {}
+                waited = self._store.waited if self._store else 0.0
+                self._pipe.send((seconds, peak - self._before, waited, counters))
+
+
+def _from_store(pipe, folder: str | None, steps: int) -> None:
+    FromStore(pipe, folder, steps).serve()
+
+
+def _forget_pages(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _page_cache() -> int:
+    cached = re.search(r"^Cached:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(cached[1]) * 1024 if cached else 0
+
+
+def store(folder: str, rounds: int, steps: int) -> None:
+    """Prints steps of a model in memory and from a store, and random reads of a store."""
+    spawning = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        teams, seconds = {}, {"memory": [], "store": []}
+        for name in seconds:
+            here, there = spawning.Pipe()
+            arguments = (there, None if name == "memory" else place, steps * rounds + 50)
+            spawning.Process(target=_from_store, args=arguments, daemon=True).start()
+            teams[name] = here
+        for pipe in teams.values():
+            pipe.send(50)
+            pipe.recv()
+        (rows,) = Path(place).rglob("rows.bin")
+        _forget_pages(rows)
+        cached, last = _page_cache(), {}
+        for _ in range(rounds):
+            for name, pipe in teams.items():
+                pipe.send(steps)
+                last[name] = pipe.recv()
+                seconds[name].append(last[name][0])
+        grown = _page_cache() - cached
+        ratio = statistics.median(
+            one / other for one, other in zip(seconds["store"], seconds["memory"], strict=True)
+        )
+        for name, found in seconds.items():
+            print(
+                f"{name}: {statistics.median(found) * 1e3:.1f} ms a step, "
+                f"{last[name][1] / 1e6:,.0f} MB of memory above that before the model"
+            )
+        print(f"store / memory, median of rounds: {ratio:.2f}")
+        print(
+            f"page cache grew by {grown / 1e6:,.0f} MB; rows.bin {rows.stat().st_size / 1e6:,.0f}"
+        )
+        print(f"waited {last['store'][2]:.2f} s of all steps; {last['store'][3]}")
+        for pipe in teams.values():
+            pipe.close()
+        _random_reads(rows.parent.parent, place, rounds)
+
+
+def _random_reads(folder: Path, place: str, rounds: int) -> None:
+    """Compares reads of uniform records with those of the disk."""
+    binary = Path(place, "random_reads")
+    source = Path(__file__).with_name("random_reads.c")
+    subprocess.run(["cc", "-O2", "-o", binary, source, "-lpthread"], check=True)
+    size, count = STORED.embedding_dim, 20_000
+    records = sum(STORED.table_sizes)
+    stored = RowStore(Path(place, "uniform"), dict(enumerate(STORED.table_sizes)), 4 * count)
+    weight = torch.zeros(stored.slots, size)
+    firsts = range(0, records, 1 << 16)
+    blocks = (Block(first, min(1 << 16, records - first), {}) for first in firsts)  # zeros
+    stored.create({"weight": weight}, blocks)
+    rows = stored.directory / "rows.bin"
+    random, ratios, rates = np.random.default_rng(3), [], []
+    for number in range(rounds):
+        _forget_pages(rows)
+        command = [binary, rows, str(4 * size), str(count), str(THREADS), str(number)]
+        disk = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        _forget_pages(rows)
+        chosen = random.integers(0, records, count)
+        before, began = stored.counters()["reads"], time.perf_counter()
+        _, ticket = stored.prepare(chosen)
+        took = time.perf_counter() - began
+        ours = (stored.counters()["reads"] - before) / took
+        stored.release(ticket)
+        ratios.append(ours / disk)
+        rates.append((ours, disk))
+    ours, disk = (statistics.median(rate) for rate in zip(*rates, strict=True))
+    print(
+        f"uniform rows of {4 * size} bytes, {THREADS} threads: {ours:,.0f} reads/s, disk without "
+        f"the page cache {disk:,.0f} reads/s, median of rounds {statistics.median(ratios):.2f}"
+    )
+
+
 def _median(work: Callable[[], object], count: int = 9) -> float:
     work()
     found = []
@@ -323,13 +490,16 @@ def _link(pipe, world: World, store: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("constants", "memory", "skewed", "often"))
+    parser.add_argument("what", choices=("constants", "memory", "skewed", "often", "store"))
+    parser.add_argument("--folder", default=".", help="store: on the disk to measure")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
     if options.what in ("skewed", "often"):
         case, num_ranks = {"skewed": (SKEWED, 4), "often": (OFTEN, 2)}[options.what]
         compare(case, num_ranks, options.rounds, options.steps)
+    elif options.what == "store":
+        store(options.folder, options.rounds, options.steps)
     else:
         {"constants": constants, "memory": memory}[options.what]()
 

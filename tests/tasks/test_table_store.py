@@ -56,7 +56,7 @@ class Run:
         if stored:
             size = row_bytes(8, optimizer.embedding_optimizer)
             size += row_bytes(1, optimizer.embedding_optimizer) * architecture.wide
-            limit = str(memory_of(slots, size, sum(SIZES)))
+            limit = str(memory_of(slots, size, sum(architecture.embedding_rows)))
             where = TableStoreConfig(limit, str(folder / "store"))
             store = table_store(where, architecture, optimizer, World(), checkpoints=folder / "run")
             assert store.slots == slots
@@ -127,7 +127,7 @@ CASES = {
     "lists": {"hotness": 3, "slots": 200},
     "mean": {"hotness": 3, "pooling": "mean", "slots": 200},
     "wide": {"wide": True},
-    "hashed": {"hash_indices": True, "max_table_size": 250, "slots": 111},
+    "hashed": {"hash_indices": True, "max_table_size": 250},
     "normal": {"embedding_init": "normal"},
 }
 
