@@ -165,7 +165,7 @@ class RowStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether the rows can be used."""
+        """True once the rows can be used."""
         return self._native is not None
 
     @property
@@ -302,7 +302,7 @@ class RowStore:
         }
 
     def holds(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint's rows are in this store's directory, and of its tables."""
+        """Returns whether a checkpoint's rows are in this store's directory, and of its tables."""
         return str(self.directory) == entry["path"] and Layout.of(entry).tables == self.tables
 
     def prune(self, entries_kept: Iterable[Mapping[str, Any]]) -> None:

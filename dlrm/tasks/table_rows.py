@@ -20,6 +20,7 @@ from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.model.embedding import initial_rows
+from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.writer import link_or_copy
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
@@ -134,6 +135,11 @@ def _copy_of(
 
     Of each table they are that of its rows and those of their optimizer state.
     """
+    if STORES in saved.config:
+        raise ValueError(
+            f"{saved.path}: expected files of tables, but its rows are in a --table_store; "
+            "dlrm.scripts.checkpoint convert --to dlrm writes them into files"
+        )
     manifest = read_manifest(saved.path, "checkpoint")
     sums = {name: facts["crc32"] for name, facts in manifest["files"].items()}
     names = {
