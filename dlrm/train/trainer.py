@@ -131,7 +131,7 @@ class Trainer:
             StoppedError: `stop_requested` was set.
         """
         total = self.config.num_steps(len(train))
-        start_store(self.parameters, self.world)
+        start_store(self.parameters, self.world, lambda: self.beat(self.progress.step))
         evaluation = self._evaluation(test, len(train))
         report = StepReport(
             self._window,

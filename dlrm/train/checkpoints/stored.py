@@ -4,7 +4,7 @@ The configuration of such a checkpoint has, under "stores", where each rank's st
 restores its rows (`RowStore.checkpoint`); there are no files of tables.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,8 +19,15 @@ from dlrm.train.checkpoints.state import Parameters, optimizer_state
 _ROWS_AT_ONCE = 1 << 14
 
 
-def start_store(parameters: Parameters, world: World) -> None:
+def start_store(
+    parameters: Parameters, world: World, beat: Callable[[], object] = lambda: None
+) -> None:
     """Makes the store of a training that begins, with the initial rows, if it has one.
+
+    Args:
+        parameters: of the training.
+        world: the processes.
+        beat: called as the rows get on.
 
     Raises:
         ValueError, OSError: it cannot be made.
@@ -29,8 +36,14 @@ def start_store(parameters: Parameters, world: World) -> None:
     store = parameters.store
     if store is not None and not store.is_open:
         with agreed(world, ValueError, OSError):
-            store.create(fields_of(parameters), store.initial())
+            store.create(fields_of(parameters), _beating(store.initial(), beat))
             store.pin()
+
+
+def _beating(blocks: Iterable[Block], beat: Callable[[], object]) -> Iterator[Block]:
+    for block in blocks:
+        beat()
+        yield block
 
 
 def fields_of(parameters: Parameters) -> dict[str, Tensor]:
