@@ -60,6 +60,7 @@ from dlrm.train.trainer import Trainer
 CPU = MACHINES["cpu"]
 _SMALL = {"bottom_mlp_sizes": (64, 64), "top_mlp_sizes": (64, 1), "embedding_dim": 64}
 _BATCHES = 4  # held in memory and repeated
+_EPOCH = 10_000  # batches; every run of a few steps makes the order of all of them
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Training:
             dataset_type="synthetic_gpu",
             batch_size=case.batch,
             synthetic_dataset_table_sizes=case.config.table_sizes,
-            synthetic_dataset_num_entries=case.batch * 1_000_000,
+            synthetic_dataset_num_entries=case.batch * _EPOCH,
             synthetic_dataset_hotness=case.hotness,
         )
         model = task.model
@@ -493,7 +494,7 @@ def main() -> None:
     parser.add_argument("what", choices=("constants", "memory", "skewed", "often", "store"))
     parser.add_argument("--folder", default=".", help="store: on the disk to measure")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
     if options.what in ("skewed", "often"):
         case, num_ranks = {"skewed": (SKEWED, 4), "often": (OFTEN, 2)}[options.what]
