@@ -57,6 +57,10 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       "row_adam_decay_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq,"
       " Tensor(d!) done, Tensor steps, Tensor? rows=None, *, float l2, float beta1=0.9,"
       " float beta2=0.999, Tensor(e!)? low=None) -> ()");
+  m.def("piecewise_linear(Tensor numerical, Tensor edges, Tensor weight, Tensor bias) -> Tensor");
+  m.def(
+      "piecewise_linear_backward(Tensor grad, Tensor numerical, Tensor edges)"
+      " -> (Tensor grad_weight, Tensor grad_bias)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // Of the CUDA kernels: what the first bad value was on the device of `at`, which is forgotten
   // then (see cuda/errors.h), and the process's switches (see cuda/switches.h).

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dlrm import ops
 from dlrm.model.initialize import generator
 
 MAX_BINS = 256  # of a field, as of a fitted transform
@@ -100,10 +101,6 @@ class Binned(NumericalEmbedding):
             row[: len(values)] = values
             self.edges[field].copy_(row)
 
-    def _edges_up_to(self, numerical: Tensor) -> Tensor:
-        """How many of its field's edges are not above each value, `[samples, fields]`."""
-        return torch.searchsorted(self.edges, numerical.T.contiguous(), right=True).T
-
 
 class PiecewiseLinear(Binned):
     """A linear layer over the piecewise-linear encoding (Gorishniy et al., 2022, section 3.2).
@@ -121,25 +118,11 @@ class PiecewiseLinear(Binned):
         self.bias = self._drawn("bias", num_fields, dim, bound=bound)
 
     def forward(self, numerical: Tensor) -> Tensor:
-        numerical = numerical.float()
-        bins = (self._edges_up_to(numerical) - 1).clamp(0, self.bins - 1)
-        return _interpolated(numerical, bins, *self._tables())
-
-    def _tables(self) -> tuple[Tensor, Tensor]:
-        """Of each bin, `[fields * bins, ...]`: vector at its lower edge and step; edge and 1/width.
-
-        Bins without width, which repeated edges make, add nothing.
-        """
-        widths = self.edges.diff()
-        inverse = torch.where(widths > 0, 1 / widths, 0)
-        steps = self.weight * (widths > 0).unsqueeze(-1)
-        starts = self.bias.unsqueeze(1) + steps.cumsum(1) - steps
-        vectors = torch.cat([starts, steps], -1).flatten(0, 1)
-        return vectors, torch.stack([self.edges[:, :-1], inverse], -1).flatten(0, 1)
+        return ops.piecewise_linear(numerical.float(), self.edges, self.weight, self.bias)
 
     def exportable(self) -> nn.Module:
         with torch.no_grad():
-            vectors, places = self._tables()
+            vectors, places = ops.piecewise_tables(self.edges, self.weight, self.bias)
         return _ExportedBins(self.edges, self.bins, vectors, places)
 
 
@@ -156,7 +139,7 @@ class BinIds(Binned):
         self.weight = self._drawn("weight", num_fields, rows, dim, bound=rows**-0.5)
 
     def forward(self, numerical: Tensor) -> Tensor:
-        bins = (self._edges_up_to(numerical.float()) - 1).clamp(0)
+        bins = (ops.edges_up_to(numerical.float(), self.edges) - 1).clamp(0)
         return F.embedding(_rows(bins, self.bins + 1), self.weight.flatten(0, 1))
 
     def exportable(self) -> nn.Module:
@@ -198,15 +181,6 @@ def _rows(bins: Tensor, rows_a_field: int) -> Tensor:
     """The rows of bins `[samples, fields]` in a table of all fields, one after the other."""
     first = torch.arange(bins.shape[1], device=bins.device) * rows_a_field
     return bins + first
-
-
-def _interpolated(numerical: Tensor, bins: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
-    """Returns, of each value, the vector at its bin's lower edge and a share of the bin's step."""
-    rows = _rows(bins, len(vectors) // bins.shape[1])
-    edge, inverse = F.embedding(rows, places).unbind(-1)
-    shares = ((numerical - edge) * inverse).clamp(0, 1)
-    starts, steps = F.embedding(rows, vectors).chunk(2, -1)
-    return torch.addcmul(starts, steps, shares.unsqueeze(-1))
 
 
 class _ExportedBins(nn.Module):

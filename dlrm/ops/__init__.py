@@ -27,6 +27,12 @@ from dlrm.ops.mlp import (
     relu_bias_backward,
     relu_bias_backward_reference,
 )
+from dlrm.ops.piecewise_linear import (
+    edges_up_to,
+    piecewise_linear,
+    piecewise_linear_reference,
+    piecewise_tables,
+)
 from dlrm.ops.row_decay import (
     row_adagrad_decay_,
     row_adagrad_decay_reference,
@@ -56,6 +62,7 @@ __all__ = [
     "dot_interaction",
     "dot_interaction_reference",
     "dropout",
+    "edges_up_to",
     "fused_linear_dtypes",
     "instruction_set",
     "interaction_width",
@@ -68,6 +75,9 @@ __all__ = [
     "mlp",
     "mlp_reference",
     "native_available",
+    "piecewise_linear",
+    "piecewise_linear_reference",
+    "piecewise_tables",
     "raise_device_errors",
     "relu_bias_backward",
     "relu_bias_backward_reference",
