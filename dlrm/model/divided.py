@@ -69,8 +69,11 @@ class DividedEmbedding(nn.Module):
             _Group(groups[kind], read, first_number, seed, init_scale, dtype, world, init_std)
             for kind in sorted(groups)
         )
+        self._held = [group for group in self._own() if not group.copied]
+        places = [place for i, group in enumerate(self._held) for place in group.places(i, read)]
+        self._places = torch.tensor(places, dtype=torch.int64, device="cpu").view(-1, 6)
         self._layout = _Layout(placement, world.device)
-        self._no_atoms = torch.zeros(0, dtype=dtype, device=world.device, requires_grad=True)
+        self._no_atoms = torch.zeros(1, 0, dtype=dtype, device=world.device, requires_grad=True)
 
     def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
         """Parameters that hold pieces, each with those that it holds, by table, in order."""
@@ -103,18 +106,26 @@ class DividedEmbedding(nn.Module):
         if samples_by_rank is not None:
             begin = sum(samples_by_rank[: self.world.rank])
             own = slice(begin, begin + samples_by_rank[self.world.rank])
-        held: list[Tensor] = []
-        copied: list[Tensor] = []
-        for group in self._own():
-            samples = own if group.copied else slice(0, batch)
-            vectors = group(bags, samples, dtype, self.world)
-            atoms = vectors.unflatten(2, (-1, self._layout.atom)).flatten(1, 2)
-            (copied if group.copied else held).append(atoms)
-        if not held:
-            held = [self._no_atoms.to(dtype).view(1, 0, 1).expand(batch, 0, self._layout.atom)]
-        sent = held[0] if len(held) == 1 else torch.cat(held, 1)
+        copied = [
+            group(bags, own, dtype, self.world).unflatten(2, (-1, self._layout.atom)).flatten(1, 2)
+            for group in self._own()
+            if group.copied
+        ]
+        looked_up = self._looked_up(bags, batch, dtype)
+        sent = looked_up.view(batch, looked_up.shape[1] // self._layout.atom, self._layout.atom)
         received = exchange(sent, self._layout.atoms_by_rank, self.world, samples_by_rank)
         return lambda: self._layout.assembled(received(), copied)
+
+    def _looked_up(self, bags: Bags, batch: int, dtype: torch.dtype) -> Tensor:
+        """Returns the vectors of all pieces but copies, side by side, `[batch, columns]`."""
+        if not self._held:
+            return self._no_atoms.to(dtype).expand(batch, 0)
+        weights = [group.tables.weight for group in self._held]
+        if bags.lengths is None and ops.pieces_are_native(weights):
+            return ops.joint_embedding_pieces(weights, bags.ids, self._places, dtype=dtype)
+        whole = slice(0, batch)
+        found = [group(bags, whole, dtype, self.world).flatten(1) for group in self._held]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
 def _kind(piece: Piece) -> tuple[bool, bool, int]:
@@ -137,6 +148,7 @@ class _Group(nn.Module):
         init_std: float | None,
     ):
         super().__init__()
+        self.pieces = pieces
         self.copied, self.bounded, width = _kind(pieces[0])
         numbered = {first_number + piece.table: piece for piece in pieces}
         rows = {number: piece.num_rows for number, piece in numbered.items()}
@@ -163,6 +175,14 @@ class _Group(nn.Module):
             "_high": high,
         }.items():
             self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
+
+    def places(self, number: int, read: Sequence[int]) -> list[list[int]]:
+        """Returns what `ops.joint_embedding_pieces` takes, of the weight that has a number."""
+        offsets = self.tables.table_offsets[:-1].tolist()
+        return [
+            [number, read.index(piece.table), *piece.rows, piece.shape[0], offset]
+            for piece, offset in zip(self.pieces, offsets, strict=True)
+        ]
 
     def forward(self, bags: Bags, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
         """Returns the vectors of some samples, `[samples, pieces, width]`."""

@@ -19,6 +19,11 @@ from dlrm.ops.joint_embedding_bag import (
     joint_embedding_bag,
     joint_embedding_bag_reference,
 )
+from dlrm.ops.joint_embedding_pieces import (
+    joint_embedding_pieces,
+    joint_embedding_pieces_reference,
+    pieces_are_native,
+)
 from dlrm.ops.library import instruction_set, native_available
 from dlrm.ops.linear import fused_linear_dtypes, linear
 from dlrm.ops.mlp import (
@@ -70,11 +75,14 @@ __all__ = [
     "joint_embedding",
     "joint_embedding_bag",
     "joint_embedding_bag_reference",
+    "joint_embedding_pieces",
+    "joint_embedding_pieces_reference",
     "joint_embedding_reference",
     "linear",
     "mlp",
     "mlp_reference",
     "native_available",
+    "pieces_are_native",
     "piecewise_linear",
     "piecewise_linear_reference",
     "piecewise_tables",

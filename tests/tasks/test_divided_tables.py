@@ -311,7 +311,7 @@ def test_an_id_outside_its_table_is_refused_before_anything_is_sent(name, table,
         said.append(str(raised.value))
     named = [text for text in said if "process group" not in text]
     assert named
-    assert all(re.search(r"embedding(_bag)?: id .* batch row", text) for text in named)
+    assert all(re.search(r"embedding(_bag|_pieces)?: id .* batch row", text) for text in named)
 
 
 def test_row_wise_adagrad_needs_whole_rows(ranks):
