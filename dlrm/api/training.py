@@ -71,7 +71,7 @@ def _settings(configs: Iterable[type]) -> list[str]:
 
 
 _AT_THE_END = 1 << 62  # steps between tests: the last step alone is tested
-_OF_THE_TRAINING = ("max_grad_norm", "ema_decay")
+_OF_THE_TRAINING = ("max_grad_norm", "ema_decay", "overlap")
 SETTINGS = (*_settings(_CONFIGS), *_OF_THE_TRAINING)
 
 
@@ -112,9 +112,9 @@ def fit(
             the model (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`,
             `shuffle_batch_order`, `seed`), the training (`epochs`, `max_steps`, `test_freq`), the
             learning rate (`lr`, `warmup_steps`), the optimizers (`embedding_optimizer`) and the
-            precision (`amp`), `table_memory` and `table_store`, `max_grad_norm` and `ema_decay`;
-            for a table also the options of
-            `Dataset.from_arrow`, such as `test_fraction`.
+            precision (`amp`), `table_memory` and `table_store`, `max_grad_norm`, `ema_decay` and
+            `overlap`; for a table also the options of `Dataset.from_arrow`, such as
+            `test_fraction`.
 
     Returns:
         A model with `predict`, `evaluate`, `save` and the run's summary, `results`.
@@ -243,7 +243,7 @@ def _trained(
         optimizers=_config(OptimizerConfig, values),
         precision=_config(PrecisionConfig, values),
         tables=_config(TableStoreConfig, values),
-        **{name: values.get(name) for name in _OF_THE_TRAINING},
+        **{name: values[name] for name in _OF_THE_TRAINING if name in values},
     )
     datasets = open_datasets(training.data)
     architecture = _config(
@@ -272,7 +272,7 @@ def _trained(
     if without_bins:
         log.line(without_bins)
     with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
-        results = trainer.fit(*training.batches(datasets, device, task))
+        results = trainer.fit(*training.batches(datasets, task))
     if store is not None:
         store.close()
     check_scores(task, str(dataset.path), "validation")

@@ -385,6 +385,7 @@ class DLRM(nn.Module):
         lengths: Tensor | None = None,
         samples_by_rank: Sequence[int] | None = None,
         id_weights: Tensor | None = None,
+        received: Sequence[Callable[[], Tensor]] | None = None,
     ) -> Tensor:
         """Returns logits, float32 `[samples]`.
 
@@ -400,19 +401,14 @@ class DLRM(nn.Module):
             samples_by_rank: how many samples each process has of the batch; None is `World.part`.
             id_weights: with `lengths`, a factor for the row of each id, `[total]` float32; None is
                 1 for each. A mean is the sum over the number of ids, whatever the weights.
+            received: what `look_up` returned for this batch; None looks up now.
 
         Raises:
             RuntimeError: an id is outside its table, or lengths do not fit the ids; table, row and
                 value are named (CPU).
         """
-        categorical = self._hashed(categorical, lengths)
-        bags = self._bags(categorical, lengths, id_weights)
-        with part(LOOKUP):
-            received = [
-                self._look_up(tables, dtype, bags, samples_by_rank)
-                for tables, dtype in ((self.embeddings, self.dtype), (self.wide, torch.float32))
-                if tables is not None
-            ]
+        if received is None:
+            received = self.look_up(categorical, lengths, samples_by_rank, id_weights)
         bottom_mlp, score, *fields = self._parts
         dense = bottom_mlp(numerical)
         vectors = [embed(numerical).to(self.dtype) for embed in fields]
@@ -429,6 +425,29 @@ class DLRM(nn.Module):
         if weights is not None:
             logits = logits + weights.sum((1, 2)).unsqueeze(1)
         return logits if self.training else mean_of_members(logits).squeeze(1)
+
+    def look_up(
+        self,
+        categorical: Tensor,
+        lengths: Tensor | None = None,
+        samples_by_rank: Sequence[int] | None = None,
+        id_weights: Tensor | None = None,
+    ) -> list[Callable[[], Tensor]]:
+        """Looks rows up, and starts to exchange their vectors; see `forward`.
+
+        Returns:
+            Functions that wait for the vectors of this process's samples, one for the tables and
+            one for the wide term. Gradients go to the rows looked up, whatever values they have by
+            then.
+        """
+        categorical = self._hashed(categorical, lengths)
+        bags = self._bags(categorical, lengths, id_weights)
+        with part(LOOKUP):
+            return [
+                self._look_up(tables, dtype, bags, samples_by_rank)
+                for tables, dtype in ((self.embeddings, self.dtype), (self.wide, torch.float32))
+                if tables is not None
+            ]
 
     def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Bags:
         """Returns what to look up; where poolings differ, a mean is a sum of weighted rows."""

@@ -85,6 +85,12 @@ def _notices(setup: DLRMSetup, chosen: str | None) -> Iterator[str]:
     is_half = values.config(PrecisionConfig).dtype(device) == torch.float16
     if "loss_scale" in values.given and not is_half:
         yield "note: --loss_scale is not used; it is for fp16 only"
+    if setup.trains and values["overlap"] == "stale":
+        yield (
+            "note: --overlap stale: rows are looked up before the update of the step before, but "
+            "for the first step of an epoch and after a checkpoint; results differ from those of "
+            "--overlap none"
+        )
     if setup.note:
         yield setup.note
     if _has_weights(values, "train" if setup.trains else "test"):
@@ -169,7 +175,7 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
     values, task, chosen = setup.values, setup.task, training(setup.values)
     arguments = chosen.trainer_arguments(task, datasets.train)
     trainer = driver.make_trainer(setup, watch, **arguments)
-    train, test, validation = chosen.batches(datasets, setup.world.device, task)
+    train, test, validation = chosen.batches(datasets, task)
 
     def begin(trainer: Trainer) -> None:
         if setup.checkpoint:

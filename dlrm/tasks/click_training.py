@@ -20,7 +20,7 @@ from dlrm.store.config import TableStoreConfig, bytes_of, shown
 from dlrm.store.row_store import RowStore, limited_store
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.planning.costs import row_bytes
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters
 from dlrm.train.ema import EMA
 from dlrm.train.optim.config import OptimizerConfig
@@ -28,11 +28,13 @@ from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig
 from dlrm.train.task import TrainConfig
 
+OVERLAPS = ("none", "stale")
+
 
 class SplitBatches(NamedTuple):
     """The batches of a dataset's splits; `validation` is None where there is none."""
 
-    train: Batches
+    train: Batches | LookedUpAhead
     test: Batches
     validation: Batches | None
 
@@ -51,6 +53,8 @@ class ClickTraining:
         ema_decay: of the moving average of the weights that are no tables, which is then what is
             tested and served; None keeps none.
         tables: where rows are that are not in memory.
+        overlap: "none", or "stale": rows are looked up, and their vectors exchanged, while the step
+            before computes, so that they lack the update of that step.
 
     Raises:
         ValueError: values that do not fit together; flag and value are named.
@@ -64,8 +68,10 @@ class ClickTraining:
     max_grad_norm: float | None = None
     ema_decay: float | None = None
     tables: TableStoreConfig = TableStoreConfig()
+    overlap: str = OVERLAPS[0]
 
     def __post_init__(self) -> None:
+        self._check_overlap()
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise ValueError(f"--ema_decay {self.ema_decay}: expected 0 or more, less than 1")
         parts, store = self.train.gradient_accumulation_steps, self.tables.table_store
@@ -79,6 +85,28 @@ class ClickTraining:
             raise ValueError(
                 f"--embedding_l2 {l2}: with sgd at --lr {rate} weights change their signs at every "
                 f"step; expected less than {1 / rate:.3g}"
+            )
+
+    def _check_overlap(self) -> None:
+        if self.overlap not in OVERLAPS:
+            raise ValueError(f"--overlap {self.overlap}: expected one of {', '.join(OVERLAPS)}")
+        if self.overlap == "none":
+            return
+        parts, l2 = self.train.gradient_accumulation_steps, self.optimizers.embedding_l2
+        if self.tables.table_store is not None:
+            raise ValueError(
+                f"--overlap stale contradicts --table_store {self.tables.table_store}: rows that "
+                "are looked up ahead may leave the memory before they are updated"
+            )
+        if parts > 1:
+            raise ValueError(
+                f"--overlap stale contradicts --gradient_accumulation_steps {parts}: it looks up "
+                "whole batches"
+            )
+        if l2 and self.optimizers.embedding_l2_mode == "all":
+            raise ValueError(
+                f"--overlap stale contradicts --embedding_l2 {l2} of all rows, which brings rows "
+                "up to date before they are looked up; --embedding_l2_mode looked_up does not"
             )
 
     def trainer_arguments(self, task: Recommendation, train: Dataset) -> dict[str, Any]:
@@ -99,6 +127,7 @@ class ClickTraining:
             "recorder": task.recorder,
             "ema": self._ema(task),
             "advice": self._advice(task),
+            "after_save": task.forget_ahead,
         }
 
     def _advice(self, task: Recommendation) -> dict[str, str]:
@@ -116,6 +145,7 @@ class ClickTraining:
             EXCHANGE: [
                 ("--placement auto", model.placement != AUTO),
                 ("--amp", not half),
+                ("--overlap stale", self.overlap == "none"),
                 ("a larger --batch_size", True),
             ],
             STORE: [("more --table_memory", True)],
@@ -141,20 +171,13 @@ class ClickTraining:
         dense = Parameters(task.model, task.table_parameters()).dense()
         return EMA(task.model, self.ema_decay, dense)
 
-    def batches(
-        self, datasets: Datasets, device: str, task: Recommendation | None = None
-    ) -> SplitBatches:
-        """Returns the batches of datasets on a device, those of the training as configured.
-
-        Args:
-            datasets: what is read.
-            device: where batches are wanted.
-            task: what is trained, whose tables may be in a store; None: they are in memory.
-        """
-        train, test, validation = datasets
-        trained, tested = (task.slots(trains) if task else None for trains in (True, False))
+    def batches(self, datasets: Datasets, task: Recommendation) -> SplitBatches:
+        """Returns the batches of datasets for a task, those of the training as configured."""
+        (train, test, validation), device = datasets, task.world.device
+        trained, tested = (task.slots(trains) for trains in (True, False))
+        batches = Batches(train, device, self.data.shuffle_batch_order, self.data.seed, trained)
         return SplitBatches(
-            Batches(train, device, self.data.shuffle_batch_order, self.data.seed, trained),
+            LookedUpAhead(batches, task) if self.overlap == "stale" else batches,
             Batches(test, device, slots=tested),
             Batches(validation, device, slots=tested) if validation else None,
         )

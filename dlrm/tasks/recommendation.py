@@ -1,6 +1,7 @@
 """Click-through prediction: a DLRM, binary cross-entropy, ROC AUC."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 import torch
@@ -63,6 +64,35 @@ class Batches:
         return prefetch(self.dataset, (i % full for i in range(count)), self.device)
 
 
+class LookedUpAhead:
+    """Batches of which each is looked up while the one before is computed.
+
+    Args:
+        loader: the batches.
+        task: looks them up.
+    """
+
+    def __init__(self, loader: Batches, task: "Recommendation"):
+        self._loader, self._task, self.num_samples = loader, task, loader.num_samples
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Batch, None, None]:
+        """Yields the loader's batches; the first one is not looked up."""
+        with closing(self._loader.batches(epoch, start)) as batches:
+            current = next(batches, None)
+            try:
+                while current is not None:
+                    following = next(batches, None)
+                    if following is not None:
+                        self._task.look_up_ahead(following)
+                    yield current
+                    current = following
+            finally:
+                self._task.forget_ahead()
+
+
 class Recommendation:
     """A DLRM to train on clicks.
 
@@ -111,6 +141,7 @@ class Recommendation:
         self.model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
+        self._ahead: deque[tuple[Batch, list[Callable[[], Tensor]]]] = deque()
         self._infer = self.predict
         if recorder:
             self._infer = GraphedCallable(self.predict, recorder, world)
@@ -141,13 +172,23 @@ class Recommendation:
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
-        return self.model(
-            batch.numerical,
-            batch.categorical,
-            batch.lengths,
-            batch.samples_by_rank,
-            batch.id_weights,
-        )
+        ahead = bool(self._ahead) and self._ahead[0][0] is batch
+        received = self._ahead.popleft()[1] if ahead else None
+        return self.model(batch.numerical, *_looked_up(batch), received)
+
+    def look_up_ahead(self, batch: Batch) -> None:
+        """Looks up a batch of a later step with the rows' values of now; `loss` uses them."""
+        self._ahead.append((batch, self.model.look_up(*_looked_up(batch))))
+
+    @torch.no_grad()
+    def forget_ahead(self) -> None:
+        """Drops what was looked up ahead: these batches are looked up again when it is their turn.
+
+        So they are after a checkpoint, since a run resumed from it has nothing looked up.
+        """
+        while self._ahead:
+            for wait in self._ahead.popleft()[1]:  # memory that is received into is not freed
+                wait()
 
     @torch.no_grad()
     def infer(self, batch: Batch) -> Tensor:
@@ -296,6 +337,11 @@ def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) 
     weights = None if weights is None else weights.unsqueeze(1)
     total = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
     return total / logits.shape[1]
+
+
+def _looked_up(batch: Batch) -> tuple:
+    """What `DLRM.look_up` takes of a batch."""
+    return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
 
 
 def _is_looked_up_once(held: int | Piece) -> bool:

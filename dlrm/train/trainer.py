@@ -49,6 +49,7 @@ class Trainer:
         accumulate: computes the gradients of micro-batches; None: one after the other.
         advice: what may make steps faster, by the part or the verdict that it is for; see
             `dlrm.train.reports.verdict`.
+        after_save: called after each checkpoint, from which a resumed run goes on.
 
     Attributes:
         stop_requested: set it, on any rank, to end all after a step, with a checkpoint.
@@ -72,12 +73,13 @@ class Trainer:
         pipelines: Pipelines | None = None,
         accumulate: Accumulate | None = None,
         advice: Mapping[str, str] | None = None,
+        after_save: Callable[[], object] = lambda: None,
     ):
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
         self.ema, self.beat, self.stop_requested = ema, beat, False
-        self.advice = advice or {}
+        self.advice, self._after_save = advice or {}, after_save
         self._accumulate = accumulate or partial(one_after_another, task.loss)
         pipelines = pipelines or Pipelines(world, world, World())
         self._replicas = pipelines.replicas
@@ -282,6 +284,7 @@ class Trainer:
         self._clock.pause()
         self._window.save()
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
+        self._after_save()
         self._clock.resume()
 
     def _finish(

@@ -99,6 +99,7 @@ OURS = {
     "defaults": "2020",
     "deterministic": False,
     "verdict": True,
+    "overlap": "none",
     "load_optimizer_state": False,
     "verify_data": "first",
     "allow_links": False,

@@ -37,6 +37,7 @@ from dlrm.scripts.common.config_flags import (
 from dlrm.serving.runtimes import RUNTIMES
 from dlrm.store.config import TableStoreConfig
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
+from dlrm.tasks.click_training import OVERLAPS
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import DENSE_OPTIMIZERS
@@ -157,6 +158,15 @@ _TRAINING: Definitions = {
         float | None,
         None,
         "Test and serve a moving average, of this decay, of all weights but tables",
+    ),
+    "overlap": (
+        str,
+        OVERLAPS[0],
+        Help(
+            "stale: look rows up, and exchange their vectors, while the step before computes; they "
+            "lack the update of that step, so results differ",
+            OVERLAPS,
+        ),
     ),
     "auc_device": (
         str,

@@ -102,6 +102,7 @@ def training(values: Values) -> ClickTraining:
         tables=values.config(TableStoreConfig),
         max_grad_norm=values["max_grad_norm"],
         ema_decay=values["ema_decay"],
+        overlap=values["overlap"],
     )
 
 
@@ -111,6 +112,11 @@ def _check_mode(values: Values, world: World) -> None:
         raise ValueError(
             f"--cuda_graphs contradicts --execution {values['execution']}: it records what "
             "--execution eager runs"
+        )
+    if values["overlap"] != "none" and values["cuda_graphs"]:
+        raise ValueError(
+            f"--overlap {values['overlap']} contradicts --cuda_graphs: a recorded step looks "
+            "up its own rows"
         )
     if values["auc_threshold"] is not None and not values.config(DataConfig).has_clicks:
         raise ValueError(
