@@ -1,4 +1,4 @@
-"""Where the time of training steps went since the last printed line, and what bounds it."""
+"""Verdict on the time of training steps since the last printed line: its parts and its bound."""
 
 from collections.abc import Mapping
 
@@ -26,10 +26,10 @@ def shares_of_ranks(seconds: Mapping[str, float], world: World) -> dict[str, flo
 
 
 def bound_by(shares: Mapping[str, float]) -> tuple[str, str]:
-    """Returns what bounds the steps, and the part of them that takes longest of what does.
+    """Returns the kind of bound of the steps, and the part of that kind that takes longest.
 
-    Waits overlap with the rest of a step, as batches are read and vectors sent meanwhile: what is
-    left of the longest one bounds the steps if it is a tenth of them.
+    Waits overlap with the rest of a step, since batches are read and vectors sent meanwhile. The
+    longest remaining wait bounds the steps if it takes a tenth of them or more.
     """
     wait = max(WAITS, key=lambda name: shares[name])
     if shares[wait] >= LEAST_WAIT:
@@ -42,7 +42,7 @@ def verdict_line(shares: Mapping[str, float], advice: Mapping[str, str]) -> str:
 
     Args:
         shares: of the parts.
-        advice: what to try, by part.
+        advice: suggestion for each part.
     """
     verdict, longest = bound_by(shares)
     shown = sorted((share, name) for name, share in shares.items() if share >= _SHOWN)
