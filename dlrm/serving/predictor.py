@@ -304,7 +304,7 @@ def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
 
 
 def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
-    """Raises ValueError where a dataset has other features than a model."""
+    """Raises ValueError if the features of a dataset differ from those of the model."""
     found = (dataset.num_numerical, list(dataset.table_sizes))
     expected = (config.num_numerical_features, list(config.table_sizes))
     if found != expected:

@@ -222,7 +222,7 @@ class ImageLoader(RowLoader[ImageBatch]):
 
 
 class Epoch(NamedTuple):
-    """The batches of one epoch of an `ImageLoader`."""
+    """Batches of one epoch of an `ImageLoader`."""
 
     source: ImageSource
     batches: BatchedRows

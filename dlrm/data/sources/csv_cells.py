@@ -21,7 +21,7 @@ class BadCellError(Exception):
 
     @property
     def expected_here(self) -> str:
-        """Returns what was expected, without the flags of `transcode` that accept the cell."""
+        """Returns the expectation without the flags of `transcode` that would accept the cell."""
         return self.expected.partition(" (")[0]
 
 

@@ -159,7 +159,7 @@ def _seeds(options: argparse.Namespace) -> int:
     single = _options(options, repeats=1)
 
     def of_seed(name: str) -> Callable[[int], tuple[System, Options]]:
-        """The row of a seed where the catalogue has one, else the row with another seed."""
+        """Returns the row of a seed if the catalogue has one, else the row with another seed."""
 
         def column(seed: int) -> tuple[System, Options]:
             own = re.sub(r"/seed-\d+/", f"/seed-{seed}/", name)
