@@ -1,4 +1,4 @@
-"""Where the time of steps went, what bounds them, and that the rest of a run is as without it."""
+"""Report of the time of steps and of its bound; the rest of a run is as without it."""
 
 import json
 import time
