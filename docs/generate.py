@@ -44,6 +44,9 @@ COMMANDS = (
 _STATE = "`python docs/generate.py` writes this page from the {}; a test compares the two.\n"
 
 
+_CORES = 999_983  # in place of this machine's cores, so that the page is the same everywhere
+
+
 class Flag(NamedTuple):
     """One row of a table of flags."""
 
@@ -119,11 +122,14 @@ def _code(text: str) -> str:
 
 def _cell(text: str) -> str:
     text = re.sub(r"^\s*<([^>]+)>: ", lambda m: f"{m[1].replace('|', ', ')}: ", text)
+    text = text.replace(str(_CORES), "cores")
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
 
 
 def command_flags(command: str) -> list[Flag]:
     """Returns the flags of a command, which it runs as a script up to its command line."""
+    os.cpu_count = lambda: _CORES
+    os.sched_getaffinity = lambda _: range(_CORES)
     absl.app.run = _capture_absl
     ConfigFlags.parse = _capture_config
     for name in ("parse_args", "parse_known_args"):
