@@ -145,6 +145,7 @@ def places(trained, days, tmp_path):
         "/path/to/write": tmp_path / "out",
         "/path/to/local": tmp_path / "local",
         "DIR": trained.dataset,
+        "day2": trained.dataset,
         "day_6": trained.log,
         "day_7": trained.log,
         "other_run": find_checkpoint(trained.checkpoint).parent,
