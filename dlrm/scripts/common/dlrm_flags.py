@@ -79,8 +79,8 @@ _RUN: Definitions = {
         str | None,
         None,
         Help(
-            "Choose the flags that are not given by the number of training rows and by their fields, "
-            "and print what was chosen; for a training on --dataset",
+            "Choose the flags that are not given by the number of training rows and by their "
+            "fields, and print what was chosen; for a training on --dataset",
             RECIPES,
         ),
     ),
