@@ -42,7 +42,13 @@ def text_of(value: Any) -> str:
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
     """Returns settings as flags, without those that are None."""
-    return [f"--{name}={text_of(value)}" for name, value in settings.items() if value is not None]
+    return [_flag(name, value) for name, value in settings.items() if value is not None]
+
+
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    return f"--{name}={text_of(value)}"
 
 
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

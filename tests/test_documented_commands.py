@@ -195,8 +195,9 @@ def write_tables(folder: Path) -> dict[str, Any]:
 
 
 def flags_file() -> str:
-    """Returns the command of README that writes `small.flags`."""
-    (text,) = (s for b in blocks(PAGES[0]) for s in statements(b.text) if "<<END" in s)
+    """Returns the command of the pages that writes `small.flags`."""
+    every = (block for page in PAGES for block in blocks(page))
+    (text,) = (s for block in every for s in statements(block.text) if "small.flags <<END" in s)
     return text
 
 

@@ -86,11 +86,11 @@ def adult_auc(shared_data, directory: Path, seed: int, *flags: str) -> float:
 
 
 @pytest.mark.slow
-def test_adult_reaches_0_908_on_the_mean_of_five_random_fifths(shared_data, tmp_path):
+def test_adult_reaches_0_92_on_the_mean_of_five_random_fifths(shared_data, tmp_path):
     aucs = []
     for seed in range(1, 6):
         aucs.append(adult_auc(shared_data, tmp_path / str(seed), seed))
-    assert statistics.mean(aucs) >= 0.908, aucs
+    assert statistics.mean(aucs) >= 0.92, aucs
 
 
 def test_bfloat16_costs_adult_less_than_0_002_of_auc(shared_data, tmp_path):

@@ -16,7 +16,7 @@ from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.log import RunLog
 from dlrm.train.precision import LossScaler
-from dlrm.train.reports.verdict import shares_of_ranks, verdict_line
+from dlrm.train.reports.verdict import bound_by, shares_of_ranks, verdict_line
 from dlrm.train.task import TrainConfig
 
 _CURVE_POINTS = 50
@@ -177,7 +177,7 @@ class StepReport:
         world: World = World(),
         advice: Mapping[str, str] | None = None,
     ):
-        self._parts, self._world, self._advice = parts, world, advice or {}
+        self._parts, self._world, self._advice = parts, world, dict(advice or {})
         self._window, self._clock, self._config, self._schedule = window, clock, config, schedule
         self._scaler, self._log, self._steps_per_epoch = scaler, log, steps_per_epoch
         self._total = config.num_steps(steps_per_epoch)
@@ -222,6 +222,7 @@ class StepReport:
     def _verdict(self, parts: StepClock, epoch: int, step: int, done: int) -> None:
         if shares := shares_of_ranks(parts.lap(), self._world):
             self._log.line(verdict_line(shares, self._advice))
+            self._advice.pop(bound_by(shares)[1], None)  # each piece of advice is printed once
             named = {f"share_{name.replace(' ', '_')}": share for name, share in shares.items()}
             self._log.step(epoch, step, named, done)
 

@@ -92,5 +92,14 @@ def test_the_longest_wait_of_a_tenth_of_a_step_bounds_it():
     assert line == "time: products 89%, data 11%: input-bound; try a flag"
 
 
+def test_advice_is_printed_once(capsys):
+    run = trainer(Line(), print_freq=4)
+    run.advice = {"data": "a faster disk"}
+    run.fit(SlowPoints(), Points(2))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time: ")]
+    advised = ["; try a faster disk" in line for line in lines]
+    assert advised == [True, False, False]
+
+
 def test_no_time_has_no_shares():
     assert shares_of_ranks(shares(), World()) == {}
