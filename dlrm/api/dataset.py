@@ -1,4 +1,4 @@
-"""Datasets from Python: opened, or made of tables in memory."""
+"""Datasets from Python: opened from disk, or made from tables in memory."""
 
 import os
 import tempfile
@@ -20,7 +20,7 @@ from dlrm.preproc.tables.options import TableOptions
 
 _DIVISION = [field.name for field in fields(Division)]
 _OPTIONS = ["output_ordering", "bad_lines", "max_bad_lines", "report"]
-OPTIONS = (*_DIVISION, *_OPTIONS)  # of `Dataset.from_arrow`, beside its arguments
+OPTIONS = (*_DIVISION, *_OPTIONS)  # keyword arguments of `Dataset.from_arrow`
 
 
 class Dataset:
@@ -35,7 +35,7 @@ class Dataset:
         cardinalities: rows of each embedding table.
 
     Raises:
-        FileNotFoundError, ValueError: there is no such dataset, or it is damaged.
+        FileNotFoundError, ValueError: the dataset does not exist or is damaged.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -64,30 +64,30 @@ class Dataset:
         verbose: bool = False,
         **options: Any,
     ) -> "Dataset":
-        """Makes a dataset of a table in memory, with the bytes that `dlrm.scripts.prepare` writes.
+        """Makes a dataset from a table in memory, byte for byte as `dlrm.scripts.prepare` does.
 
         Args:
-            frame: a table of pyarrow, Polars, DuckDB or pandas: anything with Arrow's PyCapsule
+            frame: a table of pyarrow, Polars, DuckDB or pandas: any object with Arrow's PyCapsule
                 interface (`__arrow_c_stream__`), or a pandas DataFrame, whose NaN are missing
-                values. Columns that the schema does not name are passed over.
-            schema: what the columns mean: a `dlrm.Schema`, the path of a `schema.yaml`, or its
+                values. Columns that the schema does not name are ignored.
+            schema: the meaning of the columns: a `dlrm.Schema`, the path of a `schema.yaml`, or its
                 content as a dict.
-            output: the directory of the dataset; None is a temporary one, which is removed
+            output: the directory of the dataset; None writes to a temporary one, which is removed
                 together with this object.
-            test, validation: tables with the rows of these splits. Without them a fifth of the
-                rows, by chance, is for testing, unless `options` divide them otherwise.
-            overwrite: whether an earlier dataset at `output` may be replaced.
-            cores: threads; None is all cores of this machine.
-            verbose: whether the stages are printed.
+            test, validation: tables with the rows of these splits. Without them a random fifth of
+                the rows is used for testing, unless `options` divide the rows otherwise.
+            overwrite: replace an earlier dataset at `output`.
+            cores: number of threads; None uses all cores of this machine.
+            verbose: print the stages.
             options: fields of `dlrm.preproc.tables.division.Division`, such as `test_fraction`,
                 `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
                 `max_bad_lines` and `report` (no report is written by default).
 
         Raises:
             TypeError: an unknown option.
-            ValueError: the schema does not fit the table, or a value cannot be read; column and row
-                are named.
-            FileExistsError: something stands at `output`.
+            ValueError: the schema does not fit the table, or a value cannot be read; the message
+                names column and row.
+            FileExistsError: `output` already exists.
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise unexpected("from_arrow", unknown[0], OPTIONS)
@@ -136,10 +136,10 @@ def _options(schema: Schema, given: Mapping[str, Any], divided: bool) -> TableOp
 
 
 def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
-    """Returns a schema, which may be given as the path of its file or as what that holds.
+    """Returns a schema from a `Schema`, the path of its file or its content as a dict.
 
     Raises:
-        OSError, ValueError: it is none of these, or breaks a rule.
+        OSError, ValueError: the argument is none of these, or the schema breaks a rule.
     """
     if isinstance(schema, Schema):
         return schema

@@ -1,4 +1,4 @@
-"""`recipe="auto"`: the settings of a training that fit its rows, where nobody chose others."""
+"""`recipe="auto"`: settings that fit the training rows, for everything the caller left open."""
 
 import math
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ _DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
 
 
 class Facts(NamedTuple):
-    """What a recipe knows of the training rows.
+    """The facts about the training rows that a recipe depends on.
 
     Attributes:
-        rows: how many.
+        rows: number of rows.
         num_numerical: numerical fields.
         table_sizes: rows of each embedding table.
         click_rate: share of the rows with label 1.
@@ -68,14 +68,14 @@ class Facts(NamedTuple):
 
 
 def auto(facts: Facts, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the settings of a training, by field, with those that were given.
+    """Returns the settings of a training by field name: the caller's and the recipe's.
 
-    What a given setting makes impossible is not chosen. docs/guide/tuning.md has the rules, and
-    what they were measured on.
+    The recipe makes no choice that a given setting rules out. docs/guide/tuning.md has the rules
+    and the measurements behind them.
 
     Args:
-        facts: of the training rows.
-        given: settings that were chosen.
+        facts: the facts about the training rows.
+        given: the caller's settings.
     """
     given = dict(given or {})
     if facts.rows >= _NVIDIA_ROWS:
@@ -87,7 +87,7 @@ def auto(facts: Facts, given: Mapping[str, Any] | None = None) -> dict[str, Any]
 
 
 def describe(facts: Facts, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Returns a line that says the settings which were not given, as flags."""
+    """Returns a line that lists, as flags, the settings that the recipe chose."""
     chosen = {name: value for name, value in settings.items() if name not in given}
     return f"--recipe auto, of {facts}: {' '.join(flags_of(chosen))}"
 
@@ -135,7 +135,7 @@ def _dim(given: Mapping[str, Any], otherwise: int) -> int:
 
 
 def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Returns settings that a training cannot have beside those that were given."""
+    """Returns the settings that cannot be combined with the given ones."""
     kind = given.get("numerical_embedding", chosen.get("numerical_embedding"))
     is_lazy = given.get("execution") == "lazy"
     sgd = given.get("embedding_optimizer") == "sgd"
@@ -162,7 +162,7 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
 
 
 def _click_rate(train: Dataset) -> float:
-    """Returns the share of label 1 in batches all over the rows, in all of them if need be."""
+    """Returns the share of label 1 in batches spread over the rows, or in all rows if few."""
     step = max(len(train) * train.batch_size // _MOST_LABELS, 1)
     clicks = count = 0
     for first in range(step):

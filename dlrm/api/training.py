@@ -65,12 +65,12 @@ _Config = TypeVar("_Config")
 
 
 def _settings(configs: Iterable[type]) -> list[str]:
-    """Returns the fields that a caller may choose."""
+    """Returns the names of the fields that a caller may choose."""
     names = dict.fromkeys(field.name for config in configs for field in fields(config))
     return [n for n in names if n not in _OF_THE_DATA and not n.startswith("synthetic_")]
 
 
-_AT_THE_END = 1 << 62  # steps between tests: the last step alone is tested
+_AT_THE_END = 1 << 62  # steps between tests: only the last step is tested
 _OF_THE_TRAINING = ("max_grad_norm", "ema_decay", "overlap")
 SETTINGS = (*_settings(_CONFIGS), *_OF_THE_TRAINING)
 
@@ -90,40 +90,39 @@ def fit(
 ) -> Predictor:
     """Trains a DLRM and returns it, ready to score rows.
 
-    The trainer, the model and the configurations are those of `dlrm.scripts.main`: with the same
-    dataset and settings the weights are the same. What is not chosen follows from the number of
+    The trainer, the model and the configurations are those of `dlrm.scripts.main`: the same dataset
+    and settings give the same weights. Settings that you leave open follow from the number of
     training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
 
     Args:
-        data: a table in memory, see `Dataset.from_arrow`; a `Dataset`; or a dataset's directory.
-        schema: what the columns of a table mean; a `dlrm.Schema`, a path or a dict; None drafts
-            one from the table, see `dlrm.data.tables.draft.draft`. A dataset has been made by one
-            and takes none.
-        label: column of the label, where there is no schema.
+        data: a table in memory (see `Dataset.from_arrow`), a `Dataset`, or a dataset's directory.
+        schema: the meaning of a table's columns: a `dlrm.Schema`, a path or a dict; None drafts a
+            schema from the table, see `dlrm.data.tables.draft.draft`. A dataset already has its
+            schema and takes none.
+        label: column of the label, when no schema is given.
         test, validation: tables with the rows of these splits; without them a fifth of the rows is
-            for testing. The weights that are returned are those with the best AUC on the test rows.
-        save_checkpoint_path: a new directory in which the best and the last checkpoint stay; None
-            keeps the best until the model is gone.
-        base_device: "cpu", "cuda" or "cuda:<index>" to train on; None is cuda where there is one.
-            The model that is returned is on the CPU.
-        recipe: "auto" chooses by the rows what is not chosen here, see `dlrm.api.recipe.auto`.
-        verbose: whether progress is printed.
-        settings: fields of the configurations, whose names are those of the command's flags: of
-            the model (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`,
-            `shuffle_batch_order`, `seed`), the training (`epochs`, `max_steps`, `test_freq`), the
-            learning rate (`lr`, `warmup_steps`), the optimizers (`embedding_optimizer`) and the
-            precision (`amp`), `table_memory` and `table_store`, `max_grad_norm`, `ema_decay` and
-            `overlap`; for a table also the options of `Dataset.from_arrow`, such as
-            `test_fraction`.
+            used for testing. The model returned has the weights with the best AUC on the test rows.
+        save_checkpoint_path: a new directory for the best and the last checkpoint; None keeps only
+            the best, until the model is garbage-collected.
+        base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
+            model returned is on the CPU.
+        recipe: "auto" chooses the open settings from the rows, see `dlrm.api.recipe.auto`.
+        verbose: print the progress.
+        settings: fields of the configurations, named as the command's flags: the model
+            (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`, `shuffle_batch_order`,
+            `seed`), the training (`epochs`, `max_steps`, `test_freq`), the learning rate (`lr`,
+            `warmup_steps`), the optimizers (`embedding_optimizer`) and the precision (`amp`),
+            `table_memory` and `table_store`, `max_grad_norm`, `ema_decay` and `overlap`; for a
+            table also the options of `Dataset.from_arrow`, such as `test_fraction`.
 
     Returns:
-        A model with `predict`, `evaluate`, `save` and the run's summary, `results`.
+        A model with `predict`, `evaluate`, `save`, and the run's summary in `results`.
 
     Raises:
         TypeError: an unknown setting.
-        FileNotFoundError: there is no such schema or dataset.
-        ValueError: data, schema and settings do not fit together; column and row, or setting and
-            value, are named.
+        FileNotFoundError: the schema or the dataset does not exist.
+        ValueError: data, schema and settings do not fit together; the message names column and row,
+            or setting and value.
         FloatingPointError: the loss is NaN or infinite.
     """
     options = {name: settings[name] for name in OPTIONS if name in settings}
@@ -166,7 +165,7 @@ def fit(
 def _with_defaults(
     dataset: Dataset, recipe: str | None, chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None]:
-    """Returns all settings of a training, and a line about what a recipe has chosen."""
+    """Returns all settings of a training, and a line about the choices of a recipe."""
     if recipe is None:
         return training_defaults(dataset.rows["train"], chosen), None
     if recipe not in RECIPES:
@@ -186,13 +185,13 @@ def judge_settings(
     recipe: str | None = None,
     **settings: Any,
 ) -> dict[str, float]:
-    """Trains as `fit` does, saves nothing, and returns how good the last weights are.
+    """Trains as `fit` does, saves nothing, and returns the metrics of the last weights.
 
     Args:
-        dataset: directory of a dataset, whose test rows are read once, at the end, unless
-            `test_freq` says more.
+        dataset: directory of a dataset. Its test rows are read once, at the end, unless
+            `test_freq` asks for more tests.
         base_device, recipe: as in `fit`.
-        settings: as in `fit`, of `SETTINGS`.
+        settings: as in `fit`; see `SETTINGS`.
 
     Returns:
         The metrics of the test rows, see `dlrm.train.metrics.click_metrics`.
@@ -281,7 +280,7 @@ def _trained(
 
 @contextmanager
 def _random(seed: int, device: str) -> Iterator[None]:
-    """Seeds dropout's generators as the command does; the caller's are as before afterwards."""
+    """Seeds dropout's generators as the command does, and restores the caller's afterwards."""
     with torch.random.fork_rng([device] if device.startswith("cuda") else []):
         torch.manual_seed(seed)
         yield
@@ -289,7 +288,7 @@ def _random(seed: int, device: str) -> Iterator[None]:
 
 @contextmanager
 def _checkpoints(path: Path, dataset: Dataset) -> Iterator[CheckpointDirectory]:
-    """Yields a new directory of checkpoints, which is this run's alone within the block."""
+    """Yields a new directory of checkpoints, locked for this run within the block."""
     if last := last_checkpoint(path):
         raise FileExistsError(f"{last}: from an earlier run; name another save_checkpoint_path")
     transform = dataset.path / layout.TRANSFORM
@@ -304,7 +303,7 @@ def _checkpoints(path: Path, dataset: Dataset) -> Iterator[CheckpointDirectory]:
 def _recorded(
     training: ClickTraining, architecture: DLRMConfig, data: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns how the run is configured, as checkpoints of the command have it."""
+    """Returns the configuration of the run in the form that the command's checkpoints store."""
     own = vars(training)
     flags = {name: own[name] for name in _OF_THE_TRAINING}
     for config in (*(own[name] for name in own if name not in flags), architecture):
@@ -313,6 +312,6 @@ def _recorded(
 
 
 def _config(kind: type[_Config], values: Mapping[str, Any], **own: Any) -> _Config:
-    """Makes a configuration of the values that are its fields."""
+    """Makes a configuration from the values that are among its fields."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     return kind(**({name: values[name] for name in names if name in values} | own))
