@@ -1,4 +1,4 @@
-"""Interactions by their names, of which several compose: `dot,dcn`."""
+"""Interactions by name, several of which compose: `dot,dcn`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,15 +12,15 @@ from dlrm.model.interaction import INTERACTIONS, Interaction
 DCN = "dcn"
 INTERACTION_NAMES = (*INTERACTIONS, DCN)
 CROSS_STRUCTURES = ("stacked", "parallel")
-_ALIGNED = 8  # columns, to a multiple of which a composition is padded
+_ALIGNED = 8  # a composition is padded to a multiple of this many columns
 _DOTS = {"dot", "cuda_dot"}
 
 
 def interaction_names(interaction_op: str) -> list[str]:
-    """Returns the names that a value of `--interaction_op` lists.
+    """Returns the names listed in a value of `--interaction_op`.
 
     Raises:
-        ValueError: an unknown name, or two that are the same products.
+        ValueError: a name is unknown, or two names stand for the same products.
     """
     names = interaction_op.split(",")
     for name in names:
@@ -42,10 +42,10 @@ def compose(names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cro
     """Returns the interaction of one name, or the composition of several.
 
     Args:
-        names: as `interaction_names` returns them; none are "cat".
-        num_vectors: vectors of a sample.
-        dim: columns of each.
-        cross: makes "dcn" from the two.
+        names: as `interaction_names` returns them; "cat" is not among them.
+        num_vectors: number of vectors of a sample.
+        dim: columns of each vector.
+        cross: makes "dcn" from `num_vectors` and `dim`.
     """
     kinds: dict[str, Callable[[int, int], Interaction]] = {**INTERACTIONS, DCN: cross}
     parts = [kinds[name](num_vectors, dim) for name in names or ["cat"]]
@@ -53,11 +53,11 @@ def compose(names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cro
 
 
 class Composition(Interaction):
-    """The outputs of interactions side by side, without their padding, and its own at the end.
+    """Concatenates the outputs of interactions without their padding, and pads the result.
 
     Args:
-        names: of the parts.
-        parts: over the same vectors.
+        names: names of the parts.
+        parts: the interactions, all over the same vectors.
     """
 
     def __init__(self, names: Sequence[str], parts: Sequence[Interaction]) -> None:

@@ -9,18 +9,18 @@ from dlrm.model.interaction import Interaction
 
 
 class Cross(Interaction):
-    """Layers x' = x0 * (W x + b) + x, of which x0 is all vectors of the sample side by side.
+    """Layers x' = x0 * (W x + b) + x, where x0 is the concatenation of a sample's vectors.
 
-    Each layer raises the degree of the products by one. W is `[width, width]`, or of low rank,
-    U V with U `[width, rank]` and V `[rank, width]`. It starts as a normal of variance
-    2 / (inputs + outputs), b as 0, as in MLPerf's DLRM-DCNv2.
+    Each layer raises the degree of the products by one. W is `[width, width]`, or, with low rank,
+    U V with U `[width, rank]` and V `[rank, width]`. It is initialized from a normal distribution
+    of variance 2 / (inputs + outputs), and b as 0, as in MLPerf's DLRM-DCNv2.
 
     Args:
-        num_vectors: vectors of a sample.
-        dim: columns of each.
-        layers: how many.
-        rank: of W; None is the full one.
-        seed: of the initial values, which also depend on the names of the weights.
+        num_vectors: number of vectors of a sample.
+        dim: columns of each vector.
+        layers: number of layers.
+        rank: rank of W; None is full rank.
+        seed: seed of the initial values, which also depend on the names of the weights.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Cross(Interaction):
 
 
 class _CrossLayer(nn.Module):
-    """One of the layers; its products are in the dtype of what enters it."""
+    """One cross layer; it multiplies in the dtype of its input."""
 
     def __init__(self, width: int, rank: int | None, name: str, seed: int) -> None:
         super().__init__()

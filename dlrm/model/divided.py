@@ -1,9 +1,10 @@
-"""Embedding tables in pieces: ranges of rows and of columns on several ranks, and copies on all.
+"""Embedding tables in pieces: ranges of rows or columns on several ranks, and copies on all ranks.
 
-Pieces are looked up for the batch of all ranks and their vectors exchanged, as those of whole
-tables are; copies are looked up for the samples of their own rank. What travels are *atoms*, equal
-parts of vectors of which every piece has a whole number. Of a table divided by rows each piece
-sends a vector, zero where the sample has no id of the piece, and they are added on arrival.
+A rank looks its pieces up for the batch of all ranks and exchanges the vectors, as it does for
+whole tables; it looks copies up only for its own samples. The exchange moves *atoms*: equal parts
+of vectors, sized so that every piece is a whole number of atoms. If a table is divided by rows,
+each piece sends a vector, which is zero where the sample has no id of the piece, and the receiver
+adds these vectors.
 """
 
 import math
@@ -21,11 +22,11 @@ from dlrm.model.embedding import JointEmbedding
 
 
 class Bags(NamedTuple):
-    """What is looked up.
+    """The ids of a look-up.
 
     Attributes:
         ids: `[batch, tables]` or, with `lengths`, `[total]`, bag after bag.
-        lengths: ids of each bag, `[batch, tables]`; None is one each.
+        lengths: number of ids of each bag, `[batch, tables]`; None is one id each.
         weights: with `lengths`, a factor for the row of each id, `[total]`; None is 1.
         pooling: "sum" or "mean".
     """
@@ -40,12 +41,12 @@ class DividedEmbedding(nn.Module):
     """The pieces of all tables that a rank holds.
 
     Args:
-        placement: where all pieces are.
-        world: the ranks, several.
-        seed, init_scale, dtype, init_std: as of `JointEmbedding`.
-        first_number: of the first table, on which initial values depend and under which the
-            tables are saved.
-        read: the tables whose ids this rank takes; None are those of which it has a piece.
+        placement: the ranks of all pieces.
+        world: the ranks, of which there are several.
+        seed, init_scale, dtype, init_std: as in `JointEmbedding`.
+        first_number: number of the first table; initial values depend on table numbers, and tables
+            are saved under them.
+        read: the tables whose ids this rank takes; None are those of which it holds a piece.
     """
 
     def __init__(
@@ -76,11 +77,11 @@ class DividedEmbedding(nn.Module):
         self._no_atoms = torch.zeros(1, 0, dtype=dtype, device=world.device, requires_grad=True)
 
     def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """Parameters that hold pieces, each with those that it holds, by table, in order."""
+        """Returns the parameters that hold pieces, each with its pieces by table, in order."""
         return [one for group in self._own() for one in group.tables.table_parameters()]
 
     def lower_halves(self) -> dict[Tensor, Tensor]:
-        """The lower halves of the values of each bfloat16 weight."""
+        """Returns the lower halves of the values of each bfloat16 weight."""
         return {k: v for group in self._own() for k, v in group.tables.lower_halves().items()}
 
     def _own(self) -> "list[_Group]":
@@ -92,10 +93,10 @@ class DividedEmbedding(nn.Module):
         """Looks up, and starts to send every rank the vectors of its samples.
 
         Args:
-            bags: of the tables that this rank reads; those of tables that it only has a copy of are
-                used for its own samples alone.
-            dtype: of the vectors.
-            samples_by_rank: how many samples each rank has of the batch; None is `World.part`.
+            bags: bags of the tables that this rank reads. For tables of which it only holds a copy,
+                it uses the bags of its own samples.
+            dtype: dtype of the vectors.
+            samples_by_rank: number of samples of each rank in the batch; None is `World.part`.
 
         Returns:
             A function that waits and returns the vectors of all tables, `[own samples, tables,
@@ -117,7 +118,7 @@ class DividedEmbedding(nn.Module):
         return lambda: self._layout.assembled(received(), copied)
 
     def _looked_up(self, bags: Bags, batch: int, dtype: torch.dtype) -> Tensor:
-        """Returns the vectors of all pieces but copies, side by side, `[batch, columns]`."""
+        """Returns the vectors of all pieces except copies, concatenated, `[batch, columns]`."""
         if not self._held:
             return self._no_atoms.to(dtype).expand(batch, 0)
         weights = [group.tables.weight for group in self._held]
@@ -129,12 +130,12 @@ class DividedEmbedding(nn.Module):
 
 
 def _kind(piece: Piece) -> tuple[bool, bool, int]:
-    """What pieces have in common that are looked up together."""
+    """Returns a key that is equal for pieces that are looked up together."""
     return piece.copied, not piece.has_all_rows, piece.width
 
 
 class _Group(nn.Module):
-    """Pieces of one rank that are looked up together: one weight, of one width."""
+    """Pieces of one rank that are looked up together, in one weight of one width."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class _Group(nn.Module):
         columns = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
-        # A bad id is that of the first or last piece, whose look-up names it.
+        # A bad id is mapped to the first or last piece, whose look-up reports it.
         low = [p.rows[0] if p.rows[0] else lowest for p in pieces]
         high = [p.rows[1] if p.rows[1] < p.shape[0] else greatest for p in pieces]
         self._columns: Tensor
@@ -177,7 +178,7 @@ class _Group(nn.Module):
             self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
 
     def places(self, number: int, read: Sequence[int]) -> list[list[int]]:
-        """Returns what `ops.joint_embedding_pieces` takes, of the weight that has a number."""
+        """Returns the `pieces` of `ops.joint_embedding_pieces` for the weight of this number."""
         offsets = self.tables.table_offsets[:-1].tolist()
         return [
             [number, read.index(piece.table), *piece.rows, piece.shape[0], offset]
@@ -231,7 +232,7 @@ class _Group(nn.Module):
         return self._within_bounds(own) if self.bounded else own
 
     def _within_bounds(self, bags: Bags) -> Bags:
-        """Drops the ids of rows that other pieces have."""
+        """Drops the ids of rows that other pieces hold."""
         ids, lengths, weights, pooling = bags
         assert lengths is not None
         bag_of = ops.bags_of_ids(ids, lengths)
@@ -246,7 +247,7 @@ class _Group(nn.Module):
 
 
 class _OfCopies(torch.autograd.Function):
-    """Looks up a copy; the gradient of its weight is that of the samples of all ranks."""
+    """Looks up a copy; sums the gradient of its weight over the samples of all ranks."""
 
     @staticmethod
     def forward(
@@ -254,7 +255,7 @@ class _OfCopies(torch.autograd.Function):
     ) -> Tensor:
         with torch.enable_grad():
             ctx.weight = weight.detach().requires_grad_()
-            ctx.weight.grad_dtype = None  # as of the weights of row optimizers
+            ctx.weight.grad_dtype = None  # as for the weights of row optimizers
             ctx.vectors, ctx.world = look_up(ctx.weight), world
         return ctx.vectors.detach()
 
@@ -265,7 +266,7 @@ class _OfCopies(torch.autograd.Function):
 
 
 def _sum_over_ranks(grad: Tensor, world: World) -> Tensor:
-    """Returns the rows of all ranks, those of each summed and in the order of the ranks."""
+    """Returns the gradient rows of all ranks, each rank's own rows summed, in rank order."""
     wide = torch.sparse_coo_tensor(
         grad._indices(), grad._values().float(), grad.shape, check_invariants=False
     ).coalesce()
@@ -276,14 +277,15 @@ def _sum_over_ranks(grad: Tensor, world: World) -> Tensor:
 
 
 class _Layout:
-    """Which atoms each rank sends, and what the vectors of a sample are made of.
+    """The atoms that each rank sends, and their places in the vectors of a sample.
 
-    A place is that of an atom among those of the vectors of all tables, in order. Each has one
-    source or, where rows of its table are divided, several.
+    A place is the position of an atom in the concatenated vectors of all tables. Each place has one
+    source, or several if the rows of its table are divided.
 
     Attributes:
-        atom: columns of an atom, which divide the columns of all pieces.
-        atoms_by_rank: numbers of those that each rank sends, in its order; they arrive by number.
+        atom: columns of an atom, a divisor of the columns of all pieces.
+        atoms_by_rank: numbers of the atoms that each rank sends, in its order; atoms arrive sorted
+            by number.
     """
 
     def __init__(self, placement: Placement, device: str):
@@ -294,7 +296,7 @@ class _Layout:
         sent = [(rank, place) for rank in ranks for place in self._places(placement, rank)]
         rounds = _rounds([place for _, place in sent])
         arrival = [sent[source] for one in rounds for _, source in sorted(one.items())]
-        # A rank sends each place once at most: it has one piece of a table that is no copy.
+        # A rank sends each place at most once: it holds one piece of a table that is not copied.
         numbers = {atom: number for number, atom in enumerate(arrival)}
         self.atoms_by_rank = [
             [numbers[rank, place] for place in self._places(placement, rank)] for rank in ranks
@@ -308,7 +310,7 @@ class _Layout:
         ]
 
     def _places(self, placement: Placement, rank: int | None) -> list[int]:
-        """The places of what a rank sends, in its order, or, for None, of its copies."""
+        """Returns the places of the atoms that a rank sends, in order, or, for None, of copies."""
         parts = self._dim // self.atom
         return [
             piece.table * parts + column // self.atom
@@ -326,7 +328,7 @@ class _Layout:
 
 
 def _rounds(places: Sequence[int]) -> list[dict[int, int]]:
-    """Deals sources to rounds, place -> source; in each a place has one source at most."""
+    """Deals sources to rounds, place -> source; a round has at most one source for each place."""
     rounds: list[dict[int, int]] = []
     for source, place in enumerate(places):
         found = next((one for one in rounds if place not in one), None)

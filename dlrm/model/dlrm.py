@@ -38,7 +38,7 @@ EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custo
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
 EMBEDDING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EMBEDDING_INITS = ("uniform", "normal")
-NO_EMBEDDING = "none"  # of the numerical fields
+NO_EMBEDDING = "none"  # numerical fields enter through the bottom MLP only
 NUMERICAL_KINDS = (NO_EMBEDDING, *NUMERICAL_EMBEDDINGS)
 _CHOICES = {
     "numerical_embedding": NUMERICAL_KINDS,
@@ -56,47 +56,48 @@ class DLRMConfig:
     """The architecture; field names are those of the command line's flags.
 
     Attributes:
-        table_sizes: rows of each embedding table, as the data set has them.
-        num_numerical_features: numerical features of a sample.
+        table_sizes: rows of each embedding table, as in the data set.
+        num_numerical_features: number of numerical features of a sample.
         embedding_dim: columns of every table.
-        bottom_mlp_sizes: layers over the numerical features; the last is `embedding_dim`.
-        top_mlp_sizes: layers over the interaction; the last is 1, the logit.
+        bottom_mlp_sizes: layers over the numerical features; the last size is `embedding_dim`.
+        top_mlp_sizes: layers over the interaction; the last size is 1, the logit.
         interaction_op: "cuda_dot" (native), "dot" (plain torch), "cat" (no products), "dcn" (cross
-            layers, see `Cross`), or several with commas between, whose outputs enter the top MLP
-            side by side.
-        cross_layers: layers of "dcn".
-        cross_rank: rank of their weights; None is the full one.
-        cross_structure: "stacked": the output of "dcn" enters the top MLP; "parallel": it enters
-            the last layer beside the output of the top MLP, into which go the other interactions,
-            or "cat" where there is none.
-        numerical_embedding: "none", or a kind of `NUMERICAL_EMBEDDINGS`, by which each numerical
-            field is a vector of the interaction, beside that of the bottom MLP.
-        numerical_bins: most bins of a field, of the kinds "piecewise" and "bins".
-        numerical_frequencies: of each field, of the kind "periodic".
-        numerical_sigma: standard deviation of these frequencies at the start.
+            layers, see `Cross`), or several separated by commas, whose outputs are concatenated
+            before the top MLP.
+        cross_layers: number of layers of "dcn".
+        cross_rank: rank of their weights; None is full rank.
+        cross_structure: "stacked" feeds the output of "dcn" to the top MLP. "parallel" feeds it to
+            the last layer, next to the output of the top MLP, which then takes the other
+            interactions, or "cat" if there is none.
+        numerical_embedding: "none", or a kind of `NUMERICAL_EMBEDDINGS` that makes each numerical
+            field a vector of the interaction, in addition to the output of the bottom MLP.
+        numerical_bins: maximum number of bins of a field, for the kinds "piecewise" and "bins".
+        numerical_frequencies: number of frequencies of a field, for the kind "periodic".
+        numerical_sigma: standard deviation of the initial frequencies.
         wide: add one weight of each id to the logit.
         dropout: share of each hidden layer's outputs in the top MLP that training sets to 0.
-        batch_norm: normalise each hidden layer of the top MLP before its ReLU; for one process.
+        batch_norm: normalize each hidden layer of the top MLP before its ReLU; one process only.
         ensemble: members of a packed ensemble, see `dlrm.model.packed`; 1 is a single model.
-        embedding_type: "joint_fused" and "joint_sparse" look up natively, "joint" by one
-            `nn.Embedding`, "multi_table" by one a table; "custom_cuda" is "joint_fused".
-        pooling: "sum" or "mean" of the rows that a sample has of a table, where they are several.
-        table_poolings: that of each table, where the data set says so; None, of one table or of
-            all, is `pooling`.
-        embedding_dtype: "fp32" or "bf16", in which tables are looked up. Beside bf16 tables lies
-            the rest of float32 values, and updates are as exact as those of fp32 tables; needs
-            `embedding_type` "joint_fused".
+        embedding_type: "joint_fused" and "joint_sparse" use the native look-up, "joint" one
+            `nn.Embedding` for all tables, "multi_table" one for each table; "custom_cuda" is
+            "joint_fused".
+        pooling: "sum" or "mean" of a sample's rows, for tables with several ids per sample.
+        table_poolings: pooling of each table, if the data set specifies it; None, for one table or
+            for all, is `pooling`.
+        embedding_dtype: "fp32" or "bf16", the dtype of look-ups. With bf16 a second tensor holds
+            the remaining bits of the float32 values, so updates are as exact as those of fp32
+            tables; needs `embedding_type` "joint_fused".
         hash_indices: take ids modulo the rows of their table.
-        max_table_size: no table gets more rows than this; needs `hash_indices`.
-        embedding_init: "uniform": tables start as U(-s, s); or "normal": as N(0, s).
-        embedding_init_scale: of "uniform", whose s is scale / sqrt(rows).
-        embedding_init_std: of "normal", whose s it is.
-        output_init: how the last layer starts, "uniform" or "normal"; see `output_layer`.
-        placement: which process holds which tables, see `place_tables`; or the file of a
-            `Placement`, or "auto". Values depend on it in the order of summation only.
+        max_table_size: maximum number of rows of a table; needs `hash_indices`.
+        embedding_init: "uniform" initializes tables as U(-s, s), "normal" as N(0, s).
+        embedding_init_scale: scale of "uniform", where s is scale / sqrt(rows).
+        embedding_init_std: s of "normal".
+        output_init: initialization of the last layer, "uniform" or "normal"; see `output_layer`.
+        placement: assignment of tables to processes, see `place_tables`; the file of a `Placement`;
+            or "auto". It changes values only by the order of summation.
 
-    Raises:
-        ValueError: values that do not fit together; flag and value are named.
+        Raises:
+        ValueError: values do not fit together; the message names flag and value.
     """
 
     table_sizes: tuple[int, ...]
@@ -178,12 +179,12 @@ class DLRMConfig:
 
     @property
     def poolings(self) -> tuple[str, ...]:
-        """How the rows that a sample has of each table become one vector."""
+        """Pooling of each table: how several rows of a sample become one vector."""
         said = self.table_poolings or [None] * len(self.table_sizes)
         return tuple(one or self.pooling for one in said)
 
     def _check_parts(self) -> None:
-        """Checks what the interaction, the numerical fields and the top MLP are made of."""
+        """Checks the interaction, the numerical fields and the top MLP."""
         names = interaction_names(self.interaction_op)
         if DCN not in names:
             for flag in ("cross_rank", "cross_layers", "cross_structure"):
@@ -218,10 +219,10 @@ class DLRMConfig:
         return tuple(size if limit is None else min(size, limit) for size in self.table_sizes)
 
     def placed(self, num_ranks: int) -> Placement:
-        """Returns where the tables are among `num_ranks` processes.
+        """Returns the placement of the tables on `num_ranks` processes.
 
         Raises:
-            ValueError: the file of a placement is missing, or of other tables or processes.
+            ValueError: the placement file is missing, or is for other tables or processes.
         """
         rows, dim = self.embedding_rows, self.embedding_dim
         if self.placement not in (*PLACEMENTS, AUTO):
@@ -231,12 +232,12 @@ class DLRMConfig:
                     "file that dlrm.scripts.plan --output wrote, and there is no such file"
                 )
             return read_placement(self.placement, rows, dim, num_ranks)
-        # Among several processes a planner gives the model what "auto" is.
+        # With several processes, a planner resolves "auto" before the model is built.
         places = place_tables(rows, num_ranks, self.placement)
         return Placement.of_whole_tables(rows, dim, places)
 
 
-# Fields that a checkpoint decides; all others are the data set's, or change no prediction.
+# Fields that a checkpoint determines; all others follow the data set, or change no prediction.
 ARCHITECTURE = (
     "embedding_dim",
     "embedding_dtype",
@@ -259,32 +260,32 @@ ARCHITECTURE = (
 
 
 class DLRM(nn.Module):
-    """Bottom MLP and embeddings, their interaction, top MLP, and what `DLRMConfig` adds to them.
+    """Bottom MLP and embeddings, their interaction, top MLP, and the options of `DLRMConfig`.
 
-    Among several processes each holds whole tables, or pieces of tables, and looks them up for the
-    batch of all; the vectors are exchanged while the bottom MLP runs on the process's own samples.
+    With several processes each holds whole tables, or pieces of tables, and looks them up for the
+    global batch; the processes exchange the vectors while the bottom MLP runs on their own samples.
 
     Args:
         config: the architecture.
         world: the processes that train together.
-        dtype: in which the MLPs and the interaction compute. Their parameters are float32; the last
-            layer and the logits are float32 whatever this is.
-        seed: of the initial values; they depend on it and on the parameter's name alone.
+        dtype: dtype in which the MLPs and the interaction compute. Their parameters are float32;
+            the last layer and the logits are always float32.
+        seed: seed of the initial values, which depend only on it and on the parameter's name.
         optimized_mlp: run `ops.mlp`, see `dlrm.model.mlp.MLP`; the parameters are the same.
-        placement: where the tables are; None is what `config` says.
-        store: has the rows that are not in memory, and gives those of a batch slots, which
-            `forward` then takes in place of ids; None: all rows are in memory.
+        placement: placement of the tables; None follows `config`.
+        store: holds the rows that are not in memory, and assigns slots to the rows of a batch;
+            `forward` then takes slots instead of ids. None: all rows are in memory.
 
     Attributes:
         tables_by_rank: the tables whose ids each process takes.
-        own_samples_alone: those of this process of which it takes the ids of its own samples alone.
-        numerical_embedding: of the numerical fields, or None.
+        own_samples_alone: tables for which this process takes only the ids of its own samples.
+        numerical_embedding: embedding of the numerical fields, or None.
         cross: the cross layers that enter the last layer, or None.
         wide: the weights of ids that are added to the logit, or None.
-        adapters: what a packed ensemble's members have of their own beside their heads, or None.
+        adapters: the parameters of a packed ensemble's members except their heads, or None.
 
     Raises:
-        ValueError: `batch_norm` among several processes, or a placement that does not fit.
+        ValueError: `batch_norm` with several processes, or a placement that does not fit.
     """
 
     def __init__(
@@ -371,7 +372,7 @@ class DLRM(nn.Module):
         first = next(self.top_mlp.parameters() if hidden else self.output.parameters())
         if padding:
             with torch.no_grad():
-                first[:, width - padding : width] = 0  # these inputs are zero
+                first[:, width - padding : width] = 0  # these inputs are always zero
         score = _Score(self.interact, self.top_mlp, self.output, self.cross, self.adapters)
         self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
         if self.numerical_embedding is not None:
@@ -389,23 +390,24 @@ class DLRM(nn.Module):
     ) -> Tensor:
         """Returns logits, float32 `[samples]`.
 
-        Those of a packed ensemble are of the means of its members' probabilities, and in training
-        the members' own, `[samples, members]`.
+        For a packed ensemble, the logits are those of the mean of the members' probabilities; in
+        training mode they are the members' own, `[samples, members]`.
 
         Args:
             numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
                 this process, `World.part(batch)`.
             categorical: ids `[batch, own tables]`, any integer dtype; with `lengths`, `[total]`,
                 bag after bag as `ops.joint_embedding_bag` takes them.
-            lengths: ids of each sample and table, `[batch, own tables]`; None is one each.
-            samples_by_rank: how many samples each process has of the batch; None is `World.part`.
+            lengths: number of ids of each sample and table, `[batch, own tables]`; None is one id
+                each.
+            samples_by_rank: number of samples of each process in the batch; None is `World.part`.
             id_weights: with `lengths`, a factor for the row of each id, `[total]` float32; None is
-                1 for each. A mean is the sum over the number of ids, whatever the weights.
-            received: what `look_up` returned for this batch; None looks up now.
+                1 for each. A mean divides by the number of ids, not by the sum of weights.
+            received: the result of `look_up` for this batch; None looks up now.
 
         Raises:
-            RuntimeError: an id is outside its table, or lengths do not fit the ids; table, row and
-                value are named (CPU).
+            RuntimeError: an id is outside its table, or lengths do not fit the ids; on the CPU the
+                message names table, row and value.
         """
         if received is None:
             received = self.look_up(categorical, lengths, samples_by_rank, id_weights)
@@ -421,7 +423,7 @@ class DLRM(nn.Module):
         return logits + weights[0].sum((1, 2)) if weights else logits
 
     def _packed(self, logits: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Returns what `forward` does, of the members' logits and the wide term's weights."""
+        """Returns the output of `forward` for the members' logits and the wide term's weights."""
         if weights is not None:
             logits = logits + weights.sum((1, 2)).unsqueeze(1)
         return logits if self.training else mean_of_members(logits).squeeze(1)
@@ -436,9 +438,9 @@ class DLRM(nn.Module):
         """Looks rows up, and starts to exchange their vectors; see `forward`.
 
         Returns:
-            Functions that wait for the vectors of this process's samples, one for the tables and
-            one for the wide term. Gradients go to the rows looked up, whatever values they have by
-            then.
+            Two functions that wait for the vectors of this process's samples, one for the tables
+            and one for the wide term. Gradients flow to the rows looked up, even if their values
+            have changed in the meantime.
         """
         categorical = self._hashed(categorical, lengths)
         bags = self._bags(categorical, lengths, id_weights)
@@ -450,7 +452,7 @@ class DLRM(nn.Module):
             ]
 
     def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Bags:
-        """Returns what to look up; where poolings differ, a mean is a sum of weighted rows."""
+        """Returns the look-up of a batch; with mixed poolings, means become weighted sums."""
         pooling = self._pooling
         if lengths is None:
             return Bags(ids)
@@ -467,7 +469,7 @@ class DLRM(nn.Module):
         bags: Bags,
         samples_by_rank: Sequence[int] | None,
     ) -> Callable[[], Tensor]:
-        """Looks up, and starts to exchange; returns what waits for the vectors of own samples."""
+        """Looks up and starts to exchange; returns functions that wait for own samples' vectors."""
         if isinstance(tables, DividedEmbedding):
             return tables(bags, dtype, samples_by_rank)
         ids, lengths, weights, pooling = bags
@@ -480,7 +482,7 @@ class DLRM(nn.Module):
     def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns the rows of a joint table that a batch looks up, `[look-ups]` int64.
 
-        They are not checked: where an id is outside its table, so may the row be.
+        The rows are not checked: an id outside its table gives a row outside the table.
         """
         assert not isinstance(self.embeddings, DividedEmbedding)
         ids, begins = self._hashed(categorical, lengths), self.embeddings.table_offsets[:-1]
@@ -490,7 +492,7 @@ class DLRM(nn.Module):
         return (ids + begins).flatten()
 
     def _hashed(self, categorical: Tensor, lengths: Tensor | None) -> Tensor:
-        """The ids, modulo the rows of their table where it is asked for; slots as they are."""
+        """Returns ids, modulo the rows of their table with `hash_indices`; slots are unchanged."""
         if not self.config.hash_indices or self.store is not None:
             return categorical
         rows = self.table_rows
@@ -499,20 +501,20 @@ class DLRM(nn.Module):
         return categorical.remainder(rows)
 
     def run_parts(self, run: Callable[[Any], Callable[..., Tensor]]) -> None:
-        """Lets the bottom MLP, and the interaction with the top MLP, run in another way.
+        """Replaces how the bottom MLP runs, and how the interaction with the top MLP runs.
 
-        Look-ups and the exchange stay as they are: their operators name bad ids, send in the
-        background, and give gradients in the dtype that the tables' optimizers take.
+        Look-ups and the exchange are unchanged: their operators report bad ids, send in the
+        background, and return gradients in the dtype that the tables' optimizers take.
 
         Args:
-            run: returns what is called in place of a part, with the same weights.
+            run: takes a part and returns a callable that replaces it, with the same weights.
         """
         self._parts = [run(part) for part in self._parts]
 
     def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """Parameters that hold tables, each with the tables it holds, by number, in order.
+        """Returns the parameters that hold tables, each with its tables by number, in order.
 
-        Of a whole table its rows are given, of others the piece.
+        A whole table is given by its number of rows, others by the piece.
         The wide weights of table i are table `len(table_sizes) + i`, of one column.
         """
         wide = self.wide.table_parameters() if self.wide else []
@@ -520,15 +522,15 @@ class DLRM(nn.Module):
 
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
-        """Does once, for all passes of the block, what depends on the weights of the MLPs alone."""
+        """Does once, for all passes of the block, the work that depends only on MLP weights."""
         with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
             yield
 
 
 class _Score(nn.Module):
-    """What follows the exchange: the interaction, the top MLP, parallel cross layers, the logit.
+    """The layers after the exchange: interaction, top MLP, parallel cross layers, logit.
 
-    Of a packed ensemble the logits are `[samples, members]`, else `[samples]`.
+    For a packed ensemble the logits are `[samples, members]`, otherwise `[samples]`.
     """
 
     def __init__(
@@ -563,7 +565,7 @@ def _numerical_options(config: DLRMConfig) -> NumericalOptions:
 def _interactions(
     config: DLRMConfig, dense_vectors: int, seed: int
 ) -> tuple[Interaction, Cross | None]:
-    """The interaction that enters the top MLP, and the cross layers that enter the last layer."""
+    """Returns the interaction of the top MLP, and the cross layers that enter the last layer."""
     embedded = config.numerical_embedding != NO_EMBEDDING
     num_fields = config.num_numerical_features if embedded else 0
     shape = dense_vectors + num_fields + len(config.table_sizes), config.embedding_dim

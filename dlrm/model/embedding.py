@@ -1,7 +1,7 @@
-"""Embedding tables of the categorical features: a row, or several pooled, for every sample.
+"""Embedding tables of the categorical features: one row, or several pooled, for every sample.
 
-Two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbedding` has one
-`nn.Embedding` a feature. Both give the same vectors from the same seed.
+There are two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbedding` has
+one `nn.Embedding` per feature. Both give the same vectors for the same seed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from dlrm import ops
 from dlrm.distributed.placement import Piece
 from dlrm.model.initialize import generator
 
-_VALUES_AT_ONCE = 1 << 20  # drawn on the host, 4 MB of them, whatever the size of a table
-_ROWS_OF_A_STREAM = 1 << 20  # a larger table has several generators, which are drawn from at once
+_VALUES_AT_ONCE = 1 << 20  # drawn on the host, 4 MB at a time for tables of any size
+_ROWS_OF_A_STREAM = 1 << 20  # larger tables have several generators, which run in parallel
 
 
 class _Tables(nn.Module):
-    """Holds what both layouts share: the sizes and offsets of the tables of this process."""
+    """Base of both layouts: sizes and offsets of the tables of this process."""
 
     def __init__(self, tables: Mapping[int, int], dim: int, device: torch.device | str) -> None:
         super().__init__()
@@ -36,19 +36,20 @@ class JointEmbedding(_Tables):
     """All tables in one weight `[sum of table_sizes, dim]`, one after the other.
 
     Args:
-        tables: rows of each table, by the table's number, which its initial values depend on.
+        tables: rows of each table, by table number; initial values depend on the number.
         dim: columns of every table.
-        seed: of the initial values, U(-s, s) with s = init_scale / sqrt(rows of the table).
+        seed: seed of the initial values, U(-s, s) with s = init_scale / sqrt(rows of the table).
         init_scale: see `seed`.
-        init_std: values start as N(0, init_std) instead, if it is given.
-        native: look up by `ops.joint_embedding` (checks ids, casts on the way out) and not by
-            `nn.Embedding`'s kernel.
-        dtype: of the weight, float32 or bfloat16. Beside a bfloat16 weight the buffer `weight_low`
-            has the lower halves of float32 values (`ops.split_float32`), which the row optimizers
-            update and which are never looked up.
-        device: where the tables are made; no more than a part of one is ever elsewhere.
-        pieces: what of each table is here, by its number, where that is not all of it. `tables` are
-            then the rows of the pieces and `dim` their columns; values are those of the table.
+        init_std: if given, the initial values are N(0, init_std) instead.
+        native: look up with `ops.joint_embedding`, which checks ids and casts the output, instead
+            of `nn.Embedding`'s kernel.
+        dtype: dtype of the weight, float32 or bfloat16. With a bfloat16 weight the buffer
+            `weight_low` has the lower halves of float32 values (`ops.split_float32`), which the row
+            optimizers update and look-ups never read.
+        device: device on which the tables are made, without a full copy elsewhere.
+        pieces: by table number, the piece of a table that this rank holds, if it does not hold all
+            of it. `tables` are then the rows of the pieces and `dim` their columns; the values are
+            those of the table.
     """
 
     def __init__(
@@ -79,20 +80,20 @@ class JointEmbedding(_Tables):
         _initialize(parts, lows, list(tables), seed, init_scale, init_std, whole)
 
     def tables(self) -> list[Tensor]:
-        """The tables, `[rows, dim]` float32: views of the weight, or joined from its halves."""
+        """Returns the tables, `[rows, dim]` float32: views of the weight, or its joined halves."""
         tables = self.weight.detach().split(self.table_sizes)
         if self.weight_low is None:
             return list(tables)
         return list(map(ops.join_float32, tables, self.weight_low.split(self.table_sizes)))
 
     def lower_halves(self) -> dict[Tensor, Tensor]:
-        """The lower halves of the weight's values, by weight, where it is bfloat16."""
+        """Returns the lower halves of the weight's values, by weight, if it is bfloat16."""
         return {} if self.weight_low is None else {self.weight: self.weight_low}
 
     def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """Parameters that hold tables, each with the tables it holds, by number, in order.
+        """Returns the parameters that hold tables, each with its tables by number, in order.
 
-        Of a whole table its rows are given, of others the piece.
+        A whole table is given by its number of rows, others by the piece.
         """
         return [(self.weight, self._pieces or self._numbered)]
 
@@ -112,7 +113,7 @@ class JointEmbedding(_Tables):
         dtype: torch.dtype,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """As `forward`, for bags of ids and their weights; see `ops.joint_embedding_bag`."""
+        """Does the same as `forward` for bags of ids; see `ops.joint_embedding_bag`."""
         look_up = ops.joint_embedding_bag if self.native else ops.joint_embedding_bag_reference
         if not self.native:
             ops.check_bags("embedding", ids, lengths, self.table_offsets)
@@ -128,7 +129,7 @@ class JointEmbedding(_Tables):
 
 
 class MultiTableEmbedding(_Tables):
-    """One `nn.Embedding` a feature; arguments as those of `JointEmbedding`."""
+    """One `nn.Embedding` per feature; takes the same arguments as `JointEmbedding`."""
 
     def __init__(
         self,
@@ -148,16 +149,16 @@ class MultiTableEmbedding(_Tables):
         _initialize(self.tables(), nothing, list(tables), seed, init_scale, init_std, nothing)
 
     def tables(self) -> list[Tensor]:
-        """The weights, one a table, `[rows, dim]`."""
+        """Returns the weights, one per table, `[rows, dim]`."""
         return [weight.detach() for weight, _ in self.table_parameters()]
 
     def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """Parameters that hold tables, each with the table it holds: number -> rows."""
+        """Returns the parameters that hold tables, each with its table: number -> rows."""
         held = zip(self.embeddings.parameters(), self._numbered.items(), strict=True)
         return [(weight, {number: size}) for weight, (number, size) in held]
 
     def lower_halves(self) -> dict[Tensor, Tensor]:
-        """None: these tables are float32."""
+        """Returns an empty dict: these tables are float32."""
         return {}
 
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -175,12 +176,12 @@ class MultiTableEmbedding(_Tables):
         dtype: torch.dtype,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """As `forward`, for bags of ids and their weights; see `ops.joint_embedding_bag`."""
+        """Does the same as `forward` for bags of ids; see `ops.joint_embedding_bag`."""
         ops.check_bags("embedding", ids, lengths, self.table_offsets)
         bags = ops.bags_of_ids(ids, lengths)
         tables, wide, vectors = bags % max(lengths.shape[1], 1), ids.long(), []
         mode = pooling
-        if weights is not None and pooling == "mean":  # torch weights sums alone
+        if weights is not None and pooling == "mean":  # torch supports weights for sums only
             mode, weights = "sum", weights / lengths.flatten()[bags]
         for i, weight in enumerate(self.embeddings.parameters()):
             own, chosen = lengths[:, i].long(), tables == i
@@ -208,7 +209,7 @@ class MultiTableEmbedding(_Tables):
 def check_ids(ids: Tensor, table_sizes: Sequence[int]) -> None:
     """Raises RuntimeError for the first id outside its table, naming table, row and value.
 
-    On CUDA nothing is checked here, since that would make every step wait for the device.
+    On CUDA it checks nothing, since every step would then wait for the device.
     """
     if ids.shape[1] != len(table_sizes):
         raise ValueError(f"embedding: expected ids of {len(table_sizes)} tables, got {ids.shape}")
@@ -233,10 +234,10 @@ def _initialize(
     std: float | None,
     pieces: Sequence[Piece | None],
 ) -> None:
-    """Fills tables from generators of the host's, each in a thread, wherever they lie.
+    """Fills tables on any device from generators on the host, each in its own thread.
 
-    A piece takes its values from the generators of the whole table. On the device "meta" there are
-    no values to draw.
+    A piece takes its values from the generators of the whole table. On the device "meta" nothing is
+    drawn.
     """
     if any(table.is_meta for table in tables):
         return
@@ -254,7 +255,7 @@ def _initialize(
             random = _random(seed, number, begin)
             stream = _Stream(random, draw, end - begin, dim, own.start + first - begin, columns)
             parts.append((table[own], None if low is None else low[own], stream))
-    # Halves are split by several threads already.
+    # Several threads already split the halves.
     threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
     if threads == 1:
         for arguments in parts:
@@ -272,13 +273,13 @@ def initial_rows(
     std: float | None = None,
     first: int = 0,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yields the values that a table starts with, some rows at a time.
+    """Yields the initial values of a table, some rows at a time.
 
     Args:
-        number: of the table.
+        number: number of the table.
         shape: rows and columns of the table.
         seed, scale, std: see `JointEmbedding`.
-        first: no earlier rows are wanted; some may come.
+        first: first row that is needed; earlier rows may come as well.
 
     Yields:
         The number of the first row, and rows, `[some, columns]` float32.
@@ -294,7 +295,7 @@ def initial_rows(
 
 
 def _random(seed: int, number: int, begin: int) -> torch.Generator:
-    """Returns what draws the rows of a table from `begin` on, the first of a stream."""
+    """Returns the generator of a table's rows from `begin` on, the first row of a stream."""
     return generator(seed, f"table.{number}.{begin}" if begin else f"table.{number}")
 
 
@@ -314,13 +315,13 @@ def _normal(std: float) -> _Draw:
 
 
 class _Stream(NamedTuple):
-    """Values of rows of a table, and what of them is taken.
+    """A stream of random rows, and the part of it that a table takes.
 
     Attributes:
-        random, draw: what they are drawn with.
-        rows, dim: of all that is drawn.
+        random, draw: generator and function that draw the values.
+        rows, dim: shape of everything that is drawn.
         first: the first row taken.
-        columns: those taken.
+        columns: the columns taken.
     """
 
     random: torch.Generator

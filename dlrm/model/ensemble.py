@@ -15,7 +15,7 @@ class Ensemble(nn.Module):
         members: the networks.
 
     Attributes:
-        config: the architecture of each.
+        config: the architecture of each network.
     """
 
     def __init__(self, members: Sequence[DLRM]) -> None:
@@ -38,7 +38,7 @@ class Ensemble(nn.Module):
 
 
 def members_of(model: DLRM | Ensemble) -> list[DLRM]:
-    """Returns the networks whose logits a model averages: itself, where it is one."""
+    """Returns the networks whose logits a model averages, or the model itself."""
     if not isinstance(model, Ensemble):
         return [model]
     return [one for one in model.members if isinstance(one, DLRM)]

@@ -1,4 +1,4 @@
-"""Initial weights that depend on a seed and a name, and on nothing else."""
+"""Initial weights that depend only on a seed and a name."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,8 +12,8 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 def generator(seed: int, name: str) -> torch.Generator:
     """Returns a CPU generator whose stream is fixed by `seed` and `name`.
 
-    A parameter's initial value thus does not depend on which others are made, in which order, or by
-    which process.
+    A parameter's initial value is therefore independent of the other parameters, of the order in
+    which they are made, and of the process.
     """
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -25,15 +25,15 @@ def materialize(
     seed: int,
     draw: Callable[[nn.Module, Tensor, torch.Generator], object],
 ) -> None:
-    """Gives a network that was built on the meta device memory and initial weights.
+    """Allocates a network that was built on the meta device, and initializes its weights.
 
-    Norms start as 1 and 0, what is named "weight" in other modules is drawn, all else is 0. On the
-    meta device nothing is done.
+    Norms get weight 1 and bias 0, every other parameter named "weight" is drawn, and all else is 0.
+    On the meta device nothing is done.
 
     Args:
         network: the network.
-        device: where its memory will be.
-        seed: of the weights.
+        device: target device.
+        seed: seed of the weights.
         draw: fills a tensor with the weight of a module, from a generator of its own.
     """
     if device.type == "meta":

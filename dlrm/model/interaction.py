@@ -1,4 +1,4 @@
-"""How the vectors of a sample meet: pairwise dot products, or side by side.
+"""Interactions of a sample's vectors: pairwise dot products, or concatenation.
 
 To add an interaction, subclass `Interaction` and enter it in `INTERACTIONS`.
 """
@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 from dlrm import ops
 
-_STRIP = 6  # vectors whose products are extracted together; see `_StripWiseDot`
+_STRIP = 6  # number of vectors whose products are extracted together; see `_StripWiseDot`
 
 
 class Interaction(nn.Module):
     """Base of the interactions, which turn the vectors of a sample into one row.
 
     Args:
-        num_vectors: vectors of a sample: the dense one and those of the tables.
-        dim: columns of each.
+        num_vectors: number of vectors of a sample: the dense one and those of the tables.
+        dim: columns of each vector.
 
     Attributes:
         width: columns of the output.
-        padding: how many of them, the last ones, always are zero.
+        padding: number of columns at the end that are always zero.
     """
 
     width: int
@@ -31,15 +31,15 @@ class Interaction(nn.Module):
         self.num_vectors, self.dim = num_vectors, dim
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """Returns `[batch, width]` of `[batch, dim]` and `[batch, num_vectors - 1, dim]`."""
+        """Returns `[batch, width]` from `[batch, dim]` and `[batch, num_vectors - 1, dim]`."""
         raise NotImplementedError
 
     def exportable(self) -> tuple[nn.Module, list[int] | None]:
-        """Returns the module that is exported in place of this one, and what its columns are.
+        """Returns the module that is exported instead of this one, and the meaning of its columns.
 
         The module consists of operators that TorchScript and ONNX have. For each column of its
-        output the list has the column of this one's output that it equals, or -1 for a column that
-        the next layer shall ignore. None stands for the same columns.
+        output the list has the equal column of this module's output, or -1 for a column that the
+        next layer must ignore. None means that the columns are the same.
         """
         return self, None
 
@@ -61,14 +61,14 @@ class Dot(Interaction):
 
 
 class NativeDot(Dot):
-    """The same by the native operator, on any device."""
+    """The dot interaction with the native operator, on any device."""
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         return ops.dot_interaction(dense, embeddings)
 
 
 class Concatenation(Interaction):
-    """The vectors side by side."""
+    """The concatenation of the vectors."""
 
     def __init__(self, num_vectors: int, dim: int) -> None:
         super().__init__(num_vectors, dim)
@@ -88,9 +88,9 @@ INTERACTIONS: dict[str, type[Interaction]] = {  # by their names on the command 
 class _StripWiseDot(nn.Module):
     """The dot interaction as strips of the matrix of all products.
 
-    Extracting the triangle below the diagonal one product at a time costs ONNX Runtime 9 ns a
-    product, as much as a layer. Strips of whole rows are copied fast; the products that they have
-    too many meet zeros in the first layer of the top MLP.
+    Extracting the triangle below the diagonal product by product costs ONNX Runtime 9 ns a product,
+    as much as a layer. Copying strips of whole rows is fast; the surplus products meet zero weights
+    in the first layer of the top MLP.
     """
 
     def __init__(self, num_vectors: int) -> None:

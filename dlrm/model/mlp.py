@@ -39,8 +39,8 @@ def mlp_layers(
 
     With `batch_norm` each linear layer is normalised before its ReLU.
 
-    Weights are normal with variance 2 / (inputs + outputs), biases with variance 1 / outputs,
-    as in NVIDIA's and Meta's DLRM; they depend on the seed and the names alone.
+    Weights are normal with variance 2 / (inputs + outputs), biases with variance 1 / outputs, as in
+    NVIDIA's and Meta's DLRM; they depend only on the seed and the names.
     """
     layers: list[nn.Module] = []
     for index, size in enumerate(sizes):
@@ -52,18 +52,18 @@ def mlp_layers(
 
 
 class MLP(nn.Sequential):
-    """Linear layers and ReLUs by turns, perhaps with batch norm between, of float32 parameters.
+    """Alternating linear layers and ReLUs, optionally with batch norm, with float32 parameters.
 
-    In half precision each pass rounds them, once for forward and backward; `keep_rounded` is for
-    many passes over the same parameters.
+    In half precision each pass rounds the parameters, once for forward and backward; use
+    `keep_rounded` for many passes over the same parameters.
 
     Args:
         layers: the modules.
-        dtype: to compute in.
-        optimized: run `ops.mlp`, not the modules one by one: the same values up to the order of
-            summation. The modules run all the same where they are others, or have hooks, and in
-            compiled or traced models and under torch.func. `ops.mlp` has no second derivatives; the
-            modules have.
+        dtype: dtype to compute in.
+        optimized: run `ops.mlp` instead of the modules one by one, with the same values up to the
+            order of summation. The modules still run if they are of other types or have hooks, in
+            compiled or traced models, and under torch.func. `ops.mlp` has no second derivatives;
+            the modules have.
         dropout: share of each ReLU's outputs that training sets to 0; see `ops.dropout`.
     """
 
@@ -88,7 +88,7 @@ class MLP(nn.Sequential):
         parameters = self._parameters_by_kind()
         weights, biases = parameters[: len(self) // 2], parameters[len(self) // 2 :]
         rounded = self._kept or (self._rounded(parameters) if half else ())
-        if is_autocast_available(device) and torch.is_autocast_enabled(device):  # somebody else's
+        if is_autocast_available(device) and torch.is_autocast_enabled(device):  # the caller's
             with torch.autocast(device, enabled=False):
                 return self._by_ops(inputs.to(self.dtype), weights, biases, rounded)
         return self._by_ops(inputs.to(self.dtype), weights, biases, rounded)
@@ -97,7 +97,7 @@ class MLP(nn.Sequential):
         return self.training and self.dropout > 0
 
     def _by_modules(self, values: Tensor) -> Tensor:
-        """The modules one by one, with dropout."""
+        """Runs the modules one by one, with dropout."""
         for layer in self:
             values = layer(values)
             if isinstance(layer, nn.ReLU):
@@ -116,7 +116,7 @@ class MLP(nn.Sequential):
 
     @contextmanager
     def keep_rounded(self) -> Iterator[None]:
-        """Rounds the parameters once for all passes of the block, in which they must not change."""
+        """Rounds the parameters once for all passes of the block, which must not change them."""
         if self.dtype != torch.float32 and self._can_be_optimized():
             self._kept = self._rounded(self._parameters_by_kind())
         try:
@@ -140,7 +140,7 @@ class MLP(nn.Sequential):
         )
 
     def _parameters_by_kind(self) -> list[Tensor]:
-        """The weights of all layers, then their biases."""
+        """Returns the weights of all layers, then their biases."""
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
         return [*(layer.weight for layer in linears), *(layer.bias for layer in linears)]
 
@@ -152,7 +152,7 @@ class MLP(nn.Sequential):
 
 
 class _BatchNorm(nn.BatchNorm1d):
-    """Batch norm that takes its running statistics for a batch of one sample, which has none."""
+    """Batch norm that uses its running statistics for a batch of one sample, which has none."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training or len(inputs) > 1:
@@ -165,15 +165,15 @@ class _BatchNorm(nn.BatchNorm1d):
 def output_layer(
     num_inputs: int, seed: int, name: str, init: str = "uniform", logits: int = 1
 ) -> nn.Linear:
-    """Returns the linear layer that gives the logit, or several.
+    """Returns the linear layer of the logit, or of several logits.
 
     Args:
-        num_inputs: of the layer.
-        seed: of the initial values.
-        name: the layer's, which they depend on, too.
+        num_inputs: inputs of the layer.
+        seed: seed of the initial values.
+        name: name of the layer, on which the initial values also depend.
         init: one of `OUTPUT_INITS`: "uniform" as PyTorch's default and NVIDIA's DLRM, or "normal"
             as `mlp_layers` and Meta's DLRM.
-        logits: how many; each starts as the only one of a layer.
+        logits: number of logits; each is initialized as in a layer with a single logit.
     """
     if init == "normal":
         return _normal_linear(num_inputs, logits, generator(seed, name), outputs=1)
@@ -189,7 +189,7 @@ def output_layer(
 def _normal_linear(
     num_inputs: int, size: int, random: torch.Generator, outputs: int | None = None
 ) -> nn.Linear:
-    """Returns a layer whose variances are those of one with `outputs`, by default its `size`."""
+    """Returns a layer with the variances of a layer of `outputs`, by default its `size`."""
     outputs = outputs or size
     linear = nn.Linear(num_inputs, size, device="meta").to_empty(device="cpu")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Turns the numerical fields of a sample into the vector that enters the interaction."""
+"""The bottom MLP, which turns a sample's numerical fields into a vector of the interaction."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ class BottomMLP(MLP):
     """The bottom MLP over all numerical fields; its weights are those of an `MLP`.
 
     Attributes:
-        num_vectors: vectors of a sample that enter the interaction.
+        num_vectors: number of vectors of a sample that enter the interaction.
     """
 
     num_vectors = 1
 
     def forward(self, numerical: Tensor) -> Tensor:
-        """Returns `[samples, dim]` of `[samples, fields]`, which may be of any floating dtype."""
+        """Returns `[samples, dim]` from `[samples, fields]` of any floating dtype."""
         return super().forward(numerical.float())
 
     def exportable(self) -> nn.Module:
-        """Returns the same in plain operators, which shares the weights."""
+        """Returns the same network in plain operators, with shared weights."""
         return _PlainLayers(*self)
 
 

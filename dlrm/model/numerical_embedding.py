@@ -1,4 +1,4 @@
-"""Numerical fields as vectors of the interaction, one a field, beside that of the bottom MLP.
+"""Numerical fields as vectors of the interaction, one per field, next to the bottom MLP's.
 
 To add a kind, subclass `NumericalEmbedding` and enter it in `NUMERICAL_EMBEDDINGS`.
 """
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.model.initialize import generator
 
-MAX_BINS = 256  # of a field, as of a fitted transform
+MAX_BINS = 256  # of a field, as in a fitted transform
 
 
 @dataclass(frozen=True)
 class NumericalOptions:
-    """What the kinds are made of; see `DLRMConfig`.
+    """Options of the numerical embeddings; see `DLRMConfig`.
 
     Attributes:
-        bins: most bins of a field, of the kinds that have bins.
-        frequencies: of a field, of "periodic".
+        bins: maximum number of bins of a field, for the kinds with bins.
+        frequencies: number of frequencies of a field, for "periodic".
         sigma: standard deviation of the initial frequencies.
     """
 
@@ -34,13 +34,13 @@ class NumericalOptions:
 
 
 class NumericalEmbedding(nn.Module):
-    """Base of the kinds: a vector of each numerical field of a sample.
+    """Base of the kinds: a vector for each numerical field of a sample.
 
     Args:
-        num_fields: numerical fields.
+        num_fields: number of numerical fields.
         dim: columns of a vector.
-        options: the kind's own.
-        seed: of the initial values, which also depend on the names of the weights.
+        options: options of the kind.
+        seed: seed of the initial values, which also depend on the names of the weights.
     """
 
     def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
@@ -48,11 +48,11 @@ class NumericalEmbedding(nn.Module):
         self.num_fields, self.dim, self._seed = num_fields, dim, seed
 
     def forward(self, numerical: Tensor) -> Tensor:
-        """Returns float32 `[samples, fields, dim]` of `[samples, fields]` of any floating dtype."""
+        """Returns float32 `[samples, fields, dim]` from `[samples, fields]`, any floating dtype."""
         raise NotImplementedError
 
     def exportable(self) -> nn.Module:
-        """Returns the same in operators that TorchScript and ONNX have."""
+        """Returns the same network in operators that TorchScript and ONNX have."""
         return self
 
     def _drawn(self, name: str, *shape: int, bound: float) -> nn.Parameter:
@@ -65,9 +65,9 @@ class Binned(NumericalEmbedding):
     """Base of the kinds with bins.
 
     Attributes:
-        edges: between the bins of a field, ascending, `[fields, bins + 1]`; a field with fewer bins
-            repeats its greatest edge. Checkpoints hold them. A new model has equal bins in [0, 1]
-            until `set_edges`.
+        edges: ascending edges of each field's bins, `[fields, bins + 1]`; a field with fewer bins
+            repeats its greatest edge. Checkpoints include them. Before `set_edges`, a new model has
+            equal bins in [0, 1].
     """
 
     def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
@@ -82,10 +82,10 @@ class Binned(NumericalEmbedding):
         """Sets the edges of every field.
 
         Args:
-            edges: of each field, ascending and finite, 1 to `bins + 1` of them.
+            edges: for each field, 1 to `bins + 1` ascending and finite edges.
 
-        Raises:
-            ValueError: they are not so; the field is named by its index.
+            Raises:
+            ValueError: the edges of a field are invalid; the message names the field's index.
         """
         if len(edges) != self.num_fields:
             raise ValueError(f"edges: expected those of {self.num_fields} fields, got {len(edges)}")
@@ -105,10 +105,10 @@ class Binned(NumericalEmbedding):
 class PiecewiseLinear(Binned):
     """A linear layer over the piecewise-linear encoding (Gorishniy et al., 2022, section 3.2).
 
-    The encoding has a number for each bin of the field: 0 of those above the value, 1 of those
-    below, and of its own bin the share that is below it. Values beyond the edges count as the
-    nearest one. The product with the encoding, which is nearly all 0 and 1, is not computed as
-    such: it is one of the running sums over the layer's rows and a share of the next row.
+    The encoding has a number for each bin of the field: 0 for bins above the value, 1 for bins
+    below, and, for the value's own bin, the share of it that is below the value. Values beyond the
+    edges are clamped. The product with the encoding, which is nearly all 0 and 1, is not computed
+    as such: it is a running sum over the layer's rows plus a share of the next row.
     """
 
     def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
@@ -127,10 +127,11 @@ class PiecewiseLinear(Binned):
 
 
 class BinIds(Binned):
-    """A row of a small table for each bin, as of an id.
+    """A row of a small table for each bin, like the row of an id.
 
-    A field of n edges has n bins: from each edge up to the next, and from the greatest one on.
-    Values below the least edge are in the first bin. So each value of a field with few has its own.
+    A field with n edges has n bins: from each edge up to the next, and from the greatest edge on.
+    Values below the least edge are in the first bin. A field with few values thus has a bin for
+    each value.
     """
 
     def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
@@ -149,8 +150,8 @@ class BinIds(Binned):
 class Periodic(NumericalEmbedding):
     """PLR: relu of a linear layer over sines and cosines (Gorishniy et al., 2022, section 3.3).
 
-    A field's frequencies c, which are trained, start as N(0, sigma); its value x enters the layer
-    as sin(2 pi c x) and cos(2 pi c x).
+    A field's frequencies c are trained and start as N(0, sigma); its value x enters the layer as
+    sin(2 pi c x) and cos(2 pi c x).
     """
 
     def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
@@ -170,7 +171,7 @@ class Periodic(NumericalEmbedding):
         return (vectors + self.bias).relu()
 
 
-NUMERICAL_EMBEDDINGS: dict[str, type[NumericalEmbedding]] = {  # by their names on the command line
+NUMERICAL_EMBEDDINGS: dict[str, type[NumericalEmbedding]] = {  # by command-line name
     "piecewise": PiecewiseLinear,
     "periodic": Periodic,
     "bins": BinIds,
@@ -178,13 +179,13 @@ NUMERICAL_EMBEDDINGS: dict[str, type[NumericalEmbedding]] = {  # by their names 
 
 
 def _rows(bins: Tensor, rows_a_field: int) -> Tensor:
-    """The rows of bins `[samples, fields]` in a table of all fields, one after the other."""
+    """Returns the rows of bins `[samples, fields]` in the concatenated tables of all fields."""
     first = torch.arange(bins.shape[1], device=bins.device) * rows_a_field
     return bins + first
 
 
 class _ExportedBins(nn.Module):
-    """Finds bins by halving, since ONNX has no search: a look-up for each bit of their number."""
+    """Bisects for a value's bin with one look-up per bit, since ONNX has no search operator."""
 
     def __init__(self, edges: Tensor, rows: int, vectors: Tensor, places: Tensor | None) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Packed ensembles: members that share a network but for a few weights each.
+"""Packed ensembles: members that share a network except for a few weights each.
 
-The form is TabM-mini (Gorishniy et al., 2024, arXiv 2410.24210): before a sample's vectors meet in
-the interaction, each member multiplies them by factors of its own, as by BatchEnsemble's first
-adapter, and at the end each has a head. Look-ups, bottom MLP and all weights between are shared.
+The form is TabM-mini (Gorishniy et al., 2024, arXiv 2410.24210). Before the interaction, each
+member multiplies a sample's vectors by its own factors, as BatchEnsemble's first adapter does; at
+the end, each member has its own head. Look-ups, bottom MLP and all weights between are shared.
 """
 
 import torch
@@ -13,13 +13,13 @@ from dlrm.model.initialize import generator
 
 
 class Adapters(nn.Module):
-    """Factors of each member for the vectors of a sample, which start as 1 or -1 by chance.
+    """Factors of each member for the vectors of a sample, initialized as random signs, 1 or -1.
 
     Args:
-        members: how many.
-        num_vectors: vectors of a sample: the dense one and the others.
-        dim: columns of each.
-        seed: of the initial values.
+        members: number of members.
+        num_vectors: number of vectors of a sample: the dense one and the others.
+        dim: columns of each vector.
+        seed: seed of the initial values.
     """
 
     def __init__(self, members: int, num_vectors: int, dim: int, seed: int) -> None:
@@ -27,7 +27,7 @@ class Adapters(nn.Module):
         self.shape = members, num_vectors, dim
         random, count = generator(seed, "adapters"), members * num_vectors * dim
         signs = 2.0 * torch.randint(2, (count,), generator=random, device="cpu") - 1
-        self.factors = nn.Parameter(signs)  # of one dimension: weight decay is for matrices
+        self.factors = nn.Parameter(signs)  # one-dimensional: weight decay is for matrices
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """Returns both for each member, `[samples * members, ...]`, sample after sample.
@@ -45,9 +45,9 @@ def member_logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Returns the logits of the members, `[samples, members]`.
 
     Args:
-        hidden: what enters the heads, `[samples * members, inputs]`, sample after sample.
-        weight: of each member's head, `[members, inputs]`.
-        bias: of each member's head, `[members]`.
+        hidden: inputs of the heads, `[samples * members, inputs]`, sample after sample.
+        weight: weights of the members' heads, `[members, inputs]`.
+        bias: biases of the members' heads, `[members]`.
     """
     return (hidden.view(-1, weight.shape[0], weight.shape[1]) * weight).sum(2) + bias
 
@@ -56,7 +56,7 @@ def mean_of_members(logits: Tensor) -> Tensor:
     """Returns the logit of the mean of the members' probabilities, `[samples, 1]`.
 
     Args:
-        logits: of the members, `[samples, members]`.
+        logits: logits of the members, `[samples, members]`.
     """
     positive = torch.logsumexp(F.logsigmoid(logits), dim=1, keepdim=True)
     return positive - torch.logsumexp(F.logsigmoid(-logits), dim=1, keepdim=True)

@@ -1,9 +1,9 @@
-"""Which process holds which embedding tables."""
+"""Assignment of whole embedding tables to processes."""
 
 from collections.abc import Sequence
 
 PLACEMENTS = ("balanced", "nvidia")
-AUTO = "auto"  # as `dlrm.tasks.planning` says
+AUTO = "auto"  # resolved by `dlrm.tasks.planning`
 
 
 def place_tables(
@@ -14,15 +14,15 @@ def place_tables(
 ) -> list[list[int]]:
     """Returns the tables of each rank, whole tables, in ascending order.
 
-    "balanced" gives a rank no further table once it has its share of the lookups, and the largest
-    table that is left to whoever of the others has the fewest rows. "nvidia" is NVIDIA's greedy
-    placement, which among more than four ranks leaves rank 0 without tables.
+    "balanced" gives the largest remaining table to the rank with the fewest rows, among the ranks
+    that do not have their share of the lookups yet. "nvidia" is NVIDIA's greedy placement, which
+    leaves rank 0 without tables when there are more than four ranks.
 
     Args:
         table_sizes: rows of each table.
-        num_ranks: 1 or more; those beyond the tables get none.
+        num_ranks: 1 or more; ranks beyond the number of tables get none.
         placement: one of `PLACEMENTS`.
-        lookups: of a sample in each table, in any unit; by default all have the same.
+        lookups: lookups of a sample in each table, in any unit; by default equal for all.
     """
     if placement == "nvidia":
         places = nvidia_order(table_sizes, num_ranks)
@@ -46,10 +46,10 @@ def _balanced(
 
 
 def nvidia_order(table_sizes: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Returns NVIDIA's placement with the order in which its ranks hold their tables.
+    """Returns NVIDIA's placement, with the tables of each rank in NVIDIA's order.
 
-    Tables go, largest first, to the rank with the fewest rows that has not yet its share of them
-    (DeepLearningExamples, PyTorch DLRM, `get_device_mapping`).
+    Tables go, largest first, to the rank with the fewest rows among those without their full share
+    of tables (DeepLearningExamples, PyTorch DLRM, `get_device_mapping`).
     """
     buckets = num_ranks - 1 if num_ranks > 4 else num_ranks
     most = -(-len(table_sizes) // buckets)

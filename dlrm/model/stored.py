@@ -1,4 +1,4 @@
-"""Tables of which a part is in memory: weights have slots, and a store says whose they are."""
+"""Embedding tables that are partly in memory: weights have slots, which a store assigns to rows."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,16 +12,16 @@ from dlrm.store.row_store import Block
 
 
 class StoredEmbedding(_Tables):
-    """As `JointEmbedding`, for the slots that a `RowStore` gives the rows of a batch.
+    """A `JointEmbedding` over the slots that a `RowStore` assigns to the rows of a batch.
 
-    The weight is one table of slots, so operators and optimizers know nothing of the store.
+    The weight is one table of slots, so operators and optimizers need not know the store.
 
     Args:
         tables: rows of each table, by number, as in the store.
         dim: columns of every table.
-        slots: rows in memory.
-        seed, init_scale, init_std: of the initial values, see `JointEmbedding`.
-        dtype: of the weight, float32 or bfloat16; see `JointEmbedding`.
+        slots: number of rows in memory.
+        seed, init_scale, init_std: initialization, see `JointEmbedding`.
+        dtype: dtype of the weight, float32 or bfloat16; see `JointEmbedding`.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class StoredEmbedding(_Tables):
                 yield Block(begins[number] + first, len(values), fields)
 
     def lower_halves(self) -> dict[Tensor, Tensor]:
-        """The lower halves of the weight's values, by weight, where it is bfloat16."""
+        """Returns the lower halves of the weight's values, by weight, if it is bfloat16."""
         return {} if self.weight_low is None else {self.weight: self.weight_low}
 
     def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """The weight, with the rows of each table that the store has, by number, in order."""
+        """Returns the weight with the rows of each table in the store, by number, in order."""
         return [(self.weight, self._numbered)]
 
     def forward(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
@@ -76,7 +76,7 @@ class StoredEmbedding(_Tables):
         dtype: torch.dtype,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """As `forward`, for bags of slots and their weights; see `ops.joint_embedding_bag`."""
+        """Does the same as `forward` for bags of slots; see `ops.joint_embedding_bag`."""
         found = ops.joint_embedding_bag(
             self.weight,
             slots,

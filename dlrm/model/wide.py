@@ -1,4 +1,4 @@
-"""The wide term of the logit: one weight an id, in the layout of the tables."""
+"""The wide term of the logit: one weight per id, in the layout of the tables."""
 
 from collections.abc import Mapping
 
@@ -13,26 +13,27 @@ from dlrm.model.embedding import JointEmbedding
 def wide_term(
     tables: Mapping[int, int], num_tables: int, native: bool, device: torch.device | str
 ) -> JointEmbedding:
-    """Returns tables of one column, float32, whose values start as 0.
+    """Returns float32 tables of one column whose initial values are 0.
 
-    They are looked up by the same ids as the tables of vectors, lie with the same process, and are
-    updated by the same row optimizer.
+    The ids of the embedding tables also look up these tables; the same process holds them, and the
+    same row optimizer updates them.
 
     Args:
         tables: rows of this process's tables, by number.
-        num_tables: of all processes; the weights of table i are table `num_tables + i`.
+        num_tables: number of tables of all processes; the weights of table i are table
+            `num_tables + i`.
         native: see `JointEmbedding`.
-        device: where they are made.
+        device: device on which they are made.
     """
     numbered = {num_tables + number: rows for number, rows in tables.items()}
     return JointEmbedding(numbered, 1, init_scale=0.0, native=native, device=device)
 
 
 def divided_wide_term(placement: Placement, world: World) -> DividedEmbedding:
-    """As `wide_term`, where tables are divided: the weights of rows lie with their first columns.
+    """Returns the wide term of divided tables; a row's weight is with the row's first columns.
 
     Args:
-        placement: of the tables.
+        placement: placement of the tables.
         world: the processes.
     """
     return DividedEmbedding(
