@@ -32,15 +32,18 @@ from dlrm.store.native import (
 from dlrm.store.undo import (
     HEADER,
     Generation,
+    check_whole,
     entries,
     new_undo,
     remove_undo,
     token_of,
     undo_numbers,
     undo_path,
+    unfinished,
 )
 
 STORE, ROWS = "store.json", "rows.bin"
+_ANY_GENERATION = 2**32 - 1
 THREADS = 16  # that read and write at the same time
 _SLOT_BYTES = 17  # beside a row: which record it has, who uses it
 _PLACE_BYTES = 12  # of the map from records to slots
@@ -158,7 +161,7 @@ class RowStore:
         self._layout: Layout | None = None
         self._pinned: int | None = None
         self._reserve = self.slots // 2
-        self._id, self._generation = "", 0
+        self._id, self._generation, self._saved = "", 0, False
         self._files: list[int] = []
         self._lock: int | None = None
         self._is_view = False
@@ -215,9 +218,7 @@ class RowStore:
                 self._open.fill(block.first, block.rows, [block.fields.get(n) for n in names])
         os.fsync(file)
         self._id, self._generation = secrets.token_hex(8), 0
-        described = {"version": 1, "id": self._id, "checkpoints": self._checkpoints}
-        write_atomically(self.directory / STORE, sealed_json(described | layout.as_json()))
-        sync(self.directory)
+        self._describe(saved=False)
         self._open.begin(-1, 0, 1)
 
     def restore(self, entry: Mapping[str, Any], fields: Mapping[str, Tensor]) -> None:
@@ -241,12 +242,17 @@ class RowStore:
         size = record_size(layout.dtype.itemsize, self.records)
         _check_size(path, file, size.file)
         self._started(layout, file, fields)
+        check_whole(self.directory, self._id, numbers)
+        for number in numbers:
+            self._check_not_cut(number, size.record)
+        self._open.look_back(_ANY_GENERATION)
         with self._errors():
             for number in reversed(numbers):
                 undo = self._keep(os.open(undo_path(self.directory, number), os.O_RDONLY))
                 for records, offsets, _ in self._entries(number, undo):
                     self._open.restore(undo, records, offsets)
         os.fsync(file)
+        self._describe(saved=True)  # also of a run that has been moved
         remove_undo(self.directory, [n for n in numbers if n > generation.number])
         self._generation = generation.number
         self._begin(generation)
@@ -314,6 +320,8 @@ class RowStore:
         if self._is_view or not self._generation:
             return
         own = [_generation(e).number for e in entries_kept if e.get("id") == self._id]
+        if own and not self._saved:
+            self._describe(saved=True)
         least = min(own, default=self._generation)
         # The oldest go first, so that what is left has no gap.
         for number in undo_numbers(self.directory):
@@ -472,18 +480,48 @@ class RowStore:
         path = self.directory / STORE
         if not path.exists() or not undo_numbers(self.directory):
             return  # of a run that has made no checkpoint
-        folder = read_sealed(path).get("checkpoints")
-        has_run = folder == self._checkpoints and folder and not any(Path(folder).glob("step-*"))
-        if not has_run:
+        found = read_sealed(path)
+        folder = found.get("checkpoints")
+        # Where a checkpoint has been saved, an empty folder does not say that it is gone: the
+        # folder may have been renamed.
+        is_own = not found.get("saved", True) and folder and folder == self._checkpoints
+        if not is_own or any(Path(str(folder)).glob("step-*")):
             raise ValueError(
-                f"{self.directory}: has the rows of the checkpoints in {folder}; resume that run, "
-                "name another --table_store, or remove the directory"
+                f"{self.directory}: has the rows of the checkpoints that were saved in {folder}; "
+                "resume that run, name another --table_store, or remove the directory"
             )
+
+    def _describe(self, saved: bool) -> None:
+        """Writes what the store is; `saved` once a checkpoint of it has appeared."""
+        described = {"version": 1, "id": self._id, "checkpoints": self._checkpoints}
+        described |= {"saved": saved} | self.layout.as_json()
+        write_atomically(self.directory / STORE, sealed_json(described))
+        sync(self.directory)
+        self._saved = saved
 
     def _begin(self, generation: Generation) -> None:
         undo = self._keep(new_undo(self.directory, self._id, generation))
         sync(self.directory)
         self._open.begin(undo, HEADER, generation.number + 1)
+
+    def _check_not_cut(self, number: int, record_bytes: int) -> None:
+        """Refuses to restore from an undo file that has lost its end.
+
+        A kill cuts only a chunk whose records are still those of the file's checkpoint.
+        """
+        path = undo_path(self.directory, number)
+        with open(path, "rb") as file:
+            cut = unfinished(path, file.fileno(), record_bytes, self.records)
+        self._open.look_back(number)
+        output = np.empty(1, self.layout.dtype)
+        try:
+            for record in cut:
+                self._open.read(record, 1, output)
+        except DamagedError as error:
+            raise ValueError(
+                f"{path}: truncated: expected {self.layout.row(error.record)}, which has been "
+                "overwritten since"
+            ) from None
 
     def _entries(
         self, number: int, file: int, start: int = HEADER

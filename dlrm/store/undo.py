@@ -2,7 +2,8 @@
 
 `undo-<n>.bin` begins when checkpoint n of a store is made. It has a header, then chunks of entries:
 the number of a record and its content as checkpoint n has it. Where a process is killed, the last
-chunk may be cut; its records have not been overwritten then.
+chunk may be cut; its records have not been overwritten then. The header has the size of the file of
+checkpoint n - 1, to which nothing is added any more.
 """
 
 import json
@@ -10,7 +11,9 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,9 +51,15 @@ def undo_numbers(directory: Path) -> list[int]:
 
 def new_undo(directory: Path, store: str, generation: Generation) -> int:
     """Makes the undo file of a generation, which replaces an earlier one; returns a descriptor."""
-    path = undo_path(directory, generation.number)
+    path, earlier = (undo_path(directory, generation.number - back) for back in (0, 1))
+    size = earlier.stat().st_size if earlier.exists() else None
     header = json.dumps(
-        {"store": store, "generation": generation.number, "token": generation.token}
+        {
+            "store": store,
+            "generation": generation.number,
+            "token": generation.token,
+            "earlier_bytes": size,
+        }
     )
     write_atomically(path, header.ljust(HEADER - 1) + "\n")
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -69,15 +78,49 @@ def token_of(path: Path, store: str) -> str:
     Raises:
         ValueError: the file is damaged, or of another store.
     """
+    return str(_header(path, store)["token"])
+
+
+def check_whole(directory: Path, store: str, numbers: list[int]) -> None:
+    """Checks that undo files, but for the newest, are as long as when the next one was made.
+
+    Raises:
+        ValueError: one is not; it is named.
+    """
+    for number, following in pairwise(numbers):
+        path = undo_path(directory, number)
+        expected = _header(undo_path(directory, following), store).get("earlier_bytes")
+        if expected is not None and (found := path.stat().st_size) != expected:
+            raise ValueError(f"{path}: expected {expected} bytes, got {found}: damaged")
+
+
+def _header(path: Path, store: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             header = parse_json(file.read(HEADER), path)
-        owner, token = header["store"], str(header["token"])
+        owner, _ = header["store"], header["token"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: damaged: expected the header of an undo file") from error
     if owner != store:
         raise ValueError(f"{path}: expected an undo file of the store {store}, got {owner}'s")
-    return token
+    return header
+
+
+def unfinished(path: Path, file: int, record_bytes: int, records: int) -> list[int]:
+    """Returns the records of the last chunk where it is cut; they have not been overwritten.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    start = HEADER
+    for _, _, end in entries(path, file, record_bytes, records):
+        start = end
+    entry, begin = 8 + record_bytes, start + _CHUNK.size
+    if os.pread(file, 4, start) != _MAGIC:
+        return []
+    whole = max(os.fstat(file).st_size - begin, 0) // entry
+    found = (os.pread(file, 8, begin + i * entry) for i in range(whole))
+    return [number for number in (int.from_bytes(b, "little") for b in found) if number < records]
 
 
 def entries(

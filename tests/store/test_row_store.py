@@ -163,6 +163,36 @@ def test_a_truncated_file_is_named(tmp_path):
         run.store.restore(entry, run.fields)
 
 
+@pytest.mark.parametrize(("number", "left"), [(1, 0.5), (2, 0.5), (2, 0.9)])
+def test_a_truncated_undo_file_is_named(number, left, tmp_path):
+    run = Trained(tmp_path).create()
+    entry = run.store.checkpoint()
+    run.steps(20)
+    run.store.checkpoint()
+    run.steps(20)
+    run.store.close()
+    path = run.store.directory / f"undo-{number:09d}.bin"
+    os.truncate(path, int(path.stat().st_size * left))
+    with pytest.raises(ValueError, match=f"undo-{number:09d}.bin: .*(damaged|truncated)"):
+        run.store.restore(entry, run.fields)
+
+
+def test_rows_of_a_run_that_was_moved_are_not_replaced(tmp_path):
+    folder = tmp_path / "run"
+    run = Trained(tmp_path / "store", checkpoints=folder).create()
+    run.store.checkpoint()
+    run.store.close()
+    # The checkpoint has not appeared: the run was killed before.
+    again = Trained(tmp_path / "store", checkpoints=folder).create()
+    entry = again.store.checkpoint()
+    again.store.prune([entry])
+    again.store.close()
+    with pytest.raises(ValueError, match="has the rows of the checkpoints that were saved in"):
+        Trained(tmp_path / "store", checkpoints=folder).create()
+    again.store.restore(entry, again.fields)
+    assert again.rows_equal(again.weights, again.sums)
+
+
 def test_other_stores_are_refused(tmp_path):
     run = Trained(tmp_path / "a", checkpoints=tmp_path / "run").create()
     entry = run.store.checkpoint()
