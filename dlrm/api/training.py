@@ -254,8 +254,9 @@ def _trained(
     )
     world, optimizers = World(device=device), training.optimizers
     trained = None if optimizers.freeze_embeddings else optimizers.embedding_optimizer
-    agree_on_memory(architecture, trained, world, tables=training.tables)
     saved_in = checkpoints.path if checkpoints else None
+    fixed = () if saved_in and training.may_have_store else ("table_store",)
+    agree_on_memory(architecture, trained, world, fixed, tables=training.tables)
     store = table_store(training.tables, architecture, optimizers, world, checkpoints=saved_in)
     dtype, seed = training.precision.dtype(device), training.data.seed
     task = Recommendation(architecture, world, dtype, seed, store=store)

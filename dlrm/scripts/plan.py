@@ -18,7 +18,7 @@ import torch
 from dlrm.command_line import fail
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.distributed.placement import placement_text
+from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.model.placement import AUTO
@@ -31,10 +31,12 @@ from dlrm.scripts.common.config_flags import (
     show,
 )
 from dlrm.scripts.common.dlrm_flags import fields_of
-from dlrm.tasks.planning.costs import Workload
-from dlrm.tasks.planning.machines import MACHINES
+from dlrm.store.config import bytes_of
+from dlrm.tasks.planning.costs import Workload, stored_tables
+from dlrm.tasks.planning.machines import MACHINES, Machine
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
 from dlrm.tasks.planning.report import report
+from dlrm.tasks.planning.stored import check_storable
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 
@@ -45,6 +47,12 @@ _OWN: dict[str, Definitions] = {
         "ranks": (int, 1, Help("Processes, each with a device of its own", least=1)),
         "memory_gb": (float | None, None, "Memory of each device in GB; default: any"),
         "machine": (str, "h100", Help("Whose constants times are predicted from", MACHINES)),
+        "table_memory": (
+            str | None,
+            None,
+            "Memory for the tables of each rank, such as 8GB; other rows are in --table_store of "
+            "the training. For --machine cpu",
+        ),
         "mean_ids": (
             tuple[float, ...] | None,
             None,
@@ -97,6 +105,8 @@ def main(arguments: Sequence[str]) -> int:
     output = values["output"] and Path(values["output"])
     if output and output.exists() and not values["overwrite"]:
         raise FileExistsError(f"{output}: exists; --overwrite replaces it")
+    if values["table_memory"] is not None:
+        bytes_of(values["table_memory"])
     memory = values["memory_gb"]
     if memory is not None and not 0 < memory < 1e9:
         raise ValueError(f"--memory_gb {memory}: expected a number above 0")
@@ -110,12 +120,30 @@ def main(arguments: Sequence[str]) -> int:
         placement = plan(workload, limits, machine)
     else:
         placement = workload.config.placed(limits.num_ranks)
+    _check_store(placement, workload, machine)
     for line in report(placement, workload, limits, machine):
         print(line)
     if output:
         write_atomically(output, placement_text(placement, list(spec.categorical)))
         print(f"{output}: for --placement of a training by {limits.num_ranks} processes")
     return _DOES_NOT_FIT if shortage(placement, workload, limits, machine) else 0
+
+
+def _check_store(placement: Placement, workload: Workload, machine: Machine) -> None:
+    if workload.table_memory is None:
+        return
+    flag = f"--table_memory {workload.table_memory}"
+    if not machine.has_store:
+        raise ValueError(
+            f"{flag} needs --machine cpu, got {machine.name}: rows are read into the memory of the "
+            "host"
+        )
+    check_storable(flag, workload.config, placement)
+    if workload.lookups is None:
+        for rank in range(placement.num_ranks):
+            stored_tables(placement, rank, workload).check_batch(
+                "--batch_size", workload.batch_size
+            )
 
 
 def _spec(values: Values) -> FeatureSpec:
@@ -144,6 +172,7 @@ def _workload(values: Values, spec: FeatureSpec) -> Workload:
         optimizers.mlp_optimizer,
         _mean_ids(values, spec),
         values.config(PrecisionConfig).dtype(device) != torch.float32,
+        values["table_memory"],
     )
 
 

@@ -46,9 +46,9 @@ def bytes_of(size: str) -> int:
     return int(float(match[1]) * (1024**power if match[3] else 1000**power))
 
 
-def shown(size: int) -> str:
-    """Returns a size as `bytes_of` reads it, rounded up."""
+def shown(size: int, round_up: bool = True) -> str:
+    """Returns a size as `bytes_of` reads it, rounded up or down to a unit."""
     for unit in ("G", "M", "K"):
         if size >= 10 * _UNITS[unit]:
-            return f"{-(-size // _UNITS[unit])}{unit}B"
+            return f"{(-(-size // _UNITS[unit]) if round_up else size // _UNITS[unit])}{unit}B"
     return f"{size}B"

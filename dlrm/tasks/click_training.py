@@ -19,7 +19,8 @@ from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, STORE, UPDATE
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
 from dlrm.store.row_store import RowStore, limited_store
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
-from dlrm.tasks.planning.costs import row_bytes
+from dlrm.tasks.planning.costs import stored_row_bytes
+from dlrm.tasks.planning.stored import check_storable
 from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters
 from dlrm.train.ema import EMA
@@ -108,6 +109,12 @@ class ClickTraining:
                 f"--overlap stale contradicts --embedding_l2 {l2} of all rows, which brings rows "
                 "up to date before they are looked up; --embedding_l2_mode looked_up does not"
             )
+
+    @property
+    def may_have_store(self) -> bool:
+        """Whether rows of tables may be in a store, as far as the training is concerned."""
+        l2_of_all = self.optimizers.embedding_l2 and self.optimizers.embedding_l2_mode == "all"
+        return self.overlap == "none" and not l2_of_all
 
     def trainer_arguments(self, task: Recommendation, train: Dataset) -> dict[str, Any]:
         """Returns what a `Trainer` of the task takes besides it and where it reports and saves.
@@ -239,15 +246,7 @@ def table_store(
             f"{flag}: expected --base_device cpu, got {world.device}: rows are read into the "
             "memory of the host"
         )
-    if architecture.embedding_type not in FUSED_TYPES:
-        raise ValueError(
-            f"{flag} needs --embedding_type joint_fused, got {architecture.embedding_type}"
-        )
-    if not placement.is_whole:
-        raise ValueError(
-            f"{flag}: expected whole tables, but --placement {architecture.placement} divides or "
-            "copies tables; use --placement balanced"
-        )
+    check_storable(flag, architecture, placement)
     l2 = optimizers.embedding_l2 if optimizers is not None else 0.0
     if optimizers is not None and l2 and optimizers.embedding_l2_mode == "all":
         raise ValueError(
@@ -257,9 +256,7 @@ def table_store(
     kind = None
     if optimizers is not None and not optimizers.freeze_embeddings:
         kind = optimizers.embedding_optimizer
-    size = row_bytes(architecture.embedding_dim, kind)
-    if architecture.wide:
-        size += row_bytes(1, kind)
+    size = stored_row_bytes(architecture, kind)
     rows, own = architecture.embedding_rows, placement.tables_by_rank()[world.rank]
     tables = {table: rows[table] for table in own}
     return limited_store(config, tables, size, world.rank, world.size, checkpoints)

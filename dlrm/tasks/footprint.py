@@ -1,5 +1,6 @@
 """Whether a model's tables fit in the memory there is, asked before any is made, and what would."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,9 @@ from dlrm.distributed import World, agreed, gather
 from dlrm.distributed.placement import Placement
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
 from dlrm.model.placement import AUTO, PLACEMENTS
-from dlrm.tasks.planning.costs import Workload, piece_bytes, row_bytes
+from dlrm.store.config import shown
+from dlrm.store.row_store import slots_within
+from dlrm.tasks.planning.costs import Workload, piece_bytes, row_bytes, stored_row_bytes
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
@@ -130,8 +133,8 @@ def alternatives(
         optimizer: of the tables, or None.
         devices: memory of each process's device.
         hosts: memory of each process's machine.
-        fixed: of "embedding_dim", "embedding_optimizer", "max_table_size", "processes" and
-            "base_device", what is not to be changed.
+        fixed: of "embedding_dim", "embedding_optimizer", "max_table_size", "processes",
+            "table_store" and "base_device", what is not to be changed.
     """
     devices = [replace(memory, free=memory.free * 9 // 10) for memory in devices]
     hosts = [replace(memory, free=memory.free * 9 // 10) for memory in hosts]
@@ -151,6 +154,9 @@ def alternatives(
         planned = plan(Workload(config, len(devices), optimizer), Limits(len(devices)), _ANY)
         if _shortage(planned, config, optimizer, devices) is None:
             yield f"--placement {AUTO}"
+    on_host = [*devices] == [*hosts]  # GPUs have no store
+    if "table_store" not in fixed and on_host and config.embedding_type in FUSED_TYPES:
+        yield from _stored(config, optimizer, devices)
     if "base_device" not in fixed and _lacks(config, optimizer, hosts) is None:
         yield "--base_device cpu"
 
@@ -189,6 +195,19 @@ def _smaller_tables(
         if _lacks(smaller, optimizer, devices) is None:
             yield f"--hash_indices --max_table_size {size}"
             return
+
+
+def _stored(config: DLRMConfig, optimizer: str | None, devices: Sequence[Memory]) -> Iterator[str]:
+    placement, size = config.placed(len(devices)), stored_row_bytes(config, optimizer)
+    if not placement.is_whole:
+        return
+    sharing = Counter(memory.place for memory in devices)
+    each = min(memory.free // sharing[memory.place] for memory in devices)
+    most = max(
+        sum(piece.num_rows for piece in placement.of_rank(rank)) for rank in range(len(devices))
+    )
+    if slots_within(each, size, most):
+        yield f"--table_memory {shown(each, round_up=False)} --table_store DIR"
 
 
 def _lacks(

@@ -38,6 +38,22 @@ def test_what_does_not_fit_has_an_exit_code_and_what_would(tmp_path):
     assert "--ranks 2" in said
 
 
+def test_a_store_makes_a_model_fit_that_lacks_memory(tmp_path):
+    flags = ("--synthetic_dataset_table_sizes=4000000,9000", "--embedding_dim=16")
+    flags += ("--bottom_mlp_sizes=16", "--top_mlp_sizes=1", "--batch_size=512", "--machine=cpu")
+    said = planned(*flags, "--memory_gb=0.5", code=3, cwd=tmp_path)
+    changes = said.rsplit("what would: ", 1)[1].strip().split("; ")
+    memory = changes[-1].split()[1]
+    assert changes[-1] == f"--table_memory {memory} --table_store DIR"
+    said = planned(*flags, "--memory_gb=0.5", f"--table_memory={memory}", cwd=tmp_path)
+    assert "fits in 0.50 GB" in said
+    assert "of 4,009,000 rows in memory, 0.32 GB on disk" in said  # records of 64 and 16 bytes
+    least = said.split("need --table_memory ")[1].split()[0]
+    planned(*flags, f"--table_memory={least}", cwd=tmp_path)
+    done = forked.run(PLAN, *flags, "--table_memory=17MB", cwd=tmp_path)
+    assert "a batch of --batch_size 512 may need 1,024; expected at least" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -51,6 +67,12 @@ def test_what_does_not_fit_has_an_exit_code_and_what_would(tmp_path):
         (("--mean_ids=1,2",), "--mean_ids 1.0,2.0: expected one number of 0 or more, or one for"),
         (("--output=plan.yaml",), "plan.yaml: exists; --overwrite replaces it"),
         (("--dataset=nowhere",), "nowhere"),
+        (("--table_memory=8GB",), "--table_memory 8GB needs --machine cpu, got h100: rows are"),
+        (("--table_memory=eight",), "--table_memory eight: expected a size such as 8GB or 512MiB"),
+        (
+            ("--table_memory=8GB", "--machine=cpu", "--placement=plan.yaml", "--ranks=2"),
+            "--table_memory 8GB: expected whole tables, but --placement plan.yaml divides or",
+        ),
     ],
     ids=str,
 )

@@ -106,7 +106,9 @@ def test_the_message_says_what_is_needed_what_is_free_and_what_fits():
     (device,) = devices(4.5)
     everything = ("embedding_dim", "embedding_optimizer", "max_table_size", "processes")
     with pytest.raises(ValueError) as raised:
-        check_tables_fit(LARGE, "sgd", [device], [device], (*everything, "base_device"))
+        check_tables_fit(
+            LARGE, "sgd", [device], [device], (*everything, "table_store", "base_device")
+        )
     assert str(raised.value) == (
         "the embedding tables need 5.00 GiB on cuda, where 4.50 GiB of 80.00 GiB are free: "
         "5,242,880 rows of 256 values. No other value of one flag makes them fit"
@@ -141,6 +143,20 @@ def test_only_what_fits_is_proposed():
     assert found(LARGE, None, [little], host=1, fixed=["max_table_size"]) == []
 
 
+def test_a_host_may_have_tables_in_a_store():
+    host = Memory("the host", "m", 4 * GIB, 8 * GIB)
+    for count, each in ((1, 3865), (2, 1932)):  # MB, of nine tenths of 4 GiB
+        own = [host] * count
+        proposed = f"--table_memory {each}MB --table_store DIR"
+        assert list(alternatives(LARGE, "adam", own, own))[-1] == proposed
+        assert proposed not in alternatives(LARGE, "adam", own, own, ["table_store"])
+    plain = dataclasses.replace(LARGE, embedding_type="joint_sparse")
+    for config, of in ((plain, [host]), (LARGE, devices(4))):
+        assert "--table_store" not in " ".join(alternatives(config, "sgd", of, [host]))
+    (little,) = [dataclasses.replace(host, free=2**24)]
+    assert "--table_store" not in " ".join(alternatives(LARGE, "sgd", [little], [little]))
+
+
 @pytest.mark.parametrize(
     ("layout", "expected"), [("joint_fused", "row_wise_adagrad"), ("joint_sparse", "sgd")]
 )
@@ -154,7 +170,9 @@ def test_nothing_is_proposed_that_must_stay():
     assert found(LARGE, "adam", devices(12), fixed=everything) == ["--base_device cpu"]
     (device,) = devices(12)
     with pytest.raises(ValueError, match="No other value of one flag makes them fit"):
-        check_tables_fit(LARGE, "adam", [device], [device], (*everything, "base_device"))
+        check_tables_fit(
+            LARGE, "adam", [device], [device], (*everything, "table_store", "base_device")
+        )
 
 
 def test_a_process_of_several_is_named():

@@ -272,6 +272,12 @@ def _agree_that_tables_fit(
     fixed = ["embedding_dim", "max_table_size"] if checkpoint or resumed else []
     fixed += ["embedding_optimizer", "base_device"] if resumed else []
     fixed += ["processes"] if values["mode"] == "inference_benchmark" else []
+    may_have_store = {
+        "train": training(values).may_have_store,
+        "test": values["load_checkpoint_path"] is not None,
+        "inference_benchmark": False,
+    }
+    fixed += [] if may_have_store[values["mode"]] else ["table_store"]
     optimizer = chosen.embedding_optimizer if trained else None
     agree_on_memory(config, optimizer, world, fixed, placement, values.config(TableStoreConfig))
 

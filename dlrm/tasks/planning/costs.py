@@ -8,6 +8,7 @@ from dlrm.distributed import part
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.tasks.planning.machines import Machine
+from dlrm.tasks.planning.stored import StoredTables, most_rows
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
 _DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}  # floats beside each weight of the MLPs
@@ -26,6 +27,8 @@ class Workload:
         dense_optimizer: of the MLPs.
         lookups: ids that a sample has of each table, on average; None is one of each.
         half: compute in half precision.
+        table_memory: for the tables of each rank, whose other rows are in a store, such as "8GB";
+            None: all rows are in memory.
     """
 
     config: DLRMConfig
@@ -34,6 +37,7 @@ class Workload:
     dense_optimizer: str = "sgd"
     lookups: tuple[float, ...] | None = None
     half: bool = False
+    table_memory: str | None = None
 
     @property
     def ids_of_tables(self) -> tuple[float, ...]:
@@ -120,6 +124,27 @@ def row_bytes(dim: int, optimizer: str | None) -> int:
     return 4 * dim + state
 
 
+def stored_row_bytes(config: DLRMConfig, optimizer: str | None) -> int:
+    """Returns the bytes of a row in a store, with its wide weight and the optimizer's state."""
+    return row_bytes(config.embedding_dim, optimizer) + config.wide * row_bytes(1, optimizer)
+
+
+def stored_tables(placement: Placement, rank: int, workload: Workload) -> StoredTables:
+    """Returns a rank's tables in a store; the workload has a `table_memory`."""
+    assert workload.table_memory is not None
+    rows = tuple(piece.num_rows for piece in placement.of_rank(rank))
+    size = stored_row_bytes(workload.config, workload.optimizer)
+    return StoredTables(rows, size, workload.table_memory)
+
+
+def most_rows_of_batch(placement: Placement, rank: int, workload: Workload) -> int:
+    """Returns the most of a rank's rows that a batch needs, with the mean number of ids."""
+    return sum(
+        most_rows((piece.num_rows,), workload.batch_size * workload.ids_of_tables[piece.table])
+        for piece in placement.of_rank(rank)
+    )
+
+
 def piece_bytes(placement: Placement, optimizer: str | None, wide: bool = False) -> list[int]:
     """Returns the bytes of each rank's pieces, with the optimizer's state.
 
@@ -156,11 +181,18 @@ def _cost(placement: Placement, rank: int, workload: Workload, machine: Machine)
     wide = workload.config.wide
     weights = piece_bytes(placement, None, wide)[rank]
     state = piece_bytes(placement, workload.optimizer, wide)[rank] - weights
+    beside = 0
+    if workload.table_memory is not None:
+        stored = stored_tables(placement, rank, workload)
+        weights = stored.slots * stored_row_bytes(workload.config, None)
+        state = stored.slots * stored.row_bytes - weights
+        beside = stored.bytes_beside
     sent, received = _traffic(placement, rank, workload)
     copies = _copied_values(placement, rank, workload)
     sent += copies * (placement.num_ranks - 1) * 4
     received += (copies * (placement.num_ranks - 1)) * 4
     memory = _memory(placement, rank, workload, machine, weights, state)
+    memory = replace(memory, buffers=memory.buffers + beside)
     samples = _samples(workload, rank, placement.num_ranks)
     flops = machine.half_flops if workload.half else machine.flops
     exchange = 0.0

@@ -31,6 +31,11 @@ class Machine:
     step_seconds: float
     runtime_bytes: int
 
+    @property
+    def has_store(self) -> bool:
+        """Whether rows of tables may be in a store, which the memory of the host alone reads."""
+        return self.name == "cpu"
+
 
 _SHEET = "data sheets, with shares of the peak as reported for DLRM; not measured by this package"
 MACHINES = {

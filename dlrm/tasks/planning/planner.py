@@ -7,7 +7,15 @@ from typing import NamedTuple
 from dlrm.data.clicks.batch import Dataset
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.dlrm import FUSED_TYPES
-from dlrm.tasks.planning.costs import Workload, costs, row_bytes, step_seconds
+from dlrm.store.config import shown
+from dlrm.tasks.planning.costs import (
+    Workload,
+    costs,
+    most_rows_of_batch,
+    row_bytes,
+    step_seconds,
+    stored_tables,
+)
 from dlrm.tasks.planning.machines import Machine
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
@@ -77,7 +85,8 @@ def _copies(workload: Workload, limits: Limits) -> Iterator[frozenset[int]]:
     rows = workload.config.embedding_rows
     samples = workload.batch_size // limits.num_ranks
     fused = workload.config.embedding_type in FUSED_TYPES
-    if limits.num_ranks > 1 and fused and not limits.fixed_shapes:
+    stored = workload.table_memory is not None
+    if limits.num_ranks > 1 and fused and not limits.fixed_shapes and not stored:
         for limit in (samples // 64, samples // 8):
             small = frozenset(table for table, count in enumerate(rows) if count <= limit)
             if small:
@@ -179,7 +188,7 @@ def _heaviest(
     placement: Placement, workload: Workload, limits: Limits, parts: dict[int, int]
 ) -> int | None:
     """Returns the table to divide next: the heaviest on the fullest rank that can be divided."""
-    if workload.config.embedding_type not in FUSED_TYPES:
+    if workload.config.embedding_type not in FUSED_TYPES or workload.table_memory is not None:
         return None
     held = [piece for piece in placement.pieces if not piece.copied]
     weigh = _weigh(workload, limits, held)
@@ -249,6 +258,26 @@ def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> It
             break
         dim //= 2
     yield from _cap(workload, fits)
+    yield from _stored(workload, limits, machine)
+
+
+def _stored(workload: Workload, limits: Limits, machine: Machine) -> Iterator[str]:
+    """Yields the greatest memory for tables in a store, where it is enough for a batch."""
+    if not machine.has_store or workload.config.embedding_type not in FUSED_TYPES:
+        return
+    assert limits.memory is not None
+    little = replace(workload, table_memory="1")
+    placement = plan(little, limits, machine)
+    found = costs(placement, little, machine)
+    tables = [stored_tables(placement, rank, little) for rank in range(limits.num_ranks)]
+    left = limits.memory - max(
+        cost.memory.total - own.bytes_beside for cost, own in zip(found, tables, strict=True)
+    )
+    needed = max(
+        own.least(most_rows_of_batch(placement, rank, workload)) for rank, own in enumerate(tables)
+    )
+    if left >= needed:
+        yield f"--table_memory {shown(left, round_up=False)} --table_store DIR"
 
 
 def _cap(workload: Workload, fits: Callable[[Workload], bool]) -> Iterator[str]:

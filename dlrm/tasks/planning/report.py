@@ -4,7 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from dlrm.command_line import aligned
 from dlrm.distributed.placement import Placement
-from dlrm.tasks.planning.costs import Workload, costs, step_seconds
+from dlrm.store.config import shown
+from dlrm.tasks.planning.costs import (
+    Workload,
+    costs,
+    most_rows_of_batch,
+    step_seconds,
+    stored_tables,
+)
 from dlrm.tasks.planning.machines import Machine
 from dlrm.tasks.planning.planner import Limits, changes_that_fit, shortage
 
@@ -45,6 +52,7 @@ def report(
         f"(look-ups and updates {parts.look_ups * 1e3:,.2f}, products {parts.products * 1e3:,.2f}, "
         f"exchange {parts.exchange * 1e3:,.2f}, other {parts.other * 1e3:,.2f} ms)"
     )
+    yield from _of_store(placement, workload)
     yield f"predicted from the constants of {machine.name!r}: {machine.source}"
     yield from _verdict(placement, workload, limits, machine)
 
@@ -69,6 +77,20 @@ def _of_tables(placement: Placement, workload: Workload) -> str:
         f"{workload.optimizer or 'no optimizer'}, batch {workload.batch_size:,}, "
         f"{placement.num_ranks} rank{'s' * (placement.num_ranks > 1)}"
     )
+
+
+def _of_store(placement: Placement, workload: Workload) -> Iterator[str]:
+    if workload.table_memory is None:
+        return
+    least = 0
+    for rank in range(placement.num_ranks):
+        own = stored_tables(placement, rank, workload)
+        least = max(least, own.least(most_rows_of_batch(placement, rank, workload)))
+        yield (
+            f"store of rank {rank}: {own.slots:,} of {own.records:,} rows in memory, "
+            f"{_gb(own.disk_bytes)} GB on disk and as much again, at most, for each kept checkpoint"
+        )
+    yield f"store: a batch's rows need --table_memory {shown(least)} at most; reads are not timed"
 
 
 def _verdict(

@@ -1,0 +1,97 @@
+"""Tables in a store: their rows in memory, their bytes on disk, and the memory for a batch."""
+
+from dataclasses import dataclass
+
+from dlrm.distributed.placement import Placement
+from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
+from dlrm.store.config import bytes_of, shown
+from dlrm.store.native import record_size
+from dlrm.store.row_store import memory_of, slots_within
+
+
+@dataclass(frozen=True)
+class StoredTables:
+    """The tables of a process, of which `memory` has room for a part.
+
+    Attributes:
+        rows: of each table.
+        row_bytes: of a row and its optimizer's state.
+        memory: as `--table_memory` has it.
+    """
+
+    rows: tuple[int, ...]
+    row_bytes: int
+    memory: str
+
+    @property
+    def records(self) -> int:
+        """Rows in all."""
+        return sum(self.rows)
+
+    @property
+    def slots(self) -> int:
+        """Rows in memory."""
+        return slots_within(bytes_of(self.memory), self.row_bytes, self.records)
+
+    @property
+    def bytes_beside(self) -> int:
+        """Bytes of memory beside those of rows and states."""
+        taken = memory_of(self.slots, self.row_bytes, self.records)
+        return taken - self.slots * self.row_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the file with all rows."""
+        return record_size(self.row_bytes, self.records).file
+
+    def least(self, batch_rows: int) -> int:
+        """Returns the bytes of memory that so many rows need."""
+        return memory_of(batch_rows, self.row_bytes, self.records)
+
+    def check_batch(self, flag: str, samples: int) -> None:
+        """Refuses batches of one id a table that may need more rows than there is memory for.
+
+        Args:
+            flag: that tells the size of a batch.
+            samples: its value.
+
+        Raises:
+            ValueError: it may; how much memory, and which size, would do is said.
+        """
+        slots, needed = self.slots, most_rows(self.rows, samples)
+        if needed <= slots:
+            return
+        smaller = 0
+        for step in (1 << k for k in range(samples.bit_length(), -1, -1)):
+            if most_rows(self.rows, smaller + step) <= slots:
+                smaller += step
+        raise ValueError(
+            f"--table_memory {self.memory}: {slots:,} rows are in memory, but a batch of {flag} "
+            f"{samples} may need {needed:,}; expected at least {shown(self.least(needed))}"
+            + (f", or {flag} {smaller}" if smaller else "")
+        )
+
+
+def most_rows(rows: tuple[int, ...], ids: float) -> int:
+    """Returns the most rows that a batch with so many ids of each table may need."""
+    return sum(min(count, int(ids)) for count in rows)
+
+
+def check_storable(flag: str, config: DLRMConfig, placement: Placement) -> None:
+    """Refuses tables that a store cannot have.
+
+    Args:
+        flag: that asks for the store, with its value.
+        config: the architecture.
+        placement: of the tables.
+
+    Raises:
+        ValueError: they are other than fused, or divided or copied.
+    """
+    if config.embedding_type not in FUSED_TYPES:
+        raise ValueError(f"{flag} needs --embedding_type joint_fused, got {config.embedding_type}")
+    if not placement.is_whole:
+        raise ValueError(
+            f"{flag}: expected whole tables, but --placement {config.placement} divides or "
+            "copies tables; use --placement balanced"
+        )
