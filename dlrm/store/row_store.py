@@ -136,6 +136,7 @@ class RowStore:
         slots: rows that are in memory.
         initial: yields what rows are at the start of a training; the model sets it.
         waited: seconds that steps have waited for rows.
+        trained: records of the batch that is trained on, and their slots; None before the first.
 
     Raises:
         ValueError: there is no native library.
@@ -157,6 +158,7 @@ class RowStore:
         self._checkpoints = str(Path(checkpoints).absolute()) if checkpoints else None
         self.initial: Callable[[], Iterable[Block]] = lambda: iter(())
         self.waited = 0.0
+        self.trained: tuple[np.ndarray, np.ndarray] | None = None
         self._native: NativeStore | None = None
         self._layout: Layout | None = None
         self._pinned: int | None = None

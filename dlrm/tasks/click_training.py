@@ -75,12 +75,6 @@ class ClickTraining:
         self._check_overlap()
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise ValueError(f"--ema_decay {self.ema_decay}: expected 0 or more, less than 1")
-        parts, store = self.train.gradient_accumulation_steps, self.tables.table_store
-        if store is not None and parts > 1:
-            raise ValueError(
-                f"--table_store {store} contradicts --gradient_accumulation_steps {parts}: torch "
-                "merges gradients by the numbers of rows, which slots have not; use a smaller batch"
-            )
         l2, rate = self.optimizers.embedding_l2, self.schedule.lr
         if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
             raise ValueError(
@@ -135,6 +129,7 @@ class ClickTraining:
             "ema": self._ema(task),
             "advice": self._advice(task),
             "after_save": task.forget_ahead,
+            "accumulate": task.accumulate,
         }
 
     def _advice(self, task: Recommendation) -> dict[str, str]:

@@ -15,7 +15,7 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.store.row_store import RowStore
-from dlrm.tasks.slots import Slots
+from dlrm.tasks.slots import InOrderOfRecords, Slots
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.evaluation import evaluation_mode
@@ -25,6 +25,8 @@ from dlrm.train.metrics import click_metrics, fraction_metrics
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.rows import RowOptimizer, table_optimizer
+from dlrm.train.precision import LossScaler
+from dlrm.train.task import one_after_another
 
 
 class Batches:
@@ -169,6 +171,17 @@ class Recommendation:
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
         return batch.split(parts, self.world)
+
+    def accumulate(
+        self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
+    ) -> Tensor:
+        """Adds up the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
+        merging: AbstractContextManager = nullcontext()
+        if self.model.store is not None and len(batches) > 1:
+            weights = [weight for weight, _ in self.table_parameters() if weight.requires_grad]
+            merging = InOrderOfRecords(self.model.store, weights)
+        with merging:
+            return one_after_another(self.loss, batches, scaler, before_last)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""

@@ -1,19 +1,22 @@
 """Rows of the next batches, read from a store while a batch is computed."""
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
 from dlrm.step_clock import STORE, part
 from dlrm.store.native import FullError
+from dlrm.store.row_store import RowStore
 
 _DEPTH = 2  # batches whose rows are read ahead
 
@@ -24,6 +27,43 @@ class _Prepared(NamedTuple):
     batch: Batch
     records: np.ndarray
     found: tuple[np.ndarray, int] | None
+
+
+class InOrderOfRecords:
+    """Gradients of slots that are added up as those of rows would be, while it is entered.
+
+    torch merges the sparse gradients of micro-batches by the numbers of their rows, and so in
+    another order where slots have taken the place of rows. Meanwhile a slot's number is the place
+    of its record among those of the batch.
+
+    Args:
+        store: whose last batch is the one that gradients are computed of.
+        weights: with a row for each slot.
+    """
+
+    def __init__(self, store: RowStore, weights: Sequence[Tensor]) -> None:
+        assert store.trained is not None, "no batch has been prepared"
+        records, slots = map(torch.from_numpy, store.trained)
+        self._weights, self._hooks = weights, list[RemovableHandle]()
+        self._slots, places = slots.unique(return_inverse=True)
+        of_slots = torch.empty_like(self._slots)
+        of_slots[places] = records
+        self._by_record = of_slots.argsort()
+        self._places = self._by_record.argsort()
+
+    def __enter__(self) -> None:
+        self._hooks = [weight.register_hook(self._placed) for weight in self._weights]
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for weight in self._weights:
+            if weight.grad is not None:
+                slots = self._slots[self._by_record[weight.grad._indices()]]
+                weight.grad = _renumbered(weight.grad, slots)
+
+    def _placed(self, grad: Tensor) -> Tensor:
+        return _renumbered(grad, self._places[torch.searchsorted(self._slots, grad._indices())])
 
 
 class Slots:
@@ -77,6 +117,7 @@ class Slots:
                 pending.append(reader.submit(read))
                 if self.trains:
                     self.store.mark(ticket)
+                    self.store.trained = prepared.records, slots
                 try:
                     yield _with_slots(prepared.batch, slots)
                 finally:
@@ -126,6 +167,10 @@ class Slots:
         prepared = future.result()
         if prepared is not None and prepared.found is not None:
             self.store.release(prepared.found[1])
+
+
+def _renumbered(grad: Tensor, rows: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(rows, grad._values(), grad.shape, check_invariants=False)
 
 
 def _lacks(future: Future[_Prepared | None]) -> bool:

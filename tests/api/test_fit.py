@@ -256,10 +256,11 @@ def test_the_guide_example_runs(root, tmp_path, monkeypatch):
 def test_tables_in_a_store_are_trained_to_the_same_bits(dataset, tmp_path):
     path = tmp_path / "run"
     where = {"table_memory": "17MB", "table_store": str(tmp_path / "store")}
+    parts = {"gradient_accumulation_steps": 2}
     stored = dlrm.fit(
-        dataset, base_device="cpu", **SETTINGS, save_checkpoint_path=path, **where
+        dataset, base_device="cpu", **SETTINGS, save_checkpoint_path=path, **where, **parts
     ).model.state_dict()
-    expected = dlrm.fit(dataset, base_device="cpu", **SETTINGS).model.state_dict()
+    expected = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **parts).model.state_dict()
     assert all(stored[name].equal(tensor) for name, tensor in expected.items())
     with pytest.raises(ValueError, match="table_store: needs save_checkpoint_path"):
         dlrm.fit(dataset, base_device="cpu", **SETTINGS, **where)

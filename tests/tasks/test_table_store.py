@@ -67,6 +67,7 @@ class Run:
             self.task,
             optimizers=self.task.optimizers(optimizer),
             schedule=lambda step: 0.1 / step**0.5,
+            accumulate=self.task.accumulate,
             config=TrainConfig(**self.config),
             log=RunLog(quiet=True),
             checkpoints=self.checkpoints,
@@ -128,6 +129,10 @@ CASES = {
     "mean": {"hotness": 3, "pooling": "mean", "slots": 200},
     "wide": {"wide": True},
     "hashed": {"hash_indices": True, "max_table_size": 250},
+    "parts": {"gradient_accumulation_steps": 3},
+    "parts-adam": {"gradient_accumulation_steps": 2, "optimizer": "adam", "wide": True},
+    "parts-lists": {"gradient_accumulation_steps": 4, "hotness": 3, "slots": 200},
+    "parts-bf16": {"gradient_accumulation_steps": 3, "embedding_dtype": "bf16"},
     "normal": {"embedding_init": "normal"},
 }
 
