@@ -76,6 +76,14 @@ class Recipe(Dlrm):
         return Space({}, {})
 
 
+class RecipePacked(Recipe):
+    """Eight members in one model by `--recipe auto --ensemble 8`, untuned."""
+
+    @staticmethod
+    def space(rows: Rows) -> Space:
+        return Space({"ensemble": 8}, {})
+
+
 class AsItWas(Recipe):
     """A DLRM by the defaults of `dlrm.fit`, untuned."""
 
@@ -321,6 +329,7 @@ class Logistic:
 CONTENDERS: dict[str, Any] = {
     "as_it_was": AsItWas,
     "recipe": Recipe,
+    "recipe_packed": RecipePacked,
     "ours": Dlrm,
     "lightgbm": LightGBM,
     "catboost": CatBoost,

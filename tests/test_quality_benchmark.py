@@ -46,17 +46,22 @@ def job(quality, contender, test, **others):
     return quality.Job(**given | others)
 
 
-@pytest.mark.parametrize(("name", "recipe"), [("as_it_was", None), ("recipe", "auto")])
-def test_an_untuned_model_is_that_of_fit(quality, name, recipe):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("as_it_was", {}),
+        ("recipe", {"recipe": "auto"}),
+        ("recipe_packed", {"recipe": "auto", "ensemble": 8}),
+    ],
+)
+def test_an_untuned_model_is_that_of_fit(quality, name, settings):
     test = table(400, 1)
     found = quality.contend(job(quality, name, test, members=2))
     labels = np.array(test["y"]) == "yes"
     train = table(800, 0)
     dataset = dlrm.Dataset.from_arrow(train, SCHEMA, test=train.slice(0, 100))
-    logits = [
-        dlrm.fit(dataset, recipe=recipe, seed=seed, test_freq=10**9, base_device="cpu").logits(test)
-        for seed in (1, 2)
-    ]
+    settings = {"test_freq": 10**9, "base_device": "cpu", **settings}
+    logits = [dlrm.fit(dataset, seed=seed, **settings).logits(test) for seed in (1, 2)]
     for one, metrics in zip(logits, found["members"], strict=True):
         assert metrics["auc"] == pytest.approx(roc_auc_score(labels, one))
         probability = 1 / (1 + np.exp(-one.astype(np.float64)))
