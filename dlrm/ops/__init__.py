@@ -1,7 +1,7 @@
-"""The operators that DLRM needs and torch lacks, or has slower.
+"""The operators that DLRM needs and torch lacks, or runs slower.
 
-Each runs compiled where `dlrm/_ops_cpu.so`, or on a GPU `dlrm/_ops_cuda.so`, was built and can be
-loaded, and as its plain-torch reference elsewhere, with the same values and the same errors.
+Each operator runs compiled if `dlrm/_ops_cpu.so` (on a GPU `dlrm/_ops_cuda.so`) was built and can
+be loaded. Otherwise its plain-torch reference runs, with the same values and the same errors.
 """
 
 from dlrm.ops.device_errors import raise_device_errors

@@ -1,6 +1,6 @@
 """Bad values that kernels on a GPU found: the host asks for them when it waits anyway.
 
-The kernels' side is csrc/cuda/errors.h.
+The kernels' side is in csrc/cuda/errors.h.
 """
 
 import torch
@@ -31,14 +31,14 @@ _MESSAGES = (
 
 
 def raise_device_errors(device: torch.device | str) -> None:
-    """Waits for a GPU, and raises the first error that its kernels have found since the last call.
+    """Waits for a GPU, and raises the first error that its kernels found since the last call.
 
-    A bad id cannot raise where it is found, since the host is far ahead: row 0 is read instead, and
-    the row updates change nothing until it has been raised here. On the CPU, where each call raises
-    its own errors, and without the CUDA kernels this does nothing.
+    A kernel cannot raise on a bad id, since the host is far ahead. It reads row 0 instead, and row
+    updates change nothing until the error has been raised here. On the CPU, where each call raises
+    its own errors, and without the CUDA kernels, this function does nothing.
 
     Raises:
-        RuntimeError: an id, a length or a row was outside its range; it is named as on the CPU.
+        RuntimeError: an id, a length or a row was outside its range; the message is as on the CPU.
     """
     kind = torch.device(device).type.upper()
     if kind not in ("CUDA", "CPU") or not native_available():  # tests emulate a GPU on the CPU

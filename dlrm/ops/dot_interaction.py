@@ -17,24 +17,24 @@ from dlrm.ops.library import (
 
 
 def interaction_width(tables: int, dim: int) -> int:
-    """Width of an output row: `dim` and the dots of all vectors, padded to a multiple of 8."""
+    """Returns the columns of an output row: `dim` and all dots, padded to a multiple of 8."""
     return (dim + (tables + 1) * tables // 2 + 7) // 8 * 8
 
 
 def dot_interaction(dense: Tensor, embeddings: Tensor) -> Tensor:
     """Returns `[dense | dots | zeros]`, of shape `[batch, interaction_width(tables, dim)]`.
 
-    The dots are those of vector i with vector j for i > j, row by row, where vector 0 is `dense`
-    and vector k the embedding of table k - 1 (Naumov et al., 2019, section 2). They are summed in
-    float32 and rounded once to the inputs' dtype. On a GPU float32 inputs are rounded to TF32 first
-    where torch's matrix products may use it (`torch.backends.cuda.matmul`).
+    The dots are those of vectors i and j for i > j, row by row, where vector 0 is `dense` and
+    vector k the embedding of table k - 1 (Naumov et al., 2019, section 2). They are summed in
+    float32 and rounded once to the inputs' dtype. On a GPU float32 inputs are first rounded to TF32
+    if torch's matrix products may use it (`torch.backends.cuda.matmul`).
 
     Args:
         dense: bottom MLP output, `[batch, dim]`, float32, bfloat16 or float16.
         embeddings: one row of each table, `[batch, tables, dim]`, of the same dtype.
 
     Raises:
-        RuntimeError: shapes or dtypes of the two do not fit together; both are named.
+        RuntimeError: shapes or dtypes do not fit together; the message names both.
     """
     if has_native("dot_interaction", dense=dense, embeddings=embeddings):
         follow_torch_settings()
@@ -44,7 +44,7 @@ def dot_interaction(dense: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def dot_interaction_reference(dense: Tensor, embeddings: Tensor) -> Tensor:
-    """The same in plain PyTorch: the fallback, the oracle of the tests, and what is exported."""
+    """Does the same in plain PyTorch: the fallback, the tests' oracle, and the exported form."""
     vectors = torch.cat([dense.unsqueeze(1), embeddings], dim=1)
     num_vectors = vectors.shape[1]
     i, j = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=dense.device)
@@ -54,7 +54,7 @@ def dot_interaction_reference(dense: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def _check(dense: Tensor, embeddings: Tensor) -> None:
-    """What csrc/dot_interaction.h checks, for the fallback."""
+    """Checks the same as csrc/dot_interaction.h, for the fallback."""
     shapes = f"got dense {list(dense.shape)} and embeddings {list(embeddings.shape)}"
     if (
         dense.dim() != 2
@@ -87,7 +87,7 @@ class _DotInteraction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
         op = torch.ops.dlrm.dot_interaction_backward.default
-        if torch.is_grad_enabled():  # which second derivatives need, and it refuses them
+        if torch.is_grad_enabled():  # for second derivatives, which the operator refuses
             return op(grad, *ctx.saved_tensors)
         return below_autograd(op, grad, *ctx.saved_tensors)
 

@@ -1,4 +1,4 @@
-"""Joint embedding: one look-up for all tables, which lie behind each other in one weight.
+"""Joint embedding: one look-up for all tables, which are stored one after another in one weight.
 
 The schema is in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/joint_embedding*.
 """
@@ -22,9 +22,9 @@ def joint_embedding(
 
     The gradient of `weight` is a sparse COO tensor, uncoalesced and without a copy: its indices are
     the rows looked up, `[1, batch * tables]` int64, its values the output's gradient. Autograd
-    casts the values to the weight's dtype, as `torch.optim` needs them; with
-    `weight.grad_dtype = None` they stay in the output's, which saves a pass over them and is what
-    `row_sgd_` and its like take.
+    casts the values to the weight's dtype, as `torch.optim` requires. With
+    `weight.grad_dtype = None` they keep the output's dtype, which saves a pass over them; this is
+    the form that `row_sgd_` and the other row updates take.
 
     Args:
         weight: all tables' rows, `[rows, dim]`, float32, bfloat16 or float16.
@@ -33,8 +33,8 @@ def joint_embedding(
         dtype: the output's dtype, the weight's by default.
 
     Raises:
-        RuntimeError: an id is outside its table (table, batch row and value are named; on a GPU
-            `raise_device_errors` does it), or shapes or dtypes do not fit together.
+        RuntimeError: an id is outside its table (the message names table, batch row and value; on a
+            GPU `raise_device_errors` raises it), or shapes or dtypes do not fit together.
     """
     if has_native("joint_embedding", weight=weight, ids=ids, table_offsets=table_offsets):
         return torch.ops.dlrm.joint_embedding(weight, ids, table_offsets, dtype=dtype)
@@ -46,7 +46,7 @@ def joint_embedding(
 def joint_embedding_reference(
     weight: Tensor, ids: Tensor, table_offsets: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The same in plain PyTorch: the fallback, the oracle of the tests, and what is exported."""
+    """Does the same in plain PyTorch: the fallback, the tests' oracle, and the exported form."""
     return F.embedding(ids + table_offsets[:-1], weight, sparse=True).to(dtype or weight.dtype)
 
 
@@ -55,7 +55,7 @@ _IDS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _check(weight: Tensor, ids: Tensor, table_offsets: Tensor, dtype: torch.dtype | None) -> None:
-    """What csrc/joint_embedding.h checks, for the fallback."""
+    """Checks the same as csrc/joint_embedding.h, for the fallback."""
 
     def check(condition: bool, expected: str, got: Tensor) -> None:
         if not condition:

@@ -1,4 +1,4 @@
-"""Joint embedding bag: joint embedding where a sample has any number of ids for each table.
+"""Joint embedding bag: joint embedding for samples with any number of ids per table.
 
 The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/joint_embedding_bag*.
 """
@@ -24,10 +24,10 @@ def joint_embedding_bag(
 ) -> Tensor:
     """Returns `[batch, tables, dim]`: the sum or mean of the rows of each bag, in `dtype`.
 
-    The ids lie bag after bag, sample by sample: those of table 0 of sample 0, of table 1 of sample
-    0, ..., of the last table of sample 0, of table 0 of sample 1, ... Id i of table t is row
-    `table_offsets[t] + i`. A bag is summed in its order, in float32, and rounded once; a bag
-    without ids gives zeros.
+    The ids are stored bag after bag, sample by sample: those of table 0 of sample 0, of table 1 of
+    sample 0, ..., of the last table of sample 0, of table 0 of sample 1, ... Id i of table t is row
+    `table_offsets[t] + i`. A bag is summed in order, in float32, and rounded once; a bag without
+    ids gives zeros.
 
     The gradient of `weight` is a sparse COO tensor, uncoalesced: its indices are the rows looked
     up, `[1, total]` int64, its values the gradient of each row's bag, times the id's sample weight
@@ -40,14 +40,14 @@ def joint_embedding_bag(
         lengths: ids of each bag, `[batch, tables]`, int8 to int64.
         table_offsets: the first row of each table, and the end, `[tables + 1]` int64.
         sample_weights: a factor for the row of each id, `[total]` float32; 1 by default.
-        pooling: "sum", or "mean": the sum over the number of ids, whatever the sample weights.
+        pooling: "sum", or "mean": the sum divided by the number of ids, not by the sum of weights.
         dtype: the output's dtype, the weight's by default.
 
     Raises:
-        ValueError: another pooling.
-        RuntimeError: an id is outside its table, a length is negative or too large (table, batch
-            row and value are named), the lengths do not add up to the number of ids (on a GPU
-            `raise_device_errors` does it), or shapes or dtypes do not fit together.
+        ValueError: an unknown pooling.
+        RuntimeError: an id is outside its table, a length is negative or too large (the message
+            names table, batch row and value), the lengths do not add up to the number of ids (on a
+            GPU `raise_device_errors` raises these), or shapes or dtypes do not fit together.
     """
     if pooling not in POOLINGS:
         raise ValueError(f"joint_embedding_bag: expected pooling {POOLINGS}, got {pooling!r}")
@@ -79,7 +79,7 @@ def joint_embedding_bag_reference(
     pooling: str = "sum",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The same in plain PyTorch: the fallback, the oracle of the tests, and what is exported."""
+    """Does the same in plain PyTorch: the fallback, the tests' oracle, and the exported form."""
     bags = bags_of_ids(ids, lengths)
     rows = ids + table_offsets[:-1].repeat(lengths.shape[0])[bags]
     wide = torch.promote_types(weight.dtype, torch.float32)
@@ -96,9 +96,9 @@ def bags_of_ids(ids: Tensor, lengths: Tensor, name: str = "joint_embedding_bag")
     """Returns the bag of each id, `[total]` int64: bag `b * tables + t` is table t of sample b.
 
     Raises:
-        RuntimeError: a length is negative or too large (table, batch row and value are named), or
-            the lengths do not add up to the number of ids. On a GPU the device asserts instead, so
-            that the host need not wait.
+        RuntimeError: a length is negative or too large (the message names table, batch row and
+            value), or the lengths do not add up to the number of ids. On a GPU the device asserts
+            instead, so that the host need not wait.
     """
     total, lengths = ids.shape[0], lengths.long()  # int8 cannot be compared with 300
     if not torch.compiler.is_compiling():
@@ -121,7 +121,7 @@ def bags_of_ids(ids: Tensor, lengths: Tensor, name: str = "joint_embedding_bag")
 
 
 def check_bags(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor) -> None:
-    """Raises what `joint_embedding_bag` raises for these three, in the name of `name`."""
+    """Raises the errors of `joint_embedding_bag` about these arguments, in the name of `name`."""
     _check_shapes(name, ids, lengths, table_offsets)
     if torch.compiler.is_compiling():
         return
@@ -146,7 +146,7 @@ _IDS = (torch.int8, torch.int16, torch.int32, torch.int64)
 def _check(
     weight: Tensor, ids: Tensor, sample_weights: Tensor | None, dtype: torch.dtype | None
 ) -> None:
-    """With `_check_shapes`, what csrc/joint_embedding_bag.h checks, for the fallback."""
+    """Checks, with `_check_shapes`, the same as csrc/joint_embedding_bag.h, for the fallback."""
     if weight.dim() != 2 or weight.shape[1] == 0 or weight.dtype not in _FLOATING:
         raise RuntimeError(
             "joint_embedding_bag: expected weight [rows, dim > 0] of Float, BFloat16 or Half, got "

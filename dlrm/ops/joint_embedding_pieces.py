@@ -1,7 +1,7 @@
 """Joint embedding of pieces: one look-up of ranges of rows and columns, in weights of any width.
 
-The schemas are in csrc/schemas.h, the kernels in csrc/cpu/joint_embedding_pieces*. There is none
-for GPUs, where pieces are looked up one width at a time.
+The schemas are in csrc/schemas.h, the kernels in csrc/cpu/joint_embedding_pieces*. There is no
+kernel for GPUs, where pieces are looked up one width at a time.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,22 @@ from dlrm.ops.library import below_autograd, has_native, native_available, regis
 def joint_embedding_pieces(
     weights: Sequence[Tensor], ids: Tensor, pieces: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Returns the vectors of all pieces side by side, `[batch, sum of the pieces' columns]`.
+    """Returns the concatenated vectors of all pieces, `[batch, sum of the pieces' columns]`.
 
-    The vector of a piece is the row of its weight that an id stands for, or zeros where the row is
-    not of the piece. The gradient of a weight is that of `joint_embedding`, of the rows that are
-    here alone.
+    The vector of a piece is the row that the id selects, or zeros if the piece does not hold that
+    row. The gradient of a weight has the form of `joint_embedding`'s, for the rows held here.
 
     Args:
         weights: `[rows, dim]`, of one dtype, float32, bfloat16 or float16, on the CPU.
         ids: `[batch, columns]`, int8 to int64, each within its own table.
         pieces: `[pieces, 6]` int64, weight by weight: number of the weight; column of the ids;
-            the rows `[first, end)` of the table that are here; rows of the table; row of the
+            the rows `[first, end)` of the table that are held here; rows of the table; row of the
             weight that has the first of them.
         dtype: the output's dtype, the weights' by default.
 
     Raises:
-        RuntimeError: an id is outside its table (column, batch row and value are named), a piece
-            outside its weight, or shapes or dtypes do not fit together.
+        RuntimeError: an id is outside its table (the message names column, batch row and value), a
+            piece is outside its weight, or shapes or dtypes do not fit together.
     """
     if pieces_are_native(weights):
         return torch.ops.dlrm.joint_embedding_pieces(list(weights), ids, pieces, dtype=dtype)
@@ -40,14 +39,14 @@ def joint_embedding_pieces(
 
 
 def pieces_are_native(weights: Sequence[Tensor]) -> bool:
-    """Whether weights have compiled kernels that look up their pieces together."""
+    """Returns whether compiled kernels look up the pieces of these weights together."""
     return weights[0].device.type == "cpu" and has_native("joint_embedding_pieces", w=weights[0])
 
 
 def joint_embedding_pieces_reference(
     weights: Sequence[Tensor], ids: Tensor, pieces: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The same in plain PyTorch, where ids are not checked."""
+    """Does the same in plain PyTorch, without checking ids."""
     vectors = []
     for number, column, first, end, _, offset in pieces.tolist():
         own, weight = ids[:, column].long(), weights[number]

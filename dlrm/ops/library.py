@@ -1,4 +1,4 @@
-"""Loads the compiled ops, once, and knows which devices they have kernels for."""
+"""Loads the compiled ops once, and reports the devices that they have kernels for."""
 
 import functools
 import logging
@@ -13,25 +13,25 @@ _INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")  # in the order
 
 
 def native_available() -> bool:
-    """Whether the compiled CPU ops are loaded; else the plain-torch references run."""
+    """Returns whether the compiled CPU ops are loaded; otherwise the plain-torch references run."""
     return "cpu" in _native_devices
 
 
 def cuda_kernels_available() -> bool:
-    """Whether the compiled CUDA ops are loaded; else plain torch runs on a GPU."""
+    """Returns whether the compiled CUDA ops are loaded; otherwise plain torch runs on a GPU."""
     return "cuda" in _native_devices
 
 
 def why_not_cuda_kernels() -> str | None:
-    """Why the compiled CUDA ops are not loaded; None where they are."""
+    """Returns the reason why the compiled CUDA ops are not loaded, or None if they are."""
     return _cuda_problem
 
 
 def cuda_architectures() -> tuple[str, ...]:
-    """The architectures that the CUDA library was compiled for, such as ("80", "90").
+    """Returns the architectures that the CUDA library was compiled for, such as ("80", "90").
 
-    They are those of the message that it has for other GPUs (csrc/cuda/runtime.cu); none where the
-    library is not there.
+    They are read from the library's message for other GPUs (csrc/cuda/runtime.cu); without the
+    library there are none.
     """
     path = _FOLDER / "_ops_cuda.so"
     if not path.exists():
@@ -41,15 +41,15 @@ def cuda_architectures() -> tuple[str, ...]:
 
 
 def why_not_native() -> str | None:
-    """Why the compiled CPU ops are not loaded; None where they are."""
+    """Returns the reason why the compiled CPU ops are not loaded, or None if they are."""
     return _problem
 
 
 def has_native(op: str, **tensors: torch.Tensor | None) -> bool:
-    """Whether `op` has compiled kernels for the device that its tensors are on.
+    """Returns whether `op` has compiled kernels for the device of its tensors.
 
     Raises:
-        RuntimeError: they are on several; each is named.
+        RuntimeError: the tensors are on several devices; the message names each.
     """
     device, *others = {tensor.device for tensor in tensors.values() if tensor is not None}
     if others:
@@ -62,10 +62,10 @@ def has_native(op: str, **tensors: torch.Tensor | None) -> bool:
 
 
 def register_gradient(op: str, function: Callable[..., Any]) -> None:
-    """Lets autograd call `function`, which applies a `torch.autograd.Function`, in place of `op`.
+    """Makes autograd call `function`, which applies a `torch.autograd.Function`, instead of `op`.
 
-    The Function's forward pass calls the operator by `below_autograd`. `torch.library`'s own
-    registration takes the host 7 us a call more (torch 2.13, Granite Rapids).
+    The Function's forward pass calls the operator through `below_autograd`. `torch.library`'s own
+    registration costs the host 7 us more per call (torch 2.13, Granite Rapids).
     """
     _gradients.impl(op, function, "Autograd")
 
@@ -77,10 +77,10 @@ def below_autograd(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def instruction_set(limit: str | None = None) -> str:
-    """The instruction set that the CPU kernels use: "generic", "avx2", "avx512" or "avx512_bf16".
+    """Returns the CPU kernels' instruction set: "generic", "avx2", "avx512" or "avx512_bf16".
 
-    It is the best that this processor has, or `limit` where that is given and less; the limit holds
-    until the next. Without the compiled ops it is "none".
+    It is the best that this processor has, or `limit` if that is given and lower; the limit holds
+    until the next call with one. Without the compiled ops it is "none".
     """
     if limit is not None and limit not in _INSTRUCTION_SETS:
         raise ValueError(f"instruction_set: expected one of {_INSTRUCTION_SETS}, got {limit!r}")
@@ -91,7 +91,7 @@ def instruction_set(limit: str | None = None) -> str:
 
 
 def follow_torch_settings() -> None:
-    """Tells the CUDA kernels what torch is set to: TF32 in products, deterministic algorithms."""
+    """Passes torch's settings to the CUDA kernels: TF32 in products, deterministic algorithms."""
     global _switches
     if torch.compiler.is_compiling() or not cuda_kernels_available():
         return
@@ -102,13 +102,13 @@ def follow_torch_settings() -> None:
 
 
 def cuda_switches() -> int:
-    """What torch is set to, as csrc/cuda/switches.h has it."""
+    """Returns torch's settings in the encoding of csrc/cuda/switches.h."""
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return tf32 + 2 * torch.are_deterministic_algorithms_enabled()
 
 
 def _load(path: Path) -> str | None:
-    """Loads a file of compiled ops; returns why it could not, if so."""
+    """Loads a file of compiled ops; returns the reason if that failed."""
     try:
         torch.ops.load_library(path)
     except OSError as error:  # not built, for another machine, or for a later torch
@@ -117,7 +117,7 @@ def _load(path: Path) -> str | None:
 
 
 def _remedy() -> str:
-    """Returns how to build the operators, where the package is imported from its source folder."""
+    """Returns how to build the operators, if the package is imported from its source folder."""
     source = _FOLDER.parent
     if not (source / "setup.py").is_file():
         return ""
@@ -136,7 +136,7 @@ def _load_cuda() -> str | None:
 
 @functools.cache
 def _say_once_that_cuda_is_missing() -> None:
-    """At the first tensor on a GPU: whether there is one, is not asked before."""
+    """Reports it at the first tensor on a GPU; earlier, nothing asks whether there is a GPU."""
     _say("native CUDA", str(_cuda_problem))
 
 

@@ -1,8 +1,8 @@
-"""A linear layer whose products are oneDNN's, where torch would take slower ones.
+"""A linear layer that multiplies with oneDNN where torch would use slower products.
 
-In float32 on the CPU torch multiplies with MKL. With oneDNN's products, which torch has as an
+In float32 on the CPU torch multiplies with MKL. With oneDNN's products, which torch exposes as an
 operator of inductor, BERT-base's layers take a tenth less time forward and backward (8 x 128
-tokens, Zen 4, 1 and 2 threads). Gradients of weights are MKL's, which is faster at them.
+tokens, Zen 4, 1 and 2 threads). MKL computes the gradients of weights, for which it is faster.
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns x W^T + b, as torch.nn.functional.linear: `[..., outputs]`.
 
-    In graphs, under autocast, and for what oneDNN is no faster at, it is that function.
+    It calls that function in graphs, under autocast, and where oneDNN is no faster.
 
     Args:
         inputs: x, `[..., inputs]`.
@@ -30,17 +30,17 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def matrix_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same of matrices, without a gradient; half precision is oneDNN's, too."""
+    """Returns the same for matrices, without a gradient; half precision uses oneDNN, too."""
     onednn = inputs.dtype in _ONEDNN_DTYPES and inputs.device.type == "cpu"
-    if onednn and weight.numel():  # it refuses a layer without inputs
+    if onednn and weight.numel():  # oneDNN refuses a layer without inputs
         if bias is not None and not bias.is_contiguous():
-            bias = bias.contiguous()  # it reads no strides
+            bias = bias.contiguous()  # oneDNN ignores strides
         return torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, "none", [], "")
     return F.linear(inputs, weight, bias)
 
 
 def fused_linear_dtypes() -> tuple[torch.dtype, ...]:
-    """The dtypes for which this torch has oneDNN's fused linear layer on this processor."""
+    """Returns the dtypes for which torch has oneDNN's fused linear layer on this processor."""
     if not (
         torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     ):
@@ -72,7 +72,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _is_torchs(inputs: Tensor) -> bool:
-    """Whether torch's own function is to be taken, which graphs and autocast know."""
+    """Returns whether to call torch's own function, which graphs and autocast recognize."""
     if inputs.device.type != "cpu" or inputs.dtype != torch.float32 or not _ONEDNN_DTYPES:
         return True
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()

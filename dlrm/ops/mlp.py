@@ -1,8 +1,8 @@
 """Multilayer perceptron: linear layers, each followed by a ReLU, in one autograd node.
 
-Products are oneDNN's on the CPU, which adds the bias in the same pass; elsewhere torch's own, which
-on a GPU do so, too. Backward masks a gradient and sums the bias's in one pass of a native kernel,
-whose schema is in csrc/schemas.h and which is in csrc/{cpu,cuda}/relu_bias_backward*.
+On the CPU oneDNN multiplies and adds the bias in the same pass; elsewhere torch's own products run,
+which on a GPU do the same. The backward pass masks a gradient and sums the bias's gradient in one
+pass of a native kernel: schema in csrc/schemas.h, kernels in csrc/{cpu,cuda}/relu_bias_backward*.
 """
 
 from collections.abc import Sequence
@@ -28,37 +28,37 @@ def mlp(
 
     Args:
         inputs: `[batch, inputs]`, of the dtype to compute in: float32, bfloat16 or float16.
-        weights: of each layer `[outputs, inputs]`; gradients have their dtype.
-        biases: of each layer `[outputs]`.
-        rounded: the same weights and then the same biases in the dtype of `inputs`, which are
-            computed with; empty where they have it already.
+        weights: `[outputs, inputs]` of each layer; gradients have their dtype.
+        biases: `[outputs]` of each layer.
+        rounded: the weights and then the biases in the dtype of `inputs`, for the computation;
+            empty if they have that dtype already.
 
     Raises:
-        RuntimeError: shapes or dtypes do not fit together; layer and both shapes are named.
+        RuntimeError: shapes or dtypes do not fit together; the message names layer and shapes.
     """
     _check(inputs, weights, biases, rounded or (*weights, *biases))
     return _MLP.apply(inputs, rounded, *weights, *biases)
 
 
 def mlp_reference(inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """The same in plain PyTorch: the oracle of the tests."""
+    """Does the same in plain PyTorch: the oracle of the tests."""
     for weight, bias in zip(weights, biases, strict=True):
         inputs = F.relu(F.linear(inputs, weight.to(inputs.dtype), bias.to(inputs.dtype)))
     return inputs
 
 
 def relu_bias_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of what entered a ReLU and of the bias added to it before.
+    """Returns the gradients of a ReLU's input and of the bias that was added to it.
 
-    The first is `grad` where `output` is above 0, else 0; the second its column sums, in float32,
-    the same at any thread count.
+    The first is `grad` where `output` is above 0, else 0. The second is its column sums in float32,
+    which are the same at any thread count.
 
     Args:
-        grad: of the ReLU's output, `[batch, width]`.
-        output: of the ReLU, of the same shape and dtype.
+        grad: gradient of the ReLU's output, `[batch, width]`.
+        output: the ReLU's output, of the same shape and dtype.
 
     Raises:
-        RuntimeError: shapes or dtypes of the two do not fit together; both are named.
+        RuntimeError: shapes or dtypes do not fit together; the message names both.
     """
     if has_native("relu_bias_backward", grad=grad, output=output):
         return torch.ops.dlrm.relu_bias_backward.default(grad, output)
@@ -67,16 +67,16 @@ def relu_bias_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def relu_bias_backward_reference(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in plain PyTorch: the fallback and the oracle of the tests."""
+    """Does the same in plain PyTorch: the fallback and the oracle of the tests."""
     grad_input = torch.ops.aten.threshold_backward(grad, output, 0)
     return grad_input, grad_input.sum(0, dtype=torch.float32)
 
 
 class _MLP(torch.autograd.Function):
-    """Takes the inputs, the rounded parameters or none, and the parameters, weights first.
+    """The autograd node; takes the inputs, rounded parameters or none, weights and biases.
 
-    After a product nothing of Python is left in the processor's caches, and each call takes tens of
-    microseconds: there is none here that could be left out.
+    After a product the processor's caches hold nothing of Python's, so each call costs tens of
+    microseconds; there is none here that could be omitted.
     """
 
     @staticmethod
@@ -89,7 +89,7 @@ class _MLP(torch.autograd.Function):
             inputs, weights[0] = F.pad(inputs, padding), F.pad(weights[0], padding)
         values = [inputs]
         for weight, bias in zip(weights, biases, strict=True):
-            # Not oneDNN's ReLU, which makes 0 of a NaN and would hide that training diverged.
+            # Not oneDNN's ReLU, which turns NaN into 0 and would hide that training diverged.
             values.append(matrix_product(values[-1], weight, bias).relu_())
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         ctx.save_for_backward(*values, *weights)
@@ -114,16 +114,16 @@ class _MLP(torch.autograd.Function):
             if layer or needs_inputs:
                 grad = matrix_product(grad, weights[layer].T)
         if grads and grads[0] is not None and grads[0].shape[1] != ctx.width:
-            # Cast by itself: columns of a wider matrix are not cast together with others.
+            # Cast on its own: columns of a wider matrix are not cast together with others.
             grads[0] = grads[0][:, : ctx.width].to(dtypes[0]).contiguous()
         of_inputs = grad[:, : ctx.width] if needs_inputs else None
         return of_inputs, None, *_cast(grads, dtypes)
 
 
 def _padding(inputs: Tensor) -> tuple[int, int] | None:
-    """Columns of zeros that give a matrix rows of whole 16 bytes, where a GPU's products need them.
+    """Returns the zero columns that give a matrix rows of whole 16 bytes, if a GPU needs them.
 
-    Else cuBLAS reads half-precision operands, such as those of 13 numerical fields, in pieces.
+    Otherwise cuBLAS reads half-precision operands, such as 13 numerical fields, in pieces.
     """
     missing = -inputs.shape[1] % 8 if inputs.is_cuda and inputs.dtype != torch.float32 else 0
     return (0, missing) if missing else None
@@ -146,10 +146,10 @@ def _cast(grads: list[Tensor | None], dtypes: list[torch.dtype]) -> list[Tensor 
 
 
 def _weight_gradient(grad: Tensor, inputs: Tensor) -> Tensor:
-    """grad^T x inputs; on the CPU the other way round where inputs are few, 2.3 times as fast then
-    (float32, batch 2048 x 13 x 512, Zen 4, 2 threads)."""
+    """Returns grad^T x inputs. On the CPU, with few inputs, it computes the transpose, which is 2.3
+    times as fast (float32, batch 2048 x 13 x 512, Zen 4, 2 threads)."""
     if 8 * inputs.shape[1] <= grad.shape[1] and grad.device.type == "cpu":
-        return torch.mm(inputs.T, grad).T.contiguous()  # fused optimizers read no strides
+        return torch.mm(inputs.T, grad).T.contiguous()  # fused optimizers ignore strides
     return torch.mm(grad.T, inputs)
 
 
@@ -186,7 +186,7 @@ def _check(
 
 
 def _check_pair(grad: Tensor, output: Tensor) -> None:
-    """What csrc/relu_bias_backward.h checks, for the fallback."""
+    """Checks the same as csrc/relu_bias_backward.h, for the fallback."""
     if grad.dim() != 2 or grad.shape != output.shape:
         raise RuntimeError(
             "relu_bias_backward: expected grad and output [batch, width], got grad "

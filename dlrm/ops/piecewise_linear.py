@@ -1,6 +1,6 @@
 """Piecewise-linear vectors of numbers: a linear layer over the encoding of each field's bins.
 
-The schemas are in csrc/schemas.h, the kernels in csrc/cpu/piecewise_linear*. There is none for
+The schemas are in csrc/schemas.h, the kernels in csrc/cpu/piecewise_linear*. There is no kernel for
 GPUs, where plain torch runs.
 """
 
@@ -14,12 +14,12 @@ from dlrm.ops.library import below_autograd, has_native, native_available, regis
 def piecewise_linear(numerical: Tensor, edges: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Returns `[batch, fields, dim]`: bias, the weights of all bins below a value, and a share.
 
-    The share is the part of the value's own bin that is below it, times the bin's weight. Values
-    beyond the edges count as the nearest one, and bins without width add nothing.
+    The share is the part of the value's own bin that is below the value, times the bin's weight.
+    Values beyond the edges are clamped, and bins without width add nothing.
 
     Args:
         numerical: values, `[batch, fields]` float32.
-        edges: of the bins of each field, ascending, `[fields, bins + 1]` float32.
+        edges: ascending edges of each field's bins, `[fields, bins + 1]` float32.
         weight: `[fields, bins, dim]` float32.
         bias: `[fields, dim]` float32.
 
@@ -36,7 +36,7 @@ def piecewise_linear(numerical: Tensor, edges: Tensor, weight: Tensor, bias: Ten
 def piecewise_linear_reference(
     numerical: Tensor, edges: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
-    """The same in plain PyTorch, which also has a gradient of the values."""
+    """Does the same in plain PyTorch, also with a gradient of the values."""
     vectors, places = piecewise_tables(edges, weight, bias)
     bins = edges_up_to(numerical, edges).sub(1).clamp(0, weight.shape[1] - 1)
     first = torch.arange(len(edges), device=edges.device) * weight.shape[1]
@@ -47,7 +47,7 @@ def piecewise_linear_reference(
 
 
 def piecewise_tables(edges: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each bin, `[fields * bins, ...]`: vector at its lower edge and step; edge and 1/width."""
+    """Returns, `[fields * bins, ...]`, each bin's vector at its lower edge, step, edge, 1/width."""
     widths = edges.diff()
     inverse = torch.where(widths > 0, 1 / widths, 0)
     steps = weight * (widths > 0).unsqueeze(-1)
@@ -57,7 +57,7 @@ def piecewise_tables(edges: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tenso
 
 
 def edges_up_to(numerical: Tensor, edges: Tensor) -> Tensor:
-    """Returns how many of its field's edges are not above each value, `[batch, fields]` int64."""
+    """Counts, for each value, the edges of its field at or below it, `[batch, fields]` int64."""
     return torch.searchsorted(edges, numerical.T.contiguous(), right=True).T
 
 

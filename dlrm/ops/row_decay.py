@@ -1,16 +1,16 @@
-"""Row decays: the L2 term of the steps in which a row was not looked up, all of them at once.
+"""Row decays: the L2 updates of all steps in which a row was not looked up, applied at once.
 
-A dense optimizer whose loss has the term l2 / 2 * (sum of the squares of a weight) updates every
-row at every step. A row optimizer updates the rows of a batch alone; here rows get the updates that
-they have missed, whose gradient is l2 times the row. Both lead to the same values.
+If the loss has the term l2 / 2 * (sum of the squares of a weight), a dense optimizer updates every
+row at every step. A row optimizer updates only the rows of a batch. The functions here give rows
+the updates that they have missed, whose gradient is l2 times the row. Both lead to the same values.
 
-The optimizer counts its steps from when all rows were up to date: `steps` has the numbers of each,
-`[steps, columns]` on the CPU, and `done`, `[R]` int32, how many of them each row has had. An
-element of Adagrad and Adam gets the same bits in however many parts it gets its steps; the factors
-of SGD and row-wise Adagrad are rounded once in each part.
+The optimizer counts steps from the moment when all rows were up to date. `steps` has the numbers of
+each step, `[steps, columns]` on the CPU, and `done`, `[R]` int32, the number of steps that each row
+has had. Adagrad and Adam give an element the same bits in however many parts the steps are applied;
+SGD and row-wise Adagrad round their factors once per part.
 
-The schemas are in csrc/schemas.h, the kernels in csrc/cpu/row_decay*. There is none for GPUs, where
-plain torch runs.
+The schemas are in csrc/schemas.h, the kernels in csrc/cpu/row_decay*. There is no kernel for GPUs,
+where plain torch runs.
 """
 
 import math
@@ -37,20 +37,20 @@ def row_sgd_decay_(
 
     Args:
         weight: `[R, dim]`, float32, or bfloat16 with `low`; contiguous.
-        done: how many of the steps each row has had, `[R]` int32; all of them afterwards.
+        done: number of steps that each row has had, `[R]` int32; updated to all of them.
         steps: the sum of log(1 - lr * l2) over the steps up to each, `[steps, 1]` float64.
-        rows: which rows, `[N]` int64, repeats allowed; None is all. Those outside the weight are
-            left to the look-up, which names them.
+        rows: the rows, `[N]` int64, repeats allowed; None is all rows. Rows outside the weight are
+            ignored; the look-up reports them.
         low: `[R, dim]` int16, contiguous, changed with a bfloat16 weight.
 
     Raises:
-        RuntimeError: shapes, sizes or dtypes do not fit together. Nothing is changed then.
+        RuntimeError: shapes, sizes or dtypes do not fit together; nothing has changed then.
     """
     _decay("row_sgd_decay_", row_sgd_decay_reference, weight, {}, done, steps, rows, low=low)
 
 
 def row_sgd_decay_reference(weight, done, steps, rows=None, *, low=None) -> None:
-    """`row_sgd_decay_` in plain PyTorch."""
+    """Does the same as `row_sgd_decay_` in plain PyTorch."""
     logs = [0.0, *steps[:, 0].tolist()]
 
     def step(index: int, values: Tensor) -> tuple[Tensor]:
@@ -70,7 +70,7 @@ def row_adagrad_decay_(
     eps: float = 1e-10,
     low: Tensor | None = None,
 ) -> None:
-    """Adagrad's updates of the steps that rows have missed; see `row_adagrad_`.
+    """Applies Adagrad's updates of the steps that rows have missed; see `row_adagrad_`.
 
     `steps` has the learning rate of each, `[steps, 1]` float32; the rest is as in `row_sgd_decay_`.
     """
@@ -91,7 +91,7 @@ def row_adagrad_decay_(
 def row_adagrad_decay_reference(
     weight, state_sum, done, steps, rows=None, *, l2, eps=1e-10, low=None
 ) -> None:
-    """`row_adagrad_decay_` in plain PyTorch."""
+    """Does the same as `row_adagrad_decay_` in plain PyTorch."""
 
     def step(index: int, values: Tensor, state: Tensor) -> tuple[Tensor, ...]:
         grad = l2 * values
@@ -112,7 +112,7 @@ def row_wise_adagrad_decay_(
     eps: float = 1e-10,
     low: Tensor | None = None,
 ) -> None:
-    """As `row_adagrad_decay_`, with one state a row; see `row_wise_adagrad_`."""
+    """Does the same as `row_adagrad_decay_`, with one state per row; see `row_wise_adagrad_`."""
     _decay(
         "row_wise_adagrad_decay_",
         row_wise_adagrad_decay_reference,
@@ -130,7 +130,7 @@ def row_wise_adagrad_decay_(
 def row_wise_adagrad_decay_reference(
     weight, state_sum, done, steps, rows=None, *, l2, eps=1e-10, low=None
 ) -> None:
-    """`row_wise_adagrad_decay_` in plain PyTorch."""
+    """Does the same as `row_wise_adagrad_decay_` in plain PyTorch."""
 
     def step(index: int, values: Tensor, state: Tensor) -> tuple[Tensor, ...]:
         grad = l2 * values
@@ -153,7 +153,7 @@ def row_adam_decay_(
     betas: tuple[float, float] = (0.9, 0.999),
     low: Tensor | None = None,
 ) -> None:
-    """Adam's updates of the steps that rows have missed; moments decay as in `torch.optim.Adam`.
+    """Applies Adam's updates of missed steps; moments decay as in `torch.optim.Adam`.
 
     Args:
         exp_avg, exp_avg_sq: moments, float32, of the weight's shape.
@@ -183,7 +183,7 @@ def row_adam_decay_(
 def row_adam_decay_reference(
     weight, exp_avg, exp_avg_sq, done, steps, rows=None, *, l2, betas=(0.9, 0.999), low=None
 ) -> None:
-    """`row_adam_decay_` in plain PyTorch."""
+    """Does the same as `row_adam_decay_` in plain PyTorch."""
     beta1, beta2 = betas
 
     def step(index: int, values: Tensor, average: Tensor, square: Tensor) -> tuple[Tensor, ...]:
@@ -206,7 +206,7 @@ def _decay(
     rows: Tensor | None,
     **options: Any,
 ) -> None:
-    """Runs the native op where there is one for the tensors' device, else the reference."""
+    """Runs the native op if there is one for the tensors' device, otherwise the reference."""
     tensors = (weight, *states.values(), done, steps, rows)
     given = {"weight": weight, **states, "done": done, "rows": rows, "low": options["low"]}
     if has_native(name, **given) and not weight.is_cuda:
@@ -226,7 +226,7 @@ def _step_by_step(
     rows: Tensor | None,
     low: Tensor | None,
 ) -> None:
-    """Lets `step(index, values, *states)` update the rows that have missed it, step by step."""
+    """Updates rows step by step: `step(index, values, *states)` for the rows that missed it."""
     if rows is None:
         rows = torch.arange(len(weight), device=weight.device)
     else:

@@ -1,16 +1,16 @@
 """Row updates: an optimizer's step for the rows that a batch touched, in one pass.
 
-Every update takes the gradient as `joint_embedding` leaves it: N rows, repeats included, and a
-gradient for each. Repeated rows are summed first, in batch order, so that the result is bitwise the
-same from run to run and for any number of threads. Only `row_sgd_` of a float32 weight on a GPU
-adds gradients in whatever order they come, but for those of small tables, unless
-`torch.use_deterministic_algorithms` is on. `grad` is divided by `grad_scale` where that is given,
-and nothing at all is changed where `found_inf` is not 0.
+Every update takes the gradient as `joint_embedding` returns it: N rows, repeats included, and a
+gradient for each. Repeated rows are first summed in batch order, so that the result is bitwise the
+same from run to run and for any number of threads. The only exception is `row_sgd_` of a float32
+weight on a GPU: except for small tables, it adds gradients in arbitrary order unless
+`torch.use_deterministic_algorithms` is on. `grad` is divided by `grad_scale` if that is given, and
+nothing changes if `found_inf` is not 0.
 
 A weight is float32, or bfloat16 with `low`, the lower halves of float32 values (`split_float32`):
-these values are updated in float32, bit for bit as a float32 weight would be, and split again.
+these values are updated in float32, bit for bit like a float32 weight, and split again.
 
-The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/row_update* and, of small tables,
+The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/row_update* and, for small tables,
 in csrc/cuda/small_tables.h.
 """
 
@@ -44,22 +44,22 @@ def row_sgd_(
         rows: the row of each gradient, `[N]` int64, in any order, repeats allowed.
         grad: `[N, dim]`, float32, bfloat16 or float16.
         lr: 0-dim tensor.
-        l2: l2 times the row is added to its gradient, once it is divided by `grad_scale`: that of
-            a loss with the term l2 / 2 * (sum of the squares of the rows looked up). On a GPU
-            plain torch runs where it is not 0.
+        l2: l2 times the row is added to its gradient after the division by `grad_scale`: the
+            gradient of a loss term l2 / 2 * (sum of the squares of the rows looked up). On a GPU
+            plain torch runs if it is not 0.
         low: `[R, dim]` int16, contiguous, changed with a bfloat16 weight; None for a float32 one.
-        table_sizes: rows of each table, which follow each other in the weight and add up to R; says
-            that `rows` is `[batch, tables]` flattened, so that gradient i is of table
-            `i % tables`. A GPU then needs no sort and no atomic operations for small tables. On the
-            CPU it changes nothing.
+        table_sizes: rows of each table; the tables follow each other in the weight and add up to R.
+            It states that `rows` is `[batch, tables]` flattened, so that gradient i belongs to
+            table `i % tables`. A GPU then needs no sort and no atomic operations for small tables.
+            On the CPU it changes nothing.
         grad_scale: 0-dim tensor that the gradient was multiplied by, if it was.
-        found_inf: 0-dim tensor; not 0 where any gradient of the step is infinite or NaN.
+        found_inf: 0-dim tensor; not 0 if any gradient of the step is infinite or NaN.
 
     Raises:
-        RuntimeError: a row is outside the weight (its value and position are named; on a GPU
-            `raise_device_errors` does it), or shapes, sizes or dtypes do not fit together. Nothing
-            is changed then. A row of the weight that is outside its own table is found on a GPU, of
-            up to 256 tables, and not on the CPU.
+        RuntimeError: a row is outside the weight (the message names its value and position; on a
+            GPU `raise_device_errors` raises it), or shapes, sizes or dtypes do not fit together.
+            Nothing has changed then. A row inside the weight but outside its own table is detected
+            on a GPU, for up to 256 tables, and not on the CPU.
     """
     follow_torch_settings()
     _update(
@@ -79,7 +79,7 @@ def row_sgd_(
 def row_sgd_reference(
     weight, rows, grad, lr, *, l2=0.0, low=None, grad_scale=None, found_inf=None
 ) -> None:
-    """`row_sgd_` in plain PyTorch."""
+    """Does the same as `row_sgd_` in plain PyTorch."""
     touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
     _write(found_inf, touched, *_weight(weight, low, before - lr * grad))
 
@@ -98,7 +98,7 @@ def row_adagrad_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Adagrad (Duchi et al., 2011) on the rows, as `torch.optim.Adagrad` on a sparse gradient.
+    """Applies Adagrad (Duchi et al., 2011) to the rows, as `torch.optim.Adagrad` does when sparse.
 
     `state_sum` is the running sum of squared gradients, float32 and of the weight's shape; the rest
     is as in `row_sgd_`.
@@ -131,7 +131,7 @@ def row_adagrad_reference(
     grad_scale=None,
     found_inf=None,
 ) -> None:
-    """`row_adagrad_` in plain PyTorch."""
+    """Does the same as `row_adagrad_` in plain PyTorch."""
     touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
     state = state_sum[touched] + grad * grad
     updated = before - lr * grad / (state.sqrt() + eps)
@@ -152,9 +152,9 @@ def row_wise_adagrad_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Adagrad with one state a row, the running sum of the mean squared gradient: `[R]` float32.
+    """Applies Adagrad with one state per row, the sum of mean squared gradients: `[R]` float32.
 
-    It needs 1/dim of the memory of `row_adagrad_`; the rest is as there.
+    It needs 1/dim of the memory of `row_adagrad_`, and otherwise works the same.
     """
     _update(
         "row_wise_adagrad_",
@@ -184,7 +184,7 @@ def row_wise_adagrad_reference(
     grad_scale=None,
     found_inf=None,
 ) -> None:
-    """`row_wise_adagrad_` in plain PyTorch."""
+    """Does the same as `row_wise_adagrad_` in plain PyTorch."""
     touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
     state = state_sum[touched] + (grad * grad).mean(dim=1)
     updated = before - (lr / (state.sqrt() + eps)).unsqueeze(1) * grad
@@ -208,14 +208,14 @@ def row_adam_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Adam (Kingma and Ba, 2015) on the touched rows only, as `torch.optim.SparseAdam`.
+    """Applies Adam (Kingma and Ba, 2015) to the touched rows only, as `torch.optim.SparseAdam`.
 
-    The moments of other rows do not decay meanwhile; the bias correction goes by the global step.
+    The moments of other rows do not decay; the bias correction uses the global step.
 
     Args:
         exp_avg, exp_avg_sq: moments, float32, of the weight's shape.
-        step: 0-dim tensor, the number of this update, 1 for the first. The caller counts, and a
-            step skipped for `found_inf` is none.
+        step: 0-dim tensor, the number of this update, 1 for the first. The caller counts, and does
+            not count a step skipped because of `found_inf`.
         betas, eps: as in `torch.optim.SparseAdam`. The rest is as in `row_sgd_`.
     """
 
@@ -255,7 +255,7 @@ def row_adam_reference(
     grad_scale=None,
     found_inf=None,
 ) -> None:
-    """`row_adam_` in plain PyTorch."""
+    """Does the same as `row_adam_` in plain PyTorch."""
     touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
     beta1, beta2 = betas
     average = exp_avg[touched].lerp(grad, 1 - beta1)
@@ -277,7 +277,7 @@ def _update(
     table_sizes: Sequence[int] | None,
     **options: Any,
 ) -> None:
-    """Runs the native op where there is one for the tensors' device, else checks and reference.
+    """Runs the native op if there is one for the tensors' device, otherwise checks and reference.
 
     Both take weight, states and inputs (rows, grad, lr and with Adam step) in this order.
     """
@@ -302,7 +302,7 @@ def _touched(
     grad_scale: Tensor | None,
     l2: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows touched, once each, their values, and each one's gradient with the L2 term's."""
+    """Returns each touched row once, its values, and its gradient with the L2 term's."""
     touched, index = rows.unique(return_inverse=True)
     before = weight[touched] if low is None else join_float32(weight[touched], low[touched])
     total = torch.zeros_like(before)
@@ -313,14 +313,14 @@ def _touched(
 
 
 def _weight(weight: Tensor, low: Tensor | None, updated: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The new rows as the weight has them: for `_write`."""
+    """Returns the new rows in the form of the weight, for `_write`."""
     if low is None:
         return [(weight, updated)]
     return list(zip((weight, low), split_float32(updated), strict=True))
 
 
 def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Tensor]) -> None:
-    """Writes each tensor's new rows, or its old ones where found_inf is set."""
+    """Writes each tensor's new rows, or its old ones if found_inf is set."""
     with torch.no_grad():
         for tensor, updated in updates:
             if found_inf is not None:
@@ -329,7 +329,7 @@ def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Te
 
 
 def mark_changed(weight: Tensor) -> None:
-    """Lets autograd notice when something it saved was changed in place before its backward."""
+    """Notifies autograd of an in-place change, in case it saved the weight for a backward pass."""
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(weight)
 
@@ -343,7 +343,7 @@ def _check(
     table_sizes: Sequence[int] | None,
     **states: Tensor,
 ) -> None:
-    """Checks what csrc/row_update.h checks, for the fallback."""
+    """Checks the same as csrc/row_update.h, for the fallback."""
     check = partial(_expect, name)
     check(
         weight.dim() == 2

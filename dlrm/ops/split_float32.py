@@ -1,7 +1,7 @@
-"""float32 values kept as two halves of 16 bits: a bfloat16 to compute with, and what it lacks.
+"""float32 values stored as two 16-bit halves: a bfloat16 to compute with, and the remaining bits.
 
-A table in bfloat16 is read at half the traffic, and with the lower halves beside it an optimizer
-updates it as exactly as one in float32, in the same memory.
+Reading a bfloat16 table halves the traffic. With the lower halves in a second tensor, an optimizer
+updates it as exactly as a float32 table, in the same memory.
 """
 
 import torch
@@ -13,10 +13,10 @@ _QUIET_NAN = 0x7FC00000
 def split_float32(values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns `(high, low)`, from which `join_float32` makes the same values.
 
-    `high` is the value rounded to the nearest bfloat16, halfway cases away from zero: of the bits,
-    `(bits + 0x8000) >> 16`. `low` is the rest, `bits - (high << 16)`, as int16. What is nearer to
-    the next power of two than to the greatest bfloat16 has an infinite `high` and is joined again
-    all the same. Of a NaN the payload is lost.
+    `high` is the value rounded to the nearest bfloat16, halfway cases away from zero: on the bits,
+    `(bits + 0x8000) >> 16`. `low` is the rest, `bits - (high << 16)`, as int16. A value nearer to
+    the next power of two than to the greatest bfloat16 has an infinite `high`, and is still joined
+    exactly. The payload of a NaN is lost.
 
     Args:
         values: float32, of any shape.
@@ -30,7 +30,7 @@ def split_float32(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join_float32(high: Tensor, low: Tensor) -> Tensor:
-    """Returns the float32 values that `split_float32` took apart, bit for bit.
+    """Returns the float32 values that `split_float32` split, bit for bit.
 
     Args:
         high: bfloat16.
