@@ -1,4 +1,4 @@
-"""What the ranks find out together: that one wants to stop, has written, or met a bad value."""
+"""Decisions that the ranks take together: to stop, to publish files, to fail on a bad value."""
 
 import torch
 import torch.distributed as dist
@@ -8,21 +8,21 @@ from dlrm.distributed import World, agreed
 
 
 def raise_device_errors(world: World) -> None:
-    """Raises on every rank what the kernels on any rank's GPU have found; waits for the GPU.
+    """Raises on every rank the errors that kernels on any rank's GPU found; waits for the GPU.
 
     Raises:
-        RuntimeError, OtherRankError: an id or a row was outside its range, as `agreed` has them.
+        RuntimeError, OtherRankError: an id or a row was outside its range; see `agreed`.
     """
     if world.size > 1 and torch.device(world.device).type == "cpu":
-        return  # each call raises its own errors there
+        return  # on the CPU each call raises its own errors
     with agreed(world, RuntimeError):
         ops.raise_device_errors(world.device)
 
 
 class Agreement:
-    """Tells every rank at the same step what any of them, or all, have said.
+    """Tells every rank at the same step what any of them, or all of them, reported.
 
-    The answer comes a step late, so that nobody waits for it: it travels during a step.
+    The answer takes effect one step later, so that no rank blocks: it travels during a step.
 
     Args:
         world: the ranks.
@@ -33,10 +33,10 @@ class Agreement:
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
 
     def exchange(self, stop: bool, written: bool) -> tuple[bool, bool]:
-        """Says of this rank whether it wants to stop and whether its files are written.
+        """Reports whether this rank wants to stop and whether its files are written.
 
         Returns:
-            Whether any rank wanted to stop, and whether all had written, a step ago.
+            Whether any rank wanted to stop, and whether all had written, one step ago.
         """
         if self._world.size == 1:
             return stop, written
@@ -46,7 +46,7 @@ class Agreement:
         return any_stop, all_written
 
     def finish(self) -> tuple[bool, bool]:
-        """Returns what was on its way; every rank calls it when it leaves the loop."""
+        """Returns the pending answer; every rank calls it when it leaves the loop."""
         if self._pending is None:
             return False, False
         work, said = self._pending

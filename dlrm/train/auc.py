@@ -1,11 +1,11 @@
-"""Exact ROC AUC, of scores that one process holds or each of many a part of.
+"""Exact ROC AUC of scores that one process holds, or that are spread over many.
 
-Over many it is a sample sort: every rank sorts its own positives and negatives, samples of these
-cut the line of scores in as many ranges as there are ranks, each rank gets what lies in its range
-and counts, in integers, the pairs there. Scores that very many rows have in common are counted
-and not sent: no cut can divide them.
+Over many processes it is a sample sort. Every rank sorts its own positives and negatives; samples
+of these divide the scores into as many ranges as there are ranks; each rank receives the scores of
+its range and counts, in integers, the pairs there. Scores that very many rows share are counted and
+not sent, since no range boundary can divide them.
 
-Weighted rows are added up by score first, so that no score is frequent; pairs are then weights.
+Weighted rows are first added up by score, so that no score is frequent; pairs are then weights.
 """
 
 import math
@@ -21,8 +21,8 @@ from dlrm.distributed import OtherRankError, World, gather
 
 T = TypeVar("T")
 
-_SAMPLES = 128  # times the square of the ranks: no range has 6/128 more than its share
-_NEEDLES = 1 << 14  # looked up at once, so that what is searched stays in the cache
+_SAMPLES = 128  # times the square of the ranks: no range exceeds its share by more than 6/128
+_NEEDLES = 1 << 14  # looked up at once, so that the searched range stays in the cache
 
 
 def roc_auc(
@@ -31,7 +31,7 @@ def roc_auc(
     """Returns the exact area under the ROC curve; tied scores count half, as in scikit-learn.
 
     It is the share of (negative, positive) pairs that the scores put in order. Every rank returns
-    the same, which is what one process returns for all rows together.
+    the same value as one process would for all rows.
 
     Args:
         scores: `[n]`, any floating dtype; logits and probabilities give the same.
@@ -41,11 +41,11 @@ def roc_auc(
             weights, which are added up in float64. None is 1 for each row.
 
     Returns:
-        The area, or NaN where there are only positives or only negatives.
+        The area, or NaN if there are only positives or only negatives.
 
     Raises:
-        ValueError: shapes differ, a score is NaN, a label is neither 0 nor 1, or a weight is no
-            number of 0 or more. Where one rank has them, all raise, and name it.
+        ValueError: shapes differ, a score is NaN, a label is neither 0 nor 1, or a weight is not a
+            number of 0 or more. If one rank has such a value, all raise and name that rank.
     """
     if weights is not None:
         return _weighted_auc(scores, labels, weights, world)
@@ -68,9 +68,9 @@ def raise_problems(operation: str, problems: list[str], rank: int) -> None:
     """Raises ValueError on the first rank that has a problem, OtherRankError on the others.
 
     Args:
-        operation: that is refused.
-        problems: of the ranks, in their order; "" is none.
-        rank: this one.
+        operation: the operation that is refused.
+        problems: problems of the ranks, in their order; "" is none.
+        rank: this rank.
     """
     wrong = next((other for other, problem in enumerate(problems) if problem), None)
     if wrong is None:
@@ -82,14 +82,14 @@ def raise_problems(operation: str, problems: list[str], rank: int) -> None:
 
 
 def shape_problem(scores: Tensor, labels: Tensor) -> str:
-    """Says what is wrong with the shapes, or "" where nothing is."""
+    """Returns a description of a mismatch between the shapes, or ""."""
     if scores.ndim == 1 and scores.shape == labels.shape:
         return ""
     return f"expected scores and labels [n], got {list(scores.shape)} and {list(labels.shape)}"
 
 
 def weights_problem(weights: Tensor | None, labels: Tensor) -> str:
-    """Says what is wrong with the weights of rows, or "" where nothing is."""
+    """Returns a description of invalid weights of rows, or ""."""
     if weights is None:
         return ""
     if weights.shape != labels.shape:
@@ -98,16 +98,16 @@ def weights_problem(weights: Tensor | None, labels: Tensor) -> str:
 
 
 def sample_stride(num_scores: int, num_ranks: int) -> int:
-    """Every how many of its scores a rank shows one to the others."""
+    """Returns the stride at which a rank samples its scores for the others."""
     return -(-num_scores // (_SAMPLES * num_ranks**2))
 
 
 def ordered_pairs(negatives: Tensor, positives: Tensor) -> int:
-    """Returns twice the pairs with the positive above the negative, and once those that tie.
+    """Returns twice the number of pairs with the positive above the negative, plus ties once.
 
     Args:
-        negatives: their scores, sorted.
-        positives: the same.
+        negatives: scores of the negatives, sorted.
+        positives: scores of the positives, sorted.
     """
     if len(positives) > len(negatives):
         return 2 * len(negatives) * len(positives) - ordered_pairs(positives, negatives)
@@ -126,13 +126,13 @@ def ordered_pairs(negatives: Tensor, positives: Tensor) -> int:
 def frequent_pairs(
     negatives: list[list[int]], positives: list[list[int]], num_positives: int
 ) -> int:
-    """As `ordered_pairs`, of those pairs of which one or both have a frequent score.
+    """Does the same as `ordered_pairs` for the pairs in which a frequent score occurs.
 
     Args:
-        negatives: of each frequent score, ascending: how many negatives are below it, and how many
-            are not above it.
-        positives: the same of positives.
-        num_positives: all of them.
+        negatives: for each frequent score, ascending: the number of negatives below it, and the
+            number not above it.
+        positives: the same numbers for positives.
+        num_positives: number of all positives.
     """
     ordered, frequent_above = 0, 0
     for (below, not_above), (positives_below, positives_not_above) in zip(
@@ -146,7 +146,7 @@ def frequent_pairs(
 
 
 def _by_label(scores: Tensor, labels: Tensor) -> tuple[str, list[Tensor]]:
-    """What is wrong, or "", and the scores of negatives and of positives, each sorted."""
+    """Returns a problem, or "", and the sorted scores of negatives and of positives."""
     nothing = [torch.empty(0), torch.empty(0)]
     if problem := shape_problem(scores, labels) or _labels_problem(labels):
         return problem, nothing
@@ -172,7 +172,7 @@ def _sortable(scores: Tensor) -> Tensor:
 
 
 def _sort(scores: Tensor, runs: bool = False) -> Tensor:
-    """Sorts, in place on the CPU; `runs` says that there are few and they are sorted."""
+    """Sorts, in place on the CPU; with `runs` the scores consist of a few sorted runs."""
     if scores.is_cuda:
         return scores.sort().values
     scores.numpy().sort(kind="stable" if runs else None)  # stable merges runs, None is vectorised
@@ -180,7 +180,7 @@ def _sort(scores: Tensor, runs: bool = False) -> Tensor:
 
 
 def _over_ranks(sides: list[Tensor], num_negatives: int, num_positives: int, world: World) -> int:
-    """`ordered_pairs` of all ranks' sides; this one's are dropped as soon as they are sent."""
+    """Returns `ordered_pairs` of all ranks' sides; frees this rank's as soon as they are sent."""
     stride = sample_stride(num_negatives + num_positives, world.size)
     frequent = _frequent(sides, stride, world)
     counts = _take_out(sides, frequent, world)
@@ -196,7 +196,7 @@ def _over_ranks(sides: list[Tensor], num_negatives: int, num_positives: int, wor
 
 
 def _frequent(sides: list[Tensor], stride: int, world: World) -> Tensor:
-    """The scores that some rank has two samples of on one side, ascending."""
+    """Returns, ascending, the scores that some rank sampled twice on one side."""
     samples = [side[stride - 1 :: stride] for side in sides]
     twice = [sample[1:][sample[1:] == sample[:-1]] for sample in samples]
     return _united(torch.cat(twice).unique(), world).unique()
@@ -205,7 +205,7 @@ def _frequent(sides: list[Tensor], stride: int, world: World) -> Tensor:
 def _take_out(
     sides: list[Tensor], values: Tensor, world: World
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Takes values out of the sides; returns the arguments of `frequent_pairs`."""
+    """Removes values from the sides; returns the arguments of `frequent_pairs`."""
     if not len(values):
         return [], []
     bounds = []
@@ -220,7 +220,7 @@ def _take_out(
 
 
 def _cuts(sides: list[Tensor], stride: int, world: World) -> Tensor:
-    """The last score of each rank's range but the last one's."""
+    """Returns the last score of each rank's range except the last rank's."""
     samples = _united(torch.cat([side[stride - 1 :: stride] for side in sides]), world)
     ends = [len(samples) * (rank + 1) // world.size - 1 for rank in range(world.size - 1)]
     if not len(samples):
@@ -233,20 +233,20 @@ def _united(values: Tensor, world: World) -> Tensor:
 
 
 def _exchange(side: Tensor, cuts: Tensor, world: World) -> Tensor:
-    """Sends every rank what is in its range; returns what is in this one's, sorted."""
+    """Sends every rank the scores of its range; returns those of this rank's range, sorted."""
     (received,) = _dealt([side], _places(side, cuts), world)
     return _sort(received, runs=True)
 
 
 def _places(scores: Tensor, cuts: Tensor) -> list[int]:
-    """Where the range of each rank begins among sorted scores, and where the last one ends."""
+    """Returns where each rank's range begins among sorted scores, and where the last one ends."""
     return [0, *torch.searchsorted(scores, cuts, right=True).tolist(), len(scores)]
 
 
 def _dealt(columns: list[Tensor], places: list[int], world: World) -> list[Tensor]:
-    """Sends each rank its rows of some columns, `[n, ...]`; returns what this one gets."""
+    """Sends each rank its rows of some columns, `[n, ...]`; returns the rows of this rank."""
     sent = [end - begin for begin, end in pairwise(places)]
-    sent += [0] * (world.size - len(sent))  # where nothing was sampled, rank 0 gets the little
+    sent += [0] * (world.size - len(sent))  # without samples, rank 0 receives the few scores
     received = [sizes[world.rank] for sizes in gather(sent, world)]
     results = []
     for column in columns:
@@ -257,7 +257,7 @@ def _dealt(columns: list[Tensor], places: list[int], world: World) -> list[Tenso
 
 
 def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World) -> float:
-    """As `roc_auc`, where rows have weights."""
+    """Does the same as `roc_auc` for weighted rows."""
     problem, scores, sums = _added_up(scores, labels, weights)
     facts = gather((problem, sums.sum(0).tolist(), len(scores), scores.dtype), world)
     raise_problems("roc_auc", [fact[0] for fact in facts], world.rank)
@@ -269,7 +269,7 @@ def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World)
         stride = sample_stride(sum(fact[2] for fact in facts), world.size)
         places = _places(scores, _cuts([scores], stride, world))
         _, sums = _by_score(*_dealt([scores, sums], places, world))
-    sums = sums.cpu()  # no GPU adds up in the same order every time
+    sums = sums.cpu()  # a GPU would add up in a varying order
     below = sums[:, 0].cumsum(0) - sums[:, 0] / 2
     mine = (*sums.sum(0).tolist(), float(below @ sums[:, 1]))
     ordered = begin = 0.0
@@ -280,7 +280,7 @@ def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World)
 
 
 def _added_up(scores: Tensor, labels: Tensor, weights: Tensor) -> tuple[str, Tensor, Tensor]:
-    """What is wrong, or "", and `_by_score` of the weights of rows."""
+    """Returns a problem, or "", and `_by_score` of the weights of rows."""
     nothing = torch.empty(0), torch.empty(0, 2, dtype=torch.float64)
     problem = shape_problem(scores, labels) or _labels_problem(labels)
     if problem := problem or weights_problem(weights, labels):
@@ -294,6 +294,6 @@ def _added_up(scores: Tensor, labels: Tensor, weights: Tensor) -> tuple[str, Ten
 
 
 def _by_score(scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the different scores, ascending, and the sums of their weights, `[scores, 2]`."""
+    """Returns the distinct scores, ascending, and the sums of their weights, `[scores, 2]`."""
     different, places = scores.unique(return_inverse=True)
     return different, weights.new_zeros(len(different), 2).index_add_(0, places, weights)

@@ -1,4 +1,4 @@
-"""How long a model takes to train and to answer: throughput and latency percentiles."""
+"""Training and inference speed of a model: throughput and latency percentiles."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from dlrm.step_clock import StepClock
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of a batch, and what they come to."""
+    """Seconds of each batch, and their statistics."""
 
     mean: float
     p50: float
@@ -34,10 +34,10 @@ def measure_inference(
 
     Args:
         predict: the model.
-        batches: `warmup` of them are not counted, all others are.
+        batches: the batches; the first `warmup` of them are not counted.
         batch_size: samples of a batch.
-        warmup: first calls to leave out.
-        device: waited for after every call.
+        warmup: number of calls to discard.
+        device: device to wait for after every call.
 
     Raises:
         ValueError: there are no batches after the warm-up.
@@ -58,11 +58,11 @@ def measure_inference(
 
 
 class Stopwatch:
-    """Seconds spent training: evaluation and checkpoints are left out.
+    """Seconds spent training, without evaluation and checkpoints.
 
     Args:
-        device: what is waited for when the watch is stopped or read, so that no work is left out.
-        parts: stands and runs with this watch, if it is given.
+        device: device to wait for when the watch is stopped or read, so that all work counts.
+        parts: a step clock that pauses and runs with this watch, if given.
     """
 
     def __init__(self, device: str, parts: StepClock | None = None):
@@ -96,14 +96,14 @@ class Stopwatch:
 
 
 class Throughput:
-    """Samples a second over all steps after the warm-up."""
+    """Samples per second over all steps after the warm-up."""
 
     def __init__(self, clock: Stopwatch, warmup_steps: int):
         self._clock, self._warmup = clock, warmup_steps
         self._steps, self._samples, self._start = 0, 0, 0.0
 
     def count(self, samples: int) -> None:
-        """Counts a step that has been taken."""
+        """Counts a completed step."""
         self._steps += 1
         if self._steps > self._warmup:
             self._samples += samples
@@ -111,6 +111,6 @@ class Throughput:
             self._start = self._clock.seconds()
 
     def rate(self) -> float | None:
-        """Samples a second; None where the run ended within the warm-up."""
+        """Returns the samples per second, or None if the run ended within the warm-up."""
         seconds = self._clock.seconds() - self._start
         return self._samples / seconds if self._samples and seconds > 0 else None

@@ -1,8 +1,8 @@
 """Records what a function of a batch launches on a GPU, as one CUDA graph, and replays it.
 
-The launches of a DLRM's step take the host longer than their work takes a large GPU. A graph is
-launched at once: what it reads lies where it lay when it was recorded, and whatever changes from
-step to step (batch, learning rate, loss scale, overflow) is read on the device.
+The launches of a DLRM's step take the host longer than their work takes a large GPU; a graph is
+launched at once. Everything that the graph reads keeps its address, and everything that changes
+from step to step (batch, learning rate, loss scale, overflow) is read on the device.
 """
 
 import warnings
@@ -17,27 +17,27 @@ from torch.optim import Optimizer
 from dlrm.distributed import World, agreed, check_same, gather
 
 T = TypeVar("T")
-CALLS_BEFORE = 3  # until libraries have chosen their kernels and optimizers have their state
+CALLS_BEFORE = 3  # libraries then have chosen their kernels, and optimizers have their state
 
 
 class Recorder(Protocol):
     """Runs functions without arguments, and records them."""
 
     def run(self, function: Callable[[], T]) -> T:
-        """Runs a function where it would be recorded."""
+        """Runs a function in the place where it would be recorded."""
         ...
 
     def record(self, function: Callable[[], T]) -> tuple[Callable[[], object], T]:
-        """Runs a function without doing its work.
+        """Records a function without doing its work.
 
         Returns:
-            What does the work, each time that it is called, and where its results then are.
+            A function that does the work each time that it is called, and the place of its results.
         """
         ...
 
 
 class CudaRecorder:
-    """Records CUDA graphs, all with the same memory: their results are to be used before the next.
+    """Records CUDA graphs that share memory: use the results of one before replaying the next.
 
     Args:
         device: the GPU.
@@ -60,19 +60,19 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], T]) -> tuple[Callable[[], object], T]:
         graph = torch.cuda.CUDAGraph()
-        # The outer block restores the stream where a capture cannot be ended: torch's does not.
+        # The outer block restores the stream if a capture cannot be ended; torch's does not.
         with (
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
             torch.cuda.graph(
                 graph, self._memory, self._stream, capture_error_mode="thread_local"
-            ),  # readers of batches allocate meanwhile, which is none of its business
+            ),  # readers of batches may allocate meanwhile
         ):
             result = function()
         return graph.replay, result
 
 
 def make_capturable(optimizers: Iterable[Optimizer]) -> None:
-    """Tells torch's Adam that its step may be recorded; what it needs for that, fused ones have."""
+    """Prepares torch's Adam for a recorded step; fused optimizers need no preparation."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "capturable" in group:
@@ -80,11 +80,11 @@ def make_capturable(optimizers: Iterable[Optimizer]) -> None:
 
 
 def why_none_records(why_not: str | None, world: World) -> str | None:
-    """Returns why no rank records, where one cannot: a transfer is recorded by all ranks or none.
+    """Returns the reason why no rank may record, if one cannot: all ranks record or none does.
 
     Args:
-        why_not: why this rank cannot; None where it can.
-        world: the ranks, which all call it and get the same answer.
+        why_not: why this rank cannot; None if it can.
+        world: the ranks; all of them call it and get the same answer.
     """
     reasons = gather(why_not, world)
     if all(reason == reasons[0] for reason in reasons):
@@ -95,21 +95,21 @@ def why_none_records(why_not: str | None, world: World) -> str | None:
 class GraphedCallable:
     """A function that is recorded after some calls with batches of one shape, and then replayed.
 
-    Calls before that, and those with batches of a shape that did not come often in a row, run the
-    function as it is: as the short last batch of an epoch. The results are the same.
+    Earlier calls, and calls with a batch of an unusual shape, such as the short last batch of an
+    epoch, run the function itself. The results are the same.
 
-    Several ranks record and replay the same calls, as NCCL demands of the transfers in them. They
-    make sure of it before each on the host (0.2 ms, 2 ranks on 2 busy cores), which waits for no
-    GPU.
+    Several ranks record and replay the same calls, since NCCL requires it of the transfers in them.
+    They verify this on the host before each call (0.2 ms, 2 ranks on 2 busy cores), without waiting
+    for a GPU.
 
     Args:
-        function: batch -> tensor. Whatever it reads and writes besides the batch keeps its place on
-            the device, and nothing in it waits for the device.
-        recorder: of what is recorded.
+        function: batch -> tensor. Everything that it reads and writes besides the batch must keep
+            its address on the device, and nothing in it may wait for the device.
+        recorder: records the function.
         world: the ranks that call it together.
 
     Raises:
-        ValueError: batches get another shape on one rank and not on another, at the same call.
+        ValueError: at the same call, batches change their shape on one rank and not on another.
         RuntimeError: the function cannot be recorded; the rank is named.
         OtherRankError: another rank raises one of these.
     """
@@ -120,7 +120,7 @@ class GraphedCallable:
         self._function, self._recorder, self._world = function, recorder, world
         self._recordings: dict[Any, _Recording] = {}
         self._shapes: dict[Any, int] = {}  # by shape: how many others came before it
-        self._latest, self._calls = None, 0  # shape of the latest calls, and how many they are
+        self._latest, self._calls = None, 0  # shape of the latest calls, and their number
 
     def __call__(self, batch: Any) -> Tensor:
         shape = batch.map(lambda tensor: (tensor.shape, tensor.dtype))
@@ -135,7 +135,7 @@ class GraphedCallable:
         return self._recordings[shape].replay(batch)
 
     def _check_in_step(self, shape: int) -> None:
-        """Raises on all ranks where this call is not the same to each of them."""
+        """Raises on all ranks if this call is not the same for each of them."""
         if self._world.size == 1:
             return
         place = torch.tensor([shape, self._calls])
@@ -149,7 +149,7 @@ class GraphedCallable:
 
 class _Recording:
     def __init__(self, function: Callable[[Any], Tensor], batch: Any, recorder: Recorder):
-        with torch.inference_mode(False):  # whose tensors could not be written to elsewhere
+        with torch.inference_mode(False):  # its tensors could not be written elsewhere
             self._batch = batch.map(torch.clone)
         self._replay, self._result = recorder.record(lambda: function(self._batch))
 

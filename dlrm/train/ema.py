@@ -11,20 +11,20 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class EMA:
     """Exponential moving average of weights: a <- decay * a + (1 - decay) * w after every step.
 
-    It starts at the initial weights. Buffers, as the statistics of batch norm, are averaged, too;
-    integer ones are copied. The average is float32 where weights are narrower, which would round
-    small changes away.
+    It starts at the initial weights. Buffers, such as the statistics of batch norm, are averaged as
+    well; integer buffers are copied. The average is float32 if weights are narrower, which would
+    round small changes away.
 
     Args:
-        model: whose weights.
+        model: the model whose weights are averaged.
         decay: in [0, 1).
-        weights: those of its state that are averaged, by name; None is all.
+        weights: the entries of its state to average, by name; None is all.
 
     Attributes:
-        state: the average, which checkpoints hold: name -> tensor.
+        state: the average that checkpoints store: name -> tensor.
 
     Raises:
-        ValueError: another decay.
+        ValueError: `decay` is out of range.
     """
 
     def __init__(self, model: nn.Module, decay: float, weights: Mapping[str, Tensor] | None = None):
@@ -41,7 +41,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Takes in the weights of a step."""
+        """Adds the weights of a step to the average."""
         latest = [w.to(a.dtype) for a, w in zip(self._averages, self._latest, strict=True)]
         self._average(self._averages, latest, 0)
         for name in self._copied:
@@ -64,7 +64,7 @@ class EMA:
 
 
 def _widened(value: Tensor) -> Tensor:
-    """A copy, in float32 where it is a narrower floating-point type."""
+    """Returns a copy, in float32 if it is a narrower floating-point type."""
     narrow = value.is_floating_point() and value.element_size() < 4
     return value.float() if narrow else value.clone()
 
@@ -72,7 +72,7 @@ def _widened(value: Tensor) -> Tensor:
 def average_in_order(weights: Iterable[Mapping[str, Tensor]], decay: float) -> dict[str, Tensor]:
     """Returns V = decay * V + (1 - decay) * w over a series of weights; V starts as the first.
 
-    Integer buffers are the last one's; the average is float32 where weights are narrower.
+    Integer buffers are taken from the last one; the average is float32 if weights are narrower.
 
     Raises:
         ValueError: the series is empty, or `decay` is not in [0, 1).

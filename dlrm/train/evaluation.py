@@ -1,4 +1,4 @@
-"""Evaluation of a model that is trained: when it is due, what is the best, and the final report."""
+"""Evaluation of a model during its training: schedule, best result, and final report."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from dlrm.train.task import Task, TrainConfig
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode within the block, and back in the mode that it was in."""
+    """Puts a model in evaluation mode within the block, and restores its mode afterwards."""
     training = model.training
     model.eval()
     try:
@@ -27,17 +27,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 class Evaluation:
-    """Evaluates a task while it is trained, and keeps the best result in its progress.
+    """Evaluates a task during its training, and keeps the best result in its progress.
 
     Args:
-        task: what is trained.
-        test: the set that is watched; without samples nothing is tested.
+        task: the task to evaluate.
+        test: the test set; without samples nothing is tested.
         steps_per_epoch: steps of an epoch.
         config: when a test is due, and which result is good enough.
-        progress: where the run stands.
+        progress: progress of the run.
         replicas: the processes that hold the same weights.
-        log: where to report.
-        ema: of the weights, which is then what is tested; None tests the weights themselves.
+        log: destination of reports.
+        ema: EMA of the weights, which is then tested; None tests the weights themselves.
         on_batch: called before each batch.
     """
 
@@ -60,21 +60,21 @@ class Evaluation:
         self._seconds, self._samples = 0.0, 0
 
     def is_due(self) -> bool:
-        """Whether a test is due after this step."""
+        """Returns whether a test is due after this step."""
         step = self._progress.step
         if step % (self._config.test_freq or self._steps_per_epoch) or not self._test.num_samples:
             return False
         return step / self._steps_per_epoch >= self._config.test_after
 
     def is_due_at_end(self) -> bool:
-        """Whether the last step is to be tested; a run that is cut short before any test is not."""
+        """Returns whether to test the last step: not in a run that ends before any test is due."""
         progress = self._progress
         whole = progress.step / self._steps_per_epoch >= max(self._config.test_after, 1)
         untested = progress.tested_step < progress.step and self._test.num_samples > 0
         return untested and (progress.tested_step > 0 or whole)
 
     def test(self) -> tuple[dict[str, float], float]:
-        """Returns the metrics of the test set, and the seconds that it took."""
+        """Returns the metrics of the test set, and the seconds that the test took."""
         began = time.perf_counter()
         state = self._ema.state if self._ema else {}
         average_statistics(self._task.model, state, self._replicas)
@@ -104,7 +104,7 @@ class Evaluation:
         return True
 
     def is_enough(self, score: float) -> bool:
-        """Whether a score has reached the threshold, which is reported."""
+        """Returns whether a score has reached the threshold, and reports it."""
         threshold = self._config.auc_threshold
         if threshold is None or not score >= threshold:
             return False
@@ -130,7 +130,7 @@ class Evaluation:
         return True
 
     def _tests_since(self, step: float) -> int:
-        """Counts the tests that were due after a step, not the extra one that ends a short run."""
+        """Counts the tests that were due after a step, without the extra one of a short run."""
         every = self._config.test_freq or self._steps_per_epoch
         tested = [e["step"] for e in self._progress.history if self._task.metric in e]
         return sum(after > step and after % every == 0 for after in tested)
@@ -139,8 +139,8 @@ class Evaluation:
         """Evaluates the weights to keep, and returns all results of the run.
 
         Args:
-            validation: a set that was not; None, or an empty one, is not evaluated.
-            has_best: the model has the weights of the best checkpoint, else those of the last step.
+            validation: a set not used during training; None, or an empty one, is not evaluated.
+            has_best: the model has the weights of the best checkpoint, not those of the last step.
         """
         best, metric = self._progress.best, self._task.metric
         if not best:

@@ -1,4 +1,4 @@
-"""How a network is run: op by op, deferred or as a graph, and with activations computed anew."""
+"""Execution of a network: op by op, deferred or as a graph, and with recomputed activations."""
 
 import functools
 import warnings
@@ -19,12 +19,12 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Of an image or language network; field names are those of the command line's flags.
+    """Execution of an image or language network; field names are those of the flags.
 
     Attributes:
         execution: "eager", or "graph" for a compiled one.
-        graph_backend: of "graph": "compile" is torch.compile, "trace" torch.jit.trace.
-        recompute: keep the inputs of stages only, and compute the rest anew in the backward pass.
+        graph_backend: backend of "graph": "compile" is torch.compile, "trace" torch.jit.trace.
+        recompute: keep only the inputs of stages, and recompute the rest in the backward pass.
 
     Raises:
         ValueError: an impossible value; flag and value are named.
@@ -49,10 +49,10 @@ class ExecutionConfig:
 
 
 def executable(model: nn.Module, config: ExecutionConfig) -> Callable[..., Any]:
-    """Returns what to call for the model's forward pass; weights and buffers stay the model's.
+    """Returns the callable of the model's forward pass; weights and buffers stay the model's.
 
-    A trace is made at the first call in training and at the first in evaluation, and holds for
-    inputs of the shapes it was made with; other shapes run op by op.
+    The first call in training, and the first in evaluation, make a trace, which is used for inputs
+    of the same shapes; other shapes run op by op.
     """
     if config.execution == "eager":
         return model
@@ -66,8 +66,7 @@ class Lazy:
     Weights, gradients and results stay on the CPU: each pass copies them to the device and back.
 
     Args:
-        module: on the CPU, without buffers and dropout, and without autocast, which the device
-            lacks.
+        module: on the CPU, without buffers, dropout or autocast, which the device does not support.
 
     Raises:
         RuntimeError: `why_not_lazy` has a reason.
@@ -81,7 +80,7 @@ class Lazy:
     def __call__(self, *inputs: Tensor) -> Tensor:
         names, weights = zip(*self._module.named_parameters(), strict=True)
         grad = torch.is_grad_enabled()
-        # The device has no views in inference mode, whose end would turn gradients on.
+        # The device has no views in inference mode, whose end would enable gradients.
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
             moved = _ToLazy.apply(*weights, *inputs)
             own = dict(zip(names, moved, strict=False))
@@ -89,7 +88,7 @@ class Lazy:
 
 
 def why_not_lazy(device: str) -> str | None:
-    """Why `Lazy` cannot run what is on a device; None where it can."""
+    """Returns the reason why `Lazy` cannot run modules of a device, or None if it can."""
     if device != "cpu":
         return f"it is for the CPU, not {device}"
     return _start_lazy_backend()
@@ -97,7 +96,7 @@ def why_not_lazy(device: str) -> str | None:
 
 @functools.cache
 def _start_lazy_backend() -> str | None:
-    """The backend is private to torch, which may lack it; returns what is missing, if so."""
+    """Starts the backend, which is private to torch; returns what is missing, if anything."""
     try:
         import torch._lazy.ts_backend
 
@@ -118,7 +117,7 @@ class _ToLazy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        torch._lazy.mark_step()  # all gradients in one graph, not each in its own
+        torch._lazy.mark_step()  # all gradients in one graph, instead of one graph each
         needed = zip(grads, ctx.needs_input_grad, strict=True)
         return tuple(grad.to("cpu") if needs else None for grad, needs in needed)
 
@@ -126,7 +125,7 @@ class _ToLazy(torch.autograd.Function):
 class _FromLazy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, result: Tensor) -> Tensor:
-        torch._lazy.mark_step()  # with all that the backward pass needs
+        torch._lazy.mark_step()  # including everything that the backward pass needs
         return result.to("cpu")
 
     @staticmethod
@@ -134,7 +133,7 @@ class _FromLazy(torch.autograd.Function):
         return grads[0].to("lazy")
 
 
-# How a module without buffers runs; "graph" is an error where that would take several graphs.
+# Execution of a module without buffers; "graph" fails if that would take several graphs.
 MODULE_EXECUTIONS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
     "eager": lambda module: module,
     "graph": functools.partial(torch.compile, fullgraph=True),
@@ -161,10 +160,10 @@ class _Traced:
         return self._traces[training](*inputs)
 
     def _trace(self, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        """Traces without a trace of it: statistics and random state are as before."""
+        """Traces without side effects: statistics and random state are as before."""
         buffers = {name: value.clone() for name, value in self._model.named_buffers()}
         with warnings.catch_warnings(), torch.random.fork_rng():
-            warnings.simplefilter("ignore")  # torch deprecates it; whoever asks for it knows
+            warnings.simplefilter("ignore")  # torch deprecates tracing; its users know
             trace = torch.jit.trace(self._model, tuple(inputs), check_trace=False)
         with torch.no_grad():
             for name, value in self._model.named_buffers():
@@ -173,10 +172,10 @@ class _Traced:
 
 
 def recompute(stages: Mapping[str, nn.Module]) -> None:
-    """Makes each stage with weights keep nothing but its input for the backward pass.
+    """Makes each stage with weights keep only its input for the backward pass.
 
-    The rest is computed again there, with the same random numbers. Statistics of batch norm are
-    taken once.
+    The backward pass recomputes the rest with the same random numbers, and counts statistics of
+    batch norm once.
     """
     for stage in stages.values():
         if any(True for _ in stage.parameters()):
@@ -209,9 +208,9 @@ def keep_only(model: nn.Module, stages: Iterable[nn.Module], shared: Iterable[Te
     """Drops the weights and buffers of a model that none of some stages has.
 
     Args:
-        model: its modules stay; what is dropped becomes None, and is missing in the state.
+        model: its modules stay; dropped entries become None, and are missing in the state.
         stages: modules of the model.
-        shared: weights of other stages that are kept, too.
+        shared: weights of other stages that are kept as well.
     """
     kept = {id(tensor) for tensor in shared}
     for stage in stages:
@@ -224,10 +223,10 @@ def keep_only(model: nn.Module, stages: Iterable[nn.Module], shared: Iterable[Te
 
 
 def partition(stages: Mapping[str, nn.Module], splits: Sequence[str]) -> list[dict[str, nn.Module]]:
-    """Cuts a network's stages; each name in `splits` begins a part.
+    """Divides a network's stages; each name in `splits` begins a part.
 
     Raises:
-        ValueError: a name that is none of the stages', or not in their order.
+        ValueError: a name is not a stage's, or the names are not in the order of the stages.
     """
     names = list(stages)
     if unknown := [name for name in splits if name not in stages]:

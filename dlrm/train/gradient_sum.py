@@ -1,8 +1,8 @@
-"""Sums the gradients of dense parameters over the ranks while the backward pass goes on.
+"""Sums the gradients of dense parameters over the ranks during the backward pass.
 
-Not torch's DistributedDataParallel: that averages, would have to be told of the tables through a
-private function, and lays its buckets out anew after the first step, so that among three ranks or
-more a resumed run sums in another order than the run it continues.
+torch's DistributedDataParallel does not fit: it averages, it excludes the tables only through a
+private function, and it rearranges its buckets after the first step, so that with three or more
+ranks a resumed run would sum in another order than the run that it continues.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,11 +19,11 @@ _BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start e
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, average: Mapping[str, Tensor], world: World) -> None:
-    """Gives every rank the mean of what the ranks have counted: batch norm's statistics.
+    """Gives every rank the mean of the statistics that the ranks counted for batch norm.
 
     Args:
-        model: whose norms have them; other buffers, as edges of bins, are the same on all ranks.
-        average: of its weights and buffers over the steps, by name; may be empty.
+        model: the model with norms; other buffers, such as edges of bins, are equal on all ranks.
+        average: EMA of its weights and buffers, by name; may be empty.
         world: the ranks.
     """
     if world.size > 1:
@@ -42,14 +42,15 @@ def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class GradientSum:
-    """Sums gradients over the ranks, bucket by bucket, as soon as a bucket has all of its own.
+    """Sums gradients over the ranks, bucket by bucket, as soon as a bucket is complete.
 
     Every rank has the same parameters in the same order. Buckets are filled from the last parameter
-    on, since its gradient comes first, and sent in that order on every rank. The last one waits for
-    the end of the backward pass, and takes along what else the update needs of all ranks.
+    on, since its gradient comes first, and sent in that order on every rank. The last bucket waits
+    for the end of the backward pass, and carries the other numbers that the update needs of all
+    ranks.
 
     Args:
-        parameters: those whose gradients are summed.
+        parameters: parameters whose gradients are summed.
         world: the ranks.
     """
 
@@ -70,16 +71,16 @@ class GradientSum:
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
 
     def expect(self) -> None:
-        """Announces the last backward pass of a step: its gradients are sent as they come."""
+        """Announces the last backward pass of a step, whose gradients are sent as they arrive."""
         self._armed, self._next = True, 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
     def wait(self, beside: Tensor | None = None) -> Tensor | None:
-        """Makes every gradient the sum over the ranks; zeros where a rank had none.
+        """Replaces every gradient by the sum over the ranks; a missing gradient counts as zeros.
 
         Args:
-            beside: numbers of this rank that travel along, float32 `[count]`, or None on all ranks.
+            beside: numbers of this rank to sum as well, float32 `[count]`, or None on all ranks.
 
         Returns:
             Their sums over the ranks, or None.
@@ -105,7 +106,7 @@ class GradientSum:
 
 
 class _Bucket:
-    """Parameters whose gradients travel together, and perhaps other numbers behind them."""
+    """Parameters whose gradients travel together, optionally followed by other numbers."""
 
     def __init__(self, dtype: torch.dtype, world: World):
         self.dtype, self.bytes, self.missing = dtype, 0, 0
@@ -125,20 +126,20 @@ class _Bucket:
             self._pending = dist.all_reduce(self._sum, group=self._group, async_op=True)
 
     def receive(self) -> Tensor | None:
-        """Waits for the sums; gives the gradients theirs and returns those of the rest, if any."""
+        """Waits for the sums, sets the gradients, and returns the sums of the rest, if any."""
         if not self._sizes:
             return None
         self._pending.wait()
         sums = self._sum.split(self._sizes)
         for parameter, grad in zip(self.parameters, sums, strict=False):
-            strides = parameter.stride()  # those of channels-last weights; fused updates need them
+            strides = parameter.stride()  # of channels-last weights; fused updates need them
             parameter.grad = grad.as_strided(parameter.shape, strides, grad.storage_offset())
         del self._sum, self._pending
         return sums[-1] if len(sums) > len(self.parameters) else None
 
 
 def _flat_gradient(parameter: Tensor) -> Tensor:
-    """The gradient in the order in which the parameter lies in memory; zeros where it has none."""
+    """Returns the gradient in the parameter's memory order; zeros if it has none."""
     grad = parameter.grad
     if grad is None:
         return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)

@@ -1,4 +1,4 @@
-"""What a run reports: console lines, a JSON-lines file as DLLogger's, a progress bar."""
+"""The reports of a run: console lines, a JSON-lines file as DLLogger's, a progress bar."""
 
 import json
 import os
@@ -18,22 +18,22 @@ UNITS = {"throughput": "samples/s", "latency": "s"}
 
 
 class StoppedError(Exception):
-    """The training was asked to stop, and has saved what there was to save."""
+    """Raised when a training was asked to stop, after it saved its state."""
 
 
 class RunLog:
-    """Writes the log file, prints lines, and shows a progress bar where a person watches.
+    """Writes the log file, prints lines, and shows a progress bar on a terminal.
 
     Every line of the file is `DLLL ` and a JSON object with `timestamp`, `datetime`, `elapsedtime`,
     `type` (LOG or METADATA), `step` and `data`, as NVIDIA's DLLogger writes.
 
     Args:
-        path: the file, or None for none; an earlier run's lines in it are kept.
-        quiet: write and print nothing; for all ranks but the first.
+        path: the file, or None for none; lines of an earlier run are kept.
+        quiet: write and print nothing; for all ranks except the first.
 
     Attributes:
-        trackers: take the flags, the values of steps and the files of the run, too.
-        last_lines: what the summary ends with, for people.
+        trackers: receive the flags, the values of steps and the files of the run as well.
+        last_lines: lines for people at the end of the summary.
 
     Raises:
         OSError: the file cannot be written.
@@ -67,13 +67,13 @@ class RunLog:
             tracker.flags(values)
 
     def step(self, epoch: int, step: int, values: dict[str, float], done: int) -> None:
-        """Records values of a step of an epoch, after which `done` steps of the run are done."""
+        """Records values of a step of an epoch, after `done` steps of the run."""
         self._write(type="LOG", step=[epoch, step], data=values)
         for tracker in self.trackers:
             tracker.scalars(done, values)
 
     def file(self, path: Path) -> None:
-        """Hands a file of the run to the trackers."""
+        """Passes a file of the run to the trackers."""
         for tracker in self.trackers:
             tracker.file(path)
 
@@ -105,12 +105,12 @@ class RunLog:
         self._bar = _bar(total, "train", initial, self.quiet)
 
     def progress(self) -> None:
-        """Moves the bar on by a step."""
+        """Advances the bar by a step."""
         if self._bar is not None:
             self._bar.update()
 
     def end_progress(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -155,9 +155,9 @@ class Watched:
     """A loader whose batches move a progress bar of their own, if standard error is a terminal.
 
     Args:
-        loader: what to read.
-        title: of the bar.
-        quiet: show none.
+        loader: the loader to read.
+        title: title of the bar.
+        quiet: show no bar.
         on_batch: called before each batch.
     """
 

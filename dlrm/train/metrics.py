@@ -1,4 +1,4 @@
-"""What a model's scores are worth: ROC AUC, log loss, normalised entropy, calibration."""
+"""Metrics of a model's scores: ROC AUC, log loss, normalized entropy, calibration."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _ROWS_AT_ONCE = 1 << 20  # in float64
 def click_metrics(
     logits: Tensor, labels: Tensor, world: World = World(), weights: Tensor | None = None
 ) -> dict[str, float]:
-    """Returns what is reported of a test set; every rank returns the same, of the rows of all.
+    """Returns the metrics of a test set; every rank returns those of all ranks' rows.
 
     Args:
         logits: `[n]`.
@@ -26,10 +26,10 @@ def click_metrics(
     Returns:
         `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
         predicting the click rate (He et al., 2014); `calibration`, predicted over observed clicks.
-        All are NaN where a logit is NaN or infinite.
+        All are NaN if a logit is NaN or infinite.
 
     Raises:
-        ValueError: shapes differ, a label is neither 0 nor 1, or a weight is no number of 0 or
+        ValueError: shapes differ, a label is neither 0 nor 1, a weight is not a number of 0 or
             more, or all weights are 0; all ranks raise it.
     """
     rows, loss, clicks, predicted = _sums_of_all("click_metrics", logits, labels, world, weights)
@@ -48,26 +48,26 @@ def click_metrics(
 def fraction_metrics(
     logits: Tensor, targets: Tensor, world: World = World(), weights: Tensor | None = None
 ) -> dict[str, float]:
-    """Returns what is reported of a test set whose targets are fractions.
+    """Returns the metrics of a test set whose targets are fractions.
 
     Args:
         logits: `[n]`.
         targets: `[n]`, from 0 to 1.
         world: the processes that have rows, as in `click_metrics`.
-        weights: as there.
+        weights: as in `click_metrics`.
 
     Returns:
-        `log_loss` in nats, the mean binary cross-entropy; NaN where a logit is NaN or infinite.
+        `log_loss` in nats, the mean binary cross-entropy; NaN if a logit is NaN or infinite.
 
     Raises:
-        ValueError: shapes differ, or see the weights of `click_metrics`; all ranks raise it.
+        ValueError: shapes differ, or weights are invalid as in `click_metrics`; all ranks raise it.
     """
     rows, loss, *_ = _sums_of_all("fraction_metrics", logits, targets, world, weights)
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}
 
 
 def metrics_note(names: Iterable[str]) -> str | None:
-    """Explains the metrics that are little known, where they are among `names`; else None."""
+    """Returns an explanation of the lesser-known metrics among `names`, or None."""
     if not any(name.endswith(("normalized_entropy", "calibration")) for name in names):
         return None
     return (
@@ -77,12 +77,12 @@ def metrics_note(names: Iterable[str]) -> str | None:
 
 
 def one_class_note(metrics: dict[str, float], rows: int, weighted: bool = False) -> str | None:
-    """Says why there is no AUC where all labels are of one class; else None.
+    """Returns the reason why there is no AUC if all labels are of one class, otherwise None.
 
     Args:
         metrics: those of `click_metrics`.
-        rows: how many were tested.
-        weighted: whether they have weights, of which some may be 0.
+        rows: number of rows tested.
+        weighted: the rows have weights, some of which may be 0.
     """
     if not math.isnan(metrics.get("auc", 0.0)) or not rows or math.isnan(metrics["log_loss"]):
         return None
@@ -92,7 +92,7 @@ def one_class_note(metrics: dict[str, float], rows: int, weighted: bool = False)
 
 
 def unscored_text(score: float) -> str:
-    """Says what is wrong with a score that is no finite number."""
+    """Returns a description of a score that is NaN or infinite."""
     return (
         f"expected a finite score, got {score}: the model's weights are not finite, or too large "
         "for the row's numbers"
@@ -102,7 +102,7 @@ def unscored_text(score: float) -> str:
 def _sums_of_all(
     operation: str, logits: Tensor, labels: Tensor, world: World, weights: Tensor | None
 ) -> tuple[float, float, float, float]:
-    """As `_sums`, over the rows of all ranks."""
+    """Returns `_sums` over the rows of all ranks."""
     problem = shape_problem(logits, labels) or weights_problem(weights, labels)
     own = (0, 0.0, 0.0, 0.0) if problem else _sums(logits, labels, weights)
     facts = gather((problem, own, len(labels)), world)
@@ -117,7 +117,7 @@ def _sums_of_all(
 def _sums(
     logits: Tensor, labels: Tensor, weights: Tensor | None
 ) -> tuple[float, float, float, float]:
-    """Rows, or their weights; sums of losses, labels and predicted probabilities."""
+    """Returns rows, or their weights, and sums of losses, labels and predicted probabilities."""
     parts = []
     for begin in range(0, max(len(logits), 1), _ROWS_AT_ONCE):
         part = slice(begin, begin + _ROWS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""Mixed precision: which dtypes weights and products have, the static loss scale, clipping."""
+"""Mixed precision: dtypes of weights and products, the static loss scale, clipping."""
 
 import math
 from collections.abc import Container, Iterable
@@ -19,22 +19,22 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """Field names are those of the command line's flags.
+    """Precision of a network; field names are those of the command line's flags.
 
     Attributes:
         amp: compute MLPs and interaction in half precision.
         amp_dtype: "fp16" or "bf16"; None is fp16 on CUDA and bf16 on the CPU.
-        loss_scale: the loss is multiplied by it under fp16, and gradients divided again; bf16 has
-            the exponent range of float32 and needs none.
+        loss_scale: under fp16 the loss is multiplied by it, and gradients are divided again; bf16
+            has the exponent range of float32 and needs none.
         tf32: allow TensorFloat-32 in float32 matrix products on CUDA.
         precision: "fp32"; "bf16" or "fp16": the network computes in it, from float32 weights;
-            or Graphcore's pairs of the bits of products and of weights: "32.32" is "fp32", "16.32"
-            computes in `half_dtype`, and in "16.16" the weights are of that dtype, too, but for
-            those of norms. None: as `amp` says.
-        half_dtype: the dtype of 16 bits, "fp16" or "bf16"; None is fp16 on CUDA, bf16 on the CPU.
+            or Graphcore's pairs of bits of products and of weights: "32.32" is "fp32", "16.32"
+            computes in `half_dtype`, and "16.16" also stores the weights in it, except those of
+            norms. None: follow `amp`.
+        half_dtype: the 16-bit dtype, "fp16" or "bf16"; None is fp16 on CUDA, bf16 on the CPU.
 
     Raises:
-        ValueError: values that do not fit together; flag and value are named.
+        ValueError: values do not fit together; the message names flag and value.
     """
 
     amp: bool = False
@@ -70,9 +70,9 @@ class PrecisionConfig:
         return _DTYPES[self.amp_dtype or half] if self.amp else torch.float32
 
     def cast_weights(self, model: nn.Module, device: str) -> None:
-        """Gives a model's weights the dtype they are kept in: half under "16.16", else float32.
+        """Casts a model's weights to the dtype of their storage: half under "16.16", else float32.
 
-        Norms stay float32: their sums would lose what half precision rounds away.
+        Norms stay float32, since their sums would lose what half precision rounds away.
         """
         if self.precision != "16.16":
             return
@@ -84,7 +84,7 @@ class PrecisionConfig:
     def autocast(self, device: str) -> AbstractContextManager:
         """Returns the context in which layers compute in `dtype`, and norms and losses in float32.
 
-        No copies of weights are kept in it: whoever enters it does so once for each pass.
+        It keeps no copies of weights, so enter it once for each pass.
         """
         dtype = self.dtype(device)
         if dtype == torch.float32:
@@ -98,7 +98,7 @@ class PrecisionConfig:
         parts: World = World(),
         counted_elsewhere: Iterable[Tensor] = (),
     ) -> "LossScaler":
-        """Returns the loss scaler for a device: the static scale under fp16, else none."""
+        """Returns the loss scaler of a device: with the static scale under fp16, else without."""
         half = self.dtype(device) == torch.float16
         scale = torch.tensor(self.loss_scale, device=device) if half else None
         return LossScaler(scale, max_grad_norm, parts, counted_elsewhere)
@@ -107,14 +107,14 @@ class PrecisionConfig:
 class LossScaler:
     """Backward pass and update under a static loss scale, and with clipped gradients.
 
-    Where a scaled gradient is infinite or NaN on any rank, no parameter is updated on any. The
-    decision stays on the device for optimizers that read `grad_scale` and `found_inf` there.
+    If a scaled gradient is infinite or NaN on any rank, no rank updates any parameter. The decision
+    stays on the device for optimizers that read `grad_scale` and `found_inf` there.
 
     Args:
         scale: a scalar on the device, or None for none.
-        max_grad_norm: all gradients are divided by max(1, their 2-norm together / this).
+        max_grad_norm: all gradients are divided by max(1, their joint 2-norm / this).
         parts: the processes that each hold a part of the dense weights.
-        counted_elsewhere: weights of this part that another one counts in the norm.
+        counted_elsewhere: weights of this part whose norm another part counts.
 
     Raises:
         ValueError: `max_grad_norm` is not above 0.
@@ -135,11 +135,11 @@ class LossScaler:
         self._one = torch.ones_like(self._skipped)
 
     def num_skipped(self) -> int:
-        """Returns how many steps were skipped so far; waits for the device."""
+        """Returns the number of skipped steps so far; waits for the device."""
         return int(self._skipped.item())
 
     def report(self) -> str:
-        """Says how many steps were skipped so far, if any; waits for the device."""
+        """Returns a line about the skipped steps so far, or ""; waits for the device."""
         skipped = self.num_skipped()
         return f"  skipped: {skipped}" if skipped else ""
 
@@ -152,15 +152,15 @@ class LossScaler:
         loss.backward(None if self.scale is None else self.scale.expand_as(loss))
 
     def of_tables(self, optimizers: Iterable[Optimizer], device: str) -> Tensor | None:
-        """Returns what ranks add up before `step`, of the sparse gradients that each has alone.
+        """Returns the numbers that ranks sum before `step`, about each rank's sparse gradients.
 
         Args:
             optimizers: as for `step`; a rank may have none.
-            device: where the numbers are wanted.
+            device: device of the result.
 
         Returns:
-            Whether one is infinite or NaN, as 0 or 1, and their squared 2-norm, float32 `[2]`; None
-            on all ranks where `step` needs neither.
+            Whether a gradient is infinite or NaN, as 0 or 1, and the squared 2-norm, float32 `[2]`;
+            None on all ranks if `step` needs neither.
         """
         if self.scale is None and self.max_grad_norm is None:
             return None
@@ -170,7 +170,7 @@ class LossScaler:
         overflow, squares = numbers.unbind()
         if self.scale is not None:
             values = [value for grad in rows if (value := grad._values()).numel()]
-            # Their greatest is checked: they are many, and the check writes what it reads.
+            # Checks only their maximum: they are many, and the check writes what it reads.
             self._mark(torch._foreach_norm(values, math.inf) if values else [], overflow)
         if self.max_grad_norm is not None:
             own = _gradients(optimizers, self._counted_elsewhere)
@@ -183,15 +183,15 @@ class LossScaler:
         """Lets the optimizers update, unless a gradient is infinite or NaN on any rank.
 
         Args:
-            optimizers: what updates; their dense gradients are the same on all ranks.
-            tables: the sum of `of_tables` over the ranks, which is written to; None is that of
-                this one.
+            optimizers: the optimizers; their dense gradients are the same on all ranks.
+            tables: the sum of `of_tables` over the ranks, which is overwritten; None computes this
+                rank's.
         """
         optimizers = list(optimizers)
         if self.scale is None and self.max_grad_norm is None:
             for optimizer in optimizers:
                 optimizer.step()
-        elif optimizers:  # nothing is updated where all is frozen
+        elif optimizers:  # if all is frozen, there is nothing to update
             device = optimizers[0].param_groups[0]["params"][0].device
             if tables is None:
                 tables = self.of_tables(optimizers, str(device))
@@ -214,17 +214,17 @@ class LossScaler:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
                 optimizer.step()
-            elif not found_inf.item():  # torch's sparse optimizers cannot skip by themselves
+            elif not found_inf.item():  # torch's sparse optimizers cannot skip on the device
                 for grad in _gradients([optimizer]):
                     _values(grad).div_(scale)
                 optimizer.step()
 
     def _mark(self, values: tuple[Tensor, ...] | list[Tensor], overflow: Tensor) -> None:
-        """Sets `overflow` to 1 where a value is infinite or NaN, in one launch on a GPU."""
+        """Sets `overflow` to 1 if a value is infinite or NaN, in one launch on a GPU."""
         torch._amp_foreach_non_finite_check_and_unscale_(values, overflow, self._one)
 
     def _norm(self, optimizers: list[Optimizer], squares: Tensor) -> Tensor:
-        """The 2-norm of all gradients: dense ones, of each part once, and `squares` of tables."""
+        """Returns the 2-norm of all gradients: dense ones once per part, and tables' `squares`."""
         found = _gradients(optimizers, self._counted_elsewhere)
         grads = [grad.float() for grad in found if not grad.is_sparse]
         dense = torch.zeros_like(squares)  # torch's norm of no tensors is on the CPU
@@ -234,7 +234,7 @@ class LossScaler:
 
 
 def _summed_rows(grad: Tensor) -> Tensor:
-    """The sum of each row's gradients, and zeros: torch's `coalesce` waits for the device."""
+    """Returns the sum of each row's gradients, and zeros; torch's `coalesce` would synchronize."""
     rows, order = grad._indices()[0].sort()
     place = torch.zeros_like(rows)
     place[1:] = (rows[1:] != rows[:-1]).cumsum(0)
@@ -243,12 +243,12 @@ def _summed_rows(grad: Tensor) -> Tensor:
 
 
 def _values(grad: Tensor) -> Tensor:
-    """A gradient as a plain tensor: the values of a sparse one."""
+    """Returns a gradient as a plain tensor: the values of a sparse one."""
     return grad._values() if grad.is_sparse else grad
 
 
 def _gradients(optimizers: Iterable[Optimizer], without: Container[int] = ()) -> list[Tensor]:
-    """The gradients of all weights but those of these ids."""
+    """Returns the gradients of all weights except those with these ids."""
     return [
         weight.grad
         for optimizer in optimizers

@@ -1,4 +1,4 @@
-"""The learning rate of every step: NVIDIA's for DLRM, and those of image and text networks."""
+"""The learning rate of every step: NVIDIA's for DLRM, and schedules of image and text networks."""
 
 import math
 from collections.abc import Callable, Collection
@@ -20,11 +20,11 @@ class ScheduleConfig:
 
     Attributes:
         schedule: "nvidia" warms up, stays on a plateau and decays, at the steps of the next
-            fields; the others know how long the run is: "constant" stays at `lr`, "linear" and
-            "cosine" fall from it to `decay_end_lr` by the end of the run.
+            fields; the others depend on the length of the run: "constant" stays at `lr`, "linear"
+            and "cosine" fall from it to `decay_end_lr` by the end of the run.
         lr: the highest rate.
-        warmup: length of the warm-up of the others.
-        warmup_unit: of `warmup`: "epochs", "steps" or "run", which is a share of the run.
+        warmup: length of the warm-up of the other schedules.
+        warmup_unit: unit of `warmup`: "epochs", "steps" or "run", a share of the run.
         warmup_steps: steps until the plateau is reached; 0 starts on it.
         warmup_factor: f >= 0; the rate grows from lr * (1 - 2**-f), which is 0 by default.
         decay_start_step: the plateau's last step; None is right after the warm-up.
@@ -33,7 +33,7 @@ class ScheduleConfig:
         decay_end_lr: the decay ends at this rate, and the rate stays there.
 
     Raises:
-        ValueError: values that do not fit together; flag and value are named.
+        ValueError: values do not fit together; the message names flag and value.
     """
 
     schedule: str = "nvidia"
@@ -84,7 +84,7 @@ class ScheduleConfig:
 
     @property
     def knows_the_run(self) -> bool:
-        """True if rates depend on the length of the run."""
+        """Returns whether rates depend on the length of the run."""
         by_share = self.warmup > 0 and self.warmup_unit == "run"
         return self.schedule in ("linear", "cosine") or by_share
 
@@ -103,11 +103,11 @@ class ScheduleConfig:
 
 
 def check_schedule(schedule: str, given: Collection[str]) -> None:
-    """Raises ValueError where flags were given that a schedule does not read.
+    """Raises ValueError for flags that the schedule does not read.
 
     Args:
         schedule: its name.
-        given: flags that somebody chose.
+        given: flags that the user set.
     """
     if schedule != "nvidia" and (unread := [flag for flag in OF_NVIDIA if flag in given]):
         raise ValueError(
@@ -133,15 +133,15 @@ def learning_rate(config: ScheduleConfig, step: int) -> float:
 
 
 def short_run_advice(config: ScheduleConfig, num_steps: int, by_default: bool) -> str | None:
-    """Returns a line for the user whose run ends within the warm-up, or None.
+    """Returns advice for a user whose run ends within the warm-up, or None.
 
     It names flags that fit: a twentieth of the run to warm up, the second half to decay.
 
     Args:
         config: the schedule.
         num_steps: length of the run.
-        by_default: whether nobody chose the rate and the optimizers, which then do not fit either:
-            on its plateau the default rate ruins the weights within such a run.
+        by_default: rate and optimizers are the defaults, which then do not fit either: on its
+            plateau the default rate ruins the weights within such a run.
     """
     if config.schedule != "nvidia" or num_steps >= config.warmup_steps:
         return None
@@ -168,18 +168,19 @@ class CurveConfig:
             the end.
         lr: the rate that is multiplied.
         lr_warmup: length of the warm-up W, in which the rate of the others is also multiplied by
-            i / W.
-        lr_warmup_unit: "epochs", "steps" or "run", which is a share of the run.
-        lr_drops: where "stepped" drops, ascending.
-        lr_drops_unit: as `lr_warmup_unit`.
-        lr_decay_rate, lr_num_decays: of "exponential".
-        lr_drop_rate: of "stepped".
-        lr_power: p of "poly".
-        lr_end: of "linear" and "cosine".
+            lr_warmup: length of the warm-up W, in which the rate of the other schedules is also
+                multiplied by i / W.
+            lr_warmup_unit: "epochs", "steps" or "run", a share of the run.
+            lr_drops: points at which "stepped" drops, ascending.
+            lr_drops_unit: as `lr_warmup_unit`.
+            lr_decay_rate, lr_num_decays: parameters of "exponential".
+            lr_drop_rate: factor of "stepped".
+            lr_power: p of "poly".
+            lr_end: final rate of "linear" and "cosine".
         lr_update_every: "linear" keeps a rate for so many steps, in the warm-up and after it.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     lr_schedule: str = "cosine"

@@ -1,4 +1,4 @@
-"""What a trainer is given: the task, and for how long to train it."""
+"""The input of a trainer: the task, and the length of its training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from dlrm.train.precision import LossScaler
 
 
 class Task(Protocol):
-    """What is trained: a network, its loss and its evaluation.
+    """The object of a training: a network, its loss and its evaluation.
 
     Attributes:
         model: the network.
-        metric: the entry of `evaluate` that tells the best checkpoint; greater is better, unless
+        metric: the entry of `evaluate` that selects the best checkpoint; greater is better, unless
             it is the loss.
         loss_metric: the entry that is the test loss.
     """
@@ -33,7 +33,7 @@ class Task(Protocol):
         ...
 
     def split(self, batch: Any, parts: int) -> Sequence[Any]:
-        """Cuts a batch in up to `parts` micro-batches, as many on every rank, that add up to it."""
+        """Splits a batch into up to `parts` micro-batches, the same number on every rank."""
         ...
 
     def num_samples(self, batch: Any) -> int:
@@ -43,12 +43,12 @@ class Task(Protocol):
     def evaluate(self, loader: Loader) -> dict[str, float]:
         """Returns the metrics of a data set, the same on every rank.
 
-        The network is in evaluation mode meanwhile (`dlrm.train.evaluation.evaluation_mode`).
+        It runs the network in evaluation mode (`dlrm.train.evaluation.evaluation_mode`).
         """
         ...
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """Returns the parameters that hold tables, with what they hold; see `Parameters`."""
+        """Returns the parameters that hold tables, with their contents; see `Parameters`."""
         ...
 
 
@@ -65,10 +65,10 @@ def one_after_another(
     """Adds up the gradients of micro-batches, one after the other; returns the sum of their losses.
 
     Args:
-        loss: of a micro-batch.
+        loss: the loss of a micro-batch.
         batches: the micro-batches of a batch.
-        scaler: of the loss.
-        before_last: called before the last backward pass, in which gradients are complete.
+        scaler: scaler of the loss.
+        before_last: called before the last backward pass, which completes the gradients.
     """
     losses = []
     for batch in batches:
@@ -82,7 +82,7 @@ def one_after_another(
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long to train and what to report; field names are those of the command line's flags.
+    """Length and reports of a training; field names are those of the command line's flags.
 
     Attributes:
         epochs: passes over the training set.
@@ -92,18 +92,18 @@ class TrainConfig:
         test_after: no evaluation before this many epochs.
         checkpoint_freq: steps between checkpoints; None: only the best and the last.
         auc_threshold: stop when an evaluation reaches this metric.
-        plateau_patience: after so many evaluations without a new best, the learning rate is
-            multiplied by `plateau_factor`; None never does.
+        plateau_patience: multiply the learning rate by `plateau_factor` after so many evaluations
+            without a new best; None never does.
         plateau_factor: see `plateau_patience`.
         early_stop: stop after so many evaluations without a new best; None never does.
         benchmark_warmup_steps: steps that the throughput leaves out.
-        gradient_accumulation_steps: micro-batches that a process's batch is computed in, one after
-            the other: less memory, the same gradients.
-        verdict: report beside each printed line where the time of the steps went, and what bounds
-            it.
+        gradient_accumulation_steps: number of micro-batches into which a process splits its batch,
+            one after the other: less memory, the same gradients.
+        verdict: report with each printed line the time of each part of the steps, and what bounds
+            them.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     epochs: int = 1

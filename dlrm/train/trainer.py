@@ -32,27 +32,27 @@ class Trainer:
     """Trains a task, with the same steps on every rank.
 
     Args:
-        task: what to train.
-        optimizers: those of all its parameters.
+        task: the task to train.
+        optimizers: optimizers of all its parameters.
         schedule: step, counted from 1 -> learning rate.
-        config: how long, and what to report.
+        config: length of the training, and its reports.
         world: the processes that train together.
-        log: where to report.
-        scaler: of the loss; none by default.
-        checkpoints: where to save; None saves nothing.
-        run: how the run was configured, stored in checkpoints.
-        ema: of the weights, which is then what is tested; none by default.
-        beat: called with the step whenever the training has got on.
-        recorder: records the step, which is replayed from then on; None runs it op by op. Then
-            optimizers have their learning rates on the device.
-        pipelines: how the processes share the parts of the network; None: each has all of them.
+        log: destination of reports.
+        scaler: scaler of the loss; none by default.
+        checkpoints: directory to save in; None saves nothing.
+        run: configuration of the run, stored in checkpoints.
+        ema: EMA of the weights, which is then tested; none by default.
+        beat: called with the step whenever the training makes progress.
+        recorder: records the step and replays it from then on; None runs it op by op. With a
+            recorder, optimizers have their learning rates on the device.
+        pipelines: division of the network among the processes; None: each has the whole network.
         accumulate: computes the gradients of micro-batches; None: one after the other.
-        advice: what may make steps faster, by the part or the verdict that it is for; see
+        advice: suggestions for faster steps, by the part or the verdict that they are for; see
             `dlrm.train.reports.verdict`.
-        after_save: called after each checkpoint, from which a resumed run goes on.
+        after_save: called after each checkpoint from which a run can resume.
 
     Attributes:
-        stop_requested: set it, on any rank, to end all after a step, with a checkpoint.
+        stop_requested: set it on any rank to end the training after a step, with a checkpoint.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Trainer:
         return self.schedule(step) * self.config.plateau_factor**drops
 
     def resume(self, directory: Any) -> None:
-        """Goes on from a checkpoint of this run: weights, optimizers, random state, position."""
+        """Resumes from a checkpoint of this run: weights, optimizers, random state, position."""
         saved = load_checkpoint(directory, self.parameters, resume=True, world=self.world)
         self.progress.restore(saved)
         self._window.resume()
@@ -119,17 +119,17 @@ class Trainer:
     ) -> dict[str, float]:
         """Trains to the end of the run and returns its summary.
 
-        The best checkpoint, where one is saved, else the final weights, are evaluated on
-        `validation` once at the end; the model then has these weights.
+        At the end it evaluates on `validation` the best checkpoint, or the final weights if none is
+        saved; the model then has these weights.
 
         Args:
-            train: the training set, batch after batch.
-            test: the set that is watched during training.
-            validation: a set that is not.
+            train: the training set.
+            test: the set that is evaluated during training.
+            validation: a set that is evaluated once, at the end.
 
         Raises:
-            FloatingPointError: the loss is NaN or infinite; step and last checkpoint are named.
-            RuntimeError: a kernel on a GPU met a bad id since the last line; it is named.
+            FloatingPointError: the loss is NaN or infinite; the message names step and checkpoint.
+            RuntimeError: a kernel on a GPU found a bad id since the last line; the message has it.
             StoppedError: `stop_requested` was set.
         """
         total = self.config.num_steps(len(train))
@@ -174,7 +174,7 @@ class Trainer:
         )
 
     def _has_reached(self, evaluation: Evaluation) -> bool:
-        """Whether the run that goes on is good enough already; it is then not trained on."""
+        """Returns whether the resumed run has reached its threshold, so that training ends."""
         progress = self.progress
         if progress.tested_step < progress.step:  # saved just before its test
             return self._evaluate_if_due(evaluation)
@@ -182,7 +182,7 @@ class Trainer:
         return evaluation.is_enough(last.get(self.task.metric, math.nan)) or evaluation.is_stale()
 
     def _train(self, train: Loader, total: int, evaluation: Evaluation, report: StepReport) -> bool:
-        """Takes the steps that are left; returns whether to stop before the run is done."""
+        """Takes the remaining steps; returns whether to stop before the run is done."""
         reached = stopped = False
         while self.progress.step < total and not (reached or stopped):
             epoch, start = divmod(self.progress.step, len(train))
@@ -211,12 +211,12 @@ class Trainer:
         return loss
 
     def _updated(self, batch: Any) -> Tensor:
-        """What a step does on the device; returns the loss that it began with."""
+        """Does the device's part of a step; returns the loss before the update."""
         loss = self._compute_gradients(batch)
         step_clock.enter(step_clock.UPDATE)
         tables = self.scaler.of_tables(self.optimizers, self.world.device)
         self.scaler.step(self.optimizers, self._gradients.wait(tables))
-        for weight in self._weights:  # also what no optimizer updates
+        for weight in self._weights:  # including weights that no optimizer updates
             weight.grad = None
         if self.ema:
             self.ema.update()
@@ -228,7 +228,7 @@ class Trainer:
         return self._accumulate(parts, self.scaler, self._gradients.expect)
 
     def _agree(self) -> bool:
-        """Whether to stop now, and so all ranks; publishes what all of them have written."""
+        """Returns whether all ranks stop now, and publishes checkpoints that all have written."""
         written = bool(self.checkpoints and self.checkpoints.written())
         stop, all_written = self._agreement.exchange(self.stop_requested, written)
         if all_written and self.checkpoints:
@@ -253,7 +253,7 @@ class Trainer:
         self._clock.pause()
         try:
             metrics, seconds = evaluation.test()
-        except Exception:  # the test set's fault, which must not cost the training
+        except Exception:  # a fault of the test set must not cost the training
             if self.checkpoints and self.world.size == 1:  # others may wait in the evaluation
                 self._save()
                 self.checkpoints.finish()
@@ -268,7 +268,7 @@ class Trainer:
 
     def _checkpoint_if_due(self, total: int) -> None:
         freq = self.config.checkpoint_freq
-        last = self.progress.step == total  # which is saved when it has been tested
+        last = self.progress.step == total  # it is saved after its test
         if self.checkpoints and freq and self.progress.step % freq == 0 and not last:
             self._save()
 

@@ -1,4 +1,4 @@
-"""Notices a rank that hangs, names it with its stack, and ends the run: a launcher restarts it."""
+"""Detects a rank that hangs, reports its stack, and ends the run; a launcher restarts it."""
 
 import json
 import math
@@ -21,15 +21,15 @@ _WAITING_IN = (*distributed.__path__, str(gradient_sum.__file__), str(agreement.
 
 
 class Watchdog:
-    """Ends this process, after a report, when a rank has not got on for some time.
+    """Ends this process, after a report, when a rank has made no progress within the timeout.
 
-    A thread of each rank tells the others how long ago its rank last called `beat`. Ranks that wait
-    for others stand still as well, so the run ends when all that answer have stood still; who is
-    named is whoever does not answer, or stands still without waiting in a transfer.
+    A thread of each rank tells the others the time of its rank's last `beat`. Ranks that wait for
+    others make no progress either, so the run ends when all ranks that answer have stopped. The
+    report names the ranks that do not answer, or have stopped without waiting in a transfer.
 
     Args:
-        world: the ranks; among one nothing is watched.
-        timeout: seconds without a beat, after the first, after which the run ends.
+        world: the ranks; a single rank is not watched.
+        timeout: seconds without a beat, after the first one, that end the run.
     """
 
     def __init__(self, world: World, timeout: float):
@@ -53,12 +53,12 @@ class Watchdog:
             self._thread.join(self._timeout)
 
     def beat(self, step: int | None = None) -> None:
-        """Says that the training has got on, if need be to a step."""
+        """Reports progress of the training, optionally with the step."""
         self._step = self._step if step is None else step
         self._beaten = time.monotonic()
 
     def rest(self) -> None:
-        """Says that no more beats are to be expected, until the next one."""
+        """Announces a pause: no beats are expected until the next one."""
         self._beaten = math.inf
 
     def _watch(self) -> None:
@@ -87,7 +87,7 @@ class Watchdog:
 
     def _end_unless_one_gets_on(self, pause: float) -> None:
         before = self._listen()
-        for _ in range(3):  # the others say meanwhile where they are, if they can
+        for _ in range(3):  # meanwhile the others report their stacks, if they can
             time.sleep(pause)
             self._say()
         now = self._listen()
@@ -96,12 +96,12 @@ class Watchdog:
             return
         if next(rank for rank, said in enumerate(ranks) if said) == self._world.rank:
             print(f"error: {_report(ranks, self._timeout)}", file=sys.stderr, flush=True)
-        time.sleep(3 * pause)  # the report comes first: the launcher kills who is left
+        time.sleep(3 * pause)  # the report comes first: the launcher kills the other ranks
         os._exit(EXIT_CODE)
 
 
 def _where(thread: int) -> dict[str, Any]:
-    """The stack of a thread, and whether it waits for other ranks."""
+    """Returns the stack of a thread, and whether it waits for other ranks."""
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame) if frame else traceback.StackSummary()
     waits = any(line.filename.startswith(_WAITING_IN) for line in stack)

@@ -1,22 +1,22 @@
-"""Checkpoints: directories that appear whole, hold raw tables, and are loaded without pickle.
+"""Checkpoints: directories that appear whole, store raw tables, and load without pickle.
 
     STEP/config.json            flags, data set and tables of the run that wrote it
     STEP/progress.json          step, best result so far, history: the trainer's own state
-    STEP/dense.safetensors      parameters that are no table
-    STEP/optimizer.safetensors  state of the optimizers but for that of table rows
-    STEP/average.safetensors    average of the weights over the steps, if there is one
-    STEP/rng.safetensors        state of torch's random generators; rng.<r> has that of rank r
+    STEP/dense.safetensors      parameters other than tables
+    STEP/optimizer.safetensors  state of the optimizers except that of table rows
+    STEP/average.safetensors    EMA of the weights, if there is one
+    STEP/rng.safetensors        state of torch's random generators; rng.<r> is that of rank r
     STEP/tables/<i>.bin         rows of table i, float32, row-major: mappable
-    STEP/tables/<i>.<state>.bin the same of an optimizer's state of these rows
-    STEP/transform/             what the training data were transformed by, if they came with it
-    STEP/MODEL.md               what the model is and how to load it, for people
-    STEP/recalibration/         what its scores are recalibrated by, if they are
-    STEP/members/               of an ensemble, in place of weights: see `checkpoints.ensemble`
+    STEP/tables/<i>.<state>.bin optimizer state of these rows, in the same format
+    STEP/transform/             the fitted transform of the training data, if they came with one
+    STEP/MODEL.md               model card: describes the model and how to load it
+    STEP/recalibration/         recalibration of the model's scores, if there is one
+    STEP/members/               members of an ensemble, instead of weights
     STEP/manifest.json          size and checksum of each file, written last
 
-Tables are stored one by one whatever the layout in memory and whichever rank holds them, so any
-layout and any number of ranks read any other's. A directory that NVIDIA's program saved is read as
-a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
+Tables are stored one by one, whatever the layout in memory and whichever rank holds them, so a
+checkpoint loads into any layout and any number of ranks. A directory that NVIDIA's program saved is
+read as a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
 """
 
 import os
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 AVERAGE = "average.safetensors"
-_ROWS_AT_ONCE = 1 << 16  # of a table that is converted on its way
+_ROWS_AT_ONCE = 1 << 16  # of a table that is converted while it is copied
 
 
 def save_checkpoint(
@@ -76,10 +76,10 @@ def save_checkpoint(
 
 
 def read_config(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `config` a checkpoint was saved with, and its `tables`.
+    """Returns the `config` of a checkpoint, and its `tables`.
 
     Raises:
-        FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
+        FileNotFoundError, ValueError: the checkpoint is incomplete; the message names the file.
     """
     if is_nvidia(directory):
         return read_nvidia(directory).config
@@ -88,21 +88,21 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `progress` a checkpoint was saved with.
+    """Returns the `progress` of a checkpoint.
 
     Raises:
-        FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
+        FileNotFoundError, ValueError: the checkpoint is incomplete; the message names the file.
     """
     _check_manifest(directory, "progress.json")
     return read_json(Path(directory, "progress.json"))
 
 
 def read_shape(directory: str | os.PathLike, name: str) -> list[int]:
-    """Returns the shape of one of a checkpoint's weights that is no table.
+    """Returns the shape of one of a checkpoint's weights other than tables.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is damaged, or there is no such weight; it is named.
+        ValueError: a file is damaged, or the weight does not exist; the message names it.
     """
     if is_nvidia(directory):
         found = read_nvidia(directory).dense
@@ -113,7 +113,7 @@ def read_shape(directory: str | os.PathLike, name: str) -> list[int]:
 
 
 def averaged(parameters: Parameters) -> Parameters:
-    """Returns parameters whose model takes, when loaded, the average of its weights where saved."""
+    """Returns parameters whose model loads, if saved, the EMA of the weights."""
     return replace(parameters, average=parameters.dense())
 
 
@@ -131,23 +131,23 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Reads a checkpoint into a model and, to resume, into its optimizers and torch's generators.
 
-    Nothing is changed before everything has been found to fit, on all ranks.
+    It changes nothing before all ranks have found everything to fit.
 
     Args:
         directory: the checkpoint.
-        parameters: what to load into; each rank reads its own tables.
+        parameters: destination; each rank reads its own tables.
         resume: also load optimizer and generator state.
-        world: the ranks; as many as saved it, or not.
+        world: the ranks; their number may differ from that of the run that saved.
         finite: refuse weights that are NaN or infinite.
-        optimizers: load the optimizers' state alone, as a training on other data needs it.
+        optimizers: load only the optimizers' state, for a training on other data.
 
     Returns:
-        The `progress` it was saved with.
+        The `progress` of the checkpoint.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is damaged, a weight is NaN or infinite, or the architecture is another;
-            the file, the weight or all differences are named.
+        ValueError: a file is damaged, a weight is NaN or infinite, or the architecture differs; the
+            message names the file, the weight or all differences.
     """
     directory, with_state = Path(directory), resume or optimizers
     own = {part.table for part in parameters.table_parts()}
@@ -177,7 +177,7 @@ def load_checkpoint(
 
 
 def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
-    """Reads a checkpoint of ours, of whose tables the checksums of this rank's own are compared."""
+    """Reads a checkpoint of ours, and compares the checksums of this rank's own tables."""
     refuse_ensemble(directory, read_config(directory))
     read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own_tables))
     config = read_config(directory)
@@ -188,7 +188,7 @@ def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
 
 
 def _is_read(name: str, own_tables: set[int]) -> bool:
-    """Whether this rank reads a file of a checkpoint."""
+    """Returns whether this rank reads a file of a checkpoint."""
     folder, _, file = name.rpartition("/")
     return folder != "tables" or int(file.partition(".")[0]) in own_tables
 
@@ -237,7 +237,7 @@ def _check_architecture(
 
 
 def _shape(tensor: Tensor) -> list[Any]:
-    """The sizes of a tensor, with its dtype where these are no real numbers."""
+    """Returns the sizes of a tensor, with its dtype if it is not a real one."""
     return [*tensor.shape, *([] if tensor.is_floating_point() else [str(tensor.dtype)])]
 
 
@@ -253,7 +253,7 @@ def _check_same(directory: Path, what: str, found: dict, expected: dict) -> None
 
 
 def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) -> None:
-    """Raises ValueError where saved weights that are about to be loaded are NaN or infinite."""
+    """Raises ValueError if weights that are about to be loaded are NaN or infinite."""
     file = directory if saved.format == "nvidia" else directory / "dense.safetensors"
     for name, tensor in saved.dense.items():
         _refuse_not_finite(f"{file}: {name}", tensor)
@@ -266,7 +266,7 @@ def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) ->
 
 def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -> None:
     if not values.is_floating_point() or values.sum().isfinite():
-        return  # a sum is fast, and finite where all values are but for very large ones
+        return  # a sum is fast, and finite if all values are, except very large ones
     for place in (~values.isfinite()).nonzero().tolist():
         got = values[tuple(place)].item()
         shown = [*map(sum, zip(place, first, strict=True))] if first else place
@@ -274,7 +274,7 @@ def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -
 
 
 def _load_optimizers(directory: Path, parameters: Parameters, saved: SavedModel) -> None:
-    """Gives the optimizers the saved state; torch's create theirs at the first step only."""
+    """Gives the optimizers the saved state; torch's create theirs only at the first step."""
     weights = dict(parameters.model.named_parameters())
     optimizers = {id(parameter): optimizer for parameter, optimizer in parameters.optimizer_of()}
     file = directory / "optimizer.safetensors"
@@ -290,7 +290,7 @@ def _load_optimizers(directory: Path, parameters: Parameters, saved: SavedModel)
             state[key.removesuffix(INTEGER)] = int(value)
         else:
             state[key] = value.to(weight.device)
-            if value.shape == weight.shape:  # torch's fused optimizers want the weight's strides
+            if value.shape == weight.shape:  # torch's fused optimizers need the weight's strides
                 state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
     for part in parameters.table_parts():
         table, weight = part.table, part.weight
@@ -318,7 +318,7 @@ def _load_weights(parameters: Parameters, saved: SavedModel) -> None:
 
 
 def _load_average(directory: Path, parameters: Parameters, saved: SavedModel) -> None:
-    """Loads the average of the weights; it begins at the weights where none was saved."""
+    """Loads the EMA of the weights; without a saved one it starts at the weights."""
     if parameters.average:
         file = directory / AVERAGE
         average = read_tensors(file) if file.exists() else saved.dense
@@ -327,7 +327,7 @@ def _load_average(directory: Path, parameters: Parameters, saved: SavedModel) ->
 
 
 def _load_random_state(directory: Path, world: World) -> None:
-    """Sets torch's generators; a rank that no state was saved for keeps what its seed gave it."""
+    """Sets torch's generators; a rank without saved state keeps the state from its seed."""
     file = directory / random_state_file(world.rank)
     if not file.is_file():
         return
@@ -348,7 +348,7 @@ def _read_rows(saved: Rows, part: TablePart, rows: Tensor, low: Tensor | None = 
 
 
 def _blocks(saved: Rows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
-    """Yields what a part is of saved rows, some rows at a time, with the number of the first."""
+    """Yields the rows of a part, some at a time, with the number of the first."""
     first, end = part.piece.rows if part.piece else (0, saved.rows)
     for begin in range(first, end, _ROWS_AT_ONCE):
         block = torch.from_numpy(saved.part(begin, min(_ROWS_AT_ONCE, end - begin)))

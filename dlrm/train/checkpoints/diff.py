@@ -1,4 +1,4 @@
-"""What weights on disk are worth looking at, and how two sets of them differ.
+"""Statistics of weights on disk, and differences between two sets of them.
 
 Tables are read some megabytes at a time.
 """
@@ -15,12 +15,12 @@ from dlrm.train.checkpoints.saved_model import Rows, SavedModel
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a tensor's rows.
+    """Statistics of a tensor's rows.
 
     Attributes:
-        norm_min, norm_mean, norm_max: Euclidean norms of the rows that are finite.
+        norm_min, norm_mean, norm_max: Euclidean norms of the finite rows.
         max_abs: the largest finite absolute value.
-        num_nan, num_inf: how many values are no finite numbers.
+        num_nan, num_inf: number of NaN and of infinite values.
     """
 
     norm_min: float
@@ -33,13 +33,13 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Difference:
-    """Between two tensors of one shape.
+    """Difference between two tensors of one shape.
 
     Attributes:
-        rows: rows that differ.
-        of: rows in all.
-        first: the first one that differs.
-        max_abs: the largest absolute difference; infinite where one side is no finite number.
+        rows: number of rows that differ.
+        of: number of rows in all.
+        first: the first row that differs.
+        max_abs: the largest absolute difference; infinite if one side is not finite.
         max_rel: the largest difference relative to the larger of the two values.
     """
 
@@ -51,7 +51,7 @@ class Difference:
 
 
 def statistics(weights: Rows | np.ndarray) -> Statistics:
-    """Returns the statistics of a table, or of a tensor, whose first dimension is that of rows."""
+    """Returns the statistics of a table or tensor, whose first dimension counts rows."""
     low, total, high, largest, rows, nan, inf = math.inf, 0.0, 0.0, 0.0, 0, 0, 0
     for block in _blocks(weights):
         values = block.astype(np.float64)
@@ -71,9 +71,9 @@ def statistics(weights: Rows | np.ndarray) -> Statistics:
 def difference(
     a: Rows | np.ndarray, b: Rows | np.ndarray, rtol: float = 0.0, atol: float = 0.0
 ) -> Difference | None:
-    """Returns how two tables or tensors of one shape differ, or None where they do not.
+    """Returns the difference of two tables or tensors of one shape, or None if they are equal.
 
-    Values differ where |a - b| > atol + rtol * |b|; NaN is equal to NaN.
+    Values differ if |a - b| > atol + rtol * |b|; NaN is equal to NaN.
     """
     rows, count, first, max_abs, max_rel = 0, 0, -1, 0.0, 0.0
     for x, y in zip(_blocks(a), _blocks(b), strict=True):
@@ -98,11 +98,11 @@ def difference(
 
 
 def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, Rows | np.ndarray]:
-    """Everything that a checkpoint holds in numbers, by name.
+    """Returns all tensors of a checkpoint, by name.
 
     Args:
         saved: the checkpoint.
-        with_state: also the state of its optimizers.
+        with_state: include the state of its optimizers.
     """
     found: dict[str, Rows | np.ndarray] = {
         name: tensor.float().numpy() for name, tensor in sorted(saved.dense.items())
@@ -118,19 +118,19 @@ def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, Rows | n
 
 
 def shape_of(weights: Rows | np.ndarray) -> list[int]:
-    """The shape of a table or a tensor."""
+    """Returns the shape of a table or a tensor."""
     return [weights.rows, weights.dim] if isinstance(weights, Rows) else list(weights.shape)
 
 
 def map_differences(
     a: dict[str, Any], b: dict[str, Any], common: bool = False, name: str = ""
 ) -> Iterator[str]:
-    """Yields where two maps of JSON values differ, as sentences.
+    """Yields the differences of two maps of JSON values, as sentences.
 
     Args:
         a, b: the maps.
-        common: compare only what both have.
-        name: what comes before the keys in a sentence.
+        common: compare only the keys that both have.
+        name: prefix of the keys in a sentence.
     """
     for key in sorted(a.keys() & b.keys() if common else a.keys() | b.keys()):
         one, other = a.get(key, "absent"), b.get(key, "absent")

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which are there, which is the newest and which the best."""
+"""The checkpoints of a run: all of them, the newest and the best."""
 
 import fcntl
 import math
@@ -36,18 +36,18 @@ class CheckpointDirectory:
     """The checkpoints of one run: the last few, and the best.
 
     Each is a directory `step-<step>`, and `best.json` names the best one (see `best_record`). All
-    ranks make one, of the same directory, and call the same methods in the same order.
+    ranks construct one for the same directory, and call the same methods in the same order.
 
     Args:
-        path: the directory that holds them; created.
-        keep: how many of the last to keep besides the best.
+        path: directory of the checkpoints; created.
+        keep: number of last checkpoints to keep besides the best.
         attached: a directory to keep in each, see `CheckpointWriter`.
         world: the ranks.
-        in_background: write while the training goes on.
-        beat: called while files are waited for that get on.
+        in_background: write while the training continues.
+        beat: called as long as the files that the training waits for make progress.
 
     Raises:
-        OSError: the directory cannot be written, or not all ranks see the same.
+        OSError: the directory cannot be written, or not all ranks see the same one.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class CheckpointDirectory:
             probe.unlink()
 
     def claim(self) -> None:
-        """Keeps other runs out until `release`, and tidies up after one that was killed.
+        """Keeps other runs out until `release`, and tidies up after a killed one.
 
-        What it was writing or removing is removed, and `best.json` names the best checkpoint.
+        It removes unfinished writes and removals, and makes `best.json` name the best checkpoint.
 
         Raises:
             BlockingIOError: another run uses the directory.
-            ValueError: the best checkpoint is not there, or what says which it is is damaged.
+            ValueError: the best checkpoint is missing, or the record that names it is damaged.
         """
         with agreed(self.world, OSError, ValueError):
             if self.world.rank == 0:
@@ -99,16 +99,16 @@ class CheckpointDirectory:
                 except OSError:  # a file system without locks
                     pass
                 tidy_leftovers(self.path)
-                best_checkpoint(self.path)  # so that a missing one is said before the training
+                best_checkpoint(self.path)  # so that a missing one is reported before the training
                 if (record := best_record(self.path)) != _pointer(self.path):
                     _write_pointer(self.path, record)
 
     def save(
         self, step: int, parameters: Parameters, config: dict[str, Any], progress: dict[str, Any]
     ) -> None:
-        """Saves (see `CheckpointWriter`) unless it is saved; drops what is too old.
+        """Saves (see `CheckpointWriter`) unless saved already, and prunes old checkpoints.
 
-        In the background this returns as soon as what is saved is copied in memory.
+        In the background it returns as soon as the state is copied in memory.
         """
         self.finish()
         self._store = parameters.store
@@ -128,14 +128,14 @@ class CheckpointDirectory:
             self.finish()
 
     def written(self) -> bool:
-        """Whether a save goes on of which this rank has written its part."""
+        """Returns whether a save is in progress of which this rank has written its part."""
         return self._writer is not None and self._writer.written()
 
     def finish(self) -> None:
-        """Waits for a save that goes on, if one does, and lets the checkpoint appear.
+        """Waits for a save in progress, if there is one, and publishes the checkpoint.
 
         Raises:
-            OSError: a rank could not write; nothing appears.
+            OSError: a rank could not write; nothing is published.
         """
         if self._writer is not None:
             writer, self._writer = self._writer, None
@@ -150,29 +150,29 @@ class CheckpointDirectory:
             self._store.prune(from_first(kept, self.world))
 
     def mark_best(self, record: dict[str, float]) -> None:
-        """Notes which checkpoint is the best: its "step", and what was measured of it."""
+        """Records which checkpoint is the best: its "step" and its metrics."""
         self._new_best = record
         if self._writer is None:
             self.finish()
 
     def last(self) -> Path | None:
-        """The newest checkpoint, or None."""
+        """Returns the newest checkpoint, or None."""
         return from_first(last_checkpoint(self.path), self.world)
 
     def best(self) -> Path | None:
-        """The best checkpoint, or None where none was marked."""
+        """Returns the best checkpoint, or None if none was marked."""
         with agreed(self.world, ValueError):
             found = best_checkpoint(self.path) if self.world.rank == 0 else None
         return from_first(found, self.world)
 
     def best_record(self) -> dict[str, float]:
-        """The record of the best checkpoint; see `best_record`."""
+        """Returns the record of the best checkpoint; see `best_record`."""
         with agreed(self.world, ValueError, OSError):
             record = best_record(self.path) if self.world.rank == 0 else {}
         return from_first(record, self.world)
 
     def _stores(self) -> list[dict[str, Any]]:
-        """Where the rows of all checkpoints are."""
+        """Returns where the rows of all checkpoints are."""
         configs = [read_config(path) for path in all_checkpoints(self.path)]
         return [entry for config in configs for entry in config.get(STORES, [])]
 
@@ -190,16 +190,16 @@ def run_directory(path: Path) -> Path:
 
 
 def last_checkpoint(path: str | os.PathLike) -> Path | None:
-    """Returns the newest checkpoint in a run's directory, or None; nothing is changed."""
+    """Returns the newest checkpoint in a run's directory, or None; changes nothing."""
     found = all_checkpoints(path)
     return found[-1] if found else None
 
 
 def best_checkpoint(path: str | os.PathLike) -> Path | None:
-    """Returns the best checkpoint in a run's directory, or None where none was tested.
+    """Returns the best checkpoint in a run's directory, or None if none was tested.
 
     Raises:
-        ValueError: what says which is damaged, or the checkpoint it names is gone.
+        ValueError: the record of the best is damaged, or the checkpoint that it names is gone.
     """
     record = best_record(path)
     while record:
@@ -207,7 +207,7 @@ def best_checkpoint(path: str | os.PathLike) -> Path | None:
         if (best / MANIFEST).exists():
             return best
         before, record = record, best_record(path)
-        if record == before:  # else it was pruned since there is a better one
+        if record == before:  # otherwise it was pruned because there is a better one
             newest = last_checkpoint(path)
             raise ValueError(
                 f"{path}: expected the best checkpoint, {best.name}, as {_BEST} or {newest} says, "
@@ -217,14 +217,14 @@ def best_checkpoint(path: str | os.PathLike) -> Path | None:
 
 
 def best_record(path: str | os.PathLike) -> dict[str, float]:
-    """Returns what was measured of the best checkpoint in a run's directory, and its "step".
+    """Returns the metrics of the best checkpoint in a run's directory, and its "step".
 
-    The progress of the newest checkpoint decides, which appears together with its weights; a
-    process may be killed before it brings `best.json` up to date. Only a checkpoint that was saved
-    before it was tested cannot say that it is the best: then `best.json` does.
+    The progress of the newest checkpoint decides, since it appears together with its weights; a
+    process may be killed before it updates `best.json`. A checkpoint that was saved before it was
+    tested cannot record that it is the best; only then `best.json` decides.
 
     Returns:
-        The metrics, "step" and "epoch"; nothing where no checkpoint was tested.
+        The metrics, "step" and "epoch"; nothing if no checkpoint was tested.
 
     Raises:
         ValueError: `best.json`, or the newest checkpoint, is damaged.
@@ -236,18 +236,18 @@ def best_record(path: str | os.PathLike) -> dict[str, float]:
         return pointer
     with in_use(newest) as stays:
         if not stays:
-            return best_record(path)  # the newest is another by now
+            return best_record(path)  # there is a newer one by now
         record = read_progress(newest).get("best", pointer)
     return _checked_record(newest / "progress.json", record) if record else {}
 
 
 def step_directory(path: Path, step: float) -> Path:
-    """Returns where the checkpoint of a step is, in a run's directory."""
+    """Returns the path of a step's checkpoint in a run's directory."""
     return path / f"step-{int(step):09d}"
 
 
 def _pointer(path: Path) -> dict[str, float]:
-    """Returns the record of `best.json`, or nothing where there is no such file."""
+    """Returns the record of `best.json`, or nothing if there is no such file."""
     file = path / _BEST
     if not file.exists():
         return {}
@@ -265,7 +265,7 @@ def _write_pointer(path: Path, record: dict[str, float]) -> None:
 
 
 def _checked_record(file: Path, record: Any) -> dict[str, float]:
-    """Raises ValueError where something is no record of a tested step."""
+    """Returns the record of a tested step; raises ValueError for anything else."""
     numbers = isinstance(record, dict) and all(type(v) in (int, float) for v in record.values())
     if not numbers or not 0 <= record.get("step", math.nan) < math.inf:
         raise ValueError(f"{file}: expected the best step, got {brief(record)}: damaged")
@@ -275,16 +275,16 @@ def _checked_record(file: Path, record: Any) -> dict[str, float]:
 def all_checkpoints(path: str | os.PathLike) -> list[Path]:
     """Returns the checkpoints in a run's directory, by step."""
     found = (manifest.parent for manifest in Path(path).absolute().glob(f"step-*/{MANIFEST}"))
-    # Others, as a copy that somebody made, are nobody's to take for a step or to prune.
+    # Other directories, such as a user's copy, are neither taken for a step nor pruned.
     return sorted(one for one in found if re.fullmatch(r"step-[0-9]{9}", one.name))
 
 
 @contextmanager
 def checkpoint_in_use(path: str | os.PathLike) -> Iterator[Path]:
-    """Yields what `find_checkpoint` finds, which is not pruned within the block.
+    """Yields the result of `find_checkpoint`, which is not pruned within the block.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no checkpoint.
     """
     while True:
         found = find_checkpoint(path)
@@ -295,12 +295,12 @@ def checkpoint_in_use(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
-    """Returns the checkpoint at `path`, or the best or else the last one of a run's directory.
+    """Returns the checkpoint at `path`, or the best, or else the last one, of a run's directory.
 
     A directory that NVIDIA's program saved is a checkpoint.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no checkpoint.
     """
     path = Path(path)
     if (path / MANIFEST).exists() or is_nvidia(path):

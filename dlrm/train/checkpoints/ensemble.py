@@ -1,7 +1,7 @@
-"""Checkpoints of ensembles: several checkpoints in one, to be served and not trained.
+"""Checkpoints of ensembles: several checkpoints in one, for serving and not for training.
 
-STEP/members/<i>/           the checkpoint of each member, as of a run of its own
-STEP/config.json            that of the first member, with their number
+STEP/members/<i>/           the checkpoint of each member, as a run of its own would save it
+STEP/config.json            that of the first member, with the number of members
 STEP/progress.json          the best step of the members, and the metrics of the ensemble
 STEP/transform/  MODEL.md  manifest.json
 """
@@ -23,10 +23,10 @@ from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 
 def member_checkpoints(path: Path) -> list[Path]:
-    """Returns the checkpoints of an ensemble's members; none of a checkpoint that is no ensemble.
+    """Returns the checkpoints of an ensemble's members; an empty list if it is no ensemble.
 
     Raises:
-        FileNotFoundError, ValueError: it is no whole checkpoint; the file is named.
+        FileNotFoundError, ValueError: the checkpoint is incomplete; the message names the file.
     """
     return [path / MEMBERS / str(index) for index in range(read_config(path).get(MEMBERS, 0))]
 
@@ -38,12 +38,12 @@ def write_ensemble(
 
     Args:
         members: checkpoints of one architecture and one dataset, whose logits are averaged.
-        directory: appears when it is whole; an earlier checkpoint there is replaced.
-        step: that the checkpoint is of.
-        metrics: of the ensemble, on the test rows.
+        directory: appears when it is whole, and replaces an earlier checkpoint there.
+        step: step of the checkpoint.
+        metrics: metrics of the ensemble on the test rows.
 
     Raises:
-        OSError, ValueError: a member is gone or damaged, or nothing can be written.
+        OSError, ValueError: a member is missing or damaged, or nothing can be written.
     """
     with ExitStack() as held:
         for path in members:

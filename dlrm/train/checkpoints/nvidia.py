@@ -1,15 +1,15 @@
-"""NVIDIA's directory of a trained DLRM: read and written, without running code that is in it.
+"""NVIDIA's directory of a trained DLRM: reads and writes it without running code that it contains.
 
     bottom_model.mlp.pt             weights and biases of the layers, by torch.save
-    top_model.mlp.pt                the same of the top MLP but for its last layer
-    top_model.out.pt                weight and bias of that
+    top_model.mlp.pt                the same for the top MLP except its last layer
+    top_model.out.pt                weight and bias of the last layer
     bottom_model.embeddings.<i>.bin rows of table i, float32
     embeddings.<i>.meta.pt          their shape
     metadata.pt                     epoch, step, device_mapping; values of all flags
 
-The columns of the first top layer stand in the order in which that run had its vectors, which
-depends on version and number of GPUs: natural (of the dataset), size_sorted (tables by rows,
-descending) or device_mapping (rank after rank). Ours always is natural.
+The columns of the first top layer follow the order of the vectors in that run, which depends on
+version and number of GPUs: natural (that of the dataset), size_sorted (tables by rows, descending)
+or device_mapping (rank after rank). Ours is always natural.
 """
 
 import os
@@ -31,15 +31,15 @@ from dlrm.train.checkpoints.saved_model import Rows, SavedModel, attached_to
 NATURAL, SIZE_SORTED, DEVICE_MAPPING = "natural", "size_sorted", "device_mapping"
 FEATURE_ORDERS = (NATURAL, SIZE_SORTED, DEVICE_MAPPING)
 PADDINGS = ONE, MULTIPLE_OF_8 = "one", "multiple_of_8"
-_RECORD = "nvidia"  # entry of our config.json: what the directory was that it was made of
-_OURS = "dlrm"  # entry of their metadata.pt: what was in the checkpoint that it was made of
+_RECORD = "nvidia"  # entry of our config.json: the directory that the checkpoint was made from
+_OURS = "dlrm"  # entry of their metadata.pt: the checkpoint that the directory was made from
 _DOTS, _CAT = ("cuda_dot", "dot"), "cat"
-_INTERACTIONS = (*_DOTS, _CAT)  # that NVIDIA's code has
+_INTERACTIONS = (*_DOTS, _CAT)  # those of NVIDIA's code
 _CONVERTER = "python -m dlrm.scripts.checkpoint convert --to dlrm"
 
 
 def is_nvidia(path: str | os.PathLike) -> bool:
-    """Whether a directory looks like one of NVIDIA's."""
+    """Returns whether a directory looks like one of NVIDIA's."""
     return any(Path(path, name).is_file() for name in ("bottom_model.mlp.pt", "metadata.pt"))
 
 
@@ -50,17 +50,17 @@ def read_nvidia(
 
     Args:
         path: the directory.
-        feature_order: of its vectors, one of `FEATURE_ORDERS`; None finds it in the metadata.
-        any_order: take the natural order where it cannot be found.
+        feature_order: order of its vectors, one of `FEATURE_ORDERS`; None reads it from metadata.
+        any_order: assume the natural order if the metadata do not tell.
 
     Returns:
-        The model. Its `config` has in "nvidia" the order and whence it is known, and what is needed
+        The model. Its `config` has under "nvidia" the order and its source, and all that is needed
         to write the same directory again.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged or would run code, sizes do not fit together, or the order
-            cannot be known.
+            is unknown.
     """
     path = Path(path)
     metadata = _metadata(path, feature_order, any_order)
@@ -92,7 +92,7 @@ def read_nvidia(
         "top_mlp_sizes": [len(bias) for _, bias in top],
         "interaction_op": interaction,
     }
-    if not own:  # else it is there already, if it is
+    if not own:  # otherwise it is there already, if the model has it
         config[_RECORD] = {"feature_order": order, "padding": padding, "data": _plain(data)}
     notes = {"feature order": f"{order}, {reason}", "interaction padding": str(padding)}
     return SavedModel(
@@ -113,22 +113,22 @@ def write_nvidia(
     feature_order: str | None = None,
     padding: str | None = None,
 ) -> list[int]:
-    """Writes a model as NVIDIA's code reads it; the directory appears whole, or not at all.
+    """Writes a model in the form that NVIDIA's code reads; the directory appears whole or not.
 
     Args:
         saved: the model.
         directory: must not exist, or be empty.
-        feature_order: natural or size_sorted; None is that of the directory that the model was made
-            of, else natural.
-        padding: one of `PADDINGS`, the zeros after the dots; None is as many as in the directory
-            that the model was made of, else those to a multiple of 8.
+        feature_order: natural or size_sorted; None is the order of the directory that the model was
+            made from, otherwise natural.
+        padding: one of `PADDINGS`, the zeros after the dots; None is the padding of the directory
+            that the model was made from, otherwise a multiple of 8.
 
     Returns:
-        The order of features that was written.
+        The order of features in the directory.
 
     Raises:
-        ValueError: the model is none that NVIDIA's code has.
-        OSError: it cannot be written, or something stands there.
+        ValueError: NVIDIA's code does not have such a model.
+        OSError: the directory cannot be written, or already exists.
     """
     _check_dlrm(saved)
     flags, record = saved.config.get("flags", {}), saved.config.get(_RECORD, {})
@@ -203,7 +203,7 @@ def _metadata(path: Path, feature_order: str | None, any_order: bool) -> dict[st
         return found
     except (FileNotFoundError, ValueError) as error:
         if any_order or feature_order in (NATURAL, SIZE_SORTED):
-            return {}  # nothing else of it is needed
+            return {}  # nothing else in it is needed
         raise type(error)(
             f"{error}. --feature_order natural or size_sorted of {_CONVERTER} reads the rest "
             "without it"
@@ -230,7 +230,7 @@ def _load(path: Path) -> Any:
 
 
 def _mlps(path: Path) -> tuple[list[Layer], list[Layer]]:
-    """The layers of the bottom and the top MLP; each takes what the one before gives."""
+    """Returns the layers of the bottom and the top MLP, whose sizes must match in sequence."""
     bottom, top = _layers(path / "bottom_model.mlp.pt"), _layers(path / "top_model.mlp.pt")
     top.append(_last_layer(path / "top_model.out.pt"))
     for file, layers in (("bottom_model.mlp.pt", bottom), ("top_model.out.pt", top)):
@@ -264,7 +264,7 @@ def _matrix(weight: Tensor) -> Tensor:
 
 
 def _plain_tensor(tensor: Tensor) -> Tensor:
-    """Returns float32 without a gradient: NVIDIA's program saves parameters as they are."""
+    """Returns float32 without a gradient: NVIDIA's program saves parameters as such."""
     return tensor.detach().float()
 
 
@@ -312,7 +312,7 @@ def _order(
     data: dict[str, Any],
     asked: str | None,
 ) -> tuple[list[int] | None, str]:
-    """The tables in the order of their vectors, or None, and whence that is known."""
+    """Returns the tables in the order of their vectors, or None, and the source of the order."""
     try:
         mapping = [list(map(int, ids)) for ids in data["device_mapping"]["embedding"]]
     except (KeyError, TypeError, ValueError):
@@ -351,7 +351,7 @@ def _sorted_by(rows: Sequence[int], feature_order: str) -> list[int]:
 
 
 def _interaction(path: Path, flags: dict[str, Any], num_tables: int, dim: int, width: int) -> str:
-    """Which interaction gives so many columns; where two do, the flags say it."""
+    """Returns the interaction with so many columns; the flags decide between two candidates."""
     dots = dim + num_tables * (num_tables + 1) // 2
     fitting: list[str] = []
     if width - dots in (1, -dots % 8):
@@ -372,7 +372,7 @@ def _interaction(path: Path, flags: dict[str, Any], num_tables: int, dim: int, w
 
 
 def _columns(interaction: str, order: list[int], dim: int) -> Tensor:
-    """For each column of theirs but padding, which column of ours is the same input."""
+    """Returns, for each of their columns except padding, our column with the same input."""
     vectors = torch.tensor([0, *(table + 1 for table in order)])  # 0 is the bottom MLP's
     if interaction == _CAT:
         return (vectors[:, None] * dim + torch.arange(dim)).flatten()
@@ -400,14 +400,14 @@ def _to_theirs(ours: Tensor, interaction: str, order: list[int], dim: int, paddi
 
 
 def _with_padding(target: Tensor, source: Tensor, begin: int) -> Tensor:
-    """Copies the columns of padding that both have: they meet zeros, but none shall be lost."""
+    """Copies the columns of padding that both have: their inputs are zero, but none may be lost."""
     end = min(target.shape[1], source.shape[1])
     target[:, begin:end] = source[:, begin:end]
     return target
 
 
 def _dense(bottom: list[Layer], top: list[Layer]) -> dict[str, Tensor]:
-    """Layers by our names."""
+    """Returns layers by our names."""
     dense: dict[str, Tensor] = {}
     for name, layers in (("bottom_mlp", bottom), ("top_mlp", top[:-1])):
         for index, layer in enumerate(layers):
@@ -424,7 +424,7 @@ def _layer(dense: dict[str, Tensor], name: str) -> Layer:
 
 
 def _of(dense: dict[str, Tensor], mlp: str) -> list[Layer]:
-    """The layers of an MLP in their order."""
+    """Returns the layers of an MLP in order."""
     names = {name.rpartition(".")[0] for name in dense if name.startswith(f"{mlp}.")}
     return [_layer(dense, name) for name in sorted(names, key=lambda n: int(n.split(".")[1]))]
 
@@ -434,7 +434,7 @@ def _save(path: Path, layers: list[Layer]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it; what JSON has not becomes text."""
+    """Returns a value in JSON's types; other types become text."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Loads weights that others trained into a network with the same names, or with known others."""
+"""Loads published weights into a network with the same names, or with other known names."""
 
 import re
 from collections.abc import Mapping
@@ -17,48 +17,49 @@ _BERT_NAMES = (  # pattern and replacement, one after the other
     (r"^output_(weights|bias)$", r"classifier.\1"),
     (r"\.(output_)?weights$", ".weight"),
     (r"\.output_bias$", ".bias"),
-    (r"\.gamma$", ".weight"),  # Google's, also where they were converted to torch
+    (r"\.gamma$", ".weight"),  # Google's, also when converted to torch
     (r"\.beta$", ".bias"),
     (r"\.dense_act\.", ".dense."),  # NVIDIA's
     (r"^(embeddings|encoder|pooler)\.", r"bert.\1."),  # an encoder alone
 )
 _NO_WEIGHTS = re.compile(r"^global_step$|(^|[./])(adam|lamb)_[mv]$|\.position_ids$")
 _WORDS, _DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder."
-_PADDED_TO = 8  # a multiple to which NVIDIA pads vocabularies
+_PADDED_TO = 8  # NVIDIA pads vocabularies to a multiple of this
 
 
 def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> list[str]:
-    """Loads weights with the names of the model's; a file of torch is read without code.
+    """Loads weights with the names of the model's; reads torch files without running code.
 
     Args:
-        model: what to load into.
-        path: `.safetensors`, or a file of torch, maybe with all in "state_dict" or "model".
-        heads: beginnings of names that may be missing or of other numbers of outputs; such stay as
-            they are.
+        model: the network to load into.
+        path: `.safetensors`, or a file of torch, possibly with all weights in "state_dict" or
+            "model".
+        heads: prefixes of names that may be missing or have another number of outputs; these keep
+            their values.
 
     Returns:
-        Names of those that stayed as they were.
+        The names of the weights that kept their values.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not of this architecture, or holds other things than dense tensors of
-            finite real numbers; the names are given. Nothing is loaded then.
+        ValueError: the file is of another architecture, or holds anything but dense tensors of
+            finite real numbers; the message has the names. Nothing is loaded then.
     """
     return _copy(model, path, _read(path), heads)
 
 
 def load_bert_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> list[str]:
-    """Loads weights of a BERT, be they named as by Hugging Face, NVIDIA or Google.
+    """Loads weights of a BERT, under the names of Hugging Face, NVIDIA or Google.
 
-    Of Google's, files of torch that were converted from TensorFlow are read, and tensors with the
+    Google's weights are read from torch files that were converted from TensorFlow, also under the
     names of its variables; those that end in "kernel" are transposed. A vocabulary that is padded
-    to a multiple of 8 is cut, and one that is not fills the first words of a model's that is.
+    to a multiple of 8 is cut, and one that is not fills the first words of a padded model.
 
     Arguments, result and further errors are those of `load_weights`.
 
     Raises:
-        ValueError: the vocabulary is another, or masked tokens are decoded by another table than
-            that of words.
+        ValueError: the vocabulary differs, or the file decodes masked tokens with another table
+            than that of words.
     """
     read = {name: value for name, value in _read(path).items() if not _NO_WEIGHTS.search(name)}
     weights: dict[str, Tensor] = {}
@@ -93,7 +94,7 @@ def _read(path: str) -> dict[str, Tensor]:
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path}: no file of weights alone: {reason}") from error
-    for key in ("state_dict", "model"):  # how training scripts wrap them
+    for key in ("state_dict", "model"):  # training scripts wrap weights in these
         if isinstance(weights, dict) and isinstance(weights.get(key), dict):
             weights = weights[key]
     if not isinstance(weights, dict):
@@ -114,7 +115,7 @@ def _read(path: str) -> dict[str, Tensor]:
 
 
 def _what_else(value: Any) -> str | None:
-    """What a value is that is no dense tensor of real numbers."""
+    """Returns what a value is if it is no dense tensor of real numbers."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     if value.is_nested:
@@ -136,9 +137,9 @@ def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
 
 
 def _fitted(path: str, words: Tensor, own: Tensor) -> Tensor:
-    """What a file has of each word, for the words that the model has."""
+    """Returns the file's entries for the words that the model has."""
     if words.ndim != own.ndim or words.shape[1:] != own.shape[1:]:
-        return words  # which `_copy` names
+        return words  # `_copy` reports the mismatch
     rows, wanted = len(words), len(own)
     fewer, more = sorted((rows, wanted))
     if rows != wanted and more != -(-fewer // _PADDED_TO) * _PADDED_TO:

@@ -1,4 +1,4 @@
-"""Rows of a checkpoint's tables, read some at a time: from files, or from the store of a run."""
+"""Rows of a checkpoint's tables, read some at a time from files or from the store of a run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ import torch
 from dlrm.ops import join_float32
 from dlrm.store.row_store import ROWS, Layout, RowStore, open_view
 
-STORES = "stores"  # in a configuration: what restores the rows of each rank's store
+STORES = "stores"  # in a configuration: the records that restore the rows of each rank's store
 _BLOCK_BYTES = 1 << 24
 
 
@@ -22,7 +22,7 @@ class Rows:
 
     Attributes:
         path: the file.
-        rows: how many there are.
+        rows: number of rows.
         dim: numbers in a row.
 
     Raises:
@@ -62,11 +62,11 @@ class Rows:
 
 
 class StoreView:
-    """The store of a checkpoint, opened when its rows are read first.
+    """The store of a checkpoint, opened at the first read.
 
     Args:
         path: the checkpoint.
-        entry: where the store is; see `RowStore.checkpoint`.
+        entry: the store's record; see `RowStore.checkpoint`.
 
     Raises:
         ValueError: the entry is damaged.
@@ -83,10 +83,10 @@ class StoreView:
 
     @cached_property
     def store(self) -> RowStore:
-        """The store.
+        """Returns the opened store.
 
         Raises:
-            ValueError: it is not there, or damaged; the checkpoint is named.
+            ValueError: the store is missing or damaged; the message names the checkpoint.
         """
         try:
             return open_view(self._entry)
@@ -96,10 +96,10 @@ class StoreView:
 
 @dataclass(frozen=True)
 class StoredRows(Rows):
-    """Rows of a field, in float32, that are in the store of a checkpoint.
+    """Rows of a field, in float32, in the store of a checkpoint.
 
     Attributes:
-        view: the store in which they are; several share it.
+        view: the store of the rows, shared by several fields.
         begin: the first record.
         names: the field, or the upper and the lower halves of its values.
     """
@@ -121,15 +121,15 @@ class StoredRows(Rows):
 
 
 def prefix_of(index: int) -> str:
-    """Returns what names of a parameter's fields begin with: nothing, or of the wide term "1_"."""
+    """Returns the prefix of a parameter's field names: none, or "1_" for the wide term."""
     return f"{index}_" if index else ""
 
 
 def saved_tables(path: Path, config: Mapping[str, Any]) -> tuple[list[Rows], list[dict[str, Rows]]]:
-    """Returns the tables of a checkpoint, and of each the state of its rows.
+    """Returns the tables of a checkpoint, and the optimizer state of each table's rows.
 
     Raises:
-        ValueError, OSError: a file is missing or has another size; it is named.
+        ValueError, OSError: a file is missing or has another size; the message names it.
     """
     if config.get(STORES):
         return _stored_tables(path, config)

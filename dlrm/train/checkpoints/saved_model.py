@@ -1,7 +1,7 @@
-"""What a checkpoint holds, for programs that have no model to load it into.
+"""The contents of a checkpoint, for programs that have no model to load it into.
 
-Of large files a part at a time is in memory. NVIDIA's directories are read into the same by
-`dlrm.train.checkpoints.nvidia`.
+Large files are read in parts. `dlrm.train.checkpoints.nvidia` reads NVIDIA's directories into the
+same form.
 """
 
 import json
@@ -29,14 +29,14 @@ class SavedModel:
     Attributes:
         path: its directory.
         format: "dlrm" or "nvidia".
-        config: how it was trained: "flags", "dataset", "optimizers".
-        progress: where the run stood: "step", "best", "history".
-        dense: parameters that are no table.
+        config: configuration of the training: "flags", "dataset", "optimizers".
+        progress: state of the run: "step", "best", "history".
+        dense: parameters other than tables.
         tables: the embedding tables.
-        table_state: of each table, an optimizer's state of its rows.
+        table_state: for each table, the optimizer state of its rows.
         optimizer: other state of the optimizers.
-        attached: further directories in it, as of the dataset's transform.
-        notes: what is to be said of another format, by name.
+        attached: further directories in it, such as the dataset's transform.
+        notes: remarks about another format, by name.
     """
 
     path: Path
@@ -56,12 +56,12 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
 
     Args:
         path: the directory.
-        check_crc: also compare the checksums of the tables, which are not read here; those of all
-            other files always are.
+        check_crc: also compare the checksums of the tables, which are not read here; the checksums
+            of all other files are always compared.
 
     Raises:
-        FileNotFoundError: there is none, or a file is missing.
-        ValueError: a file is damaged, or it is none of a DLRM.
+        FileNotFoundError: the checkpoint, or one of its files, is missing.
+        ValueError: a file is damaged, or the checkpoint is not of a DLRM.
     """
     path = Path(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
@@ -74,10 +74,10 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
 
 
 def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
-    """Writes a checkpoint of ours, without state of optimizers; it appears whole, or not at all.
+    """Writes a checkpoint of ours, without optimizer state; it appears whole, or not at all.
 
     Raises:
-        OSError: it cannot be written, or something stands there.
+        OSError: the checkpoint cannot be written, or something is already there.
     """
     with staged_directory(directory) as staging:
         (staging / "tables").mkdir()
@@ -100,5 +100,5 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
 
 
 def attached_to(path: Path) -> list[Path]:
-    """The directories in a checkpoint that are no tables."""
+    """Returns the directories in a checkpoint other than that of tables."""
     return sorted(p for p in path.iterdir() if p.is_dir() and p.name != "tables")

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a model and its optimizers, and where it is found in them."""
+"""The state of a model and its optimizers that a checkpoint holds, and access to it."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +18,19 @@ from dlrm.distributed.placement import Piece
 from dlrm.documents import brief, read_json
 from dlrm.store.row_store import RowStore
 
-LOW = "_low"  # ends the name of a buffer of lower halves
+LOW = "_low"  # suffix of the name of a buffer of lower halves
 INTEGER = ":int"  # marks state that is a Python integer, not a tensor
 
 
 class TablePart(NamedTuple):
-    """What a parameter holds of a table.
+    """The part of a table that a parameter holds.
 
     Attributes:
         table: the table's number.
         weight: the parameter.
-        begin: the first of its rows that are of this table.
-        end: the one after the last.
-        piece: which rows and columns of the table these are; None is all.
+        begin: the first of its rows that belong to this table.
+        end: the row after the last.
+        piece: the rows and columns of the table that these are; None is all.
     """
 
     table: int
@@ -41,11 +41,11 @@ class TablePart(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the whole table."""
+        """Returns rows and columns of the whole table."""
         return self.piece.shape if self.piece else (self.end - self.begin, self.weight.shape[1])
 
     def of(self, rows: Tensor) -> Tensor:
-        """Cuts this part out of a table's rows: of its weights, or of its optimizer's state."""
+        """Cuts this part out of a table's rows, either weights or optimizer state."""
         if self.piece is None:
             return rows
         rows = rows[slice(*self.piece.rows)]
@@ -54,17 +54,18 @@ class TablePart(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a checkpoint holds of a model and its optimizers.
+    """The parts of a model and its optimizers that a checkpoint holds.
 
     Attributes:
         model: the network.
         tables: parameters that hold embedding tables, with the tables they hold: number -> rows,
-            in order, or the piece that they hold of a table. Among several processes these are this
-            one's. The lower halves of a bfloat16 one are the model's buffer of its name and "_low".
+            in order, or the piece that they hold of a table. With several processes these are this
+            one's. The lower halves of a bfloat16 parameter are the model's buffer with its name
+            and "_low".
         optimizers: those that update the model.
-        average: of the weights, name -> tensor; saved and, when a run goes on, loaded.
-        parts: the processes that each hold a part of what is no table, of which the model here is
-            this process's; they are adjacent ranks, and a checkpoint holds all of it.
+        average: EMA of the weights, name -> tensor; saved, and loaded when a run resumes.
+        parts: the processes that each hold a part of the dense weights, of which the model here is
+            this process's; they are adjacent ranks, and a checkpoint holds all parts.
     """
 
     model: nn.Module
@@ -75,24 +76,24 @@ class Parameters:
 
     @property
     def store(self) -> RowStore | None:
-        """Where the rows of the tables are, if not in memory."""
+        """Returns the store of the tables' rows, or None if they are in memory."""
         return getattr(self.model, "store", None)
 
     def dense(self) -> dict[str, Tensor]:
-        """Name -> tensor of everything in the model's state but tables."""
+        """Returns name -> tensor for everything in the model's state except tables."""
         tables = {id(parameter) for parameter, _ in self.tables}
         names = {name for name, value in self.model.named_parameters() if id(value) in tables}
         names |= {name + LOW for name in names}
         return {n: v for n, v in self.model.state_dict().items() if n not in names}
 
     def low(self) -> dict[int, Tensor]:
-        """`id` of a parameter -> its values' lower halves, where it is bfloat16."""
+        """Returns `id` of a bfloat16 parameter -> lower halves of its values."""
         buffers = dict(self.model.named_buffers())
         names = ((name, id(parameter)) for name, parameter in self.model.named_parameters())
         return {key: buffers[name + LOW] for name, key in names if name + LOW in buffers}
 
     def table_parts(self) -> Iterator[TablePart]:
-        """Yields what this process holds of the tables."""
+        """Yields the parts of tables that this process holds."""
         for parameter, tables in self.tables:
             begin = 0
             for number, held in tables.items():
@@ -112,11 +113,11 @@ class Parameters:
 def optimizer_state(
     parameters: Parameters,
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, dict[str, float]], dict[str, Tensor]]:
-    """Splits the optimizers' state in that of table rows, that of whole tables, and the rest.
+    """Splits the optimizers' state into that of table rows, that of whole tables, and the rest.
 
     Returns:
-        Parameter's `id` -> name -> tensor `[rows, ...]`; parameter's `id` -> name -> number, for
-        the parameters that hold tables; "parameter/name" -> tensor, for the others.
+        Parameter's `id` -> name -> tensor `[rows, ...]`; parameter's `id` -> name -> number,
+        for the parameters that hold tables; "parameter/name" -> tensor, for the others.
     """
     names = {id(parameter): name for name, parameter in parameters.model.named_parameters()}
     tables = {id(parameter) for parameter, _ in parameters.tables}
@@ -144,18 +145,18 @@ def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or no such file; it is named.
+        ValueError: it is damaged, or of another format; the message names it.
     """
     with _named(path):
         return load_file(path)
 
 
 def tensor_shape(path: str | os.PathLike, name: str) -> list[int]:
-    """Returns the shape of a tensor, of whose file only the header is read.
+    """Returns the shape of a tensor; reads only the header of its file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or has no such tensor; it is named.
+        ValueError: it is damaged, or has no such tensor; the message names it.
     """
     with _named(path), safe_open(path, "pt") as tensors:
         return tensors.get_slice(name).get_shape()
@@ -188,7 +189,7 @@ MEMBERS = "members"  # of an ensemble: their number in its config, and their fol
 
 
 def refuse_ensemble(directory: str | os.PathLike, config: dict[str, Any]) -> None:
-    """Raises ValueError where a checkpoint has members and no weights of its own."""
+    """Raises ValueError if a checkpoint has members and no weights of its own."""
     if MEMBERS in config:
         raise ValueError(
             f"{directory}: the mean of {config[MEMBERS]} models, which can be scored and served "
@@ -197,11 +198,11 @@ def refuse_ensemble(directory: str | os.PathLike, config: dict[str, Any]) -> Non
 
 
 def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `config` of a checkpoint, whose sections and tables have the expected form.
+    """Returns the `config` of a checkpoint, after checking the form of its sections and tables.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged; the file and the entry are named.
+        ValueError: it is damaged; the message names the file and the entry.
     """
     path = Path(directory, "config.json")
     sections: dict[str, Any] = {"flags": {}, "dataset": {}, "optimizers": [], "tables": []}

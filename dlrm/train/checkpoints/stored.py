@@ -1,7 +1,7 @@
-"""Checkpoints of tables whose rows are in a store: what of a model is stored, and how it is read.
+"""Checkpoints of tables whose rows are in a store.
 
-The configuration of such a checkpoint has, under "stores", where each rank's store is and what
-restores its rows (`RowStore.checkpoint`); there are no files of tables.
+The configuration of such a checkpoint has, under "stores", the location of each rank's store and
+the record that restores its rows (`RowStore.checkpoint`); there are no files of tables.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,16 +22,16 @@ _ROWS_AT_ONCE = 1 << 14
 def start_store(
     parameters: Parameters, world: World, beat: Callable[[], object] = lambda: None
 ) -> None:
-    """Makes the store of a training that begins, with the initial rows, if it has one.
+    """Creates the store of a new training, with the initial rows, if it uses one.
 
     Args:
-        parameters: of the training.
+        parameters: parameters of the training.
         world: the processes.
-        beat: called as the rows get on.
+        beat: called as the rows make progress.
 
     Raises:
-        ValueError, OSError: it cannot be made.
-        OtherRankError: that of another rank cannot.
+        ValueError, OSError: the store cannot be created.
+        OtherRankError: the store of another rank cannot be created.
     """
     store = parameters.store
     if store is not None and not store.is_open:
@@ -60,13 +60,13 @@ def fields_of(parameters: Parameters) -> dict[str, Tensor]:
 
 
 def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_state: bool) -> None:
-    """Lets the store of a model have the rows of a checkpoint.
+    """Makes the rows of a checkpoint available in the store of a model.
 
-    It goes back to the checkpoint where the run is resumed; it shows the checkpoint's rows and
-    changes none where it is that of this run, or nothing is trained; else it is made anew.
+    When a run resumes, its store returns to the checkpoint. If the store is this run's, or nothing
+    is trained, it shows the checkpoint's rows and changes none; otherwise it is created anew.
 
     Raises:
-        ValueError, OSError: the rows cannot be read, or the store cannot be made.
+        ValueError, OSError: the rows cannot be read, or the store cannot be created.
     """
     store = parameters.store
     assert store is not None
@@ -84,7 +84,7 @@ def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_stat
 
 
 def _blocks(parameters: Parameters, saved: SavedModel, with_state: bool) -> Iterator[Block]:
-    """Yields all rows of a checkpoint as a store takes them."""
+    """Yields all rows of a checkpoint in the form that a store takes."""
     store, low, first = parameters.store, parameters.low(), 0
     assert store is not None
     for position, rows in enumerate(store.tables.values()):

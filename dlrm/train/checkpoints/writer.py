@@ -1,4 +1,4 @@
-"""Writes one checkpoint by all ranks together, each its own tables, at once or as training runs."""
+"""Writes one checkpoint with all ranks, each its own tables, at once or while training runs."""
 
 import json
 import math
@@ -29,26 +29,26 @@ from dlrm.train.checkpoints.state import (
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 _ROWS_AT_ONCE = 1 << 14  # written, and summed while they are in the cache
-_WRITERS = 2  # while one waits for the disk, the other sums
+_WRITERS = 2  # while one waits for the disk, the other computes checksums
 
 
 class CheckpointWriter:
-    """A checkpoint that is being written; every rank makes one, and finishes it.
+    """A checkpoint that is being written; every rank constructs one, and finishes it.
 
     Args:
         directory: must not exist, or be empty; it appears when it is whole, or not at all. All
-            ranks must see the same.
-        parameters: what to save.
-        config: how the run was configured, JSON values.
-        progress: where the run stands, JSON values.
+            ranks must see the same directory.
+        parameters: the state to save.
+        config: configuration of the run, JSON values.
+        progress: progress of the run, JSON values.
         attached: a directory to keep in the checkpoint under its name; its files are hard links
-            where the file system allows it, else copies.
+            if the file system allows it, otherwise copies.
         world: the ranks.
-        in_background: copy in memory what is saved, and write while the training goes on.
-        beat: called while files are waited for that get on.
+        in_background: copy the state in memory, and write while the training continues.
+        beat: called as long as the files that the training waits for make progress.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the checkpoint cannot be written.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class CheckpointWriter:
         writers.shutdown(wait=False)
 
     def written(self) -> bool:
-        """Whether this rank has nothing left to write."""
+        """Returns whether this rank has nothing left to write."""
         return all(future.done() for _, future in self._written)
 
     def finish(self) -> None:
-        """Waits for all ranks and lets the checkpoint appear.
+        """Waits for all ranks and publishes the checkpoint.
 
         Raises:
-            OSError: a rank could not write; nothing appears.
+            OSError: a rank could not write; nothing is published.
         """
         try:
             with agreed(self._world, OSError):
@@ -111,7 +111,7 @@ class CheckpointWriter:
             raise
 
     def _files(self, parameters: Parameters) -> "list[tuple[str, _Rows | dict[str, Tensor]]]":
-        """What this rank writes, and into which files."""
+        """Returns the files that this rank writes, with their contents."""
         by_row, scalars, others = optimizer_state(parameters)
         low = parameters.low()
         files: list[tuple[str, _Rows | dict[str, Tensor]]] = []
@@ -145,7 +145,7 @@ class CheckpointWriter:
         return _Rows(self._snapshot(rows), None if low is None else self._snapshot(low), piece)
 
     def _tensors(self, tensors: Mapping[str, Tensor], parts: World) -> dict[str, Tensor]:
-        """Those of all parts, on the first of them; elsewhere nothing."""
+        """Returns, on the first of the parts, the tensors of all parts; elsewhere nothing."""
         if parts.size > 1:
             own = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
             tensors = {k: v for part in gather_to_first(own, parts) for k, v in part.items()}
@@ -176,9 +176,9 @@ class CheckpointWriter:
 
 
 class _Rows:
-    """Rows of a table, to be written as float32; `low` has the lower halves of bfloat16 ones.
+    """Rows of a table, to be written as float32; `low` has the lower halves of bfloat16 rows.
 
-    Where they are a piece of the table, other pieces of the same file are written at the same time.
+    If they are a piece of the table, other ranks write other pieces of the file at the same time.
     """
 
     def __init__(self, rows: Tensor, low: Tensor | None, piece: Piece | None):
@@ -186,7 +186,7 @@ class _Rows:
         self.rows, self.low, self.piece = rows, low, piece
 
     def write(self, path: Path) -> str | None:
-        """Returns the checksum of the file, but not where it has other pieces."""
+        """Returns the checksum of the file, or None if it has other pieces."""
         if self.piece is not None and not self.piece.is_whole:
             self._write_piece(path, self.piece)
             return None
@@ -203,7 +203,7 @@ class _Rows:
     def _write_piece(self, path: Path, piece: Piece) -> None:
         shape = piece.shape[: self.rows.ndim]
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            # Room first, on which a map of the file depends where the disk is full.
+            # Reserve space first: a memory map of the file fails badly on a full disk.
             os.posix_fallocate(file.fileno(), 0, max(4 * math.prod(shape), 1))
             whole = np.memmap(file, np.float32, "r+", shape=shape)
             for begin, block in self._blocks():
@@ -225,7 +225,7 @@ class _Rows:
 
 
 def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
-    """Writes a file through to the disk; returns its checksum, but not of one in pieces."""
+    """Writes a file through to the disk; returns its checksum, or None for a file in pieces."""
     if isinstance(content, _Rows):
         return content.write(path)
     try:
@@ -236,7 +236,7 @@ def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Links a file under another name, or copies it where there can be no link."""
+    """Links a file under another name, or copies it if it cannot be linked."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links

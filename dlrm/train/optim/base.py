@@ -1,4 +1,4 @@
-"""What optimizers share: learning rate and loss scale are scalars on the device."""
+"""Base classes of optimizers, whose learning rate and loss scale are scalars on the device."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ class LossScaled:
 
     Attributes:
         grad_scale: gradients are divided by it; None is 1.
-        found_inf: where it is not 0, a step updates nothing; None is 0.
+        found_inf: if it is not 0, a step updates nothing; None is 0.
     """
 
     grad_scale: Tensor | None = None
@@ -37,12 +37,12 @@ def finish_updates(optimizers: Iterable[Optimizer]) -> None:
 
 
 def handles_loss_scale(optimizer: Optimizer) -> bool:
-    """Whether an optimizer reads `grad_scale` and `found_inf` on the device."""
+    """Returns whether an optimizer reads `grad_scale` and `found_inf` on the device."""
     return isinstance(optimizer, LossScaled) or bool(optimizer.defaults.get("fused"))
 
 
 def set_learning_rate(optimizers: Iterable[Optimizer], value: float) -> None:
-    """Sets the learning rate of every parameter group, in place where it is a device scalar."""
+    """Sets the learning rate of every parameter group, in place if it is a device scalar."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if isinstance(group["lr"], Tensor):

@@ -1,4 +1,4 @@
-"""Which optimizers train a DLRM."""
+"""Configuration of the optimizers of a DLRM."""
 
 import math
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from dlrm.train.optim.rows import L2_MODES, TABLE_OPTIMIZERS
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Which optimizers; field names are those of the command line's flags.
+    """The optimizers of a DLRM; field names are those of the command line's flags.
 
     Attributes:
-        embedding_optimizer: of the tables, one of `TABLE_OPTIMIZERS`; "adam" is lazy: it updates
-            touched rows only, but with an L2 term of all rows.
-        mlp_optimizer: of everything else, one of `DENSE_OPTIMIZERS`.
+        embedding_optimizer: optimizer of the tables, one of `TABLE_OPTIMIZERS`; "adam" is lazy: it
+            updates only touched rows, unless the L2 term covers all rows.
+        mlp_optimizer: optimizer of everything else, one of `DENSE_OPTIMIZERS`.
         freeze_embeddings: compute gradients of the tables but do not update them.
         freeze_mlps: the same for everything else.
-        embedding_l2: weight of half the sum of the tables' squares, which is added to the mean loss
-            of every step, within the optimizer; see `RowOptimizer.add_l2`.
+        embedding_l2: weight of half the sum of the tables' squares, which the optimizer adds to the
+            mean loss of every step; see `RowOptimizer.add_l2`.
         embedding_l2_mode: "all" rows of the tables, as in a dense optimizer, or those "looked_up"
             by the batch.
-        weight_decay: the same term of the matrices of everything else; biases do not decay. It is
+        weight_decay: weight of the same term for all other matrices; biases do not decay. It is
             coupled: its gradient goes through the optimizer, as in torch's SGD, Adagrad and Adam.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     embedding_optimizer: str = "sgd"

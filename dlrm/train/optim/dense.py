@@ -1,4 +1,4 @@
-"""Optimizers of dense parameters beside tables: torch's own, fused."""
+"""Optimizers of dense parameters: torch's own, fused."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,9 +17,9 @@ def dense_optimizer(
 
     Args:
         kind: its name.
-        parameters: what it updates.
-        weight_decay: times the weight is added to the gradient of every matrix; what has one
-            dimension, as biases, does not decay.
+        parameters: the parameters to update.
+        weight_decay: adds this times the weight to the gradient of every matrix; one-dimensional
+            parameters, such as biases, do not decay.
     """
     parameters = list(parameters)
     groups: list[dict] = [{"params": parameters}]
@@ -33,7 +33,7 @@ def dense_optimizer(
 class SGD(LossScaled, torch.optim.SGD):
     """torch's fused SGD without momentum, launched in half the host's time.
 
-    In checkpoints it is torch's, whose name it has.
+    Checkpoints store it under the name of torch's.
     """
 
     @torch.no_grad()
@@ -62,8 +62,8 @@ class SGD(LossScaled, torch.optim.SGD):
 class Adagrad(LossScaled, torch.optim.Adagrad):
     """torch's fused Adagrad of dense gradients, without a wait for the device.
 
-    torch 2.11 has its kernel for CUDA, and its class refuses to use it there. In checkpoints it is
-    torch's, whose name and state it has.
+    torch 2.11 has the CUDA kernel, but its class refuses to use it. Checkpoints store it under the
+    name of torch's, with the same state.
     """
 
     @torch.no_grad()

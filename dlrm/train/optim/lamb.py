@@ -1,4 +1,4 @@
-"""LAMB (You et al., 2019): Adam whose step has, tensor by tensor, the size of the weights."""
+"""LAMB (You et al., 2019): Adam whose step is scaled, tensor by tensor, to the weights' norm."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from dlrm.train.optim.base import LossScaled, Weights
 
 
 class _Rule(NamedTuple):
-    """What sets flavours apart.
+    """The differences between flavours.
 
     Attributes:
-        max_grad_norm: all gradients are divided by max(1, their 2-norm together / this).
-        bias_correction: of the moments, which start at 0.
-        adapt_all: whether steps of weights without decay are adapted, too.
+        max_grad_norm: all gradients are divided by max(1, their joint 2-norm / this).
+        bias_correction: correct the moments for their start at 0.
+        adapt_all: adapt steps of weights without decay as well.
     """
 
     max_grad_norm: float | None
@@ -32,23 +32,23 @@ LAMB_FLAVOURS = {"nvlamb": _NVLAMB, "popart": _POPART, "paper": _NVLAMB}
 class Lamb(LossScaled, Optimizer):
     """u = m' / (sqrt(v') + eps) + weight_decay * w; the weights w lose lr * |w| / |u| * u.
 
-    m' and v' are Adam's moments, corrected for their start at 0; norms are those of one tensor, and
-    the ratio is 1 where one of them is 0. The flavours are those of:
+    m' and v' are Adam's moments, corrected for their start at 0. Norms are those of one tensor, and
+    the ratio is 1 if one of them is 0. The flavours are those of:
 
-    * "nvlamb", NVIDIA and Habana: gradients of a greater 2-norm than 1, all together, are scaled
-      down to it first, and the ratio is 1 in groups without decay;
-    * "popart", Graphcore: neither that nor the correction, and a ratio for every tensor;
+    * "nvlamb", NVIDIA and Habana: gradients with a joint 2-norm above 1 are first scaled down to 1,
+      and the ratio is 1 in groups without decay;
+    * "popart", Graphcore: no scaling and no correction, and a ratio for every tensor;
     * "paper", as timm reads the paper: another name of "nvlamb".
 
-    Moments are float32 also where weights are narrower.
+    Moments are float32 even if weights are narrower.
 
     Args:
         groups: weights, or groups of them, with `weight_decay`.
         lr: learning rate, a scalar on the weights' device.
         flavour: one of `LAMB_FLAVOURS`.
-        betas: weights of the past in the moments.
+        betas: decay rates of the moments.
         eps: of the formula.
-        max_weight_norm: a greater |w| counts as this.
+        max_weight_norm: |w| is clamped to this.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Lamb(LossScaled, Optimizer):
         divisor = self._divisor()
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            # One by one on the CPU: what a pass leaves in the cache, the next one finds there.
+            # One by one on the CPU, so that each pass finds the tensors in the cache.
             together = len(weights) if weights and weights[0].is_cuda else 1
             for begin in range(0, len(weights), together):
                 self._update(weights[begin : begin + together], group, divisor)
 
     def _divisor(self) -> Tensor | None:
-        """What gradients are divided by, for the loss scale and for their norm."""
+        """Returns the divisor of gradients, for the loss scale and for clipping."""
         limit = self._rule.max_grad_norm
         if limit is None:
             return self.grad_scale
@@ -95,7 +95,7 @@ class Lamb(LossScaled, Optimizer):
         return torch.maximum(least, norm / limit)
 
     def _gradient(self, weight: Tensor) -> Tensor:
-        """In the moments' dtype."""
+        """Returns the gradient in the moments' dtype."""
         assert weight.grad is not None
         return weight.grad.to(self.state[weight]["exp_avg"].dtype)
 
@@ -117,11 +117,11 @@ class Lamb(LossScaled, Optimizer):
     def _adam(
         self, weights: list[Tensor], states: list[dict], group: dict, divisor: Tensor | None
     ) -> list[Tensor]:
-        """Advances the moments, and returns Adam's steps: what torch's fused kernel adds to 0."""
+        """Advances the moments, and returns Adam's steps as torch's fused kernel adds them to 0."""
         moments = [state["exp_avg"] for state in states]
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1)
-        if not self._rule.bias_correction:  # there is none left after infinitely many steps
+        if not self._rule.bias_correction:  # it vanishes after infinitely many steps
             steps = [torch.full_like(step, math.inf) for step in steps]
         updates = [torch.zeros_like(moment) for moment in moments]
         torch._fused_adam_(

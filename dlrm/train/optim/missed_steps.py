@@ -1,4 +1,4 @@
-"""The steps of an optimizer that rows of a weight have missed, since no batch looked them up."""
+"""The optimizer steps that rows of a weight have missed because no batch looked them up."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,13 @@ class MissedSteps:
     """Counts the steps since all rows of a weight were up to date, and those that each row has had.
 
     Args:
-        rows: of the weight.
-        columns: numbers of a step.
-        dtype: of these.
-        device: the weight's.
+        rows: rows of the weight.
+        columns: numbers per step.
+        dtype: dtype of these numbers.
+        device: the weight's device.
 
     Attributes:
-        done: how many of the steps each row has had, `[rows]` int32.
+        done: number of steps that each row has had, `[rows]` int32.
     """
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device):
@@ -31,7 +31,7 @@ class MissedSteps:
         return self._numbers[: self._count]
 
     def add(self, numbers: tuple[float, ...], rows: Tensor) -> None:
-        """Takes in a step, which the rows of its batch have had."""
+        """Adds a step that the rows of its batch have had."""
         if self._count == len(self._numbers):
             self._numbers = torch.cat([self._numbers, torch.empty_like(self._numbers)])
         self._numbers[self._count] = torch.tensor(numbers, dtype=self._numbers.dtype)
@@ -39,7 +39,7 @@ class MissedSteps:
         self.done[rows] = self._count
 
     def forget(self) -> None:
-        """Counts anew: all rows are up to date."""
+        """Restarts the count: all rows are up to date."""
         if self._count:
             self.done.zero_()
             self._count = 0

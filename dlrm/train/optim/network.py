@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from dlrm.train.optim.lamb import LAMB_FLAVOURS, Lamb
 from dlrm.train.optim.rmsprop import RMSpropTF
 
-Groups = list[dict[str, Any]]  # of parameters, with their weight decay
+Groups = list[dict[str, Any]]  # groups of parameters, with their weight decay
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class NetworkOptimizerConfig:
     Attributes:
         optimizer: "sgd"; "momentum" or "nesterov": torch's SGD with it; "rmsprop_tf": see
             `RMSpropTF`; "adam" or, with decoupled weight decay, "adamw"; "lamb": see `Lamb`.
-        momentum: of "momentum", "nesterov" and "rmsprop_tf".
-        rmsprop_decay: weight of the past in the mean squares of "rmsprop_tf".
-        optimizer_eps: added to what is divided by; None: 1e-3 for "rmsprop_tf", 1e-6 for "lamb",
-            else 1e-8.
-        adam_betas: weights of the past in the moments of "adam", "adamw" and "lamb".
+        momentum: momentum of "momentum", "nesterov" and "rmsprop_tf".
+        rmsprop_decay: decay rate of the mean squares of "rmsprop_tf".
+        optimizer_eps: added to the denominator; None: 1e-3 for "rmsprop_tf", 1e-6 for "lamb",
+            otherwise 1e-8.
+        adam_betas: decay rates of the moments of "adam", "adamw" and "lamb".
         lamb_flavour: one of `LAMB_FLAVOURS`.
-        lamb_max_weight_norm: greatest norm of weights that sizes a step of "lamb"; None: any.
-        weight_decay: added to gradients times the weights, but for "adamw" and "lamb".
-        decay_norm_and_bias: decay weights of norms and biases, too.
+        lamb_max_weight_norm: clamps the norm of weights that scales a step of "lamb"; None: none.
+        weight_decay: added to gradients times the weights, except for "adamw" and "lamb".
+        decay_norm_and_bias: decay weights of norms and biases as well.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     optimizer: str = "momentum"
@@ -68,15 +68,15 @@ class NetworkOptimizerConfig:
 
     @property
     def max_grad_norm(self) -> float | None:
-        """The norm of all gradients that the optimizer itself scales them down to, if it does."""
+        """Returns the norm that the optimizer itself clips all gradients to, or None."""
         return LAMB_FLAVOURS[self.lamb_flavour].max_grad_norm if self.optimizer == "lamb" else None
 
 
 def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optimizer:
-    """Returns the optimizer of all parameters of a model that are trained.
+    """Returns the optimizer of all trainable parameters of a model.
 
-    Decayed are weights of two dimensions or more, hence neither biases nor those of norms, unless
-    the configuration says so.
+    Weights of two or more dimensions decay. Biases and weights of norms do not, unless the
+    configuration says so.
 
     Raises:
         ValueError: Adam's moments would have 16 bits.
@@ -103,7 +103,7 @@ def _momentum(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Opt
     nesterov = config.optimizer == "nesterov" and momentum > 0
     sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
     for weight in _weights(groups) if momentum else ():
-        # torch leaves it uninitialised where the first step of all is skipped for an overflow.
+        # torch leaves it uninitialised if the very first step is skipped for an overflow.
         sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
     return sgd
 

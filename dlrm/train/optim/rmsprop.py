@@ -1,4 +1,4 @@
-"""RMSprop as TensorFlow has it."""
+"""RMSprop in TensorFlow's form."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ from dlrm.train.optim.base import LossScaled, Weights
 
 
 class RMSpropTF(LossScaled, Optimizer):
-    """RMSprop as TensorFlow has it: s = d*s + (1-d)*g^2 from s = 1; m = mu*m + lr*g/sqrt(s+eps).
+    """RMSprop in TensorFlow's form: s = d*s + (1-d)*g^2 from s = 1; m = mu*m + lr*g/sqrt(s+eps).
 
-    The weights lose m. torch's adds eps to the root, starts s at 0 and keeps the rate out of m.
+    Each step subtracts m from the weights. torch's RMSprop adds eps to the root, starts s at 0 and
+    keeps the rate out of m.
 
     Args:
         groups: weights, or groups of them, with `weight_decay`: g grows by it times the weight.
@@ -65,7 +66,7 @@ class RMSpropTF(LossScaled, Optimizer):
         torch._foreach_sub_(weights, moments)
 
     def _kept(self, weights: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Under a loss scale, each tensor that a step changes with a copy of it."""
+        """Returns, under a loss scale, each tensor that a step changes and a copy of it."""
         if self.found_inf is None:
             return []
         states = (state for weight in weights for state in self.state[weight].values())
@@ -73,5 +74,5 @@ class RMSpropTF(LossScaled, Optimizer):
 
 
 def _widened(value: Tensor) -> Tensor:
-    """The value in float32 where it has 16 bits, else itself."""
+    """Returns the value in float32 if it has 16 bits, otherwise itself."""
     return value.float() if value.element_size() < 4 else value

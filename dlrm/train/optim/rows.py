@@ -1,8 +1,8 @@
 """Optimizers of embedding tables: one-pass updates of their rows, or torch's sparse ones.
 
-The row optimizers take the gradient of `ops.joint_embedding` as it comes, (rows, values) with rows
-repeated, and change in place only the rows that the batch touched. With an L2 term every step
-changes every row: a row gets what it has missed before it is looked up the next time.
+The row optimizers take the gradient of `ops.joint_embedding` as it is, (rows, values) with repeated
+rows, and change in place only the rows that the batch touched. With an L2 term every step changes
+every row: a row gets the updates that it missed before the next time it is looked up.
 """
 
 import math
@@ -35,9 +35,9 @@ def table_optimizer(
     Args:
         kind: one of `TABLE_OPTIMIZERS`.
         parameters: weights `[rows, dim]` with sparse gradients.
-        native: one of the row optimizers below; else torch's own for sparse gradients.
+        native: one of the row optimizers below; otherwise torch's own for sparse gradients.
         low: the lower halves (int16) of each bfloat16 weight; row optimizers change both.
-        table_sizes: rows of the tables of a weight, where `RowOptimizer` may know them.
+        table_sizes: rows of the tables of a weight, if `RowOptimizer` may use them.
         l2: see `RowOptimizer`.
         l2_mode: see `RowOptimizer`.
 
@@ -67,10 +67,10 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
     Args:
         parameters: weights `[rows, dim]`, or groups of them; a bfloat16 weight is in a group of its
             own, whose option "low" is its lower halves (`ops.split_float32`). A group's option
-            "table_sizes", see `ops.row_sgd_`, says that every gradient is that of one look-up of
-            one row of each table; torch merges the rows of several, even where it leaves repeats.
+            "table_sizes", see `ops.row_sgd_`, states that every gradient is that of one look-up of
+            one row of each table; torch merges the rows of several look-ups, with repeats.
         lr: learning rate, a scalar on the weights' device.
-        options: the subclass's own.
+        options: options of the subclass.
     """
 
     def __init__(self, parameters: Weights, lr: Tensor, **options: float):
@@ -79,7 +79,7 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
         self._missed: dict[Tensor, MissedSteps] = {}
         for group in self.param_groups:
             for weight in group["params"]:
-                weight.grad_dtype = None  # half-precision gradients come as they are, uncopied
+                weight.grad_dtype = None  # half-precision gradients arrive without a copy
                 self.state[weight].update(self.initial_state(weight))
 
     def add_l2(self, l2: float, mode: str = "all") -> None:
@@ -90,11 +90,11 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
 
         Args:
             l2: 0 or more.
-            mode: "all": of all rows, at every step. Rows have the values of torch's dense SGD,
-                Adagrad or Adam after `before_look_up` and `finish_updates`. "looked_up": of each
-                row that a batch looks up, once, so that frequent rows decay more often; "Mini-batch
-                Aware Regularization" of Zhou et al., "Deep Interest Network", 2018, section 5.1,
-                without the division by the id's number of occurrences.
+            mode: "all": all rows, at every step. After `before_look_up` and `finish_updates`, rows
+                have the values of torch's dense SGD, Adagrad or Adam. "looked_up": each row that a
+                batch looks up, once, so that frequent rows decay more often; "Mini-batch Aware
+                Regularization" of Zhou et al., "Deep Interest Network", 2018, section 5.1, without
+                the division by the id's number of occurrences.
         """
         self.l2 = l2
         if l2 and mode == "all":
@@ -106,7 +106,7 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
 
     @property
     def defers(self) -> bool:
-        """Whether rows have to be brought up to date by `before_look_up`."""
+        """Returns whether rows have to be brought up to date by `before_look_up`."""
         return bool(self._missed)
 
     @staticmethod
@@ -124,12 +124,11 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
     def before_look_up(self, rows: Tensor) -> None:
         """Gives rows the updates of the steps that they have missed, if there are any.
 
-        Where a batch looks up at least as many rows as a weight has, repeats included, one pass
-        over the weight takes the place of the search for the rows that are late. The values are
-        the same.
+        If a batch looks up at least as many rows as a weight has, repeats included, one pass over
+        the weight replaces the search for late rows. The values are the same.
 
         Args:
-            rows: those that the next `step` has gradients of, or more; of each weight.
+            rows: rows of each weight; all that the next `step` has gradients of, or more.
         """
         for weight, missed in self._missed.items():
             if len(rows) >= len(weight):
@@ -166,7 +165,7 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
     numbers_kept = (1, torch.float32)  # how many `numbers_of_step` returns, and their dtype
 
     def numbers_of_step(self, weight: Tensor, group: dict) -> tuple[float, ...]:
-        """Returns what `decay` is told of the step that is about to be taken."""
+        """Returns the numbers of the coming step that `decay` takes."""
         return (float(group["lr"]),)
 
     def decay(self, weight: Tensor, missed: MissedSteps, rows: Tensor | None, group: dict) -> None:
@@ -184,7 +183,7 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
                 self.decay(weight, self._missed[weight], rows, group)
 
     def options(self, group: dict) -> dict[str, Any]:
-        """What every row update takes."""
+        """Returns the arguments that all row updates take."""
         return {
             "l2": self.l2,
             "low": group["low"],
@@ -254,7 +253,7 @@ class RowAdagrad(RowOptimizer):
 
 
 class RowWiseAdagrad(RowAdagrad):
-    """Adagrad with one state a row, the sum of the mean squared gradient: 1/dim of the memory."""
+    """Adagrad with one state per row, the sum of the mean squared gradient: 1/dim of the memory."""
 
     kernel = staticmethod(ops.row_wise_adagrad_)
     decay_kernel = staticmethod(ops.row_wise_adagrad_decay_)
@@ -265,10 +264,10 @@ class RowWiseAdagrad(RowAdagrad):
 
 
 class RowAdam(RowOptimizer):
-    """Adam (Kingma and Ba, 2015) on touched rows alone, as torch.optim.SparseAdam.
+    """Adam (Kingma and Ba, 2015) on touched rows only, as torch.optim.SparseAdam.
 
     With an L2 term of all rows it is torch.optim.Adam: moments decay at every step, and eps is
-    added where that adds it.
+    added in the same place.
     """
 
     numbers_kept = (2, torch.float32)
@@ -314,7 +313,7 @@ class RowAdam(RowOptimizer):
         return float(group["lr"]) * root / (1 - group["beta1"] ** step), group["eps"] * root
 
     def _root_of_correction(self, weight: Tensor, group: dict) -> float:
-        """Of the second moment at the next step."""
+        """Returns the root of the second moment's bias correction at the next step."""
         return math.sqrt(1 - group["beta2"] ** (float(self.state[weight]["step"]) + 1))
 
     def decay(self, weight: Tensor, missed: MissedSteps, rows: Tensor | None, group: dict) -> None:
@@ -333,11 +332,11 @@ class RowAdam(RowOptimizer):
 
 
 class TableOptimizer(NamedTuple):
-    """The optimizers of tables that have one name.
+    """The optimizers of tables that share a name.
 
     Attributes:
         rows: updates the rows of native look-ups.
-        sparse: torch's own for sparse gradients, with the same state; None where it has none.
+        sparse: torch's own for sparse gradients, with the same state; None if torch has none.
     """
 
     rows: type[RowOptimizer]

@@ -1,4 +1,4 @@
-"""The picture of a run: losses, learning rate and the test metric over its steps."""
+"""The plot of a run: losses, learning rate and the test metric over its steps."""
 
 import logging
 import os
@@ -26,19 +26,19 @@ def draw_curves(
 
     Args:
         curve: entries with `step` and the training `loss` of the steps up to it.
-        history: entries with `step` and `loss` and `lr`, which are drawn where there is no curve,
-            or with `step` and a test's metrics.
-        metric: name of the test metric, as "auc".
-        loss_metric: name of the test loss, as "log_loss".
-        path: the picture to write, as "curves.png".
-        title: over it: what ran, on which data.
+        history: entries with `step`, `loss` and `lr`, which are drawn if there is no curve, or with
+            `step` and a test's metrics.
+        metric: name of the test metric, such as "auc".
+        loss_metric: name of the test loss, such as "log_loss".
+        path: the picture to write, such as "curves.png".
+        title: title: the run and its data.
         schedule: step, counted from 1 -> learning rate.
-        best_step: the step that was best, which is marked.
+        best_step: the best step, which is marked.
 
     Returns:
-        None, or why nothing was drawn: no matplotlib, nothing to draw, no place to write.
+        None, or the reason why nothing was drawn: no matplotlib, no data, no place to write.
     """
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it reports on its font cache
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs about its font cache
     try:
         import matplotlib
     except ImportError:
@@ -83,7 +83,7 @@ def draw_curves(
 def _rates(
     schedule: Callable[[int], float] | None, last: int, history: Entries
 ) -> list[Mapping[str, float]]:
-    """The learning rate of steps that are close enough to show the schedule as it is."""
+    """Returns the learning rate of steps that are close enough to show the schedule."""
     if schedule is None:
         return [entry for entry in history if "lr" in entry]
     stride = max(last // _POINTS_OF_SCHEDULE, 1)
@@ -94,7 +94,7 @@ def _rates(
 def _draw_panel(
     axis: Any, lines: Sequence[tuple[str, str, Entries, str]], best_step: float | None
 ) -> None:
-    """Draws lines, each of a label, a colour, entries, and the value to take of them."""
+    """Draws lines, each given by label, colour, entries, and the value to plot."""
     drawn = [line for line in lines if any(line[3] in entry for entry in line[2])]
     for label, colour, entries, name in drawn:
         points = [(entry["step"], entry[name]) for entry in entries if name in entry]

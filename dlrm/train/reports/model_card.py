@@ -1,4 +1,4 @@
-"""The card of a model: what a checkpoint is, in a file that people read before they load it."""
+"""The model card: a description of a checkpoint for people who are about to load it."""
 
 import platform
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ def model_card(config: Mapping[str, Any], progress: Mapping[str, Any], has_trans
 
     Args:
         config: configuration of the run, as a checkpoint stores it.
-        progress: where it stood.
+        progress: progress of the run.
         has_transform: whether the checkpoint has the fitted transform of its data.
     """
     flags, data = config.get("flags", {}), config.get("dataset", {})
@@ -46,7 +46,7 @@ def _data_lines(
     if splits := config.get("splits"):
         lines.append("* rows: " + ", ".join(f"{name} {n:,}" for name, n in splits.items()))
     for name, value in data.items():
-        if name == "rows" and splits:  # those of the training, once more
+        if name == "rows" and splits:  # the training rows, already listed
             continue
         if isinstance(value, list) and len(value) > 8:
             value = (
@@ -63,7 +63,7 @@ def _numbers(values: list[Any]) -> bool:
 
 
 def _metric_lines(progress: Mapping[str, Any]) -> list[str]:
-    """The best test so far, and the last training loss."""
+    """Returns lines about the best test so far, and the last training loss."""
     lines = []
     best = dict(progress.get("best") or {})
     if best:

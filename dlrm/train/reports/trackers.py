@@ -1,7 +1,7 @@
-"""Adapters that report a run to TensorBoard and MLflow; each is imported when asked for.
+"""Adapters that report a run to TensorBoard and MLflow; each is imported on demand.
 
-Entries are handed to a thread, so that no step waits for a disk or a server. A tracker that fails
-is named once, and the run continues without it.
+A thread receives the entries, so that no step waits for a disk or a server. If a tracker fails, the
+run reports it once and continues without it.
 """
 
 import queue
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Outcome = Literal["finished", "failed", "killed"]
-_PATIENCE = 10.0  # seconds to wait at the end of a run, and for a server to answer at its begin
+_PATIENCE = 10.0  # seconds to wait at the end of a run, and for a server's first answer
 _MLFLOW_EXPERIMENT = "dlrm"
-_MLFLOW_PARAM = 500  # characters of a flag's value, as servers of any version take
+_MLFLOW_PARAM = 500  # characters of a flag's value, accepted by servers of all versions
 
 
 class Tracker(Protocol):
@@ -33,7 +33,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, outcome: Outcome = "finished") -> None:
-        """Ends the run, and says how it ended."""
+        """Ends the run with its outcome."""
         ...
 
 
@@ -41,7 +41,7 @@ class TensorBoard:
     """Writes a directory that TensorBoard shows.
 
     Args:
-        directory: where the events go; created.
+        directory: directory of the events; created.
 
     Raises:
         ImportError: tensorboardX is missing.
@@ -79,8 +79,8 @@ class MLflow:
     """Reports to an MLflow server, or to a store that MLflow opens itself.
 
     Args:
-        uri: of the tracking server or store.
-        name: of the run.
+        uri: URI of the tracking server or store.
+        name: name of the run.
 
     Raises:
         ImportError: mlflow is missing.
@@ -90,7 +90,7 @@ class MLflow:
     def __init__(self, uri: str, name: str) -> None:
         from mlflow import MlflowClient
 
-        if uri.startswith(("http://", "https://")):  # MLflow itself tries for minutes
+        if uri.startswith(("http://", "https://")):  # MLflow itself would try for minutes
             with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_PATIENCE):
                 pass
         self._client = MlflowClient(tracking_uri=uri)
@@ -118,12 +118,12 @@ class MLflow:
 
 
 class Background:
-    """A tracker in a thread of its own; what it raises ends it, and nothing else.
+    """A tracker in a thread of its own; an error ends the tracker and nothing else.
 
     Args:
-        name: of the tracker, for the line that says that it failed.
-        connect: makes the tracker; it is called in the thread as well.
-        say: is called with that line, once.
+        name: name of the tracker, for the line about its failure.
+        connect: makes the tracker, in the thread.
+        say: called with that line, once.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Background:
         self._put("file", path)
 
     def close(self, outcome: Outcome = "finished") -> None:
-        """Waits some seconds for reports that are still pending."""
+        """Waits up to `_PATIENCE` seconds for pending reports."""
         self._put("close", outcome)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
@@ -164,7 +164,7 @@ class Background:
                 getattr(tracker, method)(*arguments)
         except ImportError as error:
             self._fail(f"{error.name or error} is missing (pip install 'dlrm[{self._name}]')")
-        except Exception as error:  # whatever a tracker raises, the training goes on
+        except Exception as error:  # the training continues whatever a tracker raises
             self._fail(str(error).partition("\n")[0])
 
     def _fail(self, reason: str) -> None:
@@ -177,13 +177,13 @@ class Background:
 def open_trackers(
     tensorboard: str | None, mlflow: str | None, run: str, say: Callable[[str], object]
 ) -> list[Background]:
-    """Returns the trackers that are asked for.
+    """Returns the requested trackers.
 
     Args:
         tensorboard: directory of events, or None.
         mlflow: URI of a server or a store, or None.
         run: name of the run.
-        say: is called with a line if a tracker fails.
+        say: called with a line if a tracker fails.
     """
     found = []
     if tensorboard:

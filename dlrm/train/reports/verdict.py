@@ -9,16 +9,16 @@ from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PARTS, PRODUCTS, RECORDED, S
 
 COMPUTE_BOUND = "compute-bound"
 WAITS = {DATA: "input-bound", EXCHANGE: "communication-bound", STORE: "store-bound"}
-LEAST_WAIT = 0.1  # of a step, which it bounds then
+LEAST_WAIT = 0.1  # a wait of this share of a step bounds the step
 _SHOWN = 0.005
 
 
 def shares_of_ranks(seconds: Mapping[str, float], world: World) -> dict[str, float]:
-    """Returns the share of each part in the steps of all ranks; nothing where no time was measured.
+    """Returns the share of each part in the steps of all ranks; empty if no time was measured.
 
     Args:
-        seconds: of each of `PARTS`, on this rank.
-        world: the ranks, which all call it.
+        seconds: seconds of each of `PARTS`, on this rank.
+        world: the ranks, all of which call it.
     """
     sums = all_sum(torch.tensor([seconds[name] for name in PARTS]), world).tolist()
     total = sum(sums)
