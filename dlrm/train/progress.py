@@ -1,4 +1,4 @@
-"""Where a run stands: its saved progress, its losses, and the lines that report them."""
+"""Progress of a run: its saved state, its losses, and the lines that report them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,20 +24,20 @@ _CURVE_POINTS = 50
 
 @dataclass
 class Progress:
-    """Where a run stands; saved in its checkpoints.
+    """Progress of a run, saved in its checkpoints.
 
     Attributes:
         step: steps done.
         window_loss: sum of the losses since the last printed line.
-        window_steps: how many they are.
+        window_steps: number of these losses.
         tested_step: the step of the last evaluation, 0 before the first.
         best: the best evaluation so far: its metrics, and "step" and "epoch".
-        history: what was printed: "step" with "loss" and "lr", or with an evaluation's metrics.
-        drops: after which steps the learning rate was lowered on a plateau.
+        history: printed values: "step" with "loss" and "lr", or with an evaluation's metrics.
+        drops: steps after which the learning rate was lowered on a plateau.
         curve: about fifty points of the training loss: "step", and the mean "loss" of the steps
-            since the point before.
+            since the previous point.
         curve_loss: sum of the losses since the last point.
-        curve_steps: how many they are.
+        curve_steps: number of these losses.
     """
 
     step: int = 0
@@ -52,19 +52,19 @@ class Progress:
     curve_steps: int = 0
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Takes over what a checkpoint says."""
+        """Restores the progress from a checkpoint."""
         vars(self).update(vars(Progress(**saved)))
 
 
 class LossWindow:
-    """Sums the losses since the last printed line, and ends the run where one is NaN or infinite.
+    """Sums the losses since the last printed line, and ends the run if one is NaN or infinite.
 
-    The sum stays on the device until a line is due, and so do the points of the curve.
+    The sum and the points of the curve stay on the device until a line is due.
 
     Args:
-        progress: where the run stands.
+        progress: progress of the run.
         world: the ranks.
-        checkpoints: whose last one an error names; None where nothing is saved.
+        checkpoints: error messages name the last one; None if nothing is saved.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class LossWindow:
         self._sums = torch.zeros(2, device=world.device)  # since the last line, and the last point
         self._points: list[
             tuple[int, int, Tensor]
-        ] = []  # step, steps and sum of each, not read yet
-        self._finite_step = 0  # up to here no loss was infinite or NaN
+        ] = []  # step, steps and sum of each point not read yet
+        self._finite_step = 0  # no loss up to this step was infinite or NaN
 
     def resume(self) -> None:
         """Continues the window of a checkpoint."""
@@ -83,7 +83,7 @@ class LossWindow:
         self._finite_step = self.progress.step
 
     def add(self, loss: Tensor) -> None:
-        """Takes in the loss of a step; does not wait for the device."""
+        """Adds the loss of a step; does not wait for the device."""
         self._sums += loss
         self.progress.window_steps += 1
         self.progress.curve_steps += 1
@@ -96,16 +96,16 @@ class LossWindow:
         progress.curve_steps = 0
 
     def mean(self) -> float:
-        """Returns the mean loss since the last line, of all ranks.
+        """Returns the mean loss since the last line, over all ranks.
 
         Raises:
-            FloatingPointError: it is NaN or infinite; the steps are named.
-            RuntimeError: a kernel met a bad id on a GPU since the last call.
+            FloatingPointError: it is NaN or infinite; the message names the steps.
+            RuntimeError: a kernel found a bad id on a GPU since the last call.
         """
         raise_device_errors(self._world)
         loss, _ = self._totals()
         self.check_finite(loss, "loss")
-        self._finite_step = self.progress.step - 1  # whose update the last loss has judged
+        self._finite_step = self.progress.step - 1  # the last loss has judged its update
         return loss / max(self.progress.window_steps, 1)
 
     def clear(self) -> None:
@@ -114,7 +114,7 @@ class LossWindow:
         self.progress.window_steps = 0
 
     def save(self) -> None:
-        """Notes the sums in the progress, and goes on from there as a resumed run does."""
+        """Saves the sums in the progress, and continues from there as a resumed run does."""
         self.progress.window_loss, self.progress.curve_loss = self._totals()
         self._restart()
 
@@ -133,12 +133,12 @@ class LossWindow:
         )
 
     def _restart(self) -> None:
-        """Leaves the sums to the first rank, so that a resumed run adds in the same order."""
+        """Leaves the sums with the first rank, so that a resumed run adds in the same order."""
         saved = [self.progress.window_loss, self.progress.curve_loss]
         self._sums.copy_(torch.tensor([0.0, 0.0] if self._world.rank else saved))
 
     def _totals(self) -> tuple[float, float]:
-        """The two sums of all ranks; the points of the curve go to the progress."""
+        """Returns both sums over all ranks; moves the points of the curve to the progress."""
         sums = torch.stack([*self._sums.unbind(), *(total for _, _, total in self._points)])
         window, since_point, *of_points = all_sum(sums, self._world).tolist()
         for (step, steps, _), total in zip(self._points, of_points, strict=True):
@@ -148,17 +148,17 @@ class LossWindow:
 
 
 class StepReport:
-    """Prints a line where one is due, and measures the throughput.
+    """Prints a line when one is due, and measures the throughput.
 
     Args:
         window: the losses since the last line.
         clock: runs while the model is trained.
-        config: when a line is due, and how many steps there are.
+        config: when a line is due, and the number of steps.
         schedule: step, counted from 1 -> learning rate.
-        scaler: counts the steps that were skipped.
-        log: where to report.
+        scaler: counts the skipped steps.
+        log: destination of reports.
         steps_per_epoch: steps of an epoch.
-        parts: where the time of the steps goes; None does not report it.
+        parts: measures the time of each part of the steps; None does not report it.
         world: the ranks that report together.
         advice: see `dlrm.train.reports.verdict`.
     """
@@ -185,7 +185,7 @@ class StepReport:
         self._throughput = Throughput(clock, config.benchmark_warmup_steps)
 
     def step(self, loss: Tensor, num_samples: int) -> None:
-        """Takes in a step and prints a line where one is due; elsewhere waits for no device.
+        """Adds a step and prints a line if one is due; otherwise waits for no device.
 
         Lines are numbered as NVIDIA's: line i comes after the step with index i, counted from 0.
         The last step of a run has a line of its own, which does not end the window of the mean.
@@ -227,7 +227,7 @@ class StepReport:
             self._log.step(epoch, step, named, done)
 
     def summary(self) -> dict[str, float]:
-        """Returns the last loss and the throughput; prints how many steps were skipped."""
+        """Returns the last loss and the throughput; prints the number of skipped steps."""
         if skipped := self._scaler.num_skipped():
             self._log.line(
                 f"note: {skipped} steps changed nothing, since their gradients overflowed; a "
@@ -241,5 +241,5 @@ class StepReport:
 
 
 def _short(rate: float) -> str:
-    """Four decimals, as NVIDIA prints them, unless they would hide a small rate."""
+    """Returns four decimals, as NVIDIA prints them, unless they would hide a small rate."""
     return f"{rate:.4f}" if rate >= 0.01 or rate == 0 else f"{rate:.4g}"
