@@ -58,5 +58,6 @@ def mean_of_members(logits: Tensor) -> Tensor:
     Args:
         logits: logits of the members, `[samples, members]`.
     """
-    positive = torch.logsumexp(F.logsigmoid(logits), dim=1, keepdim=True)
-    return positive - torch.logsumexp(F.logsigmoid(-logits), dim=1, keepdim=True)
+    # ONNX has no stable logarithm of the sigmoid, which this is.
+    positive = torch.logsumexp(-F.softplus(-logits), dim=1, keepdim=True)
+    return positive - torch.logsumexp(-F.softplus(logits), dim=1, keepdim=True)
