@@ -212,7 +212,8 @@ def test_dropout_is_drawn_in_training_and_not_in_tests(execution, executions):
     torch.manual_seed(0)
     assert not torch.equal(dropped.predict(batch()), dropped.predict(batch()))
     first = dropped.evaluate(Loader([4, 9]))
-    assert dropped.evaluate(Loader([4, 9])) == first == task().evaluate(Loader([4, 9]))
+    assert dropped.evaluate(Loader([4, 9])) == first
+    assert first == pytest.approx(task().evaluate(Loader([4, 9])), rel=1e-6)  # rounds in its order
 
 
 def test_what_the_lazy_device_lacks_is_refused():
