@@ -124,9 +124,15 @@ def _of_few_rows(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
     if facts.num_numerical:
         bins = 256 if rows < _FEW_ROWS else 64
         chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}
-    if given.get("placement", "balanced") not in _DIVIDES_NOTHING:
+    if _looks_rows_up_alone(given):
         chosen["embedding_l2_mode"] = "looked_up"
     return chosen
+
+
+def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:
+    """Returns whether a training cannot bring rows up to date that no batch looks up."""
+    divides = given.get("placement", "balanced") not in _DIVIDES_NOTHING
+    return divides or given.get("overlap") == "stale" or bool(given.get("table_store"))
 
 
 def _dim(given: Mapping[str, Any], otherwise: int) -> int:

@@ -91,6 +91,7 @@ GIVEN = [
     {"freeze_embeddings": True, "freeze_mlps": True},
     {"numerical_embedding": "none"},
     {"embedding_l2": 0.0},
+    {"overlap": "stale"},
 ]
 
 
@@ -114,7 +115,20 @@ def test_what_was_given_stays_and_the_rest_fits(given, dataset):
 def test_what_a_given_flag_makes_impossible_is_not_chosen(given, left_out):
     assert left_out <= auto(FEW).keys()
     assert not left_out & auto(FEW, given).keys()
-    assert auto(FEW, {"placement": "auto"})["embedding_l2_mode"] == "looked_up"
+
+
+@pytest.mark.parametrize(
+    "given", [{"placement": "auto"}, {"overlap": "stale"}, {"table_store": "rows"}], ids=",".join
+)
+def test_a_penalty_of_all_rows_is_not_chosen_where_it_is_refused(given):
+    assert auto(FEW, given)["embedding_l2_mode"] == "looked_up"
+    assert "embedding_l2_mode" not in auto(FEW)
+
+
+def test_a_recipe_trains_beside_a_store(train):
+    words = ["--recipe=auto", "--table_store=rows", "--table_memory=20MB"]
+    flags = read_config(train("stored", *words))["flags"]
+    assert (flags["embedding_l2_mode"], flags["embedding_l2"] > 0) == ("looked_up", True)
 
 
 def test_big_data_have_one_epoch_and_nvidias_architecture():
