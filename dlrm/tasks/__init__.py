@@ -1,1 +1,1 @@
-"""Tasks: each joins a network, a data set and a metric for the trainer."""
+"""Tasks: each combines a network, a data set and a metric for the trainer."""

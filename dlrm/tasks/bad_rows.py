@@ -1,4 +1,4 @@
-"""Says which row of a dataset has an id outside its table, or a score that is no finite number."""
+"""Names the row of a dataset with an id outside its table, or a score that is NaN or infinite."""
 
 import re
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ _OF_AN_ID = re.compile("embedding(_bag)?: id ")
 
 @contextmanager
 def bad_ids_named(datasets: Datasets, name: str) -> Iterator[None]:
-    """Says of an id outside its table where the dataset has it; a batch knows only its own rows.
+    """Adds to an error about an id outside its table where the dataset has that id.
 
     Raises:
-        ValueError: instead of an operator's RuntimeError, where the dataset has such an id.
+        ValueError: instead of an operator's RuntimeError, if the dataset has such an id.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def _bad_id(datasets: Datasets, name: str) -> str | None:
         for index in range(len(data) if data else 0):
             batch = data.batch(index)
             ids, sizes = batch.categorical.flatten().cpu(), torch.tensor(data.table_sizes)
-            # Which sample and table each id is of: one each, or as many as the lengths say.
+            # The sample and table of each id: one id each, or as many as the lengths say.
             place = torch.arange(batch.num_samples * len(sizes))
             if batch.lengths is not None:
                 place = place.repeat_interleave(batch.lengths.flatten().cpu().long())
@@ -57,16 +57,16 @@ def _bad_id(datasets: Datasets, name: str) -> str | None:
 
 
 def check_scores(task: Recommendation, name: str, split: str) -> None:
-    """Ends with an error where the last evaluation had a score that is no finite number.
+    """Raises an error if the last evaluation had a score that is NaN or infinite.
 
     Args:
-        task: what was evaluated, on all ranks.
-        name: of the dataset.
-        split: that it was evaluated on.
+        task: the evaluated task, on all ranks.
+        name: name of the dataset.
+        split: the split that was evaluated.
 
     Raises:
         ValueError: on rank 0, naming the first such row.
-        OtherRankError: on the others.
+        OtherRankError: on the other ranks.
     """
     with agreed(task.world, ValueError):
         if task.unscored and task.world.rank == 0:

@@ -1,4 +1,4 @@
-"""A training on clicks, from its configurations: what the command and `dlrm.fit` share."""
+"""A training on clicks, from its configurations: the part that the command and `dlrm.fit` share."""
 
 import os
 import zlib
@@ -42,23 +42,23 @@ class SplitBatches(NamedTuple):
 
 @dataclass(frozen=True)
 class ClickTraining:
-    """How a DLRM is trained on a dataset of clicks.
+    """The configuration of a DLRM's training on a dataset of clicks.
 
     Attributes:
-        data: which rows are read, and how.
-        train: how long, and what is reported.
-        schedule: of the learning rate.
-        optimizers: of the tables and of the rest.
-        precision: in which the network computes.
-        max_grad_norm: the 2-norm that all gradients are scaled down to; None scales none.
-        ema_decay: of the moving average of the weights that are no tables, which is then what is
-            tested and served; None keeps none.
-        tables: where rows are that are not in memory.
-        overlap: "none", or "stale": rows are looked up, and their vectors exchanged, while the step
-            before computes, so that they lack the update of that step.
+        data: the rows to read, and how to read them.
+        train: length and reports of the training.
+        schedule: schedule of the learning rate.
+        optimizers: optimizers of the tables and of the rest.
+        precision: precision of the network.
+        max_grad_norm: the 2-norm that all gradients are clipped to; None clips none.
+        ema_decay: decay of the EMA of all weights except tables, which is then tested and served;
+            None keeps none.
+        tables: location of the rows that are not in memory.
+        overlap: "none", or "stale": look up rows, and exchange their vectors, while the previous
+            step computes, so that they lack the update of that step.
 
     Raises:
-        ValueError: values that do not fit together; flag and value are named.
+        ValueError: values do not fit together; the message names flag and value.
     """
 
     data: DataConfig
@@ -111,10 +111,10 @@ class ClickTraining:
         return self.overlap == "none" and not l2_of_all
 
     def trainer_arguments(self, task: Recommendation, train: Dataset) -> dict[str, Any]:
-        """Returns what a `Trainer` of the task takes besides it and where it reports and saves.
+        """Returns the arguments of a `Trainer` besides its task, reports and checkpoints.
 
         Args:
-            task: what is trained.
+            task: the task to train.
             train: the training rows.
         """
         one_look_up = train.one_id_each and self.train.gradient_accumulation_steps == 1
@@ -133,7 +133,7 @@ class ClickTraining:
         }
 
     def _advice(self, task: Recommendation) -> dict[str, str]:
-        """Returns the flag to try for each part of a step, where one is left to try."""
+        """Returns a flag to try for each part of a step, if one is left to try."""
         model, cuda = task.model.config, task.world.device.startswith("cuda")
         half = self.precision.dtype(task.world.device) != torch.float32
         narrow = model.embedding_dtype != "fp32"
@@ -169,12 +169,12 @@ class ClickTraining:
     def _ema(self, task: Recommendation) -> EMA | None:
         if self.ema_decay is None:
             return None
-        # An average of tables would read and write all of their rows in every step.
+        # An EMA of tables would read and write all of their rows in every step.
         dense = Parameters(task.model, task.table_parameters()).dense()
         return EMA(task.model, self.ema_decay, dense)
 
     def batches(self, datasets: Datasets, task: Recommendation) -> SplitBatches:
-        """Returns the batches of datasets for a task, those of the training as configured."""
+        """Returns the batches of datasets for a task, with the training's as configured."""
         (train, test, validation), device = datasets, task.world.device
         trained, tested = (task.slots(trains) for trains in (True, False))
         batches = Batches(train, device, self.data.shuffle_batch_order, self.data.seed, trained)
@@ -195,7 +195,7 @@ def agree_on_memory(
 ) -> None:
     """Checks the memory of all processes; see `dlrm.tasks.footprint.agree_that_tables_fit`.
 
-    Of tables in a store, what they may take is to be free.
+    For tables in a store, it checks the memory that they may use.
     """
     memory = host_memory()
     if tables is not None and tables.table_memory is not None:
@@ -219,18 +219,18 @@ def table_store(
     placement: Placement | None = None,
     checkpoints: str | os.PathLike | None = None,
 ) -> RowStore | None:
-    """Returns where rows are that are not in memory, or None where all are.
+    """Returns the store for rows that are not in memory, or None if all are.
 
     Args:
-        config: how much memory there is, and where the store is.
-        architecture: of the model.
-        optimizers: of the training; None where there is none.
+        config: memory limit and location of the store.
+        architecture: architecture of the model.
+        optimizers: optimizers of the training; None without a training.
         world: the processes.
-        placement: of the tables; None is what `architecture` says.
+        placement: placement of the tables; None follows `architecture`.
         checkpoints: directory of the run's checkpoints, or None.
 
     Raises:
-        ValueError: there is too little memory, or tables in a store do not work with the rest.
+        ValueError: memory is too small, or tables in a store do not work with another setting.
     """
     if config.table_memory is None:
         return None
@@ -258,7 +258,7 @@ def table_store(
 
 
 def fingerprint(data: Dataset) -> dict[str, Any]:
-    """Tells one data set from another, wherever it lies and of whatever type it is."""
+    """Returns values that identify a data set, independent of its location and type."""
     ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
     tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
     content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)

@@ -1,4 +1,4 @@
-"""Whether a model's tables fit in the memory there is, asked before any is made, and what would."""
+"""Checks, before any table is made, that a model's tables fit in memory, and proposes what fits."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +18,7 @@ from dlrm.tasks.planning.planner import Limits, plan
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
 GIB = 2**30
-_ANY = MACHINES["cpu"]  # that tables fit depends on no constant of a machine
+_ANY = MACHINES["cpu"]  # memory needs depend on no constant of a machine
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Memory:
     """Memory of a device or a machine, in which processes keep their tables.
 
     Attributes:
-        name: for messages.
-        place: distinguishes it from other memory; processes that share it name the same.
-        free: bytes that are left.
+        name: name for messages.
+        place: identifies the memory; processes that share it have the same value.
+        free: free bytes.
         total: bytes in all.
     """
 
@@ -50,14 +50,15 @@ def agree_that_tables_fit(
 
     Args:
         config: the architecture.
-        optimizer: of the tables, see `TABLE_OPTIMIZERS`; None where they are not trained.
+        optimizer: optimizer of the tables, see `TABLE_OPTIMIZERS`; None if they are not trained.
         world: the processes, none of which has made a table yet.
-        host: memory of this process's machine; None where that is unknown.
-        fixed: what is not to be proposed, see `alternatives`.
-        placement: of the tables; None is what `config` says.
+        host: memory of this process's machine; None if unknown.
+        fixed: settings not to propose, see `alternatives`.
+        placement: placement of the tables; None follows `config`.
 
     Raises:
-        ValueError: too little is free for the tables of a process; how much, and what would fit.
+        ValueError: too little is free for the tables of a process; the message has the numbers and
+            proposes what would fit.
         OtherRankError: another rank raises it.
     """
     device = host
@@ -84,7 +85,7 @@ def check_tables_fit(
     fixed: Collection[str] = (),
     placement: Placement | None = None,
 ) -> None:
-    """As `agree_that_tables_fit`, with the memory of every process's device and machine at hand."""
+    """Does the same as `agree_that_tables_fit`, given the memory of all devices and machines."""
     placement = placement or config.placed(len(devices))
     short = _shortage(placement, config, optimizer, devices)
     if short is None:
@@ -102,7 +103,7 @@ def check_tables_fit(
     if needed > weights:
         state = f"{_shown(needed - weights)} of {optimizer}'s state"
         parts = f"{_shown(weights)} of {parts} and {state}"
-    if config.placement not in PLACEMENTS:  # of these tables and processes
+    if config.placement not in PLACEMENTS:  # a file for these tables and processes
         fixed = {*fixed, "embedding_dim", "max_table_size", "processes"}
     fitting = "; ".join(alternatives(config, optimizer, devices, hosts, fixed))
     raise ValueError(
@@ -124,17 +125,17 @@ def alternatives(
     hosts: Sequence[Memory],
     fixed: Collection[str] = (),
 ) -> Iterator[str]:
-    """Yields flags with which the tables would fit, the greatest of each that do.
+    """Yields flags with which the tables would fit, each with its greatest value that fits.
 
-    They would leave a tenth of what is free to the rest of the model and to a batch's activations.
+    They leave a tenth of the free memory to the rest of the model and to a batch's activations.
 
     Args:
         config: the architecture, which does not fit.
-        optimizer: of the tables, or None.
+        optimizer: optimizer of the tables, or None.
         devices: memory of each process's device.
         hosts: memory of each process's machine.
-        fixed: of "embedding_dim", "embedding_optimizer", "max_table_size", "processes",
-            "table_store" and "base_device", what is not to be changed.
+        fixed: settings to keep, among "embedding_dim", "embedding_optimizer", "max_table_size",
+            "processes", "table_store" and "base_device".
     """
     devices = [replace(memory, free=memory.free * 9 // 10) for memory in devices]
     hosts = [replace(memory, free=memory.free * 9 // 10) for memory in hosts]
@@ -219,7 +220,7 @@ def _lacks(
 def _shortage(
     placement: Placement, config: DLRMConfig, optimizer: str | None, devices: Sequence[Memory]
 ) -> tuple[Memory, int] | None:
-    """The first memory of which too little is free, with the bytes needed there."""
+    """Returns the first memory with too little free, and the bytes needed there."""
     needed: dict[str, int] = {}
     sizes = piece_bytes(placement, optimizer, config.wide)
     for memory, size in zip(devices, sizes, strict=True):

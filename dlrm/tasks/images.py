@@ -22,25 +22,25 @@ _EFFICIENTNET_ONLY = ("group_dim", "expand_ratio", "dropout", "drop_path", "widt
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """An image network; field names are those of the command line's flags, None is its own default.
+    """An image network; field names are those of the flags, and None is the network's own default.
 
     Attributes:
         model: one of `MODELS`.
         num_classes: logits of an image.
         norm: "batch" or "group".
-        groups: of group normalisation; 32, or 4 for EfficientNet.
+        groups: number of groups of group normalization; 32, or 4 for EfficientNet.
         norm_eps: added to variances; 1e-5, or 1e-3 for EfficientNet.
-        norm_momentum: weight of the newest batch in batch normalisation's running averages.
-        zero_init_residual: start each residual block as the identity (ResNet).
-        group_dim: channels of a group of EfficientNet's spatial convolutions; 1.
-        expand_ratio: of an EfficientNet block's inner width; 6.
-        dropout: before EfficientNet's last layer; 0.2 for B0, 0.4 for B4.
-        drop_path: of EfficientNet's last block; 0.2.
-        depths: blocks of a ResNet's four stages; those that are published.
+        norm_momentum: weight of the newest batch in batch normalization's running averages.
+        zero_init_residual: initialize each residual block as the identity (ResNet).
+        group_dim: channels per group in EfficientNet's spatial convolutions; 1.
+        expand_ratio: ratio of an EfficientNet block's inner width; 6.
+        dropout: dropout before EfficientNet's last layer; 0.2 for B0, 0.4 for B4.
+        drop_path: drop rate of EfficientNet's last block; 0.2.
+        depths: blocks of a ResNet's four stages; by default the published ones.
         width: factor of EfficientNet's channels; 1.0 for B0, 1.4 for B4.
 
     Raises:
-        ValueError: an unknown model, or a flag of another; flag and value are named.
+        ValueError: an unknown model, or a flag of another model; the message names flag and value.
     """
 
     model: str = "resnet50"
@@ -78,15 +78,15 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class ImageLossConfig:
-    """Field names are those of the command line's flags.
+    """The loss of an image network; field names are those of the command line's flags.
 
     Attributes:
         label_smoothing: e: the share of the target taken from the true classes.
-        label_smoothing_style: who gets it: "torch": all K classes the same, e / K; "tf": all
-            others the same, e / (K - 1).
+        label_smoothing_style: distribution of that share: "torch": e / K to each of all K classes;
+            "tf": e / (K - 1) to each of the others.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     label_smoothing: float = 0.0
@@ -103,7 +103,7 @@ class ImageLossConfig:
             )
 
     def total(self, logits: Tensor, prepared: Prepared) -> Tensor:
-        """Returns the sum of the samples' cross-entropies, for labels that share a sample, too."""
+        """Returns the sum of the samples' cross-entropies; several labels may share a sample."""
         classes = logits.shape[1]
         share = self.label_smoothing
         if self.label_smoothing_style == "tf" and classes > 1:
@@ -118,13 +118,13 @@ class ImageClassification(NetworkTask):
 
     Args:
         network: the architecture.
-        augmentation: how stored images become inputs.
-        loss: how logits are judged in training; tests use plain cross-entropy.
-        precision: of weights and layers.
-        execution: how the network is run.
+        augmentation: conversion of stored images to inputs.
+        loss: training loss of the logits; tests use plain cross-entropy.
+        precision: precision of weights and layers.
+        execution: execution of the network.
         world: the processes that train together.
-        seed: of the initial weights.
-        channels_last: keep a pixel's channels together in memory.
+        seed: seed of the initial weights.
+        channels_last: store a pixel's channels together in memory.
     """
 
     metric = "top1"
@@ -152,7 +152,7 @@ class ImageClassification(NetworkTask):
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns top-1, top-5 (or top all, where classes are fewer) and mean cross-entropy."""
+        """Returns top-1, top-5 (or top all, with fewer classes) and mean cross-entropy."""
         sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
         with self._tested(loader) as batches:
             for batch in batches:
@@ -162,7 +162,7 @@ class ImageClassification(NetworkTask):
         return {"top1": top1 / count, "top5": top5 / count, "loss": loss / count}
 
     def _problem(self, batch: ImageBatch) -> tuple[tuple[Tensor], Judge]:
-        """See `NetworkTask._problem`; the loss is the mean cross-entropy of the global batch."""
+        """Returns inputs and loss, the global batch's mean cross-entropy; see `NetworkTask`."""
         prepared = self.augmentation.train(batch)
 
         def judge(logits: Tensor) -> Tensor:
@@ -175,9 +175,9 @@ class ImageClassification(NetworkTask):
 
 
 def _judge(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sums over samples: of cross-entropy, of hits among the best 1 and 5, of 1."""
+    """Returns sums over samples: of cross-entropy, of hits among the best 1 and 5, and of 1."""
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    hits = (best == labels[:, None]).cumsum(dim=1).double()  # CUDA's order of floats varies
+    hits = (best == labels[:, None]).cumsum(dim=1).double()  # CUDA's float order varies
     loss = F.cross_entropy(logits, labels, reduction="sum").double()
     count = loss.new_tensor(len(labels))
     return torch.stack([loss, hits[:, 0].sum(), hits[:, -1].sum(), count])

@@ -31,11 +31,11 @@ class LanguageTask(NetworkTask):
 
     Args:
         config: the architecture.
-        precision: of weights and layers.
-        execution: how the network is run.
+        precision: precision of weights and layers.
+        execution: execution of the network.
         world: the processes that train together.
-        seed: of the initial weights.
-        head: what else the network takes.
+        seed: seed of the initial weights.
+        head: further arguments of the network.
     """
 
     network: type[nn.Module]
@@ -55,12 +55,12 @@ class LanguageTask(NetworkTask):
         return self._inputs(batch), lambda output: self._loss(output, batch)
 
     def _inputs(self, batch: TextBatch, is_first: bool = True) -> tuple[Tensor | None, ...]:
-        """What the network takes, and each of its parts: their layers make a mask of it."""
+        """Returns the inputs of the network and of each part; their layers make a mask of them."""
         lengths = batch.lengths if batch.padded or self._is_graph else None
         return batch.ids, batch.segments, lengths
 
     def _loss(self, output: Any, batch: TextBatch) -> Tensor:
-        """These rows' share of the loss of the global batch, of the network's output."""
+        """Returns these rows' share of the global batch's loss, from the network's output."""
         raise NotImplementedError
 
 
@@ -73,8 +73,8 @@ class PreTraining(LanguageTask):
     def divide(self, parts: World, splits: Sequence[str], schedule: str) -> None:
         """Divides the network; see `NetworkTask.divide`.
 
-        The table of words is held by the first part, which looks words up, and by the last, which
-        decodes masked tokens. Both update it by the sum of their gradients.
+        The first part, which looks words up, and the last, which decodes masked tokens, both hold
+        the table of words. Both update it by the sum of their gradients.
         """
         if "head" in splits:
             raise ValueError(
@@ -90,9 +90,9 @@ class PreTraining(LanguageTask):
         return *super()._inputs(batch), batch.masked_positions
 
     def _loss(self, output: tuple[Tensor, Tensor], batch: TextBatch) -> Tensor:
-        """Both mean cross-entropies of the global batch, summed.
+        """Returns the sum of both mean cross-entropies of the global batch.
 
-        One is the mean over the masked tokens of the global batch, the other over its rows.
+        One is the mean over its masked tokens, the other over its rows.
         """
         (tokens, order), (masked_ids, labels) = map(_widened, output), _targets(batch)
         tokens_loss = _cross_entropy(tokens.flatten(0, 1), masked_ids.flatten(), NO_TOKEN)
@@ -106,7 +106,7 @@ class PreTraining(LanguageTask):
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns mean cross-entropies, of masked tokens alone, too, and shares of right answers.
+        """Returns mean cross-entropies, also of masked tokens alone, and accuracies.
 
         They are "loss", "masked_loss", "masked_accuracy" and "next_sentence_accuracy".
         """
@@ -146,8 +146,8 @@ class QuestionAnswering(LanguageTask):
 
     Args:
         config: the architecture.
-        scorer: what the logits of all rows of a test set, in its order, come to: metrics with "f1"
-            and "exact_match", in percent. None compares the likeliest tokens with the true ones.
+        scorer: computes metrics from the logits of all rows of a test set, in its order, with "f1"
+            and "exact_match" in percent. None compares the likeliest tokens with the true ones.
         others: see `LanguageTask`.
     """
 
@@ -159,16 +159,16 @@ class QuestionAnswering(LanguageTask):
         self.scorer = scorer
 
     def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
-        """The mean over rows, and over both ends, of cross-entropies.
+        """Returns the mean cross-entropy over rows and over both ends.
 
-        They are over a row's tokens without its padding. An end that is none of them counts as 0.
+        It covers a row's tokens without its padding. An end outside these counts as 0.
         """
         return self._total(_without_padding(output, batch), batch) / batch.global_size
 
     def predict(self, batch: TextBatch) -> Tensor:
         """Returns the logits of being first and last token, `[rows, length, 2]`.
 
-        Those of padding are minus infinity: it has no part in losses, however much there is.
+        Logits of padding are minus infinity, so that it has no part in losses.
         """
         return _without_padding(self._run(*self._inputs(batch)), batch)
 
@@ -197,15 +197,15 @@ class QuestionAnswering(LanguageTask):
 
     @staticmethod
     def _total(logits: Tensor, batch: TextBatch) -> Tensor:
-        """The sum over rows."""
+        """Returns the sum over rows."""
         length, spans = logits.shape[1], _spans(batch)
-        spans = spans.where(spans < batch.lengths[:, None], length)  # which is ignored
+        spans = spans.where(spans < batch.lengths[:, None], length)  # an ignored index
         losses = (_cross_entropy(logits[..., end], spans[:, end], length) for end in (0, 1))
         return sum(losses, logits.new_zeros(())) / 2
 
 
 def _without_padding(output: Tensor, batch: TextBatch) -> Tensor:
-    """Logits of tokens, `[rows, length, 2]`, minus infinity in the padding."""
+    """Returns logits of tokens, `[rows, length, 2]`, minus infinity in the padding."""
     logits = _widened(output)
     if not batch.padded:
         return logits
@@ -221,7 +221,7 @@ def _spans(batch: TextBatch) -> Tensor:
 def _in_order(answers: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Puts rows that came as (indices, logits, spans) in the order of the test set.
 
-    Rows of shorter batches get logits of minus infinity behind.
+    Rows of shorter batches are filled up with logits of minus infinity.
     """
     rows = sum(len(indices) for indices, *_ in answers)
     length = max(logits.shape[1] for _, logits, _ in answers)
@@ -246,7 +246,7 @@ def _overlap(starts: np.ndarray, ends: np.ndarray, spans: np.ndarray) -> dict[st
 
 
 class SequenceClassification(LanguageTask):
-    """The class of a sequence, or of a pair, as whether two sentences say the same (MRPC).
+    """The class of a sequence, or of a pair, such as paraphrase or not (MRPC).
 
     `num_labels` is the number of classes, 2 if it is not given.
     """
@@ -255,7 +255,7 @@ class SequenceClassification(LanguageTask):
     metric = "accuracy_and_f1"
 
     def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
-        """The mean cross-entropy of the global batch."""
+        """Returns the mean cross-entropy of the global batch."""
         return _cross_entropy(_widened(output), _labels(batch)) / batch.global_size
 
     def predict(self, batch: TextBatch) -> Tensor:
@@ -284,10 +284,10 @@ def _labels(batch: TextBatch) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:
-    """The sum over rows."""
+    """Returns the sum over rows."""
     return F.cross_entropy(logits, labels, reduction="sum", ignore_index=ignored)
 
 
 def _widened(logits: Tensor) -> Tensor:
-    """Logits in float32 or more, in which losses are taken."""
+    """Returns logits in float32 or more, for losses."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

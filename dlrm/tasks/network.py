@@ -1,4 +1,4 @@
-"""What tasks of networks without tables share: one network of named stages, one optimizer."""
+"""Base of tasks of networks without tables: one network of named stages, one optimizer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -21,17 +21,17 @@ Judge = Callable[[Any], Tensor]  # output of the network -> loss
 
 
 class NetworkTask:
-    """A network on its device, in its precision, as it is executed; subclasses know the loss.
+    """A network on its device, with its precision and execution; subclasses define the loss.
 
     Args:
-        model: the network; `model.stages()` names what it runs one after the other, and `model.run`
-            runs some of them.
-        precision: of weights and layers.
-        execution: how the network is run.
+        model: the network; `model.stages()` names the stages that it runs in sequence, and
+            `model.run` runs some of them.
+        precision: precision of weights and layers.
+        execution: execution of the network.
         world: the processes that each compute a share of a batch.
 
     Attributes:
-        num_parameters: those of the whole network.
+        num_parameters: number of parameters of the whole network.
         pipeline: this process's part of the network, once it is divided; None: it runs all of it.
     """
 
@@ -55,7 +55,7 @@ class NetworkTask:
         self.pipeline: Pipeline | None = None
 
     def stages(self) -> Mapping[str, nn.Module]:
-        """Name -> module of what the network runs one after the other."""
+        """Returns name -> module for the stages that the network runs in sequence."""
         return self.model.stages()  # type: ignore[operator]
 
     def divide(self, parts: World, splits: Sequence[str], schedule: str) -> None:
@@ -115,7 +115,7 @@ class NetworkTask:
         with evaluation_mode(self.model):
             self.pipeline.prepare(inputs)
         self.pipeline.backward(inputs, judge)
-        before_last()  # the sums over replicas begin when all gradients are there
+        before_last()  # the sums over replicas begin when all gradients are complete
         return torch.stack(losses).sum()
 
     def scaler(self, max_grad_norm: float | None = None) -> LossScaler:
@@ -147,15 +147,15 @@ class NetworkTask:
             yield batches
 
     def _problem(self, batch: Any) -> tuple[tuple[Tensor | None, ...], Judge]:
-        """The network's inputs in training, and a function from its output to the loss."""
+        """Returns the network's inputs in training, and a function from its output to the loss."""
         raise NotImplementedError
 
     def _inputs(self, batch: Any, is_first: bool = True) -> tuple[Tensor | None, ...]:
-        """What a part takes of a batch to train on, besides the output of the part before it."""
+        """Returns a part's training inputs from a batch, without the previous part's output."""
         return self._problem(batch)[0] if is_first else ()
 
     def _shared_weights(self) -> list[nn.Parameter]:
-        """Those that the first stage holds and the last one uses, too."""
+        """Returns the weights that the first stage holds and the last one uses as well."""
         return []
 
     def _run_part(
@@ -168,6 +168,6 @@ class NetworkTask:
             return self.model.run(stages, hidden, *inputs(hidden is None))  # type: ignore[operator]
 
     def _run(self, *inputs: Tensor | None) -> Any:
-        """The network's output in its precision."""
+        """Returns the network's output in its precision."""
         with self.precision.autocast(self.world.device):
             return self._forward(*inputs)

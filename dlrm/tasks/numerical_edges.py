@@ -1,4 +1,4 @@
-"""Edges of the bins of numerical fields, as the model sees them: after the dataset's transform."""
+"""Edges of the bins of numerical fields, in the model's input space: after the transform."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +13,16 @@ from dlrm.distributed import World, agreed, from_first
 from dlrm.model.dlrm import DLRM
 from dlrm.model.numerical_embedding import Binned
 
-ROWS = 1 << 17  # the first training rows, to which edges are fitted that no transform has
+ROWS = 1 << 17  # training rows that fit the edges which the transform lacks
 
 
 def fit_edges(
     model: DLRM, train: Dataset, transform: Path | None = None, world: World = World()
 ) -> str | None:
-    """Gives a new model the edges of its bins, where it has any.
+    """Sets the edges of a new model's bins, if it has any.
 
-    A field has the edges that the dataset's transform fitted, and else those of `bin_edges` over
-    the first `ROWS` training rows. All processes get those of the first one.
+    A field has the edges that the dataset's transform fitted, or those of `bin_edges` over the
+    first `ROWS` training rows. All processes receive the edges of the first one.
 
     Args:
         model: the model.
@@ -31,10 +31,10 @@ def fit_edges(
         world: the processes.
 
     Returns:
-        A line about fields that have one value only, and so no bins; None where there are none.
+        A line about fields with a single value, and therefore no bins; None if there are none.
 
     Raises:
-        ValueError: a file of the dataset is damaged; it is named.
+        ValueError: a file of the dataset is damaged; the message names it.
         OtherRankError: another process raises it.
     """
     if not isinstance(embedding := model.numerical_embedding, Binned):
@@ -60,7 +60,7 @@ def fit_edges(
 
 
 def _edges(train: Dataset, known: Sequence[np.ndarray], bins: int) -> list[np.ndarray]:
-    """Returns the known edges, `bins + 1` of them at most, and fits the missing ones."""
+    """Returns the known edges, at most `bins + 1`, and fits the missing ones."""
     missing = [field for field, edges in enumerate(known) if len(edges) < 2]
     result = [_thinned(edges, bins + 1) for edges in known]
     if missing:
@@ -80,7 +80,7 @@ def _transformed_edges(table: TableTransform) -> list[np.ndarray]:
         edges = fitted.edges
         values, _ = transform_numbers(rule, fitted, Parsed(edges, np.zeros(len(edges), bool)))
         finite = values[np.isfinite(values)].astype(np.float64)
-        result.append(np.unique(finite + 0.0))  # float16 may have made two of them one
+        result.append(np.unique(finite + 0.0))  # float16 may have merged two of them
     return result
 
 
@@ -91,7 +91,7 @@ def _thinned(edges: np.ndarray, most: int) -> np.ndarray:
 
 
 def _first_rows(train: Dataset) -> np.ndarray:
-    """Returns the numericals of the first `ROWS` rows, or of all where there are fewer."""
+    """Returns the numericals of the first `ROWS` rows, or of all rows if there are fewer."""
     parts, count = [], 0
     for index in range(len(train)):
         if count >= ROWS:

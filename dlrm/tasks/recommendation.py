@@ -33,11 +33,11 @@ class Batches:
     """The batches of a data set on a device, in order or shuffled anew every epoch.
 
     Args:
-        dataset: what to read.
-        device: where the batches are wanted.
+        dataset: the data set.
+        device: destination of the batches.
         shuffle: take whole batches in random order.
-        seed: of that order.
-        slots: gives the rows of batches slots where the tables are in a store; None: ids stay.
+        seed: seed of that order.
+        slots: assigns slots to the rows of batches if the tables are in a store; None keeps ids.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class Batches:
         return self.slots.ahead(found) if self.slots else found
 
     def repeated(self, count: int) -> Generator[Batch, None, None]:
-        """Yields `count` batches of full size, over and over again where there are fewer."""
+        """Yields `count` batches of full size, repeating them if there are fewer."""
         full = self.num_samples // self.dataset.batch_size
         return prefetch(self.dataset, (i % full for i in range(count)), self.device)
 
 
 class LookedUpAhead:
-    """Batches of which each is looked up while the one before is computed.
+    """Batches that are looked up while the previous batch is computed.
 
     Args:
         loader: the batches.
-        task: looks them up.
+        task: the task that looks them up.
     """
 
     def __init__(self, loader: Batches, task: "Recommendation"):
@@ -101,20 +101,20 @@ class Recommendation:
     Args:
         config: the architecture.
         world: the processes that train together.
-        dtype: in which the MLPs and the interaction compute.
-        seed: of the initial weights.
-        auc_on_cpu: collect scores in host memory and not on the device.
-        optimized_mlp: run `ops.mlp`, and not the MLPs' layers one by one.
-        recorder: records what `infer` does, which is replayed from then on; None does not.
-        execution: how the MLPs and the interaction run, one of `MODULE_EXECUTIONS`. "lazy" needs
-            the optimized MLPs, and takes them; it has no buffers and no dropout.
-        has_clicks: labels are 0 or 1; else they are fractions, and the log loss alone is evaluated.
+        dtype: dtype in which the MLPs and the interaction compute.
+        seed: seed of the initial weights.
+        auc_on_cpu: collect scores in host memory instead of on the device.
+        optimized_mlp: run `ops.mlp` instead of the MLPs' layers one by one.
+        recorder: records `infer` and replays it from then on; None does not.
+        execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`. "lazy"
+            needs, and uses, the optimized MLPs; it supports no buffers and no dropout.
+        has_clicks: labels are 0 or 1; otherwise they are fractions, evaluated by log loss only.
         placement, store: see `DLRM`.
 
     Attributes:
-        metric: tells the best checkpoint: the AUC, or the log loss where there are no clicks.
-        unscored: the first row of the last `evaluate` whose score was no finite number, and that
-            score; None where all were. It is the same on every rank.
+        metric: selects the best checkpoint: the AUC, or the log loss without clicks.
+        unscored: the first row of the last `evaluate` whose score was NaN or infinite, and that
+            score; None if all were finite. It is the same on every rank.
     """
 
     loss_metric = "log_loss"
@@ -151,9 +151,9 @@ class Recommendation:
     def loss(self, batch: Batch) -> Tensor:
         """Returns this process's share of the mean binary cross-entropy of a batch.
 
-        With sample weights it is the weighted mean, of all processes and micro-batches together; a
-        batch whose weights are all 0 has the loss 0. In training each member of a packed ensemble
-        learns by itself: the loss is the mean of the members' losses.
+        With sample weights it is the weighted mean over all processes and micro-batches together;
+        a batch whose weights are all 0 has the loss 0. In training the members of a packed
+        ensemble learn independently: the loss is the mean of their losses.
         """
         if self._deferring:
             self._deferring.before_look_up(self.model.rows(batch.categorical, batch.lengths))
@@ -166,7 +166,7 @@ class Recommendation:
         return total / (batch.global_size or self.num_samples(batch))
 
     def slots(self, trains: bool = False) -> Slots | None:
-        """Returns what gives rows of batches slots, or None where all rows are in memory."""
+        """Returns the assigner of slots to rows of batches, or None if all rows are in memory."""
         return Slots(self.model, trains) if self.model.store is not None else None
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
@@ -190,27 +190,27 @@ class Recommendation:
         return self.model(batch.numerical, *_looked_up(batch), received)
 
     def look_up_ahead(self, batch: Batch) -> None:
-        """Looks up a batch of a later step with the rows' values of now; `loss` uses them."""
+        """Looks up a batch of a later step with the rows' current values, for `loss` to use."""
         self._ahead.append((batch, self.model.look_up(*_looked_up(batch))))
 
     @torch.no_grad()
     def forget_ahead(self) -> None:
-        """Drops what was looked up ahead: these batches are looked up again when it is their turn.
+        """Drops look-ups made ahead; these batches are looked up again when their turn comes.
 
-        So they are after a checkpoint, since a run resumed from it has nothing looked up.
+        This happens after a checkpoint, since a run resumed from it has no look-ups ahead.
         """
         while self._ahead:
-            for wait in self._ahead.popleft()[1]:  # memory that is received into is not freed
+            for wait in self._ahead.popleft()[1]:  # a pending receive must not lose its memory
                 wait()
 
     @torch.no_grad()
     def infer(self, batch: Batch) -> Tensor:
-        """As `predict`, without gradients."""
+        """Does the same as `predict`, without gradients."""
         return self._infer(batch)
 
     def weights_unchanged(self) -> AbstractContextManager:
-        """Returns a context in which what depends on weights alone is done once; see `DLRM`."""
-        # What was recorded would read what was done in an earlier block.
+        """Returns a context that does once all work that depends only on weights; see `DLRM`."""
+        # A recording would read the results of an earlier block.
         reads_anew = self.recorder or self.execution != "eager"
         return nullcontext() if reads_anew else self.model.weights_unchanged()
 
@@ -220,10 +220,10 @@ class Recommendation:
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns AUC, log loss, normalised entropy and calibration over a data set.
+        """Returns AUC, log loss, normalized entropy and calibration over a data set.
 
-        Of fractional labels it returns the log loss alone. All are NaN where a score is no finite
-        number; `unscored` says of which row. They are weighted where the batches have weights.
+        For fractional labels it returns only the log loss. All are NaN if a score is NaN or
+        infinite; `unscored` then names the row. Batches with weights give weighted metrics.
 
         Raises:
             ValueError: all sample weights are 0.
@@ -268,7 +268,7 @@ class Recommendation:
         return self.model.table_parameters()
 
     def counted_elsewhere(self) -> list[nn.Parameter]:
-        """Returns the parameters whose gradients are those of the first rank, which counts them."""
+        """Returns the parameters with the same gradients on all ranks, counted by the first."""
         return [
             weight
             for weight, own in self.table_parameters()
@@ -277,9 +277,10 @@ class Recommendation:
         ]
 
     def updates_vary(self, config: OptimizerConfig) -> bool:
-        """Whether rows' gradients are added as they come, so that runs differ in their last bits.
+        """Returns whether rows' gradients are added in varying order, so that runs differ slightly.
 
-        It is so on a GPU unless `torch.use_deterministic_algorithms` is on; see `ops.row_sgd_`.
+        That is the case on a GPU unless `torch.use_deterministic_algorithms` is on; see
+        `ops.row_sgd_`.
         """
         if config.freeze_embeddings or not self.world.device.startswith("cuda"):
             return False
@@ -291,15 +292,15 @@ class Recommendation:
     def optimizers(
         self, config: OptimizerConfig, one_look_up: bool = False
     ) -> list[torch.optim.Optimizer]:
-        """Returns the optimizers of the tables and of the rest, but of what is frozen none.
+        """Returns the optimizers of the tables and of the rest, without those of frozen parts.
 
-        Where rows are to be up to date before they are looked up, `loss` sees to it from now on.
+        If rows must be up to date before they are looked up, `loss` ensures it from now on.
 
         Args:
-            config: which.
-            one_look_up: every step's gradient is that of one look-up of one id a sample and table:
-                samples have no bags, and batches are not computed in parts. On a GPU the joint
-                tables that are small are then updated faster.
+            config: kinds of optimizers.
+            one_look_up: every step's gradient is that of one look-up of one id per sample and
+                table: samples have no bags, and batches are not split into micro-batches. On a GPU
+                the small joint tables are then updated faster.
         """
         groups, result = self.parameter_groups(), []
         if not config.freeze_embeddings:
@@ -337,10 +338,10 @@ class Recommendation:
 
 
 def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Returns the binary cross-entropy of all samples together, and the mean of it over members.
+    """Returns the sum of the samples' binary cross-entropies, averaged over members.
 
     Args:
-        logits: `[samples]`, or of a packed ensemble in training `[samples, members]`.
+        logits: `[samples]`, or `[samples, members]` for a packed ensemble in training.
         labels: `[samples]`.
         weights: `[samples]`; None is 1 for each.
     """
@@ -353,20 +354,20 @@ def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) 
 
 
 def _looked_up(batch: Batch) -> tuple:
-    """What `DLRM.look_up` takes of a batch."""
+    """Returns the arguments of `DLRM.look_up` from a batch."""
     return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
 
 
 def _is_looked_up_once(held: int | Piece) -> bool:
-    """Whether every sample looks up one row of a table's, or of its piece's."""
+    """Returns whether every sample looks up one row of a table, or of its piece."""
     return isinstance(held, int) or (held.has_all_rows and not held.copied)
 
 
 def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:
-    """Refuses optimizers that need whole rows, or whole tables, where these are divided.
+    """Refuses optimizers that need whole rows, or whole tables, if these are divided.
 
     Raises:
-        ValueError: so it is; the optimizer is named.
+        ValueError: the optimizer needs them; the message names it.
     """
     if config.embedding_l2 and config.embedding_l2_mode == "all" and not placement.is_whole:
         raise ValueError(
@@ -384,7 +385,7 @@ def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:
 
 
 def _check_lazy(config: DLRMConfig) -> None:
-    """Raises ValueError for what torch's lazy device cannot run."""
+    """Raises ValueError for models that torch's lazy device cannot run."""
     binned = config.numerical_embedding in ("piecewise", "bins")
     flags = {
         f"--dropout {config.dropout}": config.dropout > 0,
@@ -401,12 +402,12 @@ def _check_lazy(config: DLRMConfig) -> None:
 def _first_unscored(
     logits: Sequence[Tensor], rows: Sequence[int], world: World
 ) -> tuple[int, float] | None:
-    """Returns the first row of all ranks whose score is no finite number, and the score.
+    """Returns the first row of all ranks whose score is NaN or infinite, and the score.
 
     Args:
-        logits: of this rank's part of each batch.
+        logits: logits of this rank's part of each batch.
         rows: the first row of each part, among all rows.
-        world: the ranks, which return the same.
+        world: the ranks, all of which return the same.
     """
     own = None
     if not torch.cat(list(logits)).isfinite().all():

@@ -18,11 +18,11 @@ from dlrm.step_clock import STORE, part
 from dlrm.store.native import FullError
 from dlrm.store.row_store import RowStore
 
-_DEPTH = 2  # batches whose rows are read ahead
+_DEPTH = 2  # number of batches whose rows are read ahead
 
 
 class _Prepared(NamedTuple):
-    """A batch with its records and, where there was room, their slots and ticket."""
+    """A batch with its records and, if there was room, their slots and ticket."""
 
     batch: Batch
     records: np.ndarray
@@ -70,7 +70,7 @@ class Slots:
     """Replaces ids of batches by the slots of their rows.
 
     Args:
-        model: whose tables are in a store.
+        model: the model whose tables are in a store.
         trains: whether the rows of the batches change.
     """
 
@@ -79,16 +79,14 @@ class Slots:
         self.model, self.store, self.trains = model, model.store, trains
 
     def ahead(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
-        """Yields batches whose rows are in memory until the next one is asked for.
+        """Yields batches whose rows are in memory until the next one is requested.
 
-        Seconds in which a batch had to wait for its rows are added to the store's `waited`. No
-        thread outlives the generator: exhaust it, or close it.
+        It adds the seconds that a batch waited for its rows to the store's `waited`. No thread
+        outlives the generator: exhaust it, or close it.
         """
         pending: deque[Future[_Prepared | None]] = deque()
         reader = ThreadPoolExecutor(1, thread_name_prefix="dlrm-store")
-        lacking = (
-            False  # whether a batch among those pending has no slots: others must not go first
-        )
+        lacking = False  # whether a pending batch has no slots; later ones must not overtake it
 
         def read() -> _Prepared | None:
             nonlocal lacking
@@ -129,12 +127,12 @@ class Slots:
             batches.close()
 
     def now(self, batch: Batch) -> tuple[Batch, int]:
-        """Returns a batch with slots, and the ticket that is to be given back to the store."""
+        """Returns a batch with slots, and the ticket to return to the store."""
         slots, ticket = self.store.prepare_anyhow(self.records(batch))
         return _with_slots(batch, slots), ticket
 
     def records(self, batch: Batch) -> np.ndarray:
-        """Returns the numbers that the store has for the rows of a batch.
+        """Returns the store's numbers for the rows of a batch.
 
         Raises:
             RuntimeError: an id is outside its table.

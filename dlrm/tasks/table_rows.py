@@ -1,8 +1,8 @@
-"""Checkpoints whose tables have more rows, or whose rows begin anew.
+"""Checkpoints with longer tables, or with rows that start anew.
 
-Both functions write a copy, in which files that stay the same are hard links where the file system
-has them. Checkpoints hold whole float32 tables, so a copy is loaded as the checkpoint that it was
-made from: at every placement, by any number of processes and into tables of every type.
+Both functions write a copy, in which unchanged files are hard links if the file system allows it.
+Checkpoints hold whole float32 tables, so a copy loads like the checkpoint that it was made from:
+with every placement, any number of processes and tables of every type.
 """
 
 import json
@@ -31,18 +31,18 @@ _CONFIG = "config.json"
 def grow_tables(
     saved: SavedModel, table_sizes: Sequence[int], directory: str | os.PathLike
 ) -> None:
-    """Writes a copy of a checkpoint whose tables have further rows at their ends.
+    """Writes a copy of a checkpoint with rows added at the ends of its tables.
 
-    New rows have the values that they have in a new table of that many rows, and optimizer state 0.
+    New rows have the initial values of a new table of that size, and optimizer state 0.
 
     Args:
         saved: the checkpoint, of ours.
-        table_sizes: rows of each table, as many as it has or more.
-        directory: where the copy appears.
+        table_sizes: rows of each table, at least as many as it has.
+        directory: directory of the copy.
 
     Raises:
-        ValueError: a table would lose rows, there are other tables, or ids are hashed, so that they
-            would mean other rows; it is named.
+        ValueError: a table would lose rows, the tables differ, or ids are hashed, so that they
+            would select other rows; the message names the table.
         OSError: the copy cannot be written.
     """
     before = _table_sizes(saved)
@@ -69,24 +69,24 @@ def grow_tables(
         for index, paths in files.items():
             old, new = saved.tables[index].rows, grown[index]
             for path in paths:
-                os.truncate(path, path.stat().st_size // old * new)  # what it adds is 0
+                os.truncate(path, path.stat().st_size // old * new)  # the added bytes are 0
             _set_initial(paths[0], saved, index, np.arange(old, new), new)
 
 
 def evict_rows(
     saved: SavedModel, rows: Mapping[int, Sequence[int]], directory: str | os.PathLike
 ) -> None:
-    """Writes a copy of a checkpoint some of whose rows begin anew, as for other ids.
+    """Writes a copy of a checkpoint in which some rows start anew, for other ids.
 
-    They have the values that a new table of as many rows has there, and optimizer state 0.
+    They have the initial values of a new table of the same size, and optimizer state 0.
 
     Args:
         saved: the checkpoint, of ours.
-        rows: of each table, by its number.
-        directory: where the copy appears.
+        rows: rows of each table, by its number.
+        directory: directory of the copy.
 
     Raises:
-        ValueError: there is no such row, or no such table; it is named.
+        ValueError: the row or the table does not exist; the message names it.
         OSError: the copy cannot be written.
     """
     sizes = _table_sizes(saved)
@@ -113,13 +113,13 @@ def evict_rows(
 
 
 def _architecture(saved: SavedModel) -> dict[str, Any]:
-    """The flags of the model; those that are newer than the checkpoint have their defaults."""
+    """Returns the model's flags; flags newer than the checkpoint have their defaults."""
     defaults = {field.name: field.default for field in fields(DLRMConfig)}
     return defaults | saved.config["flags"]
 
 
 def _table_sizes(saved: SavedModel) -> list[int]:
-    """Rows of the tables of vectors, which those of wide weights repeat."""
+    """Returns rows of the tables of vectors, which those of wide weights repeat."""
     sizes = [table.rows for table in saved.tables]
     return sizes[: len(sizes) // 2] if _architecture(saved)["wide"] else sizes
 
@@ -133,7 +133,7 @@ def _copy_of(
 ) -> Iterator[dict[int, list[Path]]]:
     """Yields the files of the changed tables in a copy, which appears when the block ends.
 
-    Of each table they are that of its rows and those of their optimizer state.
+    Each table has a file of its rows and files of their optimizer state.
     """
     if STORES in saved.config:
         raise ValueError(
@@ -167,7 +167,7 @@ def _copy_of(
 def _set_initial(
     path: Path, saved: SavedModel, index: int, chosen: np.ndarray, num_rows: int
 ) -> None:
-    """Gives rows of a table, in ascending order, the values that a new table has there."""
+    """Sets rows of a table, in ascending order, to the initial values of a new table."""
     values, flags = _mapped(path, num_rows), _architecture(saved)
     num_tables = len(_table_sizes(saved))
     if not len(chosen):

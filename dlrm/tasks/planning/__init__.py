@@ -1,1 +1,1 @@
-"""Where tables should be, and what that costs: predicted before anything is made."""
+"""Placement of tables and its predicted costs, before anything is made."""

@@ -1,4 +1,4 @@
-"""What a placement costs each rank: memory, bytes that travel, and time."""
+"""Costs of a placement for each rank: memory, bytes sent, and time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +11,21 @@ from dlrm.tasks.planning.machines import Machine
 from dlrm.tasks.planning.stored import StoredTables, most_rows
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
-_DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}  # floats beside each weight of the MLPs
+_DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}  # floats per weight of the MLPs
 _ID_BYTES = 4
-_BATCHES_AHEAD = 4  # read while one is computed
+_BATCHES_AHEAD = 4  # read while one batch is computed
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A training of which costs are asked.
+    """A training whose costs are predicted.
 
     Attributes:
         config: the architecture; its placement is not used.
         batch_size: samples of all ranks.
-        optimizer: of the tables; None where they are not trained.
-        dense_optimizer: of the MLPs.
-        lookups: ids that a sample has of each table, on average; None is one of each.
+        optimizer: optimizer of the tables; None if they are not trained.
+        dense_optimizer: optimizer of the MLPs.
+        lookups: average number of ids of a sample in each table; None is one in each.
         half: compute in half precision.
         table_memory: for the tables of each rank, whose other rows are in a store, such as "8GB";
             None: all rows are in memory.
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def value_bytes(self) -> int:
-        """Of a value of a vector that is looked up."""
+        """Returns the bytes of a value of a vector that is looked up."""
         return 2 if self.half else 4
 
 
@@ -71,7 +71,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a step that a rank spends; what bounds it is the greatest."""
+    """Seconds of a rank's part of a step; the greatest bounds it."""
 
     look_ups: float
     products: float
@@ -95,13 +95,13 @@ class Seconds:
 
 @dataclass(frozen=True)
 class RankCost:
-    """What a step costs a rank.
+    """Costs of a step for a rank.
 
     Attributes:
-        pieces: that it holds.
-        memory: that it needs.
+        pieces: pieces that it holds.
+        memory: memory that it needs.
         sent: bytes that it sends to others.
-        seconds: that it takes.
+        seconds: time that it takes.
     """
 
     pieces: int
@@ -113,12 +113,12 @@ class RankCost:
 def row_bytes(dim: int, optimizer: str | None) -> int:
     """Returns the bytes of a table's row.
 
-    They are those of its values in float32, also when stored as two 16-bit halves, and of the state
-    that an optimizer keeps for them, ours or torch's.
+    They are the bytes of its values in float32, also when stored as two 16-bit halves, and of the
+    state that an optimizer, ours or torch's, keeps for them.
 
     Args:
         dim: values of a row.
-        optimizer: see `TABLE_OPTIMIZERS`; None where tables are not trained.
+        optimizer: see `TABLE_OPTIMIZERS`; None if tables are not trained.
     """
     state = TABLE_OPTIMIZERS[optimizer].rows.state_bytes(dim) if optimizer else 0
     return 4 * dim + state
@@ -149,9 +149,9 @@ def piece_bytes(placement: Placement, optimizer: str | None, wide: bool = False)
     """Returns the bytes of each rank's pieces, with the optimizer's state.
 
     Args:
-        placement: of the tables.
-        optimizer: of them; None where they are not trained.
-        wide: whether rows have a weight of the wide term, beside their first columns.
+        placement: placement of the tables.
+        optimizer: optimizer of the tables; None if they are not trained.
+        wide: whether rows have a weight of the wide term, with their first columns.
     """
     if wide:
         both = piece_bytes(placement, optimizer), piece_bytes(placement.of_one_column(), optimizer)
@@ -216,7 +216,7 @@ def _samples(workload: Workload, rank: int, num_ranks: int) -> int:
 
 
 def _row_seconds(own: Sequence[Piece], samples: int, workload: Workload, machine: Machine) -> float:
-    """Of look-ups, a read, and updates, which read and write gradient, row and state."""
+    """Returns the seconds of look-ups, which read, and of updates, which read and write."""
     total = 0.0
     for piece in own:
         batch = samples if piece.copied else workload.batch_size
@@ -226,14 +226,14 @@ def _row_seconds(own: Sequence[Piece], samples: int, workload: Workload, machine
         if workload.optimizer:
             state = row_bytes(piece.width, workload.optimizer) - 4 * piece.width
             moved += 2 * (4 * piece.width + state) + 2 * workload.value_bytes * piece.width
-        vectors = 2 * workload.value_bytes * piece.width * batch  # put into place, and back
+        vectors = 2 * workload.value_bytes * piece.width * batch  # copied there and back
         seconds = rows * (2 * machine.row_seconds + moved / machine.row_bandwidth)
         total += seconds + vectors / machine.row_bandwidth
     return total
 
 
 def _traffic(placement: Placement, rank: int, workload: Workload) -> tuple[int, int]:
-    """Bytes of vectors and of their gradients that a rank sends, and that it receives."""
+    """Returns the bytes of vectors and gradients that a rank sends, and that it receives."""
     samples, value = _samples(workload, rank, placement.num_ranks), workload.value_bytes
     own = sum(p.width for p in placement.of_rank(rank) if not p.copied)
     others = sum(p.width for p in placement.pieces if not p.copied) - own
@@ -243,7 +243,7 @@ def _traffic(placement: Placement, rank: int, workload: Workload) -> tuple[int, 
 
 
 def _copied_values(placement: Placement, rank: int, workload: Workload) -> int:
-    """Values of gradients of copies that a rank sends to each other one: of distinct rows."""
+    """Returns the values of copies' gradients, for distinct rows, that a rank sends to another."""
     samples = _samples(workload, rank, placement.num_ranks)
     return sum(
         int(min(samples * workload.ids_of_tables[p.table], p.num_rows)) * (p.width + 2)
@@ -253,14 +253,14 @@ def _copied_values(placement: Placement, rank: int, workload: Workload) -> int:
 
 
 def _layers(config: DLRMConfig) -> list[tuple[int, int]]:
-    """Inputs and outputs of the layers that a sample passes, of a packed ensemble k times."""
+    """Returns inputs and outputs of a sample's layers, k times for a packed ensemble."""
     bottom = (config.num_numerical_features, *config.bottom_mlp_sizes)
     top = (_features(config), *config.top_mlp_sizes)
     return [*pairwise(bottom), *[*pairwise(top)] * config.ensemble]
 
 
 def _features(config: DLRMConfig) -> int:
-    """Columns that enter the top MLP."""
+    """Returns the columns that enter the top MLP."""
     vectors = len(config.table_sizes) + 1
     if config.interaction_op == "cat":
         return vectors * config.embedding_dim
@@ -278,7 +278,7 @@ def _dense_weights(config: DLRMConfig) -> int:
 
 
 def _flops(config: DLRMConfig) -> int:
-    """Of a sample's forward pass."""
+    """Returns the operations of a sample's forward pass."""
     vectors = len(config.table_sizes) + 1
     dots = 0 if config.interaction_op == "cat" else vectors * vectors * config.embedding_dim
     products = sum(inputs * outputs for inputs, outputs in _layers(config))
@@ -286,7 +286,7 @@ def _flops(config: DLRMConfig) -> int:
 
 
 def _summed_bytes(own: Sequence[Piece], samples: int, workload: Workload) -> int:
-    """Of the sums of gradients of rows that a batch has several times, ids spread evenly."""
+    """Returns the bytes of the sums of repeated rows' gradients, with ids spread evenly."""
     total = 0.0
     for piece in own:
         batch = samples if piece.copied else workload.batch_size
@@ -307,7 +307,7 @@ def _memory(
     config, value = workload.config, workload.value_bytes
     samples, batch = _samples(workload, rank, placement.num_ranks), workload.batch_size
     states = _DENSE_STATES.get(workload.dense_optimizer, 2)
-    dense = 4 * _dense_weights(config) * (2 + states)  # with their gradients
+    dense = 4 * _dense_weights(config) * (2 + states)  # including their gradients
     held = [piece for piece in placement.of_rank(rank) if not piece.copied]
     copied = [piece for piece in placement.of_rank(rank) if piece.copied]
     looked_up = value * (
@@ -318,19 +318,19 @@ def _memory(
     hidden = samples * value * sum(inputs + outputs for inputs, outputs in layers)
     members = config.ensemble
     copies = 3 if members == 1 else 3 + 3 * members
-    # Vectors, their gradients and a copy of these; what layers keep, and one layer's gradient.
+    # Vectors, their gradients and a copy of these; activations, and one layer's gradient.
     activations = copies * vectors + hidden
     activations += samples * members * value * max(out for _, out in layers)
     ids = workload.ids_of_tables
     rows = sum(batch * ids[piece.table] for piece in held)
     rows += sum(samples * ids[piece.table] for piece in copied)
     activations += int(rows * 24) + _summed_bytes([*held, *copied], samples, workload)
-    if any(count != 1 for count in ids):  # a bag's rows have a gradient each
+    if any(count != 1 for count in ids):  # each row of a bag has a gradient
         activations += int(
             sum(value * p.width * ids[p.table] * (samples if p.copied else batch) for p in held)
         )
     buffers = int(_BATCHES_AHEAD * _ID_BYTES * rows)
     buffers += _BATCHES_AHEAD * samples * 4 * (config.num_numerical_features + 1)
     if placement.num_ranks > 1:
-        buffers += 2 * looked_up + vectors + 4 * _dense_weights(config)  # sent, and arrived
+        buffers += 2 * looked_up + vectors + 4 * _dense_weights(config)  # sent and received
     return Memory(machine.runtime_bytes, weights, state, dense, activations, buffers)

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """What a rank computes and sends with.
+    """Compute and network performance of a rank.
 
     Attributes:
-        name: of the machine.
-        source: where the constants are from.
-        row_seconds: that a row takes to be found, whatever its width, looked up or updated.
-        row_bandwidth: bytes of rows that are read or written a second.
-        flops: floating-point operations of matrix products a second, in float32.
+        name: name of the machine.
+        source: source of the constants.
+        row_seconds: time to find a row of any width, for a look-up or an update.
+        row_bandwidth: bytes of rows read or written per second.
+        flops: floating-point operations of matrix products per second, in float32.
         half_flops: the same in half precision.
-        link_bandwidth: bytes that a rank sends, and receives, a second.
-        link_seconds: that an exchange takes, however small.
-        step_seconds: that a step takes beside, for launching and the like.
-        runtime_bytes: that a rank has before it makes a model.
+        link_bandwidth: bytes that a rank sends, and receives, per second.
+        link_seconds: time of an exchange of any size.
+        step_seconds: further time of a step, for launching and the like.
+        runtime_bytes: memory of a rank before it makes a model.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Chooses where tables are: in which pieces, on which ranks, and of which each rank has a copy."""
+"""Chooses the placement of tables: their pieces, the ranks of these, and copies on all ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,20 +19,20 @@ from dlrm.tasks.planning.costs import (
 from dlrm.tasks.planning.machines import Machine
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
-EVEN = 1.1  # the largest rank's bytes over the mean; less is not worth time
-_NARROWEST = 16  # columns of a piece: a line of the cache, of float32
+EVEN = 1.1  # the largest rank's bytes over the mean; a lower ratio is not worth slower steps
+_NARROWEST = 16  # columns of a piece: a cache line of float32
 _RANKS_TRIED = 20
 _MOST_RANKS = 512
-_PATIENCE = 6  # divisions in a row that bring nothing
+_PATIENCE = 6  # divisions in a row without improvement
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a placement must keep.
+    """Constraints of a placement.
 
     Attributes:
         num_ranks: processes.
-        memory: bytes that each may use; None is any number.
+        memory: bytes that each may use; None is unlimited.
         fixed_shapes: no rank's transfers may depend on the ids, as in a CUDA graph.
     """
 
@@ -42,11 +42,11 @@ class Limits:
 
 
 def plan(workload: Workload, limits: Limits, machine: Machine) -> Placement:
-    """Returns the placement with the least predicted step of those that fit and are even.
+    """Returns the placement with the least predicted step time of those that fit and are even.
 
-    Tables are divided, the one that weighs most on the fullest rank first, for as long as it makes
-    ranks fit, more even or faster; by columns, and by rows where columns are few or the optimizer
-    needs whole rows. Small tables are copied where that is faster.
+    It divides tables, first the heaviest on the fullest rank, as long as that makes ranks fit,
+    more even or faster: by columns, and by rows if there are few columns or the optimizer needs
+    whole rows. It copies small tables if that is faster.
     """
     best: tuple[tuple, Placement] | None = None
     for copied in _copies(workload, limits):
@@ -68,9 +68,9 @@ def plan(workload: Workload, limits: Limits, machine: Machine) -> Placement:
 
 
 def mean_ids(data: Dataset) -> tuple[float, ...] | None:
-    """Returns how many ids a sample has of each table on average, in the first batch.
+    """Returns the average number of ids of a sample in each table, in the first batch.
 
-    None is one of each.
+    None is one id in each.
     """
     if data.one_id_each or not len(data):
         return None
@@ -94,7 +94,7 @@ def _copies(workload: Workload, limits: Limits) -> Iterator[frozenset[int]]:
 
 
 def _score(placement: Placement, workload: Workload, limits: Limits, machine: Machine) -> tuple:
-    """Less is better: what does not fit, what is uneven, and then time."""
+    """Returns a key to minimize: misfit, then unevenness, then time."""
     found = costs(placement, workload, machine)
     totals = [cost.memory.total for cost in found]
     tables = [cost.memory.tables for cost in found]
@@ -105,7 +105,7 @@ def _score(placement: Placement, workload: Workload, limits: Limits, machine: Ma
 
 
 class _Load(NamedTuple):
-    """What a piece adds to a rank, as shares of the mean of all."""
+    """The load that a piece adds to a rank, as shares of the mean."""
 
     bytes: float
     seconds: float
@@ -114,7 +114,7 @@ class _Load(NamedTuple):
 def _dealt(
     workload: Workload, limits: Limits, copied: frozenset[int], parts: dict[int, int]
 ) -> Placement:
-    """Divides tables and deals the pieces, the heaviest first, to the rank that has least."""
+    """Divides tables and deals the pieces, heaviest first, to the rank with the least load."""
     config = workload.config
     pieces = [
         piece
@@ -160,7 +160,7 @@ def _weigh(workload: Workload, limits: Limits, pieces: Sequence[Piece]) -> Calla
 
 
 def _pieces(workload: Workload, table: int, parts: int) -> list[Piece]:
-    """Divides a table in equal parts, whose ranks are still to be found."""
+    """Divides a table into equal parts, which have no ranks yet."""
     rows, dim = workload.config.embedding_rows[table], workload.config.embedding_dim
     by_columns = parts <= _most_columns(workload)
     edges = (
@@ -178,7 +178,7 @@ def _pieces(workload: Workload, table: int, parts: int) -> list[Piece]:
 
 
 def _most_columns(workload: Workload) -> int:
-    """How many pieces of columns a table may have."""
+    """Returns the greatest number of column pieces of a table."""
     if workload.optimizer == "row_wise_adagrad":
         return 1
     return max(workload.config.embedding_dim // _NARROWEST, 1)
@@ -214,7 +214,7 @@ def _heaviest(
 
 
 def shortage(placement: Placement, workload: Workload, limits: Limits, machine: Machine) -> int:
-    """Returns the bytes that the fullest rank lacks; 0 where all fits."""
+    """Returns the bytes that the fullest rank lacks, or 0."""
     if limits.memory is None:
         return 0
     return max(
@@ -223,7 +223,7 @@ def shortage(placement: Placement, workload: Workload, limits: Limits, machine: 
 
 
 def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> Iterator[str]:
-    """Yields the smallest change of each kind with which the tables would fit."""
+    """Yields, for each kind of change, the smallest with which the tables would fit."""
 
     def fits(changed: Workload, changed_limits: Limits = limits) -> bool:
         return not shortage(
@@ -236,7 +236,7 @@ def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> It
     cost = costs(whole, workload, machine)[0].memory
     left = limits.memory - cost.runtime - cost.dense
     if left <= 0:
-        return  # no table, however small, would fit
+        return  # no table would fit, however small
     ranks = max(limits.num_ranks + 1, -(-cost.tables // left))
     for _ in range(_RANKS_TRIED):
         if ranks <= _MOST_RANKS and fits(workload, replace(limits, num_ranks=ranks)):

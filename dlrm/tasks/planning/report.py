@@ -1,4 +1,4 @@
-"""What a plan says: pieces, memory, traffic and time of each rank, and what would fit."""
+"""Description of a plan: pieces, memory, traffic and time of each rank, and what would fit."""
 
 from collections.abc import Iterator, Sequence
 
