@@ -1,4 +1,4 @@
-"""The processes of a run: joining them, and what they send each other."""
+"""The processes of a run, how they join, and their communication."""
 
 from dlrm.distributed.collectives import (
     OtherRankError,

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other: sums, values, and errors that end all of them."""
+"""Communication between the ranks of a run: sums, values, and errors that end all ranks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class OtherRankError(RuntimeError):
-    """Another rank has met an error and says it; this one has nothing to add."""
+    """Raised on a rank when another rank reports an error, which that rank describes."""
 
 
 def all_sum(tensor: Tensor, world: World) -> Tensor:
@@ -29,7 +29,7 @@ def gather_rows(tensor: Tensor, world: World) -> Tensor:
     """Returns the rows of every rank's tensor, in the order of the ranks, on every rank.
 
     Args:
-        tensor: `[rows, ...]`, contiguous; ranks differ in the number of rows alone.
+        tensor: `[rows, ...]`, contiguous; ranks may differ only in the number of rows.
         world: the ranks.
     """
     if world.size == 1:
@@ -64,7 +64,7 @@ def gather(value: T, world: World) -> list[T]:
 
 
 def gather_to_first(value: T, world: World) -> list[T]:
-    """Returns every rank's value, in the order of the ranks, on rank 0, and on others nothing."""
+    """Returns every rank's value, in the order of the ranks, on rank 0, and nothing on others."""
     if world.size == 1:
         return [value]
     values: list[Any] | None = [None] * world.size if world.rank == 0 else None
@@ -83,14 +83,14 @@ def from_first(value: T, world: World) -> T:
 
 @contextmanager
 def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
-    """Ends with an error on every rank where it does on any: none is left waiting for the others.
+    """Raises an error on every rank if any rank raises one, so that no rank waits for the others.
 
-    What is raised within is raised by one rank that met it, the lowest, and says which met it where
-    that is not rank 0 or all; the others raise `OtherRankError`.
+    The lowest rank with an error raises its own, and names the ranks with errors unless these are
+    rank 0 or all; the others raise `OtherRankError`.
 
     Args:
-        world: the ranks, all of which come here.
-        errors: those that are agreed upon; others pass as they are.
+        world: the ranks, all of which enter the block.
+        errors: the types of errors to share; others propagate unchanged.
     """
     mine: Exception | None = None
     try:
@@ -119,8 +119,8 @@ def check_same(values: Mapping[str, Any], world: World) -> None:
     """Checks that all ranks have the same values.
 
     Raises:
-        ValueError: on rank 0, naming what differs, and who has what.
-        OtherRankError: on the others.
+        ValueError: on rank 0, naming the differences and the ranks.
+        OtherRankError: on the other ranks.
     """
     everyone = gather({name: repr(value) for name, value in values.items()}, world)
     first = everyone[0]

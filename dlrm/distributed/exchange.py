@@ -18,16 +18,17 @@ def exchange(
     world: World,
     samples_by_rank: Sequence[int] | None = None,
 ) -> Callable[[], Tensor]:
-    """Starts to send every rank the vectors of its samples; the transfer goes on in the background.
+    """Starts to send every rank the vectors of its samples; the transfer runs in the background.
 
     Every rank looks up its own tables for the whole batch and needs all tables for its own samples.
-    Gradients travel back in the same way, and as early.
+    Gradients travel back in the same way, also in the background.
 
     Args:
-        vectors: of this rank's tables, `[batch, own tables, dim]`, for the batch of all ranks.
+        vectors: vectors of this rank's tables, `[batch, own tables, dim]`, for the batch of all
+            ranks.
         tables_by_rank: table numbers of each rank, in the order of its vectors.
         world: the ranks.
-        samples_by_rank: how many samples each has of the batch; None is `World.part`.
+        samples_by_rank: number of samples of each rank in the batch; None is `World.part`.
 
     Returns:
         A function that waits and returns the vectors of all tables, in the order of their numbers,
@@ -42,10 +43,10 @@ def exchange(
 
 
 class _Transfer:
-    """One exchange: what goes where, what is on its way, and in which order rows arrive.
+    """One exchange: destinations, pending transfers, and the order in which rows arrive.
 
-    Both ways a rank has one tensor of rows `[n, dim]`. What comes of or goes to other ranks lies in
-    it by rank, then sample, then table of that rank.
+    Both ways a rank has one tensor of rows `[n, dim]`. The rows from or to other ranks are stored
+    by rank, then sample, then table of that rank.
     """
 
     def __init__(
@@ -63,23 +64,23 @@ class _Transfer:
             samples_by_rank = [p.stop - p.start for p in parts]
         self.samples_by_rank = samples_by_rank
         self.num_samples = samples_by_rank[world.rank]
-        self.landing = vectors  # where what is on its way will be
+        self.landing = vectors  # receives the pending transfer
         self._on_its_way: Any = None
 
     def order(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The row of each vector as it arrived, by own sample and then table, and the inverse."""
+        """Returns the arrival row of each vector, by own sample and table, and the inverse."""
         return _order(self.num_samples, tuple(map(tuple, self.tables_by_rank)), device)
 
     def whole_batch(self, rows: Tensor) -> list[Tensor]:
-        """Cuts the rows of this rank's tables in those of each rank's samples."""
+        """Splits the rows of this rank's tables into those of each rank's samples."""
         return list(rows.split([count * self.own_tables for count in self.samples_by_rank]))
 
     def own_samples(self, rows: Tensor) -> list[Tensor]:
-        """Cuts the rows of this rank's samples in those of each rank's tables."""
+        """Splits the rows of this rank's samples into those of each rank's tables."""
         return list(rows.split([self.num_samples * len(t) for t in self.tables_by_rank]))
 
     def send(self, to_rank: list[Tensor], from_rank: list[Tensor]) -> None:
-        """Starts to send `to_rank[r]` to each rank r and to fill `from_rank[r]` by it."""
+        """Starts to send `to_rank[r]` to each rank r and to receive `from_rank[r]` from it."""
         me, transfers = self.world.rank, []
         for rank in range(self.world.size):
             if rank != me:
@@ -88,7 +89,7 @@ class _Transfer:
                         data, group = rows.view(torch.uint8), self.world.group
                         transfers.append(dist.P2POp(way, data, group=group, group_peer=rank))
         pending = dist.batch_isend_irecv(transfers) if transfers else []
-        self._on_its_way = pending, to_rank  # which must live until it is sent
+        self._on_its_way = pending, to_rank  # `to_rank` must live until it is sent
         from_rank[me].copy_(to_rank[me])
 
     def wait(self) -> None:
@@ -99,8 +100,8 @@ class _Transfer:
         self._on_its_way = None
 
 
-@cache  # and nothing forgotten: a recorded step reads these where they lie
-@torch.inference_mode(False)  # else they could be used in inference alone
+@cache  # never evicted: a recorded step reads these at their addresses
+@torch.inference_mode(False)  # otherwise they could only be used in inference
 def _order(
     num_samples: int, tables_by_rank: tuple[tuple[int, ...], ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:

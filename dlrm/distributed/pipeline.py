@@ -1,4 +1,4 @@
-"""Runs the parts of a network in as many processes, which work on several micro-batches at once.
+"""Runs the parts of a network in as many processes, which process several micro-batches at once.
 
 The order of the work is that of torch.distributed.pipelining.
 """
@@ -23,7 +23,7 @@ def bubble_fraction(schedule: str, parts: int, micro_batches: int) -> float:
     """Returns the share of a step in which a process of a pipeline waits for the others.
 
     It is (S - 1) / (M + S - 1) for S parts that take the same time and M micro-batches (Huang et
-    al., 2019). One micro-batch at a time, it is (S - 1) / S.
+    al., 2019). With one micro-batch at a time, it is (S - 1) / S.
     """
     together = 1 if schedule == "sequential" else micro_batches
     return (parts - 1) / (together + parts - 1)
@@ -33,13 +33,13 @@ class Pipeline:
     """One process's part of a network; all processes of the pipeline call the same methods.
 
     Args:
-        run: the part. All parts but the last return one tensor, whose shape depends on that of the
-            batch alone.
+        run: the part. All parts except the last return one tensor, whose shape depends only on the
+            shape of the batch.
         parts: the processes of the pipeline, in the order of the parts.
         schedule: one of `PIPELINE_SCHEDULES`: "gpipe" computes all forward passes before the
             backward passes; "1f1b" alternates, and keeps the activations of at most as many
             micro-batches as there are parts; "sequential" finishes a micro-batch before the next.
-        shared: weights that the first and the last part both use, as the two hold them.
+        shared: weights that both the first and the last part hold.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Pipeline:
         return results[0] if len(results) == 1 else tuple(results)
 
     def prepare(self, batches: Sequence[Any]) -> None:
-        """Finds the shapes of what the parts send each other, once for a number of micro-batches.
+        """Determines the shapes of the parts' messages, once for each number of micro-batches.
 
         The network is in evaluation mode. torch's own inference of shapes would run the part in
         training mode and count a micro-batch twice in the statistics of batch norm.
@@ -97,8 +97,8 @@ class Pipeline:
         """Adds the gradients of the losses of all micro-batches to those of the part's weights.
 
         Args:
-            batches: micro-batches of the shapes that `prepare` was given, the same on all ranks of
-                the pipeline.
+            batches: micro-batches with the shapes given to `prepare`, the same on all ranks of the
+                pipeline.
             loss: the last part's output and the micro-batch's number -> loss; called on the last
                 rank only.
         """
@@ -158,7 +158,7 @@ class Pipeline:
 
 
 class _Part(nn.Module):
-    """A function as the module that torch's stages want; its weights stay where they are."""
+    """A function as a module, which torch's stages require; its weights stay in place."""
 
     def __init__(self, run: Callable[..., Any]):
         super().__init__()
@@ -174,5 +174,5 @@ def _tuple(output: Any) -> tuple[Tensor, ...]:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """An example of what travels with gradients."""
+    """Returns an example of a tensor that travels with gradients."""
     return torch.empty_like(tensor).requires_grad_()

@@ -1,4 +1,4 @@
-"""Which ranks hold which pieces of the embedding tables, and the YAML that says so."""
+"""Placement of the pieces of embedding tables on ranks, and its YAML format."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 from dlrm.documents import brief, read_yaml
 
-_COPIED = "all"  # in place of a rank
+_COPIED = "all"  # instead of a rank
 _KEYS = {"ranks", "embedding_dim", "tables"}
 _TABLE_KEYS = {"name", "rows", "pieces"}
 _PIECE_KEYS = {"rank", "rows", "columns"}
 
 
 class Piece(NamedTuple):
-    """A rectangle of a table, which one rank holds, or each rank a copy of.
+    """A rectangle of a table that one rank holds, or of which every rank holds a copy.
 
     Attributes:
         table: the table's number.
-        rows: the first, and the one after the last.
-        columns: the same of columns.
-        rank: who holds it; None is every rank.
+        rows: the first row, and the row after the last.
+        columns: the first column, and the column after the last.
+        rank: the rank that holds it; None is every rank.
         shape: rows and columns of the whole table.
     """
 
@@ -58,17 +58,17 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the pieces of all tables are.
+    """A placement: the pieces of all tables, and their ranks.
 
     Attributes:
         table_rows: rows of each table.
         dim: columns of every table.
         num_ranks: processes.
-        pieces: of all tables, which they cover once.
+        pieces: pieces of all tables, which cover every table exactly once.
 
     Raises:
-        ValueError: a piece is outside its table, on no rank, or overlaps another, or some of a
-            table is in no piece; the table is named by its number.
+        ValueError: a piece is outside its table, on no rank, or overlaps another, or pieces do not
+            cover a table; the message has the table's number.
     """
 
     table_rows: tuple[int, ...]
@@ -87,7 +87,7 @@ class Placement:
     def of_whole_tables(
         cls, table_rows: Sequence[int], dim: int, tables_by_rank: Sequence[Sequence[int]]
     ) -> "Placement":
-        """Returns the placement of tables of which each is whole on one rank."""
+        """Returns the placement of whole tables, each on one rank."""
         pieces = (
             Piece(table, (0, table_rows[table]), (0, dim), rank, (table_rows[table], dim))
             for rank, tables in enumerate(tables_by_rank)
@@ -97,7 +97,7 @@ class Placement:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every table is whole on one rank."""
+        """Returns whether every table is whole on one rank."""
         return all(piece.is_whole for piece in self.pieces)
 
     def of_rank(self, rank: int) -> list[Piece]:
@@ -117,7 +117,7 @@ class Placement:
         return tuple(sorted({piece.table for piece in own} - looked_up))
 
     def of_one_column(self) -> "Placement":
-        """Returns where tables of one column are whose rows lie with the first columns of these."""
+        """Returns the placement of one-column tables, whose rows are with these first columns."""
         pieces = (
             piece._replace(columns=(0, 1), shape=(piece.shape[0], 1))
             for piece in self.pieces
@@ -151,7 +151,7 @@ class Placement:
         self._check_cover(table, pieces)
 
     def _check_cover(self, table: int, pieces: Sequence[Piece]) -> None:
-        """Checks each cell of the grid that the edges of all pieces draw."""
+        """Checks each cell of the grid that the edges of all pieces form."""
         edges = (
             sorted({0, size, *(edge for piece in pieces for edge in getattr(piece, name))})
             for name, size in (("rows", self.table_rows[table]), ("columns", self.dim))
@@ -180,12 +180,12 @@ def read_placement(
 
     Args:
         path: the file.
-        table_rows, dim, num_ranks: what it must be of.
+        table_rows, dim, num_ranks: the expected tables and ranks.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is of other tables or ranks, has an unknown key, or is no placement; the
-            file, and what was expected, are named.
+        ValueError: it is for other tables or ranks, has an unknown key, or is not a placement; the
+            message names the file and the expectation.
     """
     document = read_yaml(path)
     _check_keys(path, "", document, _KEYS)
@@ -263,11 +263,11 @@ def _listed(keys: set[str]) -> str:
 
 
 def placement_text(placement: Placement, names: Sequence[str]) -> str:
-    """Returns a placement as YAML, a line a piece, which `read_placement` reads.
+    """Returns a placement as YAML, one line per piece, which `read_placement` reads.
 
     Args:
-        placement: what to write.
-        names: of the tables' features; they are for readers.
+        placement: the placement.
+        names: names of the tables' features, for readers.
     """
     lines = [
         "# Where the embedding tables are, for --placement. A piece has rows and columns",

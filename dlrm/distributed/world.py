@@ -1,4 +1,4 @@
-"""The processes that train together: how they are launched, and how they join."""
+"""The processes that train together, their launch, and how they join."""
 
 import gc
 import os
@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
-_JOIN_SECONDS = 600.0  # to wait for processes that do not come
+_JOIN_SECONDS = 600.0  # to wait for missing processes
 _store: dist.Store | None = None  # through which the ranks found each other
 
-_OMPI = {  # what mpirun sets, by the names of torch's launchers
+_OMPI = {  # variables that mpirun sets, by the names of torch's launchers
     "RANK": "OMPI_COMM_WORLD_RANK",
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -29,7 +29,7 @@ _OMPI = {  # what mpirun sets, by the names of torch's launchers
 class World:
     """The processes of a run; the default is the only process of a run on one machine.
 
-    Where there are several, a process group of torch joins them.
+    With several processes, a process group of torch joins them.
 
     Attributes:
         rank: this process, in [0, size).
@@ -47,24 +47,24 @@ class World:
     gradients: dist.ProcessGroup | None = None
 
     def part(self, count: int) -> slice:
-        """Returns this rank's share of `count` things in a row; sizes differ by at most one."""
+        """Returns this rank's share of `count` consecutive items; sizes differ by at most one."""
         return part(count, self.rank, self.size)
 
 
 def part(count: int, rank: int, size: int) -> slice:
-    """Returns a rank's share of `count` things in a row; sizes differ by at most one."""
+    """Returns a rank's share of `count` consecutive items; sizes differ by at most one."""
     return slice(count * rank // size, count * (rank + 1) // size)
 
 
 @dataclass(frozen=True)
 class Pipelines:
-    """How the processes of a run share the parts of a network.
+    """Division of a network's parts among the processes of a run.
 
     Attributes:
         world: all processes.
-        replicas: those that hold the same part as this one, one of each pipeline; each computes its
-            own share of a batch.
-        parts: those of this one's pipeline, which hold one part each, in the order of the parts.
+        replicas: the processes that hold the same part as this one, one of each pipeline; each
+            computes its own share of a batch.
+        parts: the processes of this one's pipeline, with one part each, in the order of the parts.
     """
 
     world: World
@@ -76,7 +76,7 @@ def pipelines(world: World, parts: int = 1, timeout: float = 1800.0) -> Pipeline
     """Divides the processes into pipelines of `parts` adjacent ranks; all ranks call it.
 
     Args:
-        world: all processes; a multiple of `parts`.
+        world: all processes, a multiple of `parts`.
         parts: processes of a pipeline.
         timeout: see `join_world`.
     """
@@ -95,7 +95,7 @@ def pipelines(world: World, parts: int = 1, timeout: float = 1800.0) -> Pipeline
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says of this process.
+    """A launcher's description of this process.
 
     Attributes:
         rank: in [0, size).
@@ -114,7 +114,8 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Reads the variables of torchrun, torch.distributed.launch or mpirun.
 
     Raises:
-        ValueError: they contradict each other, or some are missing; names and values are given.
+        ValueError: they contradict each other, or some are missing; the message has names and
+            values.
     """
     found = {}
     for name, other in _OMPI.items():
@@ -154,24 +155,24 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
 
     Args:
         device: "cpu", or "cuda", of which each process of a machine takes its own.
-        backend: for tensors on CUDA; those on the CPU travel by gloo.
-        timeout: seconds after which a rank counts as hung (`dlrm.train.watchdog`), a tenth of those
-            that a transfer may take: one rank may write while the others wait.
+        backend: backend for tensors on CUDA; those on the CPU use gloo.
+        timeout: seconds after which a rank counts as hung (`dlrm.train.watchdog`), a tenth of the
+            limit of a transfer: one rank may write while the others wait.
 
     Raises:
-        ValueError: the launcher's variables contradict each other, or two processes have one device
-            or there are too few.
+        ValueError: the launcher's variables contradict each other, two processes share a device,
+            or there are too few devices.
         OSError: the other processes cannot be reached.
     """
     found = launch()
     if found.size == 1:
-        if device.startswith("cuda:"):  # also for whatever takes the current one
+        if device.startswith("cuda:"):  # also for code that uses the current device
             torch.cuda.set_device(device)
         return World(device=device)
     if device.startswith("cuda"):
         device = _own_cuda_device(device, found)
     wait = timedelta(seconds=min(timeout, _JOIN_SECONDS))
-    patience = timedelta(seconds=10 * timeout)  # who hangs is named before, by the watchdog
+    patience = timedelta(seconds=10 * timeout)  # the watchdog reports hung ranks earlier
     try:
         global _store
         _store = _meet(_connect(found, wait), found, wait)
@@ -188,18 +189,18 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
         reason = str(error).splitlines()[0]
         raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
     world = World(found.rank, found.size, device, gradients=gradients)
-    own = device != "cpu" and backend == "nccl"  # which has one process a device, or hangs
+    own = device != "cpu" and backend == "nccl"  # NCCL hangs unless each process has its device
     start_transfers(world, _name_of(device) if own else None)
     return world
 
 
 def start_transfers(world: World, place: str | None = None) -> None:
-    """Takes a first sum in each group of a world: NCCL's first pairs of sends must not be partial.
+    """Does a first sum in each group of a world: NCCL's first sends must not be partial.
 
     Args:
         world: the processes, all of which call it.
-        place: the device that this process must have for itself, by a name that tells it from
-            all others; None may be shared.
+        place: unique name of the device, if this process must have it for itself; None may be
+            shared.
 
     Raises:
         ValueError: two processes have one device; every process raises it, and names them.
@@ -236,9 +237,9 @@ def _connect(found: Launch, wait: timedelta) -> dist.Store:
 def _meet(store: dist.Store, found: Launch, wait: timedelta) -> dist.Store:
     """Waits for all ranks and returns what of the store is theirs alone.
 
-    A launcher's store outlives the processes that it restarts: what the dead have left in it must
-    not be taken for the living. So each rank shows a number that it has just drawn, and rank 0
-    answers those.
+    A launcher's store outlives the processes that it restarts, and entries of dead processes must
+    not be taken for those of living ones. Each rank therefore publishes a newly drawn number, and
+    rank 0 answers these.
     """
     mine = uuid.uuid4().hex
     if found.rank:
@@ -275,7 +276,7 @@ def _own_cuda_device(device: str, found: Launch) -> str:
 
 
 def clone_store() -> dist.Store:
-    """Returns a connection of its own, for a thread, to what the ranks of a run tell each other."""
+    """Returns a new connection, for a thread, to the store through which the ranks communicate."""
     assert _store is not None, "of a world that was joined"
     return dist.PrefixStore("watch", _store.clone())  # type: ignore[attr-defined]
 
@@ -284,14 +285,14 @@ def shutdown(world: World) -> None:
     """Leaves the process group, if there is one."""
     if world.size > 1 and dist.is_initialized():
         dist.destroy_process_group()
-        gc.collect()  # else gloo's threads may outlive what they use, and abort at exit
+        gc.collect()  # otherwise gloo's threads may outlive what they use, and abort at exit
 
 
 def choose_device(asked: str | None) -> str:
-    """Returns the device to run on: the one asked for, else cuda where there is one.
+    """Returns the device to run on: the requested one, otherwise CUDA if available.
 
     Raises:
-        ValueError: it is unknown, or is not here.
+        ValueError: the device is unknown or not available.
     """
     if asked is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
