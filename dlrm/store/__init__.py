@@ -1,1 +1,1 @@
-"""Tables larger than memory: rows in a file, of which a part is in memory."""
+"""Tables larger than memory: rows in a file, some of which are in memory."""

@@ -1,4 +1,4 @@
-"""How much memory tables may have, and where the rest of their rows is."""
+"""Memory limit of tables, and location of the rows beyond it."""
 
 import re
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class TableStoreConfig:
-    """Where rows of tables are that are not in memory; field names are those of the flags.
+    """Storage of tables beyond memory; field names are those of the flags.
 
     Attributes:
         table_memory: bytes of memory for the tables of each process and the state of their
-            optimizer, such as "8GB" or "512MiB"; None: all rows are in memory.
+            optimizer, such as "8GB" or "512MiB"; None keeps all rows in memory.
         table_store: directory of the file with all rows, on a fast local disk.
 
     Raises:
-        ValueError: an impossible value, or one of the two without the other; it is named.
+        ValueError: a value is impossible, or one of the two is missing; the message names it.
     """
 
     table_memory: str | None = None
@@ -34,10 +34,10 @@ class TableStoreConfig:
 
 
 def bytes_of(size: str) -> int:
-    """Returns a number of bytes that is written as 8GB (10**9) or 8GiB (2**30).
+    """Returns a number of bytes written as 8GB (10**9) or 8GiB (2**30).
 
     Raises:
-        ValueError: it is no size.
+        ValueError: the text is not a size.
     """
     match = _SIZE.fullmatch(str(size).strip())
     if not match or not float(match[1]) or (match[3] and not match[2]):

@@ -1,4 +1,4 @@
-"""The compiled part of a store, in `dlrm/_host.so` of `csrc/host`: slots, records, their file."""
+"""The compiled part of a store, in `dlrm/_host.so` from `csrc/host`: slots, records, their file."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class _Field(ctypes.Structure):
 
 
 class Counters(ctypes.Structure):
-    """What a store has done: rows read, written, and saved for undoing, hits, and dirty rows."""
+    """Counters of a store: rows read, written, and saved for undoing, hits, and dirty rows."""
 
     _fields_ = [(name, _Number) for name in ("reads", "writes", "undone", "hits", "dirty")]
 
@@ -47,11 +47,11 @@ class _Problem(ctypes.Structure):
 
 
 class FullError(Exception):
-    """There are too few slots for a batch, beside those that others use.
+    """Raised when there are too few slots for a batch, besides those that others use.
 
     Attributes:
-        needed: that the batch needs.
-        held: that others use.
+        needed: slots that the batch needs.
+        held: slots that others use.
     """
 
     def __init__(self, needed: int, held: int) -> None:
@@ -60,7 +60,7 @@ class FullError(Exception):
 
 
 class DamagedError(Exception):
-    """A record is damaged, in the rows or in an undo file."""
+    """Raised for a damaged record, in the rows or in an undo file."""
 
     def __init__(self, record: int, undo: bool) -> None:
         super().__init__(record, undo)
@@ -68,7 +68,7 @@ class DamagedError(Exception):
 
 
 class DiskError(Exception):
-    """The kernel refuses to read or write, the rows or an undo file."""
+    """Raised when the kernel refuses to read or write the rows or an undo file."""
 
     def __init__(self, error: int, undo: bool) -> None:
         super().__init__(error, undo)
@@ -80,7 +80,7 @@ def library() -> Any:
     """Returns the functions of the library.
 
     Raises:
-        ValueError: it is not there.
+        ValueError: the library is missing.
     """
     try:
         loaded = ctypes.CDLL(str(LIBRARY))
@@ -114,10 +114,10 @@ class NativeStore:
 
     Args:
         file: the file's descriptor.
-        records: in the file.
+        records: records in the file.
         slots: rows of each tensor.
-        fields: tensors `[slots, ...]` by name, or the bytes of a row where there is no tensor.
-        threads: that read and write at the same time.
+        fields: tensors `[slots, ...]` by name, or the bytes of a row if there is no tensor.
+        threads: threads that read and write at the same time.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class NativeStore:
         self.close()
 
     def prepare(self, records: np.ndarray, reserve: int = 0) -> tuple[np.ndarray, int]:
-        """Returns the slots of records `[count]`, which have been read, and the batch's ticket.
+        """Returns the slots of records `[count]`, after reading them, and the batch's ticket.
 
         Args:
-            records: of the batch, repeats included.
+            records: records of the batch, repeats included.
             reserve: slots to leave to others.
 
         Raises:
@@ -170,15 +170,15 @@ class NativeStore:
         return slots, ticket.value
 
     def mark(self, ticket: int) -> None:
-        """Notes that a batch's rows are about to be changed."""
+        """Marks a batch's rows as about to change."""
         self._library.dlrm_store_mark(self._handle, ticket)
 
     def release(self, ticket: int) -> None:
-        """Gives the slots of a batch back."""
+        """Returns the slots of a batch to the store."""
         self._library.dlrm_store_release(self._handle, ticket)
 
     def flush(self) -> None:
-        """Writes what has been changed."""
+        """Writes all changes."""
         self._check(self._library.dlrm_store_flush(self._handle))
 
     def begin(self, undo: int, size: int, generation: int) -> None:
@@ -200,7 +200,7 @@ class NativeStore:
         self._library.dlrm_store_look_back(self._handle, generation)
 
     def overlay(self, undo: int, records: np.ndarray, offsets: np.ndarray) -> None:
-        """Reads records from an undo file, unless another was named for them before."""
+        """Reads records from an undo file, unless an earlier one was given for them."""
         self._library.dlrm_store_overlay(
             self._handle, undo, len(records), records.ctypes.data, offsets.ctypes.data
         )
@@ -218,7 +218,7 @@ class NativeStore:
         )
 
     def counters(self) -> Counters:
-        """Returns what has been done so far."""
+        """Returns the current counters."""
         found = Counters()
         self._library.dlrm_store_counters(self._handle, ctypes.byref(found))
         return found

@@ -1,8 +1,8 @@
 """The store of a process's tables: a file with all rows, slots in memory, and generations.
 
-DIR/rank-<r>-of-<n>/store.json     what is stored; written last, so that a store is whole
+DIR/rank-<r>-of-<n>/store.json     the store's layout; written last, so that a store is whole
 DIR/rank-<r>-of-<n>/rows.bin       a record for each row, see csrc/host/row_store.h
-DIR/rank-<r>-of-<n>/undo-<g>.bin   what has been overwritten since checkpoint g, see `undo`
+DIR/rank-<r>-of-<n>/undo-<g>.bin   records overwritten since checkpoint g, see `undo`
 """
 
 import fcntl
@@ -44,18 +44,18 @@ from dlrm.store.undo import (
 
 STORE, ROWS = "store.json", "rows.bin"
 _ANY_GENERATION = 2**32 - 1
-THREADS = 16  # that read and write at the same time
-_SLOT_BYTES = 17  # beside a row: which record it has, who uses it
+THREADS = 16  # threads that read and write at the same time
+_SLOT_BYTES = 17  # besides a row: its record and its users
 _PLACE_BYTES = 12  # of the map from records to slots
-_BUFFERS = 16 << 20  # of what is read and written, and the threads' stacks
+_BUFFERS = 16 << 20  # buffers of reads and writes, and the threads' stacks
 
 
 class Block(NamedTuple):
-    """Rows of all fields that follow each other.
+    """Consecutive rows of all fields.
 
     Attributes:
         first: the first record.
-        rows: how many they are.
+        rows: number of rows.
         fields: by name, `[rows, ...]`; others are zeros.
     """
 
@@ -66,7 +66,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What a store holds.
+    """The layout of a store.
 
     Attributes:
         tables: rows of each table, by number, in the order of their records.
@@ -78,16 +78,16 @@ class Layout:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "Layout":
-        """Returns that of a map of JSON values.
+        """Returns the layout in a map of JSON values.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is none.
+            KeyError, TypeError, ValueError, AttributeError: the map has no layout.
         """
         tables = {int(number): int(rows) for number, rows in entry["tables"].items()}
         return cls(tables, tuple((str(n), str(t), int(w)) for n, t, w in entry["fields"]))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns JSON values."""
+        """Returns the layout as JSON values."""
         return {
             "tables": {str(number): rows for number, rows in self.tables.items()},
             "fields": [list(field) for field in self.fields],
@@ -95,17 +95,17 @@ class Layout:
 
     @property
     def records(self) -> int:
-        """How many rows there are."""
+        """Returns the number of rows."""
         return sum(self.tables.values())
 
     @property
     def begins(self) -> dict[int, int]:
-        """The first record of each table."""
+        """Returns the first record of each table."""
         return dict(zip(self.tables, accumulate(self.tables.values(), initial=0), strict=False))
 
     @property
     def dtype(self) -> np.dtype:
-        """Of a record's rows."""
+        """Returns the dtype of a record's rows."""
         return np.dtype(
             [(name, np.dtype(kind).newbyteorder("<"), (w,)) for name, kind, w in self.fields]
         )
@@ -119,10 +119,10 @@ class Layout:
 
 
 class RowStore:
-    """Rows of a process's tables, of which as many are in memory as there is memory for.
+    """Rows of a process's tables, as many of which are in memory as it has room for.
 
-    The model's weights and their optimizer's state have a row for each slot. `prepare` says which
-    slots the rows of a batch are in, and reads those that are not in memory.
+    The model's weights and their optimizer's state have a row for each slot. `prepare` returns the
+    slots of a batch's rows, and reads the rows that are not in memory.
 
     Args:
         directory: of the store.
@@ -170,29 +170,29 @@ class RowStore:
 
     @property
     def is_open(self) -> bool:
-        """True once the rows can be used."""
+        """Returns whether the rows can be used."""
         return self._native is not None
 
     @property
     def layout(self) -> Layout:
-        """What the store holds, once it is open."""
+        """Returns the layout of the store, once it is open."""
         assert self._layout is not None, "the store is not open"
         return self._layout
 
     def counters(self) -> dict[str, int]:
-        """Returns how many rows were read, written, saved for undoing, found in memory, changed."""
+        """Returns numbers of rows read, written, saved for undoing, found in memory, changed."""
         found = self._open.counters()
         return {name: getattr(found, name) for name, *_ in found._fields_}
 
     def create(self, fields: Mapping[str, Tensor], blocks: Iterable[Block]) -> None:
-        """Makes a new store, whose file has all rows.
+        """Creates a new store, whose file has all rows.
 
         Args:
             fields: the tensors whose rows are stored, `[slots, ...]`, by name.
-            blocks: of all rows.
+            blocks: blocks of all rows.
 
         Raises:
-            ValueError: there is a store of another run.
+            ValueError: the directory has a store of another run.
             OSError: the disk is full or read-only, or another process has the store open.
         """
         layout = self._laid_out(fields)
@@ -224,14 +224,14 @@ class RowStore:
         self._open.begin(-1, 0, 1)
 
     def restore(self, entry: Mapping[str, Any], fields: Mapping[str, Tensor]) -> None:
-        """Opens the store as it was at one of its checkpoints, and goes on from there.
+        """Opens the store in the state of one of its checkpoints, and continues from there.
 
         Args:
-            entry: what `checkpoint` returned.
+            entry: the result of `checkpoint`.
             fields: see `create`.
 
         Raises:
-            ValueError: the store is damaged, or no longer that of the checkpoint.
+            ValueError: the store is damaged, or no longer has the checkpoint.
             OSError: a file cannot be read or written.
         """
         layout, generation = self._laid_out(fields), _generation(entry)
@@ -260,14 +260,14 @@ class RowStore:
         self._begin(generation)
 
     def view(self, entry: Mapping[str, Any], fields: Mapping[str, Tensor]) -> None:
-        """Reads rows as they were at a checkpoint of any store, and writes none from now on.
+        """Reads rows as of a checkpoint of any store, and writes none from now on.
 
         Args:
-            entry: what `checkpoint` returned.
-            fields: see `create`; those of the optimizer may be missing.
+            entry: the result of `checkpoint`.
+            fields: see `create`; fields of the optimizer may be missing.
 
         Raises:
-            ValueError: the store is damaged, or no longer that of the checkpoint.
+            ValueError: the store is damaged, or no longer has the checkpoint.
             OSError: a file cannot be read.
         """
         self.close()
@@ -295,7 +295,7 @@ class RowStore:
         self._add_overlays()
 
     def checkpoint(self) -> dict[str, Any]:
-        """Writes what has changed, and begins a new generation; returns what restores this one."""
+        """Writes all changes, and begins a new generation; returns the record to restore it."""
         with self._errors():
             self._open.flush()
         generation = Generation(self._generation + 1, secrets.token_hex(8))
@@ -310,14 +310,14 @@ class RowStore:
         }
 
     def holds(self, entry: Mapping[str, Any]) -> bool:
-        """Returns whether a checkpoint's rows are in this store's directory, and of its tables."""
+        """Returns whether this store's directory has a checkpoint's rows, for the same tables."""
         return str(self.directory) == entry["path"] and Layout.of(entry).tables == self.tables
 
     def prune(self, entries_kept: Iterable[Mapping[str, Any]]) -> None:
         """Removes undo files that no checkpoint needs.
 
         Args:
-            entries_kept: of all checkpoints, what `checkpoint` returned.
+            entries_kept: the results of `checkpoint` for all checkpoints.
         """
         if self._is_view or not self._generation:
             return
@@ -325,7 +325,7 @@ class RowStore:
         if own and not self._saved:
             self._describe(saved=True)
         least = min(own, default=self._generation)
-        # The oldest go first, so that what is left has no gap.
+        # Removes the oldest first, so that the rest has no gap.
         for number in undo_numbers(self.directory):
             if number < least:
                 undo_path(self.directory, number).unlink()
@@ -334,22 +334,22 @@ class RowStore:
         """Returns the slots of a batch's rows and the batch's ticket; see `NativeStore.prepare`.
 
         Args:
-            records: of the batch, repeats included.
-            ahead: leave half of the slots that are not pinned to batches that come before.
+            records: records of the batch, repeats included.
+            ahead: leave half of the slots that are not pinned to earlier batches.
 
         Raises:
             FullError: there are too few slots.
-            ValueError: a record is damaged; it is named.
+            ValueError: a record is damaged; the message names it.
             OSError: a file cannot be read or written.
         """
         with self._errors():
             return self._open.prepare(records, self._reserve if ahead else 0)
 
     def prepare_anyhow(self, records: np.ndarray) -> tuple[np.ndarray, int]:
-        """As `prepare`, where nothing will give slots back: pinned rows give way.
+        """Does the same as `prepare` when no slots will be returned: pinned rows are evicted.
 
         Raises:
-            ValueError: there are too few slots all the same; how many bytes would do is said.
+            ValueError: there are still too few slots; the message has the bytes needed.
         """
         try:
             try:
@@ -368,19 +368,19 @@ class RowStore:
             ) from None
 
     def mark(self, ticket: int) -> None:
-        """Notes that a batch's rows are about to be changed."""
+        """Marks a batch's rows as about to change."""
         if not self._is_view:
             self._open.mark(ticket)
 
     def release(self, ticket: int) -> None:
-        """Gives the slots of a batch back."""
+        """Returns the slots of a batch to the store."""
         if self._native is not None:
             self._native.release(ticket)
 
     def pin(self) -> None:
         """Keeps the first rows of each table in memory, in half of the slots.
 
-        Ids descend by their counts, so that these are the rows that most batches need.
+        Ids descend by their counts, so these are the rows that most batches need.
         """
         if self._pinned is not None or self.slots == self.records or not self.slots:
             return
@@ -401,10 +401,10 @@ class RowStore:
     def read(self, first: int, count: int) -> np.ndarray:
         """Returns rows of all fields, `[count]`, of `layout.dtype`.
 
-        Of a store that another process trains on, rows are those of the checkpoint.
+        For a store that another process trains on, it returns the rows of the checkpoint.
 
         Raises:
-            ValueError: a record is damaged, or no longer there; it is named.
+            ValueError: a record is damaged, or no longer there; the message names it.
             OSError: a file cannot be read.
         """
         rows = np.empty(count, self.layout.dtype)
@@ -422,7 +422,7 @@ class RowStore:
         return rows
 
     def close(self) -> None:
-        """Closes all files; rows that were changed since the last checkpoint are lost."""
+        """Closes all files; changes since the last checkpoint are lost."""
         if self._native is not None:
             self._native.close()
             self._native = None
@@ -464,7 +464,7 @@ class RowStore:
         return file
 
     def _claim(self) -> None:
-        """Keeps other processes out."""
+        """Locks the store against other processes."""
         make_directories(self.directory)
         if self._lock is None:
             lock = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -481,7 +481,7 @@ class RowStore:
         """Refuses to replace a store that checkpoints need."""
         path = self.directory / STORE
         if not path.exists() or not undo_numbers(self.directory):
-            return  # of a run that has made no checkpoint
+            return  # of a run without a checkpoint
         found = read_sealed(path)
         folder = found.get("checkpoints")
         # Where a checkpoint has been saved, an empty folder does not say that it is gone: the
@@ -533,7 +533,7 @@ class RowStore:
         return entries(path, file, record, self.layout.records, start)
 
     def _add_overlays(self) -> None:
-        """Reads what undo files have that has not been read yet, the oldest first."""
+        """Reads the new content of undo files, the oldest first."""
         for number in _numbers_since(self.directory, self._id, self._since):
             if number not in self._seen:
                 path = undo_path(self.directory, number)
@@ -573,12 +573,12 @@ def limited_store(
     """Returns the store of a process's tables, with as many slots as its memory has room for.
 
     Args:
-        config: where, and how much memory.
+        config: directory and memory limit.
         tables, row_bytes, checkpoints: see `RowStore`.
-        rank, size: of the process.
+        rank, size: rank and number of processes.
 
     Raises:
-        ValueError: there is too little memory, or no native library.
+        ValueError: there is too little memory, or the native library is missing.
     """
     assert config.table_memory is not None
     assert config.table_store is not None
@@ -604,7 +604,7 @@ def open_view(entry: Mapping[str, Any]) -> RowStore:
 
 
 class _Named:
-    """Raises errors of the native store as those of files and rows."""
+    """Translates errors of the native store into errors that name files and rows."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
@@ -624,7 +624,7 @@ def memory_of(slots: int, row_bytes: int, records: int) -> int:
 
     Args:
         slots: rows in memory.
-        row_bytes: of a row and its optimizer's state.
+        row_bytes: bytes of a row and its optimizer's state.
         records: rows in all.
     """
     places = 1 << max((2 * slots - 1).bit_length(), 4)
@@ -642,10 +642,10 @@ def slots_within(memory: int, row_bytes: int, records: int) -> int:
 
 
 def check_store(directory: Path, entry: Mapping[str, Any]) -> str:
-    """Returns the name of a store, which must be that of a checkpoint.
+    """Returns the name of a store after checking that it is the checkpoint's.
 
     Raises:
-        ValueError: it is not there, or another.
+        ValueError: the store is missing, or another one.
     """
     path = directory / STORE
     if not path.exists():
@@ -660,7 +660,7 @@ def check_store(directory: Path, entry: Mapping[str, Any]) -> str:
 
 
 def check_layout(directory: Path, expected: Layout, found: Layout) -> None:
-    """Raises ValueError where a store is of other tables, dimensions or optimizers."""
+    """Raises ValueError if a store has other tables, dimensions or optimizers."""
     if expected != found:
         raise ValueError(
             f"{directory}: expected a store of {_shown(expected)}, got one of {_shown(found)}"
@@ -673,7 +673,7 @@ def _shown(layout: Layout) -> str:
 
 
 def _numbers_since(directory: Path, store: str, generation: Generation) -> list[int]:
-    """Returns the generations from one on; all of them have undo files."""
+    """Returns the generations from a given one on, all of which have undo files."""
     path = undo_path(directory, generation.number)
     numbers = [n for n in undo_numbers(directory) if n >= generation.number]
     whole = numbers == list(range(generation.number, generation.number + len(numbers)))

@@ -39,18 +39,18 @@ class Generation:
 
 
 def undo_path(directory: Path, number: int) -> Path:
-    """Returns where the undo file of a generation is."""
+    """Returns the path of a generation's undo file."""
     return directory / f"undo-{number:09d}.bin"
 
 
 def undo_numbers(directory: Path) -> list[int]:
-    """Returns the generations of which a store has undo files, in order."""
+    """Returns the generations whose undo files a store has, in order."""
     names = (path.stem.removeprefix("undo-") for path in directory.glob("undo-*.bin"))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def new_undo(directory: Path, store: str, generation: Generation) -> int:
-    """Makes the undo file of a generation, which replaces an earlier one; returns a descriptor."""
+    """Creates the undo file of a generation, replacing an earlier one; returns a descriptor."""
     path, earlier = (undo_path(directory, generation.number - back) for back in (0, 1))
     size = earlier.stat().st_size if earlier.exists() else None
     header = json.dumps(
@@ -66,17 +66,17 @@ def new_undo(directory: Path, store: str, generation: Generation) -> int:
 
 
 def remove_undo(directory: Path, numbers: list[int]) -> None:
-    """Removes undo files, the newest first, so that what a kill leaves of them has no gap."""
+    """Removes undo files, the newest first, so that a kill in between leaves no gap."""
     for number in sorted(numbers, reverse=True):
         undo_path(directory, number).unlink()
         sync(directory)
 
 
 def token_of(path: Path, store: str) -> str:
-    """Returns the token of the generation that an undo file is of.
+    """Returns the token of an undo file's generation.
 
     Raises:
-        ValueError: the file is damaged, or of another store.
+        ValueError: the file is damaged, or belongs to another store.
     """
     return str(_header(path, store)["token"])
 
@@ -126,7 +126,7 @@ def unfinished(path: Path, file: int, record_bytes: int, records: int) -> list[i
 def entries(
     path: Path, file: int, record_bytes: int, records: int, start: int = HEADER
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yields the records of a chunk, where their content is in the file, and the chunk's end.
+    """Yields the records of a chunk, the offsets of their content, and the chunk's end.
 
     Raises:
         ValueError: the file is damaged.
