@@ -1,4 +1,4 @@
-"""What the text of a cell means, in training and serving alike: keys, numbers and labels."""
+"""The meaning of a cell's text, in training and serving alike: keys, numbers and labels."""
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -11,15 +11,15 @@ from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, numb
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 
 _LONGEST_SHOWN = 64  # characters of a cell in a message
-_MOST_LABELS = 4  # that an error names
+_MOST_LABELS = 4  # labels that an error names
 
 
 class BadRowError(ValueError):
     """A cell that cannot be transformed.
 
     Attributes:
-        row, column: where it is.
-        problem: what was expected and what came.
+        row, column: position of the cell.
+        problem: the expected form and the cell's.
     """
 
     def __init__(self, row: int, column: str, problem: str) -> None:
@@ -45,7 +45,7 @@ def missing_integers(schema: Schema) -> np.ndarray:
 
 
 def missing_numbers(missing_values: Collection[str]) -> np.ndarray:
-    """Returns the numbers that mean "missing": -999 is one however it is written."""
+    """Returns the numbers that mean "missing": -999 in any notation."""
     parse, found = number_parser(()), []
     for text in missing_values:
         with suppress(BadCellError):
@@ -62,13 +62,13 @@ def keys_of_texts(
     """Returns the keys of texts.
 
     Args:
-        field: of strings or integers.
-        column: the texts; blanks around them do not count.
+        field: a field of strings or integers.
+        column: the texts; surrounding blanks are ignored.
         missing: hashes of texts that mean "missing", besides empty ones.
-        problems: gets what is wrong with a text, by row; None refuses the first.
+        problems: receives the problem with a text, by row; None raises the first.
 
     Raises:
-        BadRowError: the first text that is no integer, of a field of integers.
+        BadRowError: the first text that is not an integer, in a field of integers.
     """
     column = stripped(column)
     hashes = hash_texts(column)
@@ -91,7 +91,7 @@ def keys_of_texts(
 
 def _integer(text: bytes) -> int:
     whole, point, rest = text.partition(b".")
-    if point and not rest.strip(b"0"):  # as floats of whole numbers are written: 5.0
+    if point and not rest.strip(b"0"):  # whole numbers written as floats: 5.0
         text = whole
     digits = text[1:] if text[:1] in (b"-", b"+") else text
     if digits.isdigit() and len(digits) < 40:
@@ -108,16 +108,16 @@ def numbers_of_texts(
     missing_values: Collection[str],
     problems: dict[int, str] | None = None,
 ) -> Parsed:
-    """Returns the numbers of cells, 0 where they are missing.
+    """Returns the numbers of cells; missing cells give 0.
 
     Args:
-        field: whose cells.
-        cells: the text; blanks around a number do not count.
+        field: the field of the cells.
+        cells: the text; blanks around a number are ignored.
         missing_values: texts that mean "missing", besides empty ones.
-        problems: gets what is wrong with a cell, by row; None refuses the first.
+        problems: receives the problem with a cell, by row; None raises the first.
 
     Raises:
-        BadRowError: the first cell that is no finite number.
+        BadRowError: the first cell that is not a finite number.
     """
     cells, parse = [cell.strip() for cell in cells], number_parser(missing_values)
     try:
@@ -141,11 +141,11 @@ def _problem(index: int, expected: str, cells: Sequence[str]) -> str:
 
 
 def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
-    """Returns what reads the text of labels.
+    """Returns a parser of labels.
 
     Args:
-        schema: whose label.
-        known: all values that are expected; None takes any.
+        schema: the schema with the label.
+        known: all values that are expected; None accepts any value.
     """
     label, missing = schema.label, {"", *schema.missing_values}
     if label.positive is None:

@@ -1,4 +1,4 @@
-"""Columns of crosses: keys of combinations, made of the keys of several columns."""
+"""Columns of crosses: keys of combinations, computed from the keys of several columns."""
 
 from collections.abc import Sequence
 
@@ -15,17 +15,17 @@ def cross_columns(
     """Returns the columns of a schema's crosses.
 
     Args:
-        schema: has the crosses.
-        columns: of the categorical fields.
+        schema: the schema with the crosses.
+        columns: columns of the categorical fields.
     """
     by_name = dict(zip((field.column for field in schema.categorical), columns, strict=True))
     return [combined([by_name[name] for name in cross.fields]) for cross in schema.crosses]
 
 
 def combined(columns: Sequence[Parsed | Coded | ListValues]) -> Parsed:
-    """Returns a key for each row: the hash of the row's keys, 8 bytes each, as of a text.
+    """Returns a key for each row: the hash of the row's keys, 8 bytes each, like that of a text.
 
-    It is missing where the row has no value of one of the columns.
+    It is missing if the row has no value in one of the columns.
     """
     parsed = [_by_row(column) for column in columns]
     rows, width = len(parsed[0].values), len(parsed)

@@ -1,4 +1,4 @@
-"""Fields that are made of others, as a schema names them: encodings and crosses."""
+"""Fields derived from others, as a schema names them: encodings and crosses."""
 
 import math
 from dataclasses import dataclass, fields
@@ -12,15 +12,15 @@ _OF_TARGET = ("folds", "smoothing")
 
 @dataclass(frozen=True)
 class Encoding:
-    """A numerical feature that says of a categorical value what the training rows know of it.
+    """A numerical feature with a statistic of a categorical value over the training rows.
 
     Attributes:
         kind: "count" is log(1 + n) for n training rows with the value. "target" is the share of
-            positive rows among them; a training row's is that of the other folds.
-        name: of the feature; None is the column, "_" and the kind.
-        folds: into which the training rows are divided, for "target".
-        smoothing: how many rows the share of all rows counts as, for "target".
-        transform, bins: of the feature, as of a `NumericalField`.
+            positive rows among them; for a training row, that among rows of the other folds.
+        name: name of the feature; None is the column, "_" and the kind.
+        folds: number of folds of the training rows, for "target".
+        smoothing: number of rows that the share of all rows counts as, for "target".
+        transform, bins: transform of the feature, as in a `NumericalField`.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Encoding:
             raise ValueError(f"{where}: smoothing: expected 0 or more, got {self.smoothing}")
 
     def name_of(self, column: str) -> str:
-        """Returns `name`, or what None stands for with a field of this column."""
+        """Returns `name`, or the default name with a field of this column."""
         return self.name or f"{column}_{self.kind}"
 
 
@@ -55,13 +55,13 @@ class Cross:
     """A categorical field whose values are the combinations of values of other fields.
 
     Attributes:
-        fields: columns of two or more categorical fields, of one value a row.
-        name: of the field; None is the columns, joined by "_x_".
-        buckets: how many ids the combinations without one of their own share, by hash; 0 gives
-            them id 0, which is that of rows in which a value is missing.
-        frequency_limit: combinations in this many training rows have ids of their own; None gives
-            no combination one.
-        max_ids: how many combinations have ids of their own, the most frequent ones; None for all.
+        fields: columns of two or more categorical fields, with one value per row.
+        name: name of the field; None is the columns, joined by "_x_".
+        buckets: number of ids, chosen by hash, that combinations without an id of their own share;
+            0 gives them id 0, which is that of rows with a missing value.
+        frequency_limit: combinations in at least this many training rows have ids of their own;
+            None gives no combination its own id.
+        max_ids: number of combinations with ids of their own, the most frequent ones; None is all.
         encodings: numerical features made of the combination.
     """
 
@@ -90,5 +90,5 @@ class Cross:
 
     @property
     def column(self) -> str:
-        """`name`, or what None stands for."""
+        """Returns `name`, or the default name."""
         return self.name or "_x_".join(self.fields)

@@ -1,4 +1,4 @@
-"""Dictionaries: which values of a column have ids, from counts of them to a file."""
+"""Dictionaries: the values of a column that have ids, from their counts to a file."""
 
 import os
 import zlib
@@ -17,12 +17,12 @@ DEFAULT_FREQUENCY_LIMIT = 15
 
 
 class Counts(NamedTuple):
-    """How often each number occurs in a column.
+    """The number of occurrences of each number in a column.
 
     Attributes:
         keys: ascending numbers, uint32 or uint64.
-        counts: how often each occurs, or `[keys, cells]` what is added up for each.
-        texts: an Arrow array of the texts that the keys are hashes of; None where they are not.
+        counts: the occurrences of each, or `[keys, cells]` of the sums for each.
+        texts: an Arrow array of the texts that the keys are hashes of; None for plain numbers.
     """
 
     keys: np.ndarray
@@ -42,7 +42,7 @@ def merge_counts(parts: Sequence[Counts]) -> Counts:
     """Adds up counts of parts of a column.
 
     Raises:
-        ValueError: two texts have one key; they are named.
+        ValueError: two texts have one key; the message names them.
     """
     keys = np.concatenate([np.empty(0, np.uint32), *(part.keys for part in parts)])
     cells = parts[0].counts.shape[1:] if parts else ()
@@ -57,7 +57,7 @@ def merge_counts(parts: Sequence[Counts]) -> Counts:
 def _merged_texts(
     parts: Sequence[Counts], keys: np.ndarray, order: np.ndarray, first: np.ndarray
 ) -> Any:
-    """Returns the text of each key, once it is known that no two texts share one."""
+    """Returns the text of each key, after checking that no two texts share one."""
     if not parts or parts[0].texts is None:
         return None
     import pyarrow as pa
@@ -79,7 +79,7 @@ def _merged_texts(
 
 
 def frequent(counts: Counts, limit: int) -> Counts:
-    """Keeps the values that occur `limit` times or more."""
+    """Returns the counts of the values that occur `limit` times or more."""
     kept = counts.counts >= limit
     texts = None if counts.texts is None else counts.texts.take(np.flatnonzero(kept))
     return Counts(counts.keys[kept], counts.counts[kept], texts)
@@ -87,10 +87,10 @@ def frequent(counts: Counts, limit: int) -> Counts:
 
 @dataclass(frozen=True)
 class FrequencyLimit:
-    """How often a value must occur to get an id of its own; each column may have its limit.
+    """The minimum count of a value with an id of its own, which may differ between columns.
 
     Attributes:
-        default: of the columns that are not in `by_column`; 0 or 1 keeps everything.
+        default: limit of the columns that are not in `by_column`; 0 or 1 keeps everything.
         by_column: categorical index, from 0 -> limit.
     """
 
@@ -99,13 +99,13 @@ class FrequencyLimit:
 
     @classmethod
     def parse(cls, text: str, num_numerical: int, num_categorical: int) -> "FrequencyLimit":
-        """Reads "15", "20:3" or "15,20:3": limits, of all columns or of one.
+        """Parses "15", "20:3" or "15,20:3": limits of all columns or of one.
 
         Columns are numbered as in a line whose label is 0, so that the first categorical one is
         1 + num_numerical: 14 in Criteo's logs.
 
         Raises:
-            ValueError: not of this form, given twice, or of a column that is not categorical.
+            ValueError: the text has another form, repeats a limit, or names another column.
         """
         first = 1 + num_numerical
         default: int | None = None
@@ -133,7 +133,7 @@ class FrequencyLimit:
         return cls(DEFAULT_FREQUENCY_LIMIT if default is None else default, by_column)
 
     def of(self, index: int) -> int:
-        """Returns the limit of the categorical column of that index, from 0."""
+        """Returns the limit of the categorical column with this index, from 0."""
         return self.by_column.get(index, self.default)
 
 
@@ -148,7 +148,7 @@ def dictionary_path(directory: str | os.PathLike, index: int) -> Path:
 
 
 def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
-    """Creates a file of a dictionary and returns it as an array to be filled, mapped."""
+    """Creates a file of a dictionary and returns it as a mapped array to fill."""
     if size == 0:
         with open(path, "wb") as file:
             np.save(file, np.empty(0, dtype), allow_pickle=False)
@@ -159,7 +159,7 @@ def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
 
 
 def reserve(path: Path) -> None:
-    """Takes the space of a mapped file: a write that finds the disk full would end the process.
+    """Reserves the space of a mapped file: a write to a full disk would kill the process.
 
     Raises:
         OSError: the disk is full.
@@ -184,19 +184,19 @@ def load_dictionary(path: Path, size: int) -> np.ndarray:
 
 
 def checksum(dictionary: np.ndarray) -> str:
-    """Returns the CRC-32 of a dictionary's numbers, for which it is read: 0.6 s a GB."""
+    """Returns the CRC-32 of a dictionary's numbers, which it reads at 0.6 s per GB."""
     return f"{zlib.crc32(np.ascontiguousarray(dictionary).data):08x}"
 
 
 @dataclass(frozen=True)
 class Dictionary:
-    """The values of a field, or of some that share it, that have ids.
+    """The values with ids, of a field or of several that share it.
 
     Attributes:
-        keys: uint64, of the values with the ids 1, 2, ...: integers as they are, or hashes of
+        keys: uint64, of the values with the ids 1, 2, ...: the integers themselves, or hashes of
             texts.
-        texts: uint8, the texts one after another; None of integers.
-        ends: int64, where each text ends.
+        texts: uint8, the concatenated texts; None for integers.
+        ends: int64, the end of each text.
     """
 
     keys: np.ndarray
@@ -222,13 +222,13 @@ class Dictionary:
         """Maps the files of a dictionary.
 
         Args:
-            directory: of the transform.
-            place: of the dictionary in it.
-            size: how many values it has.
+            directory: directory of the transform.
+            place: index of the dictionary in it.
+            size: number of its values.
             kind: the type of its fields.
 
         Raises:
-            FileNotFoundError, ValueError: a file is missing or damaged; it is named.
+            FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
         """
         keys = load_dictionary(dictionary_path(directory, place), size)
         if kind != "string":
@@ -244,7 +244,7 @@ class Dictionary:
 
     @classmethod
     def of_texts(cls, texts: Sequence[str]) -> "Dictionary":
-        """Makes a dictionary of texts, in the order of their ids."""
+        """Returns a dictionary of texts in the order of their ids."""
         encoded = [text.encode() for text in texts]
         column = TextColumn.from_bytes(encoded)
         data = np.frombuffer(b"".join(encoded), np.uint8)
@@ -255,10 +255,10 @@ def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None
     """Maps an array of a transform, of one dimension unless a shape is given.
 
     Raises:
-        FileNotFoundError, ValueError: the file is missing or damaged; it is named.
+        FileNotFoundError, ValueError: the file is missing or damaged; the message names it.
     """
     try:
-        empty = path.stat().st_size <= 128  # a header alone, which cannot be mapped
+        empty = path.stat().st_size <= 128  # only a header, which cannot be mapped
         array = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: missing") from error
@@ -275,7 +275,7 @@ def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None
 
 
 def arrays_of(dictionary: Dictionary) -> dict[str, np.ndarray]:
-    """The arrays of a dictionary, by the names of their files."""
+    """Returns the arrays of a dictionary, by the names of their files."""
     arrays = {"dictionary": dictionary.keys}
     if dictionary.texts is not None and dictionary.ends is not None:
         arrays |= {"texts": dictionary.texts, "ends": dictionary.ends}

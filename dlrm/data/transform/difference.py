@@ -1,7 +1,7 @@
-"""Says where two fitted transforms differ, so that no model meets ids that mean other values.
+"""Finds differences between two fitted transforms, so that no model receives ids of other values.
 
-A checkpoint keeps the transform of its training data. Every command that brings a checkpoint and a
-dataset together calls `compare_transforms`. Only numpy and the standard library are imported.
+A checkpoint keeps the transform of its training data. Every command that combines a checkpoint and
+a dataset calls `compare_transforms`. Only numpy and the standard library are imported.
 """
 
 import os
@@ -20,8 +20,8 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.documents import read_json
 
-_MOST_FIELDS, _MOST_IDS = 3, 2  # that a message names
-_BLOCK = 1 << 20  # numbers of a dictionary that are compared at a time
+_MOST_FIELDS, _MOST_IDS = 3, 2  # named in a message
+_BLOCK = 1 << 20  # numbers of a dictionary that are compared at once
 
 
 def compare_transforms(
@@ -33,20 +33,20 @@ def compare_transforms(
 ) -> str | None:
     """Compares the transform of a checkpoint with that of a dataset, both in their `transform/`.
 
-    Dictionaries whose checksums agree are not read.
+    Dictionaries with equal checksums are not read.
 
     Args:
-        checkpoint: a model.
-        dataset: what it meets; None is data without files.
-        allowed: go on where they differ.
-        verify_data: when the dataset's transform is compared with its checksums; see `Verifier`.
-        allow_links: whether the dataset's files may be symbolic links out of it.
+        checkpoint: the model's checkpoint.
+        dataset: the dataset to use it with; None is data without files.
+        allowed: continue in spite of differences.
+        verify_data: when to verify the checksums of the dataset's transform; see `Verifier`.
+        allow_links: whether the dataset's files may be symbolic links that lead out of it.
 
     Returns:
-        A line that says what could not be compared or is allowed to differ, or None.
+        A line about what could not be compared or differs by permission, or None.
 
     Raises:
-        ValueError: they differ, and how; or a file of one is damaged, which is named.
+        ValueError: the transforms differ, or a file of one is damaged; the message has the details.
         FileNotFoundError: a file of a transform is missing.
     """
     model = _load(Path(checkpoint), "checkpoint", "always", None)
@@ -77,7 +77,7 @@ _Loaded = tuple[Fitted, list[Any]]  # with the checksums of the dictionaries
 
 
 def _load(directory: Path, kind: str, verify_data: str, allow_links: bool | None) -> _Loaded | None:
-    """Reads `transform/` as its manifest has it; returns None where there is none."""
+    """Reads `transform/` as listed in its manifest, or returns None if there is none."""
     folder = directory / layout.TRANSFORM
     if not folder.is_dir():
         return None
@@ -92,7 +92,7 @@ def _load(directory: Path, kind: str, verify_data: str, allow_links: bool | None
 def _differences(
     model: Fitted, model_checksums: list[Any], here: Fitted, checksums: list[Any]
 ) -> Iterator[str]:
-    """Yields what differs, a field each."""
+    """Yields the differences, one per field."""
     if isinstance(model, TableTransform) and isinstance(here, TableTransform):
         yield from _of_encodings(model, model_checksums, here, checksums)
         yield from _of_tables(model, here)
@@ -119,7 +119,7 @@ def _differences(
 def _of_encodings(
     model: TableTransform, model_checksums: list[Any], here: TableTransform, checksums: list[Any]
 ) -> Iterator[str]:
-    """Yields the fields of which the training rows said other things."""
+    """Yields the fields with different encodings."""
     both = [
         {
             field.column: (field.encodings, found[len(one.dictionaries) + place])
@@ -136,7 +136,7 @@ def _of_encodings(
 
 
 def _common_fields(model: TableTransform, here: TableTransform) -> Iterator[tuple[str, int, int]]:
-    """Yields the fields that both have, with the places of their dictionaries."""
+    """Yields the fields that both have, with the indices of their dictionaries."""
     places = dict(zip(here.schema.categorical_names, here.dictionary_of, strict=True))
     for name, place in zip(model.schema.categorical_names, model.dictionary_of, strict=True):
         if name in places:
@@ -151,7 +151,7 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
     first, second = model.schema, here.schema
     missing = [", ".join(map(repr, sorted(set(s.missing_values)))) for s in (first, second)]
     yield from _unequal("missing values", *(text or "none" for text in missing))
-    if model.label_known and here.label_known:  # early ones do not know theirs
+    if model.label_known and here.label_known:  # early transforms do not know theirs
         labels = [
             f"{s.label.column!r}"
             + (f" being {s.label.positive!r}" if s.label.positive is not None else "")
@@ -198,7 +198,7 @@ def _unequal(field: str, model: Any, here: Any) -> Iterator[str]:
 
 
 def _of_columns(kind: str, model: Sequence[str], here: Sequence[str]) -> Iterator[str]:
-    """The columns are the model's inputs in their order."""
+    """Yields differences between the columns, which are the model's inputs in order."""
     for index, (theirs, ours) in enumerate(zip_longest(model, here, fillvalue="no column")):
         yield from _unequal(f"{kind} {index}", theirs, ours)
 
@@ -209,7 +209,7 @@ def _of_dictionaries(
     here: np.ndarray | Sequence[str],
     show: Callable[[Any], str],
 ) -> Iterator[str]:
-    """Yields the first ids that mean other values, on one line, or nothing."""
+    """Yields the first ids with different values, on one line, or nothing."""
     common, longest = sorted([len(model), len(here)])
     places: list[int] = []
     for begin in range(0, common, _BLOCK):
@@ -232,5 +232,5 @@ def _of_dictionaries(
 
 
 def _objects(values: np.ndarray | Sequence[str]) -> np.ndarray:
-    """Values as an array; numpy's own strings have no zeros at their end."""
+    """Returns values as an array; numpy's own strings would lose trailing zeros."""
     return values if isinstance(values, np.ndarray) else np.array(values, object)

@@ -1,14 +1,14 @@
-"""Encodings: what the training rows say of a categorical value, as numbers.
+"""Encodings: statistics of a categorical value over the training rows, as numbers.
 
-With n training rows that have a value, of total weight W(n), and positive ones of weight P(n):
+For a value with n training rows, of total weight W(n), with positive rows of total weight P(n):
 
     count   log(1 + n), whatever the weights
-    target  (P + s * prior) / (W + s): the share of positive rows, pulled towards that of all rows,
-            the prior, as strongly as `smoothing` rows of mean weight, which weigh s, would
+    target  (P + s * prior) / (W + s): the share of positive rows, shrunk towards the prior, which
+            is the share among all rows; s is the weight of `smoothing` rows of mean weight
 
-The target of a training row is that of the rows of the other folds, and so is the prior, so that
-its own label says nothing of its number. Missing values are one value, and a value that no training
-row has is one with n = 0.
+The target of a training row uses only the rows of the other folds, and so does its prior, so that
+the row's own label does not affect it. Missing values are one value, and a value without training
+rows has n = 0.
 """
 
 import os
@@ -24,29 +24,29 @@ from dlrm.data.transform.derived import COUNT, TARGET, Encoding
 from dlrm.data.transform.dictionaries import load_array
 from dlrm.data.transform.lookup import IdLookup
 
-MAX_WEIGHT = 1 << 31  # that is below, so that sums of many rows are exact
-_NO_PRIOR = 0.5  # where no row has a weight
-_HALF = 32  # bits after the point of a weight that is added up
+MAX_WEIGHT = 1 << 31  # weights are below it, so that sums of many rows are exact
+_NO_PRIOR = 0.5  # if no row has a weight
+_HALF = 32  # bits after the binary point of a weight in sums
 
 
 class Encoded:
-    """The encodings of a field, as they were fitted.
+    """The fitted encodings of a field.
 
     Args:
-        keys: uint64, of the values that training rows have.
-        values: float64 `[keys + 2, encodings]`: of values that no training row has, of `keys` in
-            their order, and of missing values.
+        keys: uint64, of the values in the training rows.
+        values: float64 `[keys + 2, encodings]`: of values without training rows, of `keys` in
+            order, and of missing values.
     """
 
     def __init__(self, keys: np.ndarray, values: np.ndarray) -> None:
         self.keys, self.values = keys, values
-        self.folds: np.ndarray | None = None  # [keys + 2, folds], of training rows' targets
+        self.folds: np.ndarray | None = None  # [keys + 2, folds], targets of training rows
         self._lookup: IdLookup | None = None
-        self._earlier: tuple[np.ndarray, np.ndarray] | None = None  # keys of a batch, and places
+        self._earlier: tuple[np.ndarray, np.ndarray] | None = None  # keys of a batch, and rows
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays, by the names of their files."""
+        """Returns the arrays, by the names of their files."""
         return {"encoded_keys": self.keys, "encoded_values": self.values}
 
     @classmethod
@@ -54,20 +54,20 @@ class Encoded:
         """Maps the files of a transform.
 
         Args:
-            directory: of the transform.
-            place: of the field among those with encodings.
-            size: how many keys there are.
-            encodings: how many there are.
+            directory: directory of the transform.
+            place: index of the field among those with encodings.
+            size: number of keys.
+            encodings: number of encodings.
 
         Raises:
-            FileNotFoundError, ValueError: a file is missing or damaged; it is named.
+            FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
         """
         keys = load_array(directory / f"encoded_keys_{place}.npy", np.dtype(np.uint64), (size,))
         path = directory / f"encoded_values_{place}.npy"
         return cls(keys, load_array(path, np.dtype(np.float64), (size + 2, encodings)))
 
     def use_lookup(self, directory: str | os.PathLike, column: int, place: int) -> None:
-        """Takes the lookup, and the targets of training rows, from files of preprocessing."""
+        """Loads the lookup, and the targets of training rows, from files of preprocessing."""
         self._lookup = IdLookup.load(directory, column, layout.id_dtype(len(self.keys) + 1))
         if (path := folds_path(directory, place)).exists():
             self.folds = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -75,12 +75,12 @@ class Encoded:
     def __call__(
         self, encodings: Sequence[Encoding], column: Parsed | Coded, hashes: np.ndarray | None
     ) -> list[np.ndarray]:
-        """Returns the numbers of rows, float64, of each encoding.
+        """Returns each encoding of the rows, float64.
 
         Args:
-            encodings: of the field.
+            encodings: encodings of the field.
             column: keys.
-            hashes: of training rows, which say their folds; None of other rows.
+            hashes: hashes of training rows, which select their folds; None for other rows.
         """
         places = self._places(column)
         found = [self.values[places, i] for i in range(len(encodings))]
@@ -91,7 +91,7 @@ class Encoded:
         return found
 
     def _places(self, column: Parsed | Coded) -> np.ndarray:
-        """Returns which rows of `values` are those of a column."""
+        """Returns the rows of `values` for a column."""
         missing = len(self.keys) + 1
         if isinstance(column, Parsed):
             self._lookup = self._lookup or IdLookup.of(self.keys)
@@ -104,25 +104,25 @@ class Encoded:
 
 
 def folds_path(directory: str | os.PathLike, place: int) -> Path:
-    """Returns the file of the targets of training rows by their folds."""
+    """Returns the file of training rows' targets by fold."""
     return Path(directory, f"folds_{place}.npy")
 
 
 def fold_of(hashes: np.ndarray, folds: int) -> np.ndarray:
-    """Returns the folds of training rows, of which 64-bit hashes are given."""
+    """Returns the folds of training rows, given by 64-bit hashes."""
     return (((hashes >> np.uint64(32)) * np.uint64(folds)) >> np.uint64(32)).astype(np.int64)
 
 
 class Cells(NamedTuple):
-    """What is added up of the training rows that have a value: integers `[folds, channels]`.
+    """Sums over the training rows with a value: integers `[folds, channels]`.
 
-    A weight is two integers, before and after the point: sums of integers do not depend on an
-    order. The channels are the rows, and then what is needed of the following.
+    A weight is two integers, before and after the binary point: sums of integers do not depend on
+    the order. The first channel counts rows; the others follow the attributes.
 
     Attributes:
         folds: 1 if no encoding is of the target.
-        target: whether positive rows are added up.
-        weighted: whether weights are added up.
+        target: whether to sum positive rows.
+        weighted: whether to sum weights.
     """
 
     folds: int
@@ -131,18 +131,18 @@ class Cells(NamedTuple):
 
     @classmethod
     def of(cls, encodings: Sequence[Encoding], weighted: bool) -> "Cells":
-        """Returns what a field needs."""
+        """Returns the cells that a field needs."""
         folds = [encoding.folds for encoding in encodings if encoding.kind == TARGET]
         return cls(folds[0] if folds else 1, bool(folds), bool(folds) and weighted)
 
     @property
     def channels(self) -> int:
-        """How many numbers a fold has."""
+        """Returns the number of channels of a fold."""
         return 5 if self.weighted else 1 + self.target
 
     @property
     def size(self) -> int:
-        """How many numbers a value has."""
+        """Returns the number of integers of a value."""
         return self.folds * self.channels
 
     def add_up(
@@ -153,7 +153,7 @@ class Cells(NamedTuple):
         weights: np.ndarray | None,
         hashes: np.ndarray,
     ) -> np.ndarray:
-        """Adds up rows by the places of their values, int64 `[num_places, size]`."""
+        """Sums rows by the places of their values, int64 `[num_places, size]`."""
         bins = places * self.folds + fold_of(hashes, self.folds)
         addends: list[np.ndarray | None] = [None]  # counts rows
         if self.weighted:
@@ -175,12 +175,12 @@ class Cells(NamedTuple):
         return rows, weights, positives
 
     def target_of(self, cells: np.ndarray, totals: np.ndarray, smoothing: float) -> np.ndarray:
-        """Returns the target of values.
+        """Returns the targets of values.
 
         Args:
-            cells: of some rows, `[..., channels]`.
-            totals: of all such rows, whatever their value.
-            smoothing: of the encoding.
+            cells: cells of some rows, `[..., channels]`.
+            totals: sums over all such rows, of any value.
+            smoothing: smoothing of the encoding.
         """
         rows, weights, positives = self._sums(totals)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -196,13 +196,13 @@ class Cells(NamedTuple):
         """Returns the encodings of values.
 
         Args:
-            encodings: of the field.
-            counts: of the values, `[values, size]`.
-            totals: of all training rows, `[size]`.
+            encodings: encodings of the field.
+            counts: sums of the values, `[values, size]`.
+            totals: sums of all training rows, `[size]`.
 
         Returns:
-            The numbers `[values, encodings]`, and the targets of training rows `[values, folds]`;
-            None where no encoding is of the target.
+            The numbers `[values, encodings]`, and the targets of training rows `[values, folds]`,
+            or None if no encoding is of the target.
         """
         cells, all_cells = (a.reshape(-1, self.folds, self.channels) for a in (counts, totals))
         whole, total = cells.sum(axis=1), all_cells.sum(axis=1)[0]
@@ -217,5 +217,5 @@ class Cells(NamedTuple):
         return values, by_fold
 
     def rows(self, counts: np.ndarray) -> np.ndarray:
-        """Returns how many training rows values have, `[values, folds]`."""
+        """Returns the number of training rows of values, `[values, folds]`."""
         return counts.reshape(-1, self.folds, self.channels)[..., 0]

@@ -11,14 +11,14 @@ Fitted = Transform | TableTransform
 
 
 def load_transform(directory: str | os.PathLike) -> Fitted:
-    """Reads a transform; the dictionaries are mapped, not read.
+    """Loads a transform, and maps its dictionaries without reading them.
 
     Args:
         directory: `transform/` of a dataset or a checkpoint.
 
     Raises:
-        FileNotFoundError: there is none, or a file of it is missing.
-        ValueError: a file is damaged; it is named.
+        FileNotFoundError: the transform or one of its files is missing.
+        ValueError: a file is damaged; the message names it.
     """
     if TableTransform.is_at(directory):
         return TableTransform.load(directory)
@@ -26,6 +26,6 @@ def load_transform(directory: str | os.PathLike) -> Fitted:
 
 
 def facts_file(directory: str | os.PathLike) -> Path:
-    """Returns the file that is written last, so that a transform with it is whole."""
+    """Returns the file that is written last; its presence shows that a transform is whole."""
     table = Path(directory, table_transform.FILE)
     return table if table.exists() else Path(directory, "transform.json")

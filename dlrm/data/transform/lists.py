@@ -1,4 +1,4 @@
-"""Columns with a list a row: how they are read, and how their ids are sorted and cut."""
+"""Columns with a list per row: reading, and the sorting and truncation of their ids."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -16,9 +16,9 @@ class ListValues(NamedTuple):
     """A categorical column of lists.
 
     Attributes:
-        values: of all rows, one after another.
-        lengths: how many each row has, int64 `[rows]`.
-        weights: of the values, float32; None where they have none.
+        values: values of all rows, one after another.
+        lengths: number of values in each row, int64 `[rows]`.
+        weights: weights of the values, float32; None without weights.
     """
 
     values: Coded | Parsed
@@ -26,7 +26,7 @@ class ListValues(NamedTuple):
     weights: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> "ListValues":
-        """Returns the lists of a mask, or of places."""
+        """Returns the lists selected by a mask or by indices."""
         places, lengths = places_of(self.lengths, rows)
         values: Coded | Parsed
         if isinstance(self.values, Coded):
@@ -38,7 +38,7 @@ class ListValues(NamedTuple):
 
 
 def missing_rows(column: Parsed | Coded | ListValues) -> np.ndarray:
-    """Returns which rows of a column have no value, or an empty list."""
+    """Returns a mask of the rows of a column with no value, or an empty list."""
     if isinstance(column, ListValues):
         return column.lengths == 0
     return column.codes < 0 if isinstance(column, Coded) else column.missing
@@ -49,7 +49,7 @@ def missing_features(
     categorical: Sequence[Parsed | Coded | ListValues],
     num_numerical: int,
 ) -> np.ndarray:
-    """Returns which features have no value, or an empty list, bool `[features, rows]`.
+    """Returns a mask of features with no value, or an empty list, bool `[features, rows]`.
 
     Args:
         numerical, categorical: the columns.
@@ -62,19 +62,19 @@ def missing_features(
 
 
 def row_of(lengths: np.ndarray, place: int) -> tuple[int, int]:
-    """Returns the row of a value by its place among those of all rows, and its place in the row."""
+    """Returns the row of a value and its index in the row, from its index among all values."""
     ends = np.cumsum(lengths, dtype=np.int64)
     row = int(np.searchsorted(ends, place, side="right"))
     return row, int(place - ends[row] + lengths[row])
 
 
 def in_list(place: int, problem: str) -> str:
-    """Says where in its list a value is that something is wrong with."""
+    """Adds to a problem the position of the value in its list."""
     return f"place {place} of the list: {problem}"
 
 
 def length_problem(field: CategoricalField, length: int) -> str:
-    """Says that a list is too long."""
+    """Returns the problem of a list that is too long."""
     return (
         f"expected a list of up to {field.max_length} values, got {length} (keep: first or "
         "keep: last in the schema cuts longer lists)"
@@ -82,28 +82,28 @@ def length_problem(field: CategoricalField, length: int) -> str:
 
 
 def count_problem(field: CategoricalField, values: int, weights: int) -> str:
-    """Says that a list and its weights are of different lengths."""
+    """Returns the problem of a list and its weights having different lengths."""
     return (
         f"expected as many weights in {field.weights} as there are values, {values}, got {weights}"
     )
 
 
 def too_long(field: CategoricalField, lengths: np.ndarray) -> np.ndarray:
-    """Returns which rows are refused because of their length."""
+    """Returns a mask of rows that are refused because of their length."""
     assert field.max_length is not None
     return (lengths > field.max_length) & (field.keep == "all")
 
 
 def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bags:
-    """Returns the ids of lists as a dataset has them: sorted, if need be, and cut.
+    """Returns the ids of lists as a dataset stores them: sorted if need be, and truncated.
 
     Args:
-        field: of lists.
-        ids: of the values of `column`.
+        field: the list field.
+        ids: ids of the values of `column`.
         column: the lists.
 
     Raises:
-        BadRowError: a list is too long and may not be cut.
+        BadRowError: a list is too long and may not be truncated.
     """
     one, weights = field.list_field, column.weights
     assert one is not None
@@ -129,7 +129,7 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bag
 
 
 def split_text(text: str, separator: str, missing: Collection[str]) -> list[str]:
-    """Returns the values of a list as CSV has it; none where the text is empty or "missing"."""
+    """Returns the values of a list in CSV; none if the text is empty or means "missing"."""
     text = text.strip()
     return [] if not text or text in missing else [v.strip() for v in text.split(separator)]
 
@@ -144,14 +144,14 @@ def lists_of_texts(
     """Returns the lists of cells of text.
 
     Args:
-        field: of lists.
-        cells: of the values.
-        weights: cells of their weights; None where the field has none.
+        field: the list field.
+        cells: cells of the values.
+        weights: cells of their weights; None if the field has none.
         missing: hashes of texts that mean "missing".
-        missing_values: these texts, beside empty ones.
+        missing_values: these texts, besides empty ones.
 
     Raises:
-        BadRowError: the first value that cannot be read, or list whose weights are too many or few.
+        BadRowError: the first unreadable value, or list with a wrong number of weights.
     """
     rows = [split_text(cell, field.separator, missing_values) for cell in cells]
     lengths = np.array([len(row) for row in rows], np.int64)
@@ -178,19 +178,19 @@ def lists_of_texts(
 
 
 def _in_row(error: BadRowError, lengths: np.ndarray) -> BadRowError:
-    """Returns an error whose row is the place of a value of lists as one of a row."""
+    """Returns an error whose row is that of the list, not the index of the value."""
     row, place = row_of(lengths, error.row)
     return BadRowError(row, error.column, in_list(place, error.problem))
 
 
 def bad_weights(weights: Parsed) -> np.ndarray:
-    """Returns which weights of values are missing, or beyond float32."""
+    """Returns a mask of weights that are missing, or beyond float32."""
     with np.errstate(over="ignore"):
         return weights.missing | ~np.isfinite(weights.values.astype(bags.WEIGHTS_DTYPE))
 
 
 def weight_problem(weights: Parsed, place: int) -> str:
-    """Says what is wrong with a weight."""
+    """Returns the problem of a weight."""
     if weights.missing[place]:
         return "expected a weight, got no value"
     return f"expected a weight that float32 has, got {weights.values[place]}"

@@ -16,7 +16,7 @@ _ENTRIES_PER_PLACE = 2
 
 
 def spread(keys: np.ndarray) -> np.ndarray:
-    """Returns evenly spread 64-bit hashes of numbers; different numbers have different hashes."""
+    """Returns evenly distributed 64-bit hashes of numbers; the mapping is one-to-one."""
     return keys.astype(np.uint64) * _HASH_FACTOR
 
 
@@ -31,8 +31,8 @@ class IdLookup(_Arrays):
 
     Attributes:
         hashes: `spread` of the numbers, ascending.
-        ids: theirs, in `layout.id_dtype` of the table.
-        directory: int64 `[2**k + 1]`: where the hashes begin whose first k bits are 0, 1, ...
+        ids: ids of these numbers, in `layout.id_dtype` of the table.
+        directory: int64 `[2**k + 1]`: the first index of hashes whose first k bits are 0, 1, ...
     """
 
     @classmethod
@@ -46,7 +46,7 @@ class IdLookup(_Arrays):
 
     @classmethod
     def load(cls, directory: str | os.PathLike, index: int, id_dtype: np.dtype) -> "IdLookup":
-        """Maps the three arrays of a column that lie in a directory; see `paths`."""
+        """Maps the three arrays of a column from a directory; see `paths`."""
         dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
         return cls(
             *(
@@ -57,7 +57,7 @@ class IdLookup(_Arrays):
 
     @staticmethod
     def paths(directory: str | os.PathLike, index: int) -> list[Path]:
-        """The files of a column: hashes, ids and directory, without headers."""
+        """Returns the files of a column: hashes, ids and directory, without headers."""
         return [Path(directory, f"{name}_{index}") for name in ("hashes", "ids", "directory")]
 
     @cached_property
@@ -65,7 +65,7 @@ class IdLookup(_Arrays):
         return native.Tables([self])
 
     def __call__(self, numbers: Parsed) -> np.ndarray:
-        """Returns the ids of a column; 0 where a number is missing or has none."""
+        """Returns the ids of a column; 0 for a number that is missing or has no id."""
         values, missing = numbers
         if native.host is not None:
             found = np.empty(len(values), self.ids.dtype)

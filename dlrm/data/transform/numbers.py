@@ -1,6 +1,6 @@
-"""Numbers to a model's inputs, and sums and quantiles that do not depend on an order.
+"""Conversion of numbers to a model's inputs, and sums and quantiles that do not depend on order.
 
-Statistics that tasks fit on parts of the rows are added up exactly, so that the same rows give the
+Statistics that tasks fit on parts of the rows are summed exactly, so that the same rows give the
 same bytes however they were divided.
 """
 
@@ -16,7 +16,7 @@ from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.schema import NumericalField
 from dlrm.data.transform.transform import log_numerical
 
-_EXPONENTS = 2200  # of float64: -1074 to 1024, and what the rounding of a product leaves
+_EXPONENTS = 2200  # of float64: -1074 to 1024, and the rest from rounding a product
 _LOWEST = -1130
 _ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
 _SPLITTER = float((1 << 27) + 1)  # Veltkamp's, for halves of 26 bits
@@ -24,12 +24,12 @@ _LARGEST = 1e150  # whose square is finite, and that of its inverse exact
 
 
 class Fitted(NamedTuple):
-    """What was fitted to a column of numbers.
+    """The fitted statistics of a column of numbers.
 
     Attributes:
-        mean, deviation: of the training values; 0 and 1 unless the column is standardised.
-        edges: ascending float64, between the bins; empty where none were fitted.
-        shares: for each edge, the share of training values below it, half of those equal to it.
+        mean, deviation: those of the training values; 0 and 1 unless the column is standardized.
+        edges: ascending float64 edges of the bins; empty if none were fitted.
+        shares: for each edge, the share of training values below it, plus half of those equal.
     """
 
     mean: float = 0.0
@@ -41,10 +41,10 @@ class Fitted(NamedTuple):
 def transform_numbers(
     rule: NumericalField, fitted: Fitted, numbers: Parsed
 ) -> tuple[np.ndarray, int]:
-    """Returns the float16 values of a column, infinite where they overflow.
+    """Returns the float16 values of a column, infinite on overflow.
 
     Returns:
-        The values, and how many arguments of the logarithm were raised to 1.
+        The values, and the number of arguments of the logarithm that were clamped to 1.
     """
     if rule.transform == "log":
         return log_numerical(numbers)
@@ -60,10 +60,10 @@ def transform_numbers(
 
 
 def raw_numbers(rule: NumericalField, fitted: Fitted, numbers: np.ndarray) -> np.ndarray:
-    """Returns the values of a column that `transform_numbers` turns into some numbers.
+    """Inverts `transform_numbers`: returns column values that it maps to the given numbers.
 
-    Values that it does not tell apart come back as one of them: -1 of those whose logarithm would
-    be below 0, the least or the greatest edge of those beyond the edges.
+    For values with the same result it returns one of them: -1 for those whose logarithm would be
+    below 0, the least or the greatest edge for those beyond the edges.
     """
     if rule.transform == "log":
         return np.exp(numbers) - 2.0
@@ -79,8 +79,8 @@ class Sums:
     """Exact sums of numbers and of their squares; adding is associative.
 
     Attributes:
-        count: how many numbers.
-        least, greatest: of them.
+        count: number of summands.
+        least, greatest: extremes of them.
         values, squares: exact sums, in units of 2**_LOWEST.
     """
 
@@ -93,7 +93,7 @@ class Sums:
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Sums":
-        """Adds up float64 numbers, all finite."""
+        """Sums finite float64 numbers."""
         if not len(values):
             return cls()
         least, greatest = float(values.min()), float(values.max())
@@ -110,7 +110,7 @@ class Sums:
 
     @classmethod
     def repeated(cls, values: np.ndarray, counts: np.ndarray) -> "Sums":
-        """Adds up float64 numbers, all finite, each as often as its count says."""
+        """Sums finite float64 numbers, each repeated as often as its count says."""
         total = cls()
         for bit in range(int(counts.max(initial=0)).bit_length()):
             one = cls.of(values[(counts >> bit) & 1 == 1])
@@ -131,13 +131,13 @@ class Sums:
         )
 
     def facts(self) -> list[Any]:
-        """Returns the sums as JSON holds them."""
+        """Returns the sums as JSON values."""
         ends = [self.least.hex(), self.greatest.hex()] if self.count else ["inf", "-inf"]
         return [self.count, *ends, hex(self.values), hex(self.squares), self.overflow]
 
     @classmethod
     def of_facts(cls, facts: Sequence[Any]) -> "Sums":
-        """Makes sums of what `facts` returned."""
+        """Returns sums from the result of `facts`."""
         count, least, greatest, values, squares, overflow = facts
         ends = float.fromhex(least), float.fromhex(greatest)
         return cls(count, *ends, int(values, 16), int(squares, 16), overflow)
@@ -152,7 +152,7 @@ class Sums:
             return 0.0, 1.0
         size = max(abs(self.least), abs(self.greatest))
         if self.greatest - self.least <= _ROUNDING * size:
-            return self.least, max(size, 1.0)  # rounding has no deviation to be divided by
+            return self.least, max(size, 1.0)  # rounding errors are no deviation to divide by
         if self.overflow:
             raise OverflowError(
                 f"its standard deviation is beyond float64 (values up to {size:g}); choose "
@@ -168,7 +168,7 @@ class Sums:
 
 
 def _exact_sum(values: np.ndarray) -> int:
-    """Returns the sum of finite float64 numbers in units of 2**_LOWEST, exactly."""
+    """Returns the exact sum of finite float64 numbers in units of 2**_LOWEST."""
     mantissas, exponents = np.frexp(values)
     whole = np.ldexp(mantissas, 53).astype(np.int64)  # value = whole * 2**(exponent - 53)
     places = exponents.astype(np.int64) - 53 - _LOWEST
@@ -215,16 +215,16 @@ def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarr
     """Fits the edges of bins to the distinct values of a column.
 
     Half of the inner edges are at quantiles of the values and the others at quantiles of the
-    distinct values, since a column that is mostly 0 would have one bin by the former alone.
+    distinct values; by the former alone, a column that is mostly 0 would have one bin.
 
     Args:
         keys: ascending `ordered` keys of the distinct values.
-        counts: how often each occurs.
-        bins: how many there are at most.
+        counts: occurrences of each.
+        bins: maximum number of bins.
 
     Returns:
-        At most `bins + 1` edges, ascending, the least and the greatest value among them, and for
-        each the share of values below it, half of those equal to it.
+        At most `bins + 1` edges, ascending, including the least and the greatest value, and for
+        each edge the share of values below it, plus half of those equal.
     """
     if not len(keys):
         return np.empty(0), np.empty(0)
@@ -244,7 +244,7 @@ def _quantiles(count: int) -> np.ndarray:
 
 
 def overflow_text(value: Any, numeric_transform: str) -> str:
-    """Says that a value is too large for a dataset as it was transformed, and what to do."""
+    """Returns a message that a value is too large for its dataset, with a remedy."""
     transformed, advice = {
         "none": ("", "choose the transform log or standardise, or scale the column"),
         "standardise": (

@@ -1,4 +1,4 @@
-"""What the columns of a table mean: `schema.yaml`, from raw rows to a model's inputs.
+"""The meaning of a table's columns: `schema.yaml`, from raw rows to a model's inputs.
 
     version: 1
     label: {column: income, positive: ">50K"}
@@ -18,8 +18,8 @@
     groups: [user]
     time: {column: logged_at, zone: UTC}
 
-A schema is what a user writes; `TableTransform` is what preprocessing makes of it and of the
-training rows. Criteo's logs need none: `--schema criteo` is built in.
+A user writes a schema; preprocessing makes a `TableTransform` of it and of the training rows.
+Criteo's logs need no file: `--schema criteo` is built in.
 """
 
 import json
@@ -42,12 +42,12 @@ CATEGORICAL_TYPES = ("string", "integer")
 TIME_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}  # in microseconds
 KEEP = ("first", "last", "all")
 MAX_BINS = 256
-QUANTILE_BINS = 64  # of the transform "quantile" where a field names no number
+QUANTILE_BINS = 64  # of the transform "quantile", unless a field has a number
 _MAX_BUCKETS = 1 << 30
-_OF_LISTS = ("keep", "ordered", "weights", "pooling", "separator")  # entries of list fields alone
+_OF_LISTS = ("keep", "ordered", "weights", "pooling", "separator")  # entries of list fields only
 _NO_SEPARATORS = '"\r\n\0'
-_LINE_ENDS = frozenset("\x85\u2028\u2029")  # beside those of ASCII
-_LONGEST_GROUP = 200  # bytes of the name of a column in that of a file
+_LINE_ENDS = frozenset("\x85\u2028\u2029")  # besides those of ASCII
+_LONGEST_GROUP = 200  # bytes of a column's name in the name of a file
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Label:
 
     Attributes:
         column: its name.
-        positive: the value that counts as 1; None where labels are 0 and 1, or false and true.
-        negative: values that count as 0; None takes the one other value that there is.
-        any_negative: whether every other value counts as 0, however many there are.
+        positive: the value that counts as 1; None if labels are 0 and 1, or false and true.
+        negative: values that count as 0; None accepts one other value.
+        any_negative: whether all other values count as 0.
     """
 
     column: str
@@ -73,11 +73,12 @@ class NumericalField:
 
     Attributes:
         column: its name.
-        transform: "log" is ln(x + 2), an argument below 1 clamped to 1, a missing x being 0;
-            "standardise" subtracts the mean and divides by the standard deviation of the training
-            rows; "quantile" is the share of training values below x, interpolated between the
-            edges of the bins, a missing x being 0.5; "none" keeps x. Missing is 0 but for these.
-        bins: how many bins are fitted, at quantiles of the values and of the distinct values; 0 is
+        transform: "log" is ln(x + 2) with arguments clamped to at least 1; "standardise" subtracts
+            the mean and divides by the standard deviation of the training rows; "quantile" is the
+            share of training values below x, interpolated between the edges of the bins; "none"
+            keeps x. A missing value counts as x = 0 for "log", and gives 0.5 for "quantile" and 0
+            for the others.
+        bins: number of bins to fit, at quantiles of the values and of the distinct values; 0 fits
             none.
     """
 
@@ -97,7 +98,7 @@ class NumericalField:
 
     @property
     def fitted_bins(self) -> int:
-        """How many bins the transform or its user needs; 0 for none."""
+        """Returns the number of bins that the transform or the model needs; 0 for none."""
         return self.bins or (QUANTILE_BINS if self.transform == "quantile" else 0)
 
 
@@ -107,26 +108,26 @@ class CategoricalField:
 
     Attributes:
         column: its name.
-        type: "string" (text without the blanks around it) or "integer" (of 64 bits).
+        type: "string" (text without surrounding blanks) or "integer" (64 bits).
         frequency_limit: values in fewer training rows have no id of their own.
-        max_ids: how many values have ids of their own, the most frequent ones; None for all, 0 for
+        max_ids: number of values with ids of their own, the most frequent ones; None is all, 0 is
             none.
-        hash_buckets: how many further ids the values without one share, by hash; 0 gives them
-            id 0, which is that of missing values.
-        dictionary: name of a dictionary that fields share, whose counts are added up; None is one
-            of the field's own.
-        max_length: of a list field, which has several values a row: how many are kept; None for one
-            value a row.
-        keep: which values of a longer list are kept: the "first" or the "last" ones; "all" refuses
-            longer lists. None is the last ones, or the first ones where they are not ordered.
-        ordered: whether ids stay in the order of the list. Else they are sorted before a longer
-            list is cut, so that the order in the source changes nothing: those of frequent values
-            come first, and id 0 last.
+        hash_buckets: number of further ids, chosen by hash, that values without their own share; 0
+            gives them id 0, which is that of missing values.
+        dictionary: name of a dictionary that fields share, for which their counts are added up;
+            None is a dictionary of the field's own.
+        max_length: for a list field, with several values per row: number of values to keep; None is
+            one value per row.
+        keep: which values of a longer list to keep: the "first" or the "last"; "all" refuses longer
+            lists. None is the last ones, or the first ones if they are not ordered.
+        ordered: whether ids stay in the order of the list. Otherwise they are sorted before a
+            longer list is truncated, so that the order in the source has no effect: ids of frequent
+            values come first, and id 0 last.
         weights: column with a list of numbers, one for each value; None for none.
-        pooling: "sum" or "mean" of the rows that are looked up; None is what the model's
-            `--pooling` says.
-        separator: of the values in CSV.
-        encodings: numerical features made of the value.
+        pooling: "sum" or "mean" of the rows that are looked up; None follows the model's
+            `--pooling`.
+        separator: separator of the values in CSV.
+        encodings: numerical features derived from the value.
     """
 
     column: str
@@ -202,12 +203,12 @@ class CategoricalField:
 
     @property
     def kept(self) -> str:
-        """`keep`, or what None stands for."""
+        """Returns `keep`, or its default."""
         return self.keep or ("last" if self.ordered else "first")
 
     @property
     def list_field(self) -> ListField | None:
-        """The list field as a dataset describes it; None if a row has one value."""
+        """Returns the list field in a dataset's form; None if a row has one value."""
         if self.max_length is None:
             return None
         return ListField(self.max_length, self.weights is not None, self.pooling)
@@ -219,9 +220,9 @@ class TimeField:
 
     Attributes:
         column: its name.
-        zone: of timestamps without one, such as "UTC" or "Europe/Zurich"; None refuses them. A
-            local time that occurs twice is the first, and one that clocks pass over is the last
-            moment before.
+        zone: time zone of timestamps without one, such as "UTC" or "Europe/Zurich"; None refuses
+            them. A local time that occurs twice is the first one, and a local time that the clocks
+            skip is the last moment before.
         unit: "s", "ms" or "us" of integers that count from 1970-01-01 in UTC; None refuses them.
     """
 
@@ -236,7 +237,7 @@ class TimeField:
             )
 
     def check_zone(self) -> None:
-        """Raises ValueError where this machine knows no such time zone."""
+        """Raises ValueError if this machine does not know the time zone."""
         try:
             ZoneInfo(self.zone or "UTC")
         except (ValueError, OSError, LookupError):
@@ -248,22 +249,21 @@ class TimeField:
 
 @dataclass(frozen=True)
 class Schema:
-    """What the columns of a table mean; other columns are passed over.
+    """The meaning of a table's columns; other columns are ignored.
 
     Attributes:
-        label: which column says what is predicted.
+        label: the column to predict.
         numerical: fields of numbers, in the order of the model's inputs.
         categorical: fields with a table each, in that order.
-        missing_values: texts that mean "missing" besides empty ones. One that is a number, as
-            "-999", stands for that number in numerical fields and columns of integers, and "nan"
-            for NaN.
+        missing_values: texts that mean "missing" besides empty ones. A number such as "-999" stands
+            for that number in numerical fields and columns of integers, and "nan" for NaN.
         weight: column of sample weights; None for none.
-        groups: columns that metrics are grouped by, as of a user or a query.
-        time: when a row was logged; None for none.
+        groups: columns that metrics are grouped by, such as a user or a query.
+        time: time at which a row was logged; None for none.
         crosses: further categorical fields, of combinations of values.
 
     Raises:
-        ValueError: fields that cannot be together; they are named.
+        ValueError: fields cannot be combined; the message names them.
     """
 
     label: Label
@@ -294,7 +294,7 @@ class Schema:
         self._check_shared()
 
     def _check_crosses(self) -> None:
-        """Crosses are of fields without lists; they and encodings have names of their own."""
+        """Checks that crosses are of fields without lists, and that names are unique."""
         lists = {field.column: field.max_length is not None for field in self.categorical}
         for cross in self.crosses:
             for name in cross.fields:
@@ -317,13 +317,13 @@ class Schema:
             taken.append(name)
 
     def _shown(self, name: str) -> str:
-        """Says what a column is that a cross or an encoding cannot be of."""
+        """Describes a column that a cross or an encoding cannot use."""
         if name == self.label.column:
             return f"the label {name}"
         return f"numerical field {name}" if name in self.numerical_names else brief(name)
 
     def _check_shared(self) -> None:
-        """A dictionary that is shared has one kind of values and one way to number them."""
+        """Checks that fields of a shared dictionary agree on the type and numbering of values."""
         for fields_of in self.dictionaries().values():
             first = fields_of[0]
             for field in fields_of[1:]:
@@ -338,7 +338,7 @@ class Schema:
 
     @property
     def numerical_features(self) -> tuple[NumericalField, ...]:
-        """The model's numerical inputs: the fields, then the encodings."""
+        """Returns the model's numerical inputs: the fields, then the encodings."""
         return self.numerical + tuple(
             NumericalField(one.name_of(field.column), one.transform, one.bins)
             for _, field in self.encoded
@@ -347,48 +347,48 @@ class Schema:
 
     @property
     def encoded(self) -> list[tuple[int, CategoricalField]]:
-        """The categorical features with encodings, each with its place among all."""
+        """Returns the categorical features with encodings, each with its index among all."""
         features = enumerate(self.categorical_features)
         return [(place, field) for place, field in features if field.encodings]
 
     @property
     def weighs_targets(self) -> bool:
-        """Whether sample weights are added up for targets."""
+        """Returns whether sample weights are summed for targets."""
         kinds = [encoding.kind for _, field in self.encoded for encoding in field.encodings]
         return self.weight is not None and TARGET in kinds
 
     @property
     def categorical_features(self) -> tuple[CategoricalField, ...]:
-        """The model's categorical inputs, a table each: the fields, then the crosses."""
+        """Returns the model's categorical inputs, a table each: the fields, then the crosses."""
         return self.categorical + tuple(map(_field_of_cross, self.crosses))
 
     @property
     def numerical_names(self) -> list[str]:
-        """Names of `numerical_features`."""
+        """Returns the names of `numerical_features`."""
         return [field.column for field in self.numerical_features]
 
     @property
     def categorical_names(self) -> list[str]:
-        """Names of `categorical_features`."""
+        """Returns the names of `categorical_features`."""
         return [field.column for field in self.categorical_features]
 
     @property
     def input_columns(self) -> list[str]:
-        """Columns that a model's inputs are made of, those of the weights of lists last."""
+        """Returns the columns of a model's inputs, those of lists' weights last."""
         columns = [field.column for field in self.numerical]
         columns += [field.column for field in self.categorical]
         return columns + [field.weights for field in self.categorical if field.weights]
 
     @property
     def separators(self) -> dict[str, str]:
-        """Columns of lists, of weights too, and what separates their values in CSV."""
+        """Returns the columns of lists, including weights, and their separators in CSV."""
         lists = [field for field in self.categorical if field.max_length is not None]
         found = {field.column: field.separator for field in lists}
         return found | {field.weights: field.separator for field in lists if field.weights}
 
     @property
     def columns(self) -> list[str]:
-        """Every column that is read, each once."""
+        """Returns every column that is read, each once."""
         used = [self.label.column, *self.input_columns, *self.groups]
         used += [self.weight] if self.weight else []
         used += [self.time.column] if self.time else []
@@ -406,7 +406,7 @@ class Schema:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """Returns the schema as maps and lists, without what has its default."""
+        """Returns the schema as maps and lists, without default values."""
         return {"version": VERSION} | _without_defaults(self)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -414,7 +414,7 @@ class Schema:
         write_atomically(Path(path), self.text())
 
     def text(self, comments: Mapping[str, str] | None = None) -> str:
-        """Returns the schema as YAML, a line a field.
+        """Returns the schema as YAML, one line per field.
 
         Args:
             comments: a line of text, without control characters, for the columns that have one.
@@ -452,7 +452,7 @@ class Schema:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is no schema; the file, the field and the value are named.
+            ValueError: it is not a schema; the message names the file, the field and the value.
         """
         if not Path(path).exists():
             raise FileNotFoundError(f"{path}: no such schema (--schema)")
@@ -466,10 +466,10 @@ class Schema:
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> "Schema":
-        """Makes a schema of maps and lists, as `facts` returns and YAML holds them.
+        """Makes a schema from maps and lists, as `facts` returns and YAML holds them.
 
         Raises:
-            ValueError: they are none; the field and the value are named.
+            ValueError: they are not a schema; the message names the field and the value.
         """
         facts = dict(facts)
         if (version := facts.pop("version", VERSION)) != VERSION:
@@ -503,9 +503,9 @@ _FIELDS: dict[str, type] = {
 
 
 def _field_of_cross(cross: Cross) -> CategoricalField:
-    """Returns the field whose ids a cross has; its values have texts if they have ids of their own.
+    """Returns the field of a cross's ids; its values have texts if they have ids of their own.
 
-    Its type says how they are counted, as `counted_columns` does.
+    Its type selects how values are counted, as `counted_columns` does.
     """
     if cross.frequency_limit is None:
         field = CategoricalField(cross.column, "integer", max_ids=0, hash_buckets=cross.buckets)
@@ -529,11 +529,11 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
 }
 _NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
 _NAMES |= {float: "a number"}
-_SHORT: dict[type, str | None] = {Cross: None, Encoding: "kind"}  # the entry of a field that is one
+_SHORT: dict[type, str | None] = {Cross: None, Encoding: "kind"}  # entry of a one-word field
 
 
 def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
-    """Makes a field of a map, or of the name of its column alone."""
+    """Returns a field made from a map, or from only the name of its column."""
     scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
     short = _SHORT.get(kind, "column")
     if scalar and short is not None:
@@ -560,7 +560,7 @@ def _made(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
 
 
 def _checked(where: str, name: str, value: Any) -> Any:
-    """Returns the value of an entry as its type has it: texts that YAML read as numbers, too."""
+    """Returns the value of an entry in its type, with numbers that YAML parsed as texts."""
     if name == "encodings":
         return _encodings(where, value)
     types = _TYPES.get(name)
@@ -568,7 +568,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
         return value
     expected = types[0]
     if expected is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # a column called 0, or the label 1
+        return str(value)  # a column named 0, or the label 1
     if expected is str and isinstance(value, bool):
         return str(value).lower()
     if expected is tuple and isinstance(value, list | tuple):

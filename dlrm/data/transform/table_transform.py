@@ -1,12 +1,12 @@
-"""From named columns to a model's inputs, as it was fitted: training and serving apply the same.
+"""The fitted conversion of named columns to a model's inputs, the same in training and serving.
 
-A `TableTransform` is a `Schema` and what preprocessing fitted to the training rows. It lies in
-`transform/` of a dataset, a checkpoint and a served model:
+A `TableTransform` is a `Schema` and the statistics that preprocessing fitted to the training rows.
+It is stored in `transform/` of a dataset, a checkpoint and a served model:
 
     table.json          the schema, means, edges of bins, sizes and checksums of the dictionaries
     dictionary_<i>.npy  uint64 keys of dictionary i in the order of their ids
-    texts_<i>.npy       for strings, their bytes, one after another
-    ends_<i>.npy        where each of them ends
+    texts_<i>.npy       for strings, their concatenated bytes
+    ends_<i>.npy        the end of each string
     encoded_keys_<i>.npy, encoded_values_<i>.npy
                         of the i-th field with encodings; see `encodings.Encoded`
 """
@@ -44,14 +44,14 @@ class TableTransform:
     """A fitted transform of named columns.
 
     Args:
-        schema: what the columns mean.
-        numerical: what was fitted to each numerical feature, in their order.
-        dictionaries: of each entry of `schema.dictionaries()`, in their order.
-        negatives: the labels that count as 0; None where they are not known or too many.
-        columns: names of all columns of the CSV that it was fitted to; none of other tables.
+        schema: the meaning of the columns.
+        numerical: the fitted statistics of each numerical feature, in order.
+        dictionaries: dictionary of each entry of `schema.dictionaries()`, in order.
+        negatives: the labels that count as 0; None if they are unknown or too many.
+        columns: names of all columns of the CSV that it was fitted to; none for other tables.
         keep_negatives: share of the training rows with label 0 that were kept, for which scores
             are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
-        encoded: of each field with encodings, in the order of `schema.encoded`.
+        encoded: encodings of each field, in the order of `schema.encoded`.
 
     Attributes:
         fields: the categorical features, which are the schema's fields and crosses.
@@ -87,49 +87,49 @@ class TableTransform:
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
         self._earlier: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # keys of a field, and ids
         self._expected: list[tuple[Path, list[str]]] = []  # files, and their checksums
-        self._checked: set[int] = set()  # places in `_expected`
+        self._checked: set[int] = set()  # indices in `_expected`
 
     @property
     def label_known(self) -> bool:
-        """Whether the label is known, which early transforms of CSV did not keep."""
+        """Returns whether the label is known, which early transforms of CSV did not keep."""
         return self.schema.label.column != _NO_LABEL
 
     def checksums(self) -> list[list[str]]:
-        """Returns those of each dictionary, then encodings; what was saved is not read for them."""
+        """Returns the checksums of each dictionary, then encodings; does not read saved files."""
         if self._expected:
             return [crcs for _, crcs in self._expected]
         return [[checksum(array) for array in arrays.values()] for arrays in self._arrays()]
 
     def _arrays(self) -> list[dict[str, np.ndarray]]:
-        """The arrays of each dictionary, then of each field with encodings, by file."""
+        """Returns the arrays of each dictionary, then of each field with encodings, by file."""
         dictionaries = [arrays_of(one) for one in self.dictionaries]
         arrays = [*enumerate(dictionaries), *enumerate(one.arrays for one in self.encoded)]
         return [{f"{name}_{i}.npy": one for name, one in own.items()} for i, own in arrays]
 
     @property
     def num_numerical(self) -> int:
-        """Numerical features."""
+        """Number of numerical features."""
         return len(self.numerical)
 
     @property
     def num_categorical(self) -> int:
-        """Categorical features, a table each."""
+        """Number of categorical features, a table each."""
         return len(self.fields)
 
     @property
     def names(self) -> list[str]:
-        """The columns of a row: numerical ones first, weights of lists last, no label."""
+        """Returns the columns of a row: numerical first, weights of lists last, no label."""
         return self.schema.input_columns
 
     @property
     def lists(self) -> dict[int, ListField]:
-        """The tables with several ids a row."""
+        """Returns the tables with several ids per row."""
         found = {i: field.list_field for i, field in enumerate(self.fields)}
         return {i: one for i, one in found.items() if one is not None}
 
     @property
     def own_ids(self) -> list[int]:
-        """The greatest id of each table that stands for one value; hash buckets come after it."""
+        """Returns each table's greatest id of a single value; ids of hash buckets follow."""
         return [len(self.dictionaries[place]) for place in self.dictionary_of]
 
     def apply(
@@ -139,16 +139,16 @@ class TableTransform:
         dtype: np.dtype = layout.NUMERICAL_DTYPE,
         hashes: np.ndarray | None = None,
     ) -> Transformed:
-        """Transforms rows whose fields are numbers and keys already.
+        """Transforms rows whose fields are already numbers and keys.
 
         Args:
             numerical: float64 columns.
-            categorical: keys, or places in keys, or lists of these, and then those of crosses.
-            dtype: of the numericals.
-            hashes: of training rows, by which they are divided into folds; None of other rows.
+            categorical: keys, indices into keys, or lists of these, followed by those of crosses.
+            dtype: dtype of the numericals.
+            hashes: hashes of training rows, which select their folds; None for other rows.
 
         Raises:
-            BadRowError: a numerical is too large for float16, or a list too long.
+            BadRowError: a numerical is too large for float16, or a list is too long.
         """
         rows = _num_rows([*numerical, *categorical][0])
         numbers = np.empty((rows, self.num_numerical), dtype)
@@ -176,7 +176,7 @@ class TableTransform:
     def _encodings(
         self, categorical: Sequence[Parsed | Coded | ListValues], hashes: np.ndarray | None
     ) -> list[Parsed]:
-        """Returns the numbers of the encodings, before what is done with numerical fields."""
+        """Returns the values of the encodings, before the transforms of numerical fields."""
         found: list[Parsed] = []
         for place, (index, field) in enumerate(self.schema.encoded):
             self.check(len(self.dictionaries) + place)
@@ -204,14 +204,14 @@ class TableTransform:
         buckets = self.fields[index].hash_buckets
         if not buckets:
             return ids.astype(dtype, copy=False)
-        hashes = spread(spread(column.values) >> np.uint64(32))  # of bits that the lookup mixed
+        hashes = spread(spread(column.values) >> np.uint64(32))  # bits that the lookup has mixed
         own = 1 + len(self.dictionaries[self.dictionary_of[index]])
         bucket = own + (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
         outside = (ids == 0) & ~column.missing
         return np.where(outside, bucket.astype(np.int64), ids).astype(dtype)
 
     def value(self, index: int, id: int) -> str:
-        """Returns the value that an id of a categorical field stands for, above 0."""
+        """Returns the value of a categorical field's id, which is above 0."""
         dictionary = self.dictionaries[self.dictionary_of[index]]
         if id > len(dictionary):
             return f"(bucket {id - len(dictionary) - 1})"
@@ -226,9 +226,9 @@ class TableTransform:
         return found
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
-        """Takes lookups from files, so that processes share them; see `IdLookup.load`.
+        """Loads lookups from files, so that processes share them; see `IdLookup.load`.
 
-        With them come the encodings of training rows.
+        It loads the encodings of training rows as well.
         """
         self._lookups = [
             IdLookup.load(directory, i, layout.id_dtype(len(one) + 1))
@@ -262,12 +262,12 @@ class TableTransform:
 
     @cached_property
     def missing_keys(self) -> np.ndarray:
-        """The hashes of the texts that mean "missing"."""
+        """Returns the hashes of the texts that mean "missing"."""
         return missing_keys(self.schema)
 
     @property
     def known_labels(self) -> list[str] | None:
-        """The labels that preprocessing met; None where they are not known."""
+        """Returns the labels that preprocessing met; None if they are unknown."""
         positive = self.schema.label.positive
         if positive is None or self.negatives is None:
             return None
@@ -279,13 +279,13 @@ class TableTransform:
             self.check(place)
 
     def check(self, place: int) -> None:
-        """Compares a dictionary with its checksums, as is done before its first use.
+        """Compares a dictionary with its checksums; called before its first use.
 
         Args:
-            place: of the dictionary; those of the fields with encodings follow.
+            place: index of the dictionary; the fields with encodings follow the dictionaries.
 
         Raises:
-            ValueError: it is not what was saved; its file is named.
+            ValueError: it has changed since it was saved; the message names its file.
         """
         if not self._expected or place in self._checked:
             return
@@ -305,16 +305,16 @@ class TableTransform:
 
     @staticmethod
     def is_at(directory: str | os.PathLike) -> bool:
-        """Whether a directory has such a transform, rather than that of a log or none."""
+        """Returns whether a directory has such a transform, and not that of a log or none."""
         return any(Path(directory, name).is_file() for name in (FILE, _EARLIER))
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> "TableTransform":
-        """Reads what `save` wrote, or the transform of a CSV of earlier versions.
+        """Loads what `save` wrote, or the transform of a CSV of earlier versions.
 
         Raises:
             FileNotFoundError: there is no such transform.
-            ValueError: a file is not what `save` writes; it is named.
+            ValueError: a file differs from the form that `save` writes; the message names it.
         """
         directory = Path(directory)
         path = directory / FILE
@@ -361,10 +361,10 @@ class TableTransform:
 
 
 def stack_ids(ids: Sequence[np.ndarray | Bags], rows: int) -> np.ndarray:
-    """Returns the ids of all tables, `[rows, tables]`, of the widest of their types.
+    """Returns the ids of all tables, `[rows, tables]`, in the widest of their dtypes.
 
     Raises:
-        ValueError: a table has several ids a row.
+        ValueError: a table has several ids per row.
     """
     columns = [column for column in ids if not isinstance(column, Bags)]
     if len(columns) < len(ids):
@@ -379,7 +379,7 @@ def _num_rows(column: Parsed | Coded | ListValues) -> int:
 
 
 def _fitted(facts: dict[str, Any]) -> Fitted:
-    """Reads what `save_facts` says of a numerical field."""
+    """Returns the statistics of a numerical field from the form of `save_facts`."""
     mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
     edges, shares = (
         np.array([float.fromhex(value) for value in facts[name]]) for name in ("edges", "shares")
@@ -435,7 +435,7 @@ def _strings(column: TextColumn) -> list[str]:
     return [whole[start:end].decode("utf-8", "replace") for start, end in ends]
 
 
-# Transforms of versions that had one of their own for CSV.
+# Transforms of versions with a separate class for CSV.
 
 _EARLIER = "csv.json"
 _EARLIER_BYTES = 1 << 30

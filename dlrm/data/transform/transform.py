@@ -1,8 +1,8 @@
-"""From the text of a log's fields to a model's inputs: one definition, from Spark to serving.
+"""Conversion of a log's text to a model's inputs: one definition, from Spark to serving.
 
 Preprocessing fits a `Transform` on the logs, applies it and stores it in the dataset as
-`transform/`; serving loads that directory and applies the same. Everything here is a function of
-whole columns. Only numpy and the standard library are imported, and nothing is pickled.
+`transform/`; serving loads that directory and applies the same. All functions here work on whole
+columns. Only numpy and the standard library are imported, and nothing is pickled.
 
     numerical    missing -> 0, add 2, natural logarithm (or NVIDIA's rule, see `log_numerical`)
     categorical  hexadecimal digits -> a number -> its id; 0 for missing, rare and unseen ones
@@ -46,13 +46,13 @@ _VERSION = 1
 def log_numerical(
     numbers: Parsed, rule: str = "readme", dtype: np.dtype = layout.NUMERICAL_DTYPE
 ) -> tuple[np.ndarray, int]:
-    """Returns the logarithms, of a column, and how many arguments were raised to 1.
+    """Returns the logarithms of a column, and the number of arguments clamped to 1.
 
     Args:
-        numbers: a column as `parse_integer` gives it.
-        rule: "readme": ln(x + 2), a missing x being 0. "nvidia": ln(x + 3), and 0 where x is
-            missing, as NVIDIA's code does. The logarithm is taken in float64 and rounded to
-            float32, then to `dtype`; an argument under 1 is raised to 1.
+        numbers: a column from `parse_integer`.
+        rule: "readme": ln(x + 2), with a missing x as 0. "nvidia": ln(x + 3), and 0 if x is
+            missing, as in NVIDIA's code. The logarithm is taken in float64 and rounded to float32,
+            then to `dtype`; an argument below 1 is clamped to 1.
         dtype: float16 as in split-binary datasets, or float32 as in binary ones.
     """
     if rule == "readme":
@@ -67,7 +67,7 @@ def log_numerical(
 
 
 class Transformed(NamedTuple):
-    """Inputs of a model: numbers `[rows, num_numerical]`; of each table ids `[rows]`, or bags."""
+    """Inputs of a model: numbers `[rows, num_numerical]`; for each table ids `[rows]`, or bags."""
 
     numerical: np.ndarray
     ids: Sequence[np.ndarray | Bags]
@@ -75,13 +75,13 @@ class Transformed(NamedTuple):
 
 
 class Transform:
-    """A fitted transform: everything that turns a row of a log into inputs of a model.
+    """A fitted transform, which turns a row of a log into inputs of a model.
 
     Attributes:
         num_numerical: columns of integers, which come first.
-        dictionaries: of each categorical column, the numbers that have the ids 1, 2, ...
+        dictionaries: for each categorical column, the numbers that have the ids 1, 2, ...
         numeric_transform: "readme" or "nvidia".
-        frequency_limit: what the dictionaries were fitted with.
+        frequency_limit: the limit that the dictionaries were fitted with.
     """
 
     def __init__(
@@ -105,30 +105,30 @@ class Transform:
 
     @property
     def num_categorical(self) -> int:
-        """Categorical columns, a dictionary each."""
+        """Number of categorical columns, a dictionary each."""
         return len(self.dictionaries)
 
     @property
     def lists(self) -> dict[int, ListField]:
-        """The tables with several ids a row: none, as logs have one."""
+        """Returns the tables with several ids per row: none, since logs have one."""
         return {}
 
     @property
     def cardinalities(self) -> list[int]:
-        """Rows of each table: the ids of the dictionary, and id 0."""
+        """Returns the rows of each table: the ids of the dictionary, and id 0."""
         return [len(dictionary) + 1 for dictionary in self.dictionaries]
 
     @property
     def own_ids(self) -> list[int]:
-        """The greatest id of each table that stands for one value."""
+        """Returns each table's greatest id of a single value."""
         return [len(dictionary) for dictionary in self.dictionaries]
 
     def __call__(self, columns: Sequence[TextColumn]) -> Transformed:
         """Transforms rows, given as the text of each column: numerical ones first, no label.
 
         Raises:
-            BadValueError: the first row, and the first column in it, that cannot be read.
-            ValueError: another number of columns.
+            BadValueError: a value is unreadable; the error is about the first such row and column.
+            ValueError: the number of columns is wrong.
         """
         self._check_columns(len(columns))
         parsed: list[Parsed] = []
@@ -145,18 +145,18 @@ class Transform:
         return self.apply(parsed[: self.num_numerical], parsed[self.num_numerical :])
 
     def of_fields(self, fields: TextColumn) -> tuple[np.ndarray, np.ndarray]:
-        """Transforms rows as `__call__` does, in a few operations whatever the number of columns.
+        """Transforms rows as `__call__` does, in few operations for any number of columns.
 
         Args:
             fields: the text of all columns; `starts` and `ends` are int64 `[columns, rows]`.
 
         Returns:
-            Numericals `[rows, num_numerical]`, and ids `[rows, tables]` of the widest of the
-            tables' types.
+            Numericals `[rows, num_numerical]`, and ids `[rows, tables]` in the widest of the
+            tables' dtypes.
 
         Raises:
-            BadValueError: the first row, and the first column in it, that cannot be read.
-            ValueError: another number of columns.
+            BadValueError: a value is unreadable; the error is about the first such row and column.
+            ValueError: the number of columns is wrong.
         """
         self._check_columns(len(fields.starts))
         integers, hashes = parse_fields(fields, self.num_numerical)
@@ -187,11 +187,11 @@ class Transform:
         hashes: Sequence[Parsed],
         dtype: np.dtype = layout.NUMERICAL_DTYPE,
     ) -> Transformed:
-        """Transforms rows whose fields are numbers already, as `log_lines` reads them.
+        """Transforms rows whose fields are already numbers, as `log_lines` reads them.
 
         Args:
-            integers, hashes: the columns; as many as the transform was made for.
-            dtype: of the logarithms.
+            integers, hashes: the columns; as many as the transform was fitted for.
+            dtype: dtype of the logarithms.
         """
         rows = len((*integers, *hashes)[0].values)
         numerical = np.empty((rows, self.num_numerical), dtype)
@@ -219,10 +219,10 @@ class Transform:
             self.check(index)
 
     def check(self, index: int) -> None:
-        """Reads a dictionary and compares it with its checksum, as is done before its first use.
+        """Compares a dictionary with its checksum; called before its first use.
 
         Raises:
-            ValueError: it is not what was saved; its file is named.
+            ValueError: it has changed since it was saved; the message names its file.
         """
         if self._checksums:
             path, expected = self._checksums[index]
@@ -230,7 +230,7 @@ class Transform:
                 raise ValueError(f"{path}: expected CRC-32 {expected}, got {found}: damaged")
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
-        """Takes lookups from where `IdLookup.save` wrote them, so that processes share them."""
+        """Loads lookups that `IdLookup.save` wrote, so that processes share them."""
         self._lookups = [
             IdLookup.load(directory, i, layout.id_dtype(n))
             for i, n in enumerate(self.cardinalities)
@@ -248,11 +248,11 @@ class Transform:
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> "Transform":
-        """Reads what `save` wrote; the dictionaries are mapped, not read.
+        """Loads what `save` wrote, and maps the dictionaries without reading them.
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: a file is not what `save` writes; it is named.
+            ValueError: a file differs from the form that `save` writes; the message names it.
         """
         path = Path(directory) / _FILE
         if not path.is_file():
