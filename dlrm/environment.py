@@ -1,6 +1,6 @@
-"""What commands and `dlrm.fit` set in their process before torch loads. Importing this does it.
+"""Process settings of commands and `dlrm.fit` before torch loads; importing this applies them.
 
-A setting that the user made stays; `DLRM_TUNE=0` leaves all as it is.
+A setting that the user made takes precedence; `DLRM_TUNE=0` changes nothing.
 
 * Huge pages: looking rows up and updating them takes two thirds of the time, since the processor
   finds their addresses sooner (1.6 and 1.5 times as fast on 26 tables of a million rows of 16).
@@ -23,7 +23,7 @@ _MALLOC_OPTIONS = {"MALLOC_MMAP_MAX_": (-4, 0), "MALLOC_TRIM_THRESHOLD_": (-1, 2
 
 
 def tuned() -> bool:
-    """Whether this module sets anything."""
+    """Returns whether this module sets anything."""
     return os.environ.get("DLRM_TUNE") != "0"
 
 

@@ -1,4 +1,4 @@
-"""Memory of this machine as its kernel shows it to this process, and the files that say so."""
+"""Memory of this machine as the kernel reports it to this process, and the files that it reads."""
 
 import platform
 import re
@@ -11,10 +11,10 @@ _V2 = ("memory.max", "memory.current", "file|slab_reclaimable")
 
 
 def host_memory() -> tuple[int, int] | None:
-    """Returns the bytes that this process can get, swap included, and the bytes of memory in all.
+    """Returns the bytes available to this process, including swap, and the total memory in bytes.
 
-    A control group leaves its limit less what its processes use; caches give way. None where /proc
-    is not there or does not say.
+    A control group provides its limit minus what its processes use; caches count as available. None
+    if /proc is missing or incomplete.
     """
     fields = dict(re.findall(r"(\w+):\s+(\d+) kB", read("/proc/meminfo")))
     if not {"MemAvailable", "MemTotal", "SwapFree"} <= fields.keys():
@@ -35,18 +35,18 @@ def host_memory() -> tuple[int, int] | None:
 
 
 def _left(directory: Path, limit_file: str, used_file: str) -> int | None:
-    """What a control group leaves of what it limits; None where it does not."""
+    """Returns the rest of a control group's limit, or None without a limit."""
     limit, used = (read(str(directory / name)).strip() for name in (limit_file, used_file))
     return int(limit) - int(used) if limit.isdecimal() and used.isdecimal() else None
 
 
 def machine() -> str:
-    """What tells this machine, or this container, from others."""
+    """Returns a name that distinguishes this machine, or this container, from others."""
     return f"{platform.node()} {read('/proc/sys/kernel/random/boot_id').strip()}"
 
 
 def control_groups(root: Path = Path("/sys/fs/cgroup"), controller: str = "") -> Iterator[Path]:
-    """Directories of this process's control group and of those above it.
+    """Yields the directories of this process's control group and of the groups above it.
 
     Args:
         root: where they are mounted.
@@ -61,7 +61,7 @@ def control_groups(root: Path = Path("/sys/fs/cgroup"), controller: str = "") ->
 
 
 def read(path: str) -> str:
-    """A file of the kernel's, or nothing where there is none."""
+    """Returns the content of a kernel file, or "" if there is none."""
     try:
         return Path(path).read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Where the time of training steps goes: one clock, to which any code reports its part of a step.
+"""Time of the parts of training steps: one clock, to which any code reports its part of a step.
 
     with part("store"):
         rows.wait()

@@ -28,7 +28,7 @@ BatchT_co = TypeVar("BatchT_co", bound=Movable, covariant=True)
 
 
 class Readable(Protocol[BatchT_co]):
-    """What can be read ahead: batches, each a pure function of its index."""
+    """Batches that can be read ahead: each is a pure function of its index."""
 
     def batch(self, index: int) -> BatchT_co:
         """Returns a batch, which depends on `index` and on nothing that was read before."""

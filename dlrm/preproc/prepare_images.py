@@ -40,7 +40,7 @@ _MAX_SIZE = 4096
 
 @dataclass(frozen=True)
 class Options:
-    """How to prepare images; the fields are the flags of the same names.
+    """Options of preparing images; the fields are the flags of the same names.
 
     Raises:
         ValueError: an impossible value; flag and value are named.
@@ -74,7 +74,7 @@ class Options:
 
 
 class Summary(NamedTuple):
-    """What was written: images of each split; classes, and how many have no image; what was not."""
+    """Results: images of each split; classes, and how many have no image; unreadable files."""
 
     images: dict[str, int]
     classes: list[str]

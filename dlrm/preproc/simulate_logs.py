@@ -52,7 +52,7 @@ _MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a p
 
 @dataclass(frozen=True)
 class Simulation:
-    """What to simulate; every number of the logs follows from these."""
+    """Parameters of simulated logs, which determine every number in them."""
 
     rows: int = 700_000
     days: int = 8

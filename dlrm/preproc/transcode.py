@@ -107,7 +107,7 @@ class CsvConfig:
 
 @dataclass
 class Report:
-    """What a transcoding did.
+    """The results of a transcoding.
 
     Attributes:
         rows: samples of each split.

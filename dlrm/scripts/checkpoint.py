@@ -203,7 +203,7 @@ def _inspect(path: Path) -> int:
 
 
 def describe_run(path: Path, check_crc: bool = False) -> dict[str, Any]:
-    """What a run's directory of checkpoints has, of JSON values."""
+    """Returns a description of a run's directory of checkpoints, as JSON values."""
     best = best_checkpoint(path)
     checkpoints = []
     for directory in all_checkpoints(path):
@@ -234,7 +234,7 @@ def describe_run(path: Path, check_crc: bool = False) -> dict[str, Any]:
 def describe(
     path: Path, weights: bool = True, feature_order: str | None = None, check_crc: bool = False
 ) -> dict[str, Any]:
-    """What a checkpoint is, of JSON values.
+    """Returns a description of a checkpoint, as JSON values.
 
     Args:
         path: the checkpoint.
@@ -302,10 +302,10 @@ def compare(
     weights_only: bool = False,
     feature_order: str | None = None,
 ) -> dict[str, Any]:
-    """How two checkpoints differ, of JSON values.
+    """Returns the differences of two checkpoints, as JSON values.
 
-    What only one format has, as state of optimizers, is not compared between two formats, and
-    where a run wrote its files never is.
+    Entries of only one format, such as optimizer state, are not compared between two formats, and
+    the places where a run wrote its files are never compared.
 
     Args:
         a, b: their directories.
@@ -347,7 +347,7 @@ def compare(
 def _weight_differences(
     left: dict[str, Any], right: dict[str, Any], rtol: float, atol: float
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    """What has another shape, with both; and what has other values, with how far they are apart."""
+    """Returns the differing shapes, and, for equal shapes, the differences of values."""
     shapes, tensors = {}, {}
     for name in {**left, **right}:
         sizes = [shape_of(side[name]) if name in side else None for side in (left, right)]

@@ -244,7 +244,7 @@ def _score(predictor: Predictor, source: str, name: str) -> None:
 
 
 def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: int) -> list[str]:
-    """What each field adds to the logit of a row of a block, as a table with bars."""
+    """Returns each field's contribution to the logit of a row of a block, as a table with bars."""
     inputs = block.inputs.part(row, row + 1)
     added = contributions(predictor, inputs)[0]
     values = [f"{value:.4g}" for value in inputs.numerical[0].tolist()]
@@ -264,7 +264,7 @@ def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: in
 
 
 def _shown_ids(predictor: Predictor, table: int, ids: list[int]) -> str:
-    """What a row has of a field: a value, or those of a list, of which a long one is cut."""
+    """Returns a row's value of a field, or those of a list, of which a long one is truncated."""
     transform = predictor.transform
     shown = [transform.value(table, id) if transform else f"id {id}" for id in ids[:_MOST_IDS]]
     more = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
@@ -416,7 +416,7 @@ def reads_dataset(predictor: Predictor, source: str) -> bool:
 
 
 def _is_dataset(path: Path) -> bool:
-    """Whether a directory is a dataset rather than a folder of tables."""
+    """Returns whether a directory is a dataset and not a folder of tables."""
     known = (layout.FEATURE_SPEC, layout.MODEL_SIZE, MANIFEST)
     return FLAGS.dataset_type != "split" or any((path / name).exists() for name in known)
 

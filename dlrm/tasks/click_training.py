@@ -106,7 +106,7 @@ class ClickTraining:
 
     @property
     def may_have_store(self) -> bool:
-        """Whether rows of tables may be in a store, as far as the training is concerned."""
+        """Returns whether the training allows rows of tables to be in a store."""
         l2_of_all = self.optimizers.embedding_l2 and self.optimizers.embedding_l2_mode == "all"
         return self.overlap == "none" and not l2_of_all
 

@@ -1,4 +1,4 @@
-"""What a column of a table holds, seen a batch at a time: what a draft of a schema rests on."""
+"""Statistics of a table's column, collected batch by batch, on which a drafted schema is based."""
 
 from collections import Counter
 from typing import Any
@@ -57,7 +57,7 @@ class Distinct:
 
     @property
     def exact(self) -> bool:
-        """Whether every value was counted."""
+        """Returns whether every value was counted."""
         return not self._halvings
 
     def below(self, limit: int) -> tuple[int, int]:
@@ -142,7 +142,7 @@ class Summary:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers, but for markers."""
+        """Returns whether all values are numbers, except markers of missing ones."""
         if self.kind == TEXT:
             there = self._parses_numbers and self.numbers.count > 0
             return there and not self.padded and not self.strays
@@ -150,7 +150,7 @@ class Summary:
 
     @property
     def is_time(self) -> bool:
-        """Whether all values are times, or texts in ISO 8601."""
+        """Returns whether all values are times, or texts in ISO 8601."""
         return self.kind == TIMES or (self.kind == TEXT and self.times and self.present > 0)
 
     def add_missing(self, rows: int) -> None:

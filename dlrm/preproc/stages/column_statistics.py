@@ -1,4 +1,4 @@
-"""What the report counts while rows are transformed, in memory that does not grow with the rows."""
+"""Statistics for the report, counted while rows are transformed, in memory of fixed size."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -34,7 +34,7 @@ _SORTED_AT_ONCE = 1 << 22
 
 
 class CountJob(NamedTuple):
-    """What `count_split` needs besides its split."""
+    """The arguments of `count_split` besides its split."""
 
     source: Source
     folder: str  # for the counts
@@ -145,7 +145,7 @@ def _read_counts(contents: bytes, counts: np.ndarray) -> list[Counts]:
 
 
 class CountedColumn(NamedTuple):
-    """What is made of the values of a counted column.
+    """The product of a counted column's values.
 
     Attributes:
         kind: "numbers" and "texts" become a dictionary, "bins" their edges, "encodings" the
@@ -169,7 +169,7 @@ class CountedColumn(NamedTuple):
 
 
 class FitJob(NamedTuple):
-    """What `fit_columns` needs besides its columns."""
+    """The arguments of `fit_columns` besides its columns."""
 
     merged: str  # folder of what `merge_bucket` wrote
     kept: list[list[tuple[int, int]]]  # values and bytes of texts, by bucket and column

@@ -38,7 +38,7 @@ _GROUPS = 12
 
 
 def input_facts(files: Sequence[Path]) -> dict[str, str]:
-    """What is remembered of input files, to notice when they change; see `Split` for the rest."""
+    """Returns facts about input files, to detect changes; see `Split` for the rest."""
     facts = {}
     for path in files:
         status = path.stat()

@@ -1,4 +1,4 @@
-"""Where rows come from, as the tasks see it: counted once, then divided among the splits."""
+"""The source of rows as the tasks see it: counted once, then divided among the splits."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -58,12 +58,12 @@ class Target(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows that are."""
+        """Returns the number of rows."""
         return self.last_row - self.first_row
 
     @property
     def folder(self) -> str:
-        """What the names of its split-binary files begin with."""
+        """Returns the prefix of the names of its split-binary files."""
         return f"{self.name}/" if self.name else ""
 
     @property

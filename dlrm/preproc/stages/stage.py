@@ -16,7 +16,7 @@ BAD_LINES = ("fail", "quarantine")
 
 @dataclass
 class Run:
-    """What all stages need: who runs tasks, where they leave what is done, and what to say."""
+    """The context of all stages: the engine of tasks, the folder of results, and the output."""
 
     engine: Engine
     work: WorkFolder

@@ -1,7 +1,7 @@
-"""What one task does to transform a split or to write a bucket: functions that know no engine.
+"""Tasks that transform a split or write a bucket, as functions that are independent of the engine.
 
 Rows are numbered from 0 over all days. Files of a dataset are created at their final size, and
-every task writes its rows at their place: what is written does not depend on how the work was cut.
+every task writes its rows at their place, so the result does not depend on how work was divided.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _PACKED_ROWS = 1 << 14
 
 
 class Job(NamedTuple):
-    """What the tasks of a transform need besides their split or bucket."""
+    """The arguments of a transform's tasks besides their split or bucket."""
 
     source: Source
     transform: str  # directory of the fitted transform

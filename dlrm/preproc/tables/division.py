@@ -1,4 +1,4 @@
-"""Which split a row belongs to: by chance, by its time, by a column or by its file."""
+"""Division of rows into splits: by chance, by time, by a column or by file."""
 
 import math
 from collections.abc import Sequence

@@ -55,7 +55,7 @@ class TableOptions:
 
     @property
     def quarantine(self) -> bool:
-        """Whether rows that cannot be read are left out."""
+        """Returns whether unreadable rows are left out."""
         return self.bad_lines == "quarantine"
 
     @property

@@ -80,7 +80,7 @@ class Inputs:
 
     @property
     def name(self) -> str:
-        """What a message calls them."""
+        """Returns a name of the inputs for messages."""
         if self.query is not None:
             return self.query.flag
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""

@@ -1,4 +1,4 @@
-"""What commands with absl's global flags share: their mistakes end in one line and an exit code."""
+"""Runs commands with absl's global flags: errors end in one line and an exit code."""
 
 from collections.abc import Callable
 

@@ -313,7 +313,7 @@ def _check_same_placement(placement: Placement, world: World) -> None:
 def _why_not_recorded(
     values: Values, world: World, data: Dataset, placement: Placement
 ) -> str | None:
-    """Why --cuda_graphs cannot be heeded by this rank; None where it can."""
+    """Returns the reason why this rank cannot use --cuda_graphs, or None if it can."""
     if world.device == "cpu":
         return "it is for GPUs"
     if world.size > 1 and values["backend"] != "nccl":

@@ -1,4 +1,4 @@
-"""What the runs of image and language networks share."""
+"""Runs of image and language networks: the part that both share."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ from dlrm.train.trainer import Trainer
 
 @dataclass(kw_only=True)
 class NetworkSetup(Setup):
-    """What all modes of a network's command need; see `Setup`.
+    """The inputs of all modes of a network's command; see `Setup`.
 
     Attributes:
         plan: how the global batch is computed.

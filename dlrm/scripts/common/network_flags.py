@@ -166,7 +166,7 @@ RESUME_MAY_CHANGE = frozenset(
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a global batch is computed by the processes that there are.
+    """Division of a global batch among the processes.
 
     Attributes:
         global_batch: samples of an optimization step.

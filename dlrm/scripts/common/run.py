@@ -31,7 +31,7 @@ _DATA_PATHS = ("dataset", "test_dataset", "synthetic_dataset_dir")
 
 @dataclass(kw_only=True)
 class Setup:
-    """What all modes of a command need.
+    """The inputs of all modes of a command.
 
     Attributes:
         values: the flags, with a checkpoint's architecture and what else takes a default's place.
@@ -81,7 +81,7 @@ AnySetup = TypeVar("AnySetup", bound=Setup)
 
 @dataclass(frozen=True)
 class Watch:
-    """What accompanies a run.
+    """The log, the watchdog and the checkpoints of a run.
 
     Attributes:
         log: where to report.

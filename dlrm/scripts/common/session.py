@@ -1,4 +1,4 @@
-"""What the training commands share: joining the world, ending with an exit code, going on."""
+"""Sessions of training commands: joining the world, ending with an exit code, resuming."""
 
 import ctypes
 import os

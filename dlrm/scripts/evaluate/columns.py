@@ -25,7 +25,7 @@ _FILES = {"groups": "group_*.bin", "weights": "weight.bin"}
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the columns of some rows are.
+    """Locations of the columns of some rows.
 
     Attributes:
         files: "groups", "weights" or "times" -> the file that has them.

@@ -162,7 +162,7 @@ def _write(facts: dict[str, Any]) -> None:
 
 
 def _sources() -> list[str]:
-    """What is judged: the files of `--input`, or else the dataset."""
+    """Returns the sources to judge: the files of `--input`, or else the dataset."""
     if not FLAGS.input and not FLAGS.dataset:
         raise ValueError("--dataset or --input: expected the rows to judge, got none")
     if FLAGS.output:
@@ -198,12 +198,12 @@ def _correction(model: Predictor) -> Recalibration | None:
 
 
 def _is_day(model: Predictor, name: str) -> bool:
-    """Whether a name of `--slices` is that of the days, which a field of this name hides."""
+    """Returns whether a name of `--slices` means the days; a field of this name hides them."""
     return name == _DAY and not any(name in kind for kind in field_names(model))
 
 
 def _columns(model: Predictor, source: str) -> Columns:
-    """Where the groups, weights and times of the rows are that flags ask for."""
+    """Returns the locations of the groups, weights and times that flags request."""
     table = model.transform.table if model.transform else None
     schema = table.schema if table else None
     times = any(_is_day(model, name) for name in FLAGS.slices)
@@ -294,7 +294,7 @@ def _notes(found: Collected, judgement: Judgement) -> list[str]:
 def _slices(
     model: Predictor, found: Collected, times: np.ndarray | None
 ) -> list[tuple[str, Slices]]:
-    """What the rows are divided by: files, days, unknown values, and the fields of `--slices`."""
+    """Returns the divisions of rows: files, days, unknown values, and the fields of `--slices`."""
     slices = []
     if len(found.sources) > 1:
         slices.append(("file", by_source(found.source, found.sources)))

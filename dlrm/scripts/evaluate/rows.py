@@ -145,7 +145,7 @@ def _check_same_columns(models: Sequence[Predictor]) -> None:
 
 
 def _inputs(model: Predictor, first: Predictor, block: predict.Block) -> Inputs:
-    """What a model takes of a block that was read for the first model."""
+    """Returns a model's inputs from a block that was read for the first model."""
     if model is first or block.inputs_of is None:
         return block.inputs
     return block.inputs_of(model)

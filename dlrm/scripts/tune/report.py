@@ -1,4 +1,4 @@
-"""What a search found: a table, JSON, a picture, and flags for `dlrm.scripts.main`."""
+"""Results of a search: a table, JSON, a picture, and flags for `dlrm.scripts.main`."""
 
 import json
 import logging

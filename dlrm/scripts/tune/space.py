@@ -1,4 +1,4 @@
-"""What a search may choose: settings of a training, each fixed, one of a list, or in a range.
+"""Search spaces: settings of a training, each fixed, one of a list, or in a range.
 
 lr: {low: 0.0005, high: 0.004, log: true}   # of a range, evenly in its logarithm
 epochs: {low: 1, high: 10}                  # whole numbers, since both ends are

@@ -33,7 +33,7 @@ class Machine:
 
     @property
     def has_store(self) -> bool:
-        """Whether rows of tables may be in a store, which the memory of the host alone reads."""
+        """Returns whether rows of tables may be in a store, which reads them on the host."""
         return self.name == "cpu"
 
 
