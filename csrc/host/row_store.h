@@ -158,7 +158,9 @@ class RowStore {
       *ticket = ticket_;
     }
     if (const int64_t status = write_back(writes)) return status;
-    return read(reads);
+    const int64_t status = read(reads);
+    if (status != kOk && !failed_) withdraw(reads);
+    return status;
   }
 
   // The batch's rows are about to be changed.
@@ -362,6 +364,17 @@ class RowStore {
     return true;
   }
 
+  // Takes back the slots of the batch that was placed last, whose rows could not be read.
+  void withdraw(const std::vector<Move>& reads) {
+    release(ticket_);
+    std::lock_guard<std::mutex> lock(meta_);
+    for (const auto& move : reads) {
+      map_.erase(move.record);
+      record_of_[move.slot] = -1;
+      flags_[move.slot] = 0;
+    }
+  }
+
   void use(int32_t slot, uint32_t now, std::vector<int32_t>* used) {
     seen_[slot] = now;
     flags_[slot] |= kRecent;
@@ -486,7 +499,8 @@ class RowStore {
       if (const int error = read_all(file, data, layout_.bytes, offset)) {
         status = fail(error, file != file_);
       } else if (!valid(move.record, data)) {
-        status = damaged(move.record, file != file_, true);
+        // What is shown of another process's store may have been overwritten meanwhile.
+        status = damaged(move.record, file != file_, newest_ == UINT32_MAX);
       } else {
         const char* source = data;
         for (const auto& field : fields_) {

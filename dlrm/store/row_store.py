@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ from dlrm.store.undo import (
 )
 
 STORE, ROWS = "store.json", "rows.bin"
+T = TypeVar("T")
+_ATTEMPTS = 2  # to read rows that a training overwrites meanwhile, before the last one
 _ANY_GENERATION = 2**32 - 1
 THREADS = 16  # threads that read and write at the same time
 _SLOT_BYTES = 17  # besides a row: its record and its users
@@ -342,8 +344,8 @@ class RowStore:
             ValueError: a record is damaged; the message names it.
             OSError: a file cannot be read or written.
         """
-        with self._errors():
-            return self._open.prepare(records, self._reserve if ahead else 0)
+        reserve = self._reserve if ahead else 0
+        return self._shown(lambda: self._open.prepare(records, reserve))
 
     def prepare_anyhow(self, records: np.ndarray) -> tuple[np.ndarray, int]:
         """Does the same as `prepare` when no slots will be returned: pinned rows are evicted.
@@ -408,17 +410,7 @@ class RowStore:
             OSError: a file cannot be read.
         """
         rows = np.empty(count, self.layout.dtype)
-        for last in (False, False, True):
-            try:
-                self._open.read(first, count, rows)
-            except DamagedError as error:
-                if last or not self._is_view:
-                    raise self._damaged(error) from None
-                self._add_overlays()  # the training may have overwritten it meanwhile
-            except DiskError as error:
-                raise self._of_disk(error) from None
-            else:
-                break
+        self._shown(lambda: self._open.read(first, count, rows))
         return rows
 
     def close(self) -> None:
@@ -441,6 +433,18 @@ class RowStore:
     def _open(self) -> NativeStore:
         assert self._native is not None, "the store is not open"
         return self._native
+
+    def _shown(self, read: Callable[[], T]) -> T:
+        """Returns what `read` returns, also where a training overwrites the rows meanwhile."""
+        for _ in range(_ATTEMPTS if self._is_view else 0):
+            try:
+                return read()
+            except DamagedError:
+                self._add_overlays()
+            except DiskError as error:
+                raise self._of_disk(error) from None
+        with self._errors():
+            return read()
 
     def _unpin(self) -> None:
         if self._pinned is not None:

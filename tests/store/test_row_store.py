@@ -126,7 +126,16 @@ def test_a_checkpoint_is_read_while_the_training_writes(tmp_path):
         run.step()
         run.store.checkpoint()
     assert not run.rows_equal(weights, sums)
+    other = Trained(tmp_path)
+    other.store.view(entry, other.fields)
+    run.steps(30)
     assert reader.rows_equal(weights, sums)
+    for _ in range(10):  # as an evaluation reads them
+        records = run.random.integers(0, ROWS, 100)
+        slots, ticket = other.store.prepare(records)
+        assert other.fields["weight"][torch.from_numpy(slots)].equal(weights[records])
+        other.store.release(ticket)
+        run.steps(5)
 
 
 def test_undo_files_go_with_the_last_checkpoint_that_needs_them(tmp_path):
