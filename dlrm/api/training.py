@@ -257,7 +257,9 @@ def _trained(
     saved_in = checkpoints.path if checkpoints else None
     fixed = () if saved_in and training.may_have_store else ("table_store",)
     agree_on_memory(architecture, trained, world, fixed, tables=training.tables)
-    store = table_store(training.tables, architecture, optimizers, world, checkpoints=saved_in)
+    store = table_store(
+        training.tables, architecture, optimizers, world, checkpoints=saved_in, read=datasets
+    )
     dtype, seed = training.precision.dtype(device), training.data.seed
     task = Recommendation(architecture, world, dtype, seed, store=store)
     without_bins = fit_edges(task.model, datasets.train, dataset.path / layout.TRANSFORM, world)

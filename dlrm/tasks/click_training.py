@@ -20,7 +20,7 @@ from dlrm.store.config import TableStoreConfig, bytes_of, shown
 from dlrm.store.row_store import RowStore, limited_store
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.planning.costs import stored_row_bytes
-from dlrm.tasks.planning.stored import check_storable
+from dlrm.tasks.planning.stored import StoredTables, check_storable
 from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters
 from dlrm.train.ema import EMA
@@ -218,6 +218,7 @@ def table_store(
     world: World,
     placement: Placement | None = None,
     checkpoints: str | os.PathLike | None = None,
+    read: Datasets | None = None,
 ) -> RowStore | None:
     """Returns the store for rows that are not in memory, or None if all are.
 
@@ -228,9 +229,12 @@ def table_store(
         world: the processes.
         placement: placement of the tables; None follows `architecture`.
         checkpoints: directory of the run's checkpoints, or None.
+        read: datasets whose batches must fit in the memory; without `optimizers` only the test
+            rows count. None skips this check.
 
     Raises:
-        ValueError: memory is too small, or tables in a store do not work with another setting.
+        ValueError: memory is too small, also for the rows that a batch may need, or tables in a
+            store do not work with another setting.
     """
     if config.table_memory is None:
         return None
@@ -254,7 +258,20 @@ def table_store(
     size = stored_row_bytes(architecture, kind)
     rows, own = architecture.embedding_rows, placement.tables_by_rank()[world.rank]
     tables = {table: rows[table] for table in own}
-    return limited_store(config, tables, size, world.rank, world.size, checkpoints)
+    store = limited_store(config, tables, size, world.rank, world.size, checkpoints)
+    if read is not None and read.train.one_id_each:
+        stored = StoredTables(tuple(tables.values()), size, str(config.table_memory))
+        _check_batches(stored, read, trains=optimizers is not None)
+    return store
+
+
+def _check_batches(stored: StoredTables, read: Datasets, trains: bool) -> None:
+    trained = min(read.train.batch_size, read.train.num_samples) if trains else 0
+    stored.check_batch("--batch_size", trained)
+    for data in (read.test, read.validation if trains else None):
+        if data is not None:
+            tested = min(data.batch_size, data.num_samples)
+            stored.check_batch("--test_batch_size", tested, trained)
 
 
 def fingerprint(data: Dataset) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_a_store_makes_a_model_fit_that_lacks_memory(tmp_path):
     least = said.split("need --table_memory ")[1].split()[0]
     planned(*flags, f"--table_memory={least}", cwd=tmp_path)
     done = forked.run(PLAN, *flags, "--table_memory=17MB", cwd=tmp_path)
-    assert "a batch of --batch_size 512 may need 1,024; expected at least" in done.stderr
+    assert "a batch of 512 samples may need 1,024; expected at least" in done.stderr
 
 
 @pytest.mark.parametrize(

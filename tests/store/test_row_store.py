@@ -1,8 +1,11 @@
 """Rows in a store are those of an array in memory, through evictions, checkpoints and damage."""
 
+import contextlib
 import errno
 import os
 import resource
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -244,6 +247,41 @@ def test_no_room_at_the_start_is_said_before_any_work(tmp_path):
             Trained(tmp_path).create()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def unprivileged():
+    """Runs as another user where root does, who may write anywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_read_only_store_is_read_and_neither_made_nor_trained():
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is not for other users
+        os.chmod(folder, 0o755)
+        run = Trained(Path(folder, "store")).create()
+        entry, weights, sums = run.store.checkpoint(), run.weights.clone(), run.sums.clone()
+        run.store.view(entry, run.fields)  # loads what another user may not read
+        run.store.close()
+        directory = run.store.directory
+        for path, mode in [(p, 0o444) for p in directory.iterdir()] + [(directory, 0o555)]:
+            path.chmod(mode)
+        directory.parent.chmod(0o555)
+        with unprivileged():
+            run.store.view(entry, run.fields)
+            assert run.rows_equal(weights, sums)
+            run.store.close()
+            with pytest.raises(PermissionError, match="rows.bin"):
+                Trained(Path(folder, "store")).store.restore(entry, run.fields)
+            with pytest.raises(PermissionError, match=f"{folder}/none"):
+                Trained(Path(folder, "none")).create()
+        directory.parent.chmod(0o755)
+        directory.chmod(0o755)
 
 
 def test_too_few_slots_change_nothing(tmp_path):

@@ -192,7 +192,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
             why_not = _why_not_recorded(values, world, read, placement)
     unrecorded = why_none_records(why_not, world)
     with agreed(world, *session.USER_ERRORS):
-        task = _make_task(values, architecture, world, unrecorded, placement)
+        task = _make_task(values, architecture, world, unrecorded, placement, whole)
         told_by = fingerprint(read)
     transform = fitted / layout.TRANSFORM if fitted else None
     if known is None and values["mode"] == "train":
@@ -333,6 +333,7 @@ def _make_task(
     world: World,
     unrecorded: str | None,
     placement: Placement,
+    whole: Datasets,
 ) -> Recommendation:
     recorded, kind = values["cuda_graphs"] and unrecorded is None, values["embedding_type"]
     if recorded and values["mode"] == "train" and kind not in FUSED_TYPES:
@@ -348,6 +349,7 @@ def _make_task(
         world,
         placement,
         values["save_checkpoint_path"],
+        whole,
     )
     return Recommendation(
         config,

@@ -48,27 +48,36 @@ class StoredTables:
         """Returns the bytes of memory that so many rows need."""
         return memory_of(batch_rows, self.row_bytes, self.records)
 
-    def check_batch(self, flag: str, samples: int) -> None:
+    def check_batch(self, flag: str, samples: int, trained: int = 0) -> None:
         """Refuses batches of one id a table that may need more rows than there is memory for.
 
         Args:
             flag: that tells the size of a batch.
-            samples: its value.
+            samples: of the largest batch.
+            trained: samples of the batches of a training, between which these are tested.
 
         Raises:
-            ValueError: it may; how much memory, and which size, would do is said.
+            ValueError: they may; how much memory, and which size, would do is said.
         """
-        slots, needed = self.slots, most_rows(self.rows, samples)
-        if needed <= slots:
+        held = most_rows(self.rows, trained)
+
+        def needed(samples: int) -> int:
+            own = most_rows(self.rows, samples)
+            # The training's batch stays in memory, and those ahead where half is left to others.
+            return min(own + min(max(own, held), 3 * held), self.records)
+
+        slots, most = self.slots, needed(samples)
+        if most <= slots:
             return
         smaller = 0
         for step in (1 << k for k in range(samples.bit_length(), -1, -1)):
-            if most_rows(self.rows, smaller + step) <= slots:
+            if needed(smaller + step) <= slots:
                 smaller += step
+        beside = ", beside the training's," if trained else ""
         raise ValueError(
-            f"--table_memory {self.memory}: {slots:,} rows are in memory, but a batch of {flag} "
-            f"{samples} may need {needed:,}; expected at least {shown(self.least(needed))}"
-            + (f", or {flag} {smaller}" if smaller else "")
+            f"--table_memory {self.memory}: {slots:,} rows are in memory, but a batch of "
+            f"{samples:,} samples{beside} may need {most:,}; expected at least "
+            f"{shown(self.least(most))}" + (f", or {flag} {smaller}" if smaller else "")
         )
 
 
