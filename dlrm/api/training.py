@@ -273,6 +273,8 @@ def _trained(
     )
     if without_bins:
         log.line(without_bins)
+    if store is not None:
+        log.line(f"{saved_in}: checkpoints refer to the rows in {store.directory}; save copies all")
     with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
         results = trainer.fit(*training.batches(datasets, task))
     if store is not None:

@@ -31,6 +31,8 @@ from dlrm.train.checkpoints.checkpoint import (
 )
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.checkpoints.ensemble import member_checkpoints
+from dlrm.train.checkpoints.rows import STORES
+from dlrm.train.checkpoints.saved_model import read_saved, write_saved
 from dlrm.train.metrics import click_metrics, unscored_text
 
 T = TypeVar("T")
@@ -200,6 +202,9 @@ class Predictor:
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Copies the model's checkpoint, with the transform of raw rows, to a directory.
 
+        Rows that are in a store (`--table_store`) are written into files, so that the copy needs no
+        store; optimizers' state is left out then. Members of an ensemble refer to their stores.
+
         `dlrm.load`, `dlrm.scripts.predict`, `triton/export.py` and the `--load_checkpoint_path` of
         `dlrm.scripts.main` read it.
 
@@ -215,7 +220,11 @@ class Predictor:
         with in_use(self.path) as stays:
             if not stays:
                 raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
-            with staged_directory(directory, "checkpoint" if overwrite else False) as staging:
+            replace = "checkpoint" if overwrite else False
+            if read_config(self.path).get(STORES):
+                write_saved(read_saved(self.path), directory, replace)
+                return
+            with staged_directory(directory, replace) as staging:
                 shutil.copytree(self.path, staging, dirs_exist_ok=True)
 
     @property

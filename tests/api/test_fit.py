@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import forked
 import numpy as np
@@ -257,9 +258,17 @@ def test_tables_in_a_store_are_trained_to_the_same_bits(dataset, tmp_path):
     path = tmp_path / "run"
     where = {"table_memory": "17MB", "table_store": str(tmp_path / "store")}
     parts = {"gradient_accumulation_steps": 2}
-    stored = dlrm.fit(
+    trained = dlrm.fit(
         dataset, base_device="cpu", **SETTINGS, save_checkpoint_path=path, **where, **parts
-    ).model.state_dict()
+    )
+    stored = trained.model.state_dict()
+    trained.save(tmp_path / "saved")
+    with pytest.raises(FileExistsError):
+        trained.save(tmp_path / "saved")
+    trained.save(tmp_path / "saved", overwrite=True)
+    shutil.rmtree(tmp_path / "store")
+    saved = dlrm.load(tmp_path / "saved").model.state_dict()
+    assert all(saved[name].equal(tensor) for name, tensor in stored.items())
     expected = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **parts).model.state_dict()
     assert all(stored[name].equal(tensor) for name, tensor in expected.items())
     with pytest.raises(ValueError, match="table_store: needs save_checkpoint_path"):

@@ -73,13 +73,20 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     return SavedModel(path, "dlrm", config, progress, dense, tables, state, optimizer, attached)
 
 
-def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
+def write_saved(
+    saved: SavedModel, directory: str | os.PathLike, replace: bool | str = False
+) -> None:
     """Writes a checkpoint of ours, without optimizer state; it appears whole, or not at all.
+
+    Args:
+        saved: what to write.
+        directory: where to.
+        replace: see `staged_directory`.
 
     Raises:
         OSError: the checkpoint cannot be written, or something is already there.
     """
-    with staged_directory(directory) as staging:
+    with staged_directory(directory, replace) as staging:
         (staging / "tables").mkdir()
         for index, table in enumerate(saved.tables):
             table.copy_to(staging / "tables" / f"{index}.bin")
