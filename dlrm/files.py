@@ -1,9 +1,9 @@
 """Files and directories that appear whole and durable, or not at all.
 
-Datasets, checkpoints, exports and scores are written with these: what appears under its final name
-is on the disk, its name included, and so are the names of the directories above that were made for
-it. And paths that a file names are
-checked here to stay within its directory. Only the standard library is imported.
+Datasets, checkpoints, exports and scores are written with these functions. Content that appears
+under its final name is on the disk, together with its name and the names of the directories that
+were created above it. The functions also check that paths in files stay within their directory.
+Only the standard library is imported.
 """
 
 import fcntl
@@ -23,14 +23,14 @@ MANIFEST = "manifest.json"  # in every directory that this package has written; 
 
 
 def check_relative(name: Any, source: str | os.PathLike) -> None:
-    """Checks that a name, as a file has it, is a path below a directory.
+    """Checks that a name in a file is a path below a directory.
 
     Args:
         name: the path.
-        source: the file that names it.
+        source: the file that contains it.
 
     Raises:
-        ValueError: it is no text, empty, absolute or has `..`; `source` and the name are named.
+        ValueError: it is no text, empty, absolute or has `..`; the message has `source` and name.
     """
     is_text = isinstance(name, str) and name not in ("", ".") and "\0" not in name
     if not is_text or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -45,14 +45,14 @@ def within(
     """Returns the path of a file below a directory.
 
     Args:
-        directory: where the file is.
+        directory: directory of the file.
         name: its path from there.
-        source: the file that names it.
-        allow_links: whether symbolic links may lead out of the directory; None where no flag
-            allows it.
+        source: the file that contains the name.
+        allow_links: whether symbolic links may lead out of the directory; None if no flag allows
+            it.
 
     Raises:
-        ValueError: it is elsewhere; `source` and the name are named.
+        ValueError: the file is elsewhere; the message has `source` and name.
     """
     check_relative(name, source)
     path = directory / name
@@ -68,12 +68,12 @@ def within(
 
 
 def check_owned(directory: Path) -> None:
-    """Refuses a directory of another user in one that all may write to, as the temporary one.
+    """Refuses another user's directory within one that all may write to, such as /tmp.
 
-    Whoever makes it first there could choose what is read from it, or where a link leads.
+    A user who creates it first could choose what is read from it, or where a link leads.
 
     Raises:
-        PermissionError: it is such a directory, or a link; it is named.
+        PermissionError: it is such a directory, or a link; the message names it.
     """
     parent, path = directory.absolute().parent, directory.absolute()
     if os.path.lexists(path) and parent.stat().st_mode & stat.S_IWOTH:
@@ -89,16 +89,16 @@ def check_owned(directory: Path) -> None:
 def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> Iterator[Path]:
     """Yields a new directory that becomes `path` when the block ends without an error.
 
-    After an error the new directory is removed and whatever stood at `path` is as it was.
+    After an error the new directory is removed, and `path` is unchanged.
 
     Args:
         path: the directory to create; its parents are created.
-        replace: whether a directory that stands at `path` already may be replaced; a kind, as a
-            manifest names it, allows directories of that kind alone. Only one that has a manifest
-            (one that we wrote) is replaced, so that a mistyped path loses nothing.
+        replace: whether to replace an existing directory at `path`; a kind, as in a manifest,
+            allows only directories of that kind. Only a directory with a manifest, which this
+            package wrote, is replaced, so that a mistyped path loses nothing.
 
     Raises:
-        FileExistsError: something that may not be replaced stands at `path`.
+        FileExistsError: `path` exists and may not be replaced.
         OSError: nothing can be written there.
     """
     final, staging = stage_directory(path, replace)

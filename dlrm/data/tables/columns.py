@@ -1,4 +1,4 @@
-"""Columns of an Arrow table, each as its distinct values, and what is wrong with a value."""
+"""Columns of an Arrow table, each as its distinct values, and problems of its values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Found:
         self._by_row: dict[int, Bad] = {}
 
     def add(self, column: str, bad: np.ndarray, problem: Callable[[int], str]) -> None:
-        """Adds the rows of a mask; `problem` says what is wrong with one."""
+        """Adds the rows of a mask; `problem` describes the problem of a row."""
         for row in np.flatnonzero(bad).tolist():
             if row not in self._by_row:
                 self._by_row[row] = Bad(row, column, problem(row))
@@ -36,18 +36,18 @@ class Found:
     def add_places(
         self, column: str, codes: np.ndarray, problems: dict[int, str], missing: int
     ) -> None:
-        """Adds rows whose place in the distinct values is bad; `missing` is that of -1."""
+        """Adds rows whose distinct value is bad, by its index; `missing` is that of -1."""
         if problems:
             wrong = np.zeros(missing + 1, bool)
             wrong[list(problems)] = True
             self.add(column, wrong[codes], lambda row: problems[int(codes[row]) % (missing + 1)])
 
     def add_lists(self, inner: "Found", lengths: np.ndarray) -> None:
-        """Adds what is wrong with values of lists, whose rows are places among those of all rows.
+        """Adds the problems of lists' values, whose rows are indices among all values.
 
         Args:
-            inner: what is wrong.
-            lengths: how many values each row has.
+            inner: the problems.
+            lengths: number of values in each row.
         """
         for bad in inner.in_order():
             row, place = row_of(lengths, bad.row)
@@ -62,7 +62,7 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     """Returns a column.
 
     Raises:
-        ValueError: there is none of that name, or two.
+        ValueError: no column has that name, or two have.
     """
     places = batch.schema.get_all_field_indices(name)
     if len(places) != 1:
@@ -77,7 +77,7 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def texts_of(name: str, array: pa.Array) -> tuple[Sequence[str], np.ndarray]:
-    """Returns the distinct values of any column as text, and the place of each row's, or -1."""
+    """Returns the distinct values of any column as text, and the index of each row's, or -1."""
     distinct, codes = distinct_of(name, array)
     return plain_texts(distinct), codes
 
@@ -85,9 +85,9 @@ def texts_of(name: str, array: pa.Array) -> tuple[Sequence[str], np.ndarray]:
 def distinct_of(
     name: str, array: pa.Array, found: Found | None = None
 ) -> tuple[pa.Array, np.ndarray]:
-    """Returns the distinct values, and the place of each row's; -1 where it is null.
+    """Returns the distinct values, and the index of each row's value, or -1 for null.
 
-    Text that is no UTF-8 is noted, and escaped in the values.
+    Text that is not UTF-8 is noted, and escaped in the values.
     """
     raw, codes = places_of(name, array)
     distinct, problems = utf_8(raw)
@@ -97,7 +97,7 @@ def distinct_of(
 
 
 def places_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Returns the distinct values, whose text may be any bytes, and the place of each row's."""
+    """Returns the distinct values, whose text may be any bytes, and the index of each row's."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([], pa.string()), np.full(len(array), -1, np.int32)
@@ -108,7 +108,7 @@ def places_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
             + hint * (not pa.types.is_struct(kind))
         )
     if pa.types.is_float16(kind):
-        array = array.cast(pa.float32())  # Arrow finds no distinct ones of the former
+        array = array.cast(pa.float32())  # Arrow cannot find distinct float16 values
     if not pa.types.is_dictionary(kind):
         array = array.dictionary_encode()
     elif array.dictionary.null_count:
@@ -121,7 +121,7 @@ def places_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-    """Returns values with bytes as text, escaped where they are no UTF-8, and these by place."""
+    """Returns values with bytes as text, escaped if not UTF-8, and the escaped ones by index."""
     try:
         if is_text(distinct.type):
             distinct.validate(full=True)
@@ -143,7 +143,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Tells if a type is text, whichever size its offsets have."""
+    """Returns whether a type is text, with offsets of any size."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
@@ -175,12 +175,12 @@ def _plain(value: Any) -> str:
 
 
 def plain_texts(array: pa.Array) -> list[str]:
-    """Returns values as text without the blanks around it."""
+    """Returns values as text without surrounding blanks."""
     return [one.strip() for one in as_text(array).to_pylist()]
 
 
 def text_column(array: pa.Array) -> TextColumn:
-    """Returns the text of an array without nulls, where it is."""
+    """Returns the text of an array without nulls, without copying it."""
     wide = pa.types.is_large_string(array.type)
     _, offsets, data = array.buffers()
     if offsets is None:
@@ -207,6 +207,6 @@ def array_of(column: TextColumn) -> pa.Array:
 
 
 def shown_text(text: str | bytes) -> str:
-    """Returns a value in quotes as messages show it, shortened."""
+    """Returns a value in quotes, shortened, for messages."""
     shown = repr(text[:_LONGEST_SHOWN])
     return shown if len(text) <= _LONGEST_SHOWN else f"{shown[:-1]}...{shown[-1]}"

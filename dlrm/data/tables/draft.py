@@ -1,4 +1,4 @@
-"""Drafts a schema from the data: what an engineer would write first, with its reasons."""
+"""Drafts a schema from the data, with the reasons for its choices."""
 
 import itertools
 import re
@@ -27,14 +27,14 @@ from dlrm.documents import one_line
 from dlrm.files import write_atomically
 
 SAMPLE_ROWS = 1_000_000
-FEW_VALUES = 12  # of integers, which are categories then: months are
-MANY_VALUES = 1000  # of which rare ones need no row of a table each
+FEW_VALUES = 12  # integers with up to so many values are categories, such as months
+MANY_VALUES = 1000  # beyond this, rare values do not need a row of a table each
 RARE = 5  # times in the sample
 HUGE = 100_000  # distinct values
 _HUGE_LIMIT, _MAX_IDS, _MOST_BUCKETS = 15, 1_000_000, 1 << 20
 _FAR = 10.0  # standard deviations from the mean to the largest value
-_NEAR = 20.0  # from the mean to a largest value for which no logarithm is needed
-_UNIQUE_ROWS = 100  # from which on a value of its own in every row is no chance
+_NEAR = 20.0  # from the mean to the largest value, below which no logarithm is needed
+_UNIQUE_ROWS = 100  # from this many rows, a distinct value in every row is no coincidence
 _MOST_SHOWN, _LONGEST_SHOWN, _MOST_LABELS = 10, 24, 1000
 _LARGEST_INTEGER = float(1 << 63)
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
@@ -43,7 +43,7 @@ _IDS |= {"sku", "isbn", "ip"}
 _CALENDAR = {"hour": 24, "day": 31, "weekday": 7, "dow": 7, "week": 53, "month": 12}  # at most
 _TIMES = {"time", "timestamp", "ts", "date", "datetime", "at", "epoch"}
 _NUMBERED_IDS, _NUMBERED_NUMBERS = {"c", "cat", "categorical"}, {"i", "int", "n", "num"}
-# What columns of other kinds call missing, and no category is called.
+# Texts that mean "missing" in columns of other kinds, and that no category has as its name.
 _SURE_MARKERS = {"?", "n/a", "nan", "null", "\\n"}
 _YES, _NO = {"1", "yes", "y", "true", "t", "positive"}, {"0", "-1", "no", "n", "false", "f"}
 _NO |= {"negative"}
@@ -53,15 +53,15 @@ _EPOCHS = (946_684_800, 2_524_608_000)  # the years 2000 and 2050, in seconds
 
 @dataclass(frozen=True)
 class Draft:
-    """A schema, and what it was drafted from.
+    """A schema, and the observations that it was drafted from.
 
     Attributes:
         schema: the draft.
-        comments: what was seen of each of its columns.
-        left_out: column -> why no field has it.
-        label: says what counts as 1, and why.
-        rows: of the sample.
-        whole: whether these are all rows.
+        comments: observations about each of its columns.
+        left_out: column -> reason why no field uses it.
+        label: the value that counts as 1, and the reason.
+        rows: rows of the sample.
+        whole: whether the sample has all rows.
     """
 
     schema: Schema
@@ -73,11 +73,11 @@ class Draft:
 
     @property
     def sample(self) -> str:
-        """Says which rows were read."""
+        """Returns a description of the rows that were read."""
         return f"{'all' if self.whole else 'the first'} {self.rows:,} rows"
 
     def text(self, source: str = "a table") -> str:
-        """Returns the schema as YAML with a comment a column."""
+        """Returns the schema as YAML with a comment per column."""
         lines = [f"# Drafted from {self.sample} of {one_line(source)}. Check it before use."]
         lines += [self.schema.text(self.comments).removesuffix("\n")]
         if self.left_out:
@@ -102,40 +102,41 @@ def draft(
 ) -> Draft:
     """Drafts a schema from the first rows of a table.
 
-    Text that is all numbers is read as numbers, but for texts such as "?" and "NA", which become
+    Text that is all numbers is read as numbers, except texts such as "?" and "NA", which become
     `missing_values`. Then the first rule that fits decides:
 
-    * Left out are columns without a second value, of maps and of lists of lists, and of text or ids
-      with a value of their own in every row.
+    * Columns with fewer than two values, of maps and of lists of lists, and of text or ids that are
+      distinct in every row, are left out.
     * Lists of Parquet and JSON lines are list fields of the longest length; those of numbers with a
       fraction are left out, as they may be weights or vectors.
     * Timestamps, text in ISO 8601, and integers of seconds, milliseconds or microseconds since 1970
-      whose name says so are times. The first such column is `time`; others are left out.
+      with a name to match are times. The first such column is `time`; others are left out.
     * Booleans and text are categorical, and numbers with a leading zero.
-    * Numbers with a fraction are numerical. Whole ones, of floats as well, are categorical where
-      they have up to 12 values, where the name says that they are ids (`user_id`, `zip`, `c7`) or a
-      part of a date (`hour`, `day`), where they are beyond 2^53, or where they number more than
-      1000 things without gaps; else, and where the name says so (`i7`, `num_3`), numerical.
+    * Numbers with a fraction are numerical. Whole numbers, including whole floats, are categorical
+      if they have up to 12 values, if the name shows that they are ids (`user_id`, `zip`, `c7`) or
+      a part of a date (`hour`, `day`), if they are beyond 2^53, or if they number more than 1000
+      things without gaps; otherwise, and if the name shows it (`i7`, `num_3`), numerical.
     * A numerical column whose largest value is more than 10 deviations, and more than 20, above the
-      mean gets the transform "log", or "quantile" where it has values below 0; the others
+      mean gets the transform "log", or "quantile" if it has values below 0; the others
       "standardise".
     * A categorical column of more than 1000 values, most of which occur less than 5 times, gets
-      `frequency_limit: 5`; one of 100,000 gets 15, at most 1,000,000 ids, and, where a fifth of the
+      `frequency_limit: 5`; one of 100,000 gets 15, at most 1,000,000 ids, and, if a fifth of the
       rows hold rare values, hash buckets for them.
 
-    The label needs no `positive` where it is 0 and 1, or false and true. Of two other values, such
-    as yes and no, the affirmative one is positive, else the rarer, else the later by alphabet.
+    The label needs no `positive` if it is 0 and 1, or false and true. Of two other values, such as
+    yes and no, the affirmative one is positive, otherwise the rarer, otherwise the later one in
+    alphabetical order.
 
     Args:
-        batches: the table; all batches have its columns, or lack some that are missing then.
+        batches: the table; a column that a batch lacks is missing in its rows.
         label: the column of labels.
         positive: the value that counts as 1, with every other value as 0.
         weight, groups, time: columns with these roles; groups can be inputs too.
-        max_rows: how many rows are read at most.
+        max_rows: maximum number of rows to read.
 
     Raises:
-        ValueError: a column is missing or there twice, weights are no numbers, labels are missing
-            or not two values, or no column is left as an input.
+        ValueError: a column is missing or occurs twice, weights are not numbers, labels are missing
+            or do not have two values, or no column is left as an input.
     """
     columns, labels, rows, whole = _summaries(batches, label, max_rows)
     if not rows:
@@ -188,13 +189,12 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of files with all their columns.
 
-    Args:
-        files: of one kind.
-        text: how CSV is read.
-        needed: columns that every file of CSV must have.
+    files: files of one kind.
+    text: format of CSV.
+    needed: columns that every CSV file must have.
 
     Raises:
-        ValueError: a file is damaged, or lacks a column; it is named.
+    ValueError: a file is damaged, or lacks a column; the message names it.
     """
     for file in files:
         if file.kind == PARQUET:
@@ -228,7 +228,7 @@ def _type_of(file: TableFile, name: str, cells: Sequence[Cell]) -> pa.DataType:
 def _summaries(
     batches: Iterable[pa.RecordBatch], label: str, max_rows: int
 ) -> tuple[dict[str, Summary], dict[str, int], int, bool]:
-    """Returns what the columns hold, how often each label occurs, the rows, and if they are all."""
+    """Returns the columns' summaries, the counts of labels, the rows, and whether they are all."""
     columns: dict[str, Summary] = {}
     labels: dict[str, int] = {}
     rows = 0
@@ -245,7 +245,7 @@ def _summaries(
                     labels[text] = labels.get(text, 0) + count
         for name in batch.schema.names:
             summary = columns.setdefault(name, Summary(name))
-            summary.add_missing(rows - summary.rows)  # of batches without the column
+            summary.add_missing(rows - summary.rows)  # rows of batches without the column
             summary.add(column_of(batch, name))
         rows += batch.num_rows
         for summary in columns.values():
@@ -258,7 +258,7 @@ def _summaries(
 def _label(
     summary: Summary, labels: dict[str, int], positive: str | None, whole: bool
 ) -> tuple[Label, str]:
-    """Returns which label counts as 1, and says why."""
+    """Returns the label that counts as 1, and the reason."""
     name, rows = summary.name, "the rows" if whole else f"the first {summary.rows:,} rows"
     if summary.missing:
         raise ValueError(
@@ -290,7 +290,7 @@ def _label(
 
 
 def _positive(labels: dict[str, int]) -> tuple[str, str]:
-    """Returns which of two labels counts as 1, and why."""
+    """Returns the one of two labels that counts as 1, and the reason."""
     for yes, no in itertools.permutations(labels):
         if yes.lower() in _YES and no.lower() in _NO:
             return yes, "the affirmative one"
@@ -301,7 +301,7 @@ def _positive(labels: dict[str, int]) -> tuple[str, str]:
 
 
 class _Drafter:
-    """Sorts columns into fields, and says why."""
+    """Assigns columns to fields, with reasons."""
 
     def __init__(self, columns: dict[str, Summary], time: str | None) -> None:
         self.numerical: list[NumericalField] = []
@@ -393,7 +393,7 @@ class _Drafter:
 
 
 def _useless(summary: Summary) -> str | None:
-    """Says why a column is no input, or returns None."""
+    """Returns the reason why a column is no input, or None."""
     if summary.kind is None:
         return "no value"
     if summary.kind == OTHER:
@@ -412,7 +412,7 @@ def _useless(summary: Summary) -> str | None:
 
 
 def _category(summary: Summary) -> str | None:
-    """Says why numbers are a category, or returns None."""
+    """Returns the reason why numbers are a category, or None."""
     if not _whole(summary):
         return None
     distinct, numbers = len(summary.distinct), summary.numbers
@@ -466,7 +466,7 @@ def _text_note(summary: Summary) -> str:
 
 
 def _unit(summary: Summary) -> str | None:
-    """Returns the unit in which integers count from 1970, if they may."""
+    """Returns the unit in which integers may count from 1970, or None."""
     numbers = summary.numbers
     for unit, micros in TIME_UNITS.items():
         first, last = (edge * 1_000_000 // micros for edge in _EPOCHS)
@@ -493,7 +493,7 @@ def _zone_note(field: TimeField, summary: Summary) -> str:
 
 
 def _described(summary: Summary) -> str:
-    """Says what was seen of a column, on a line."""
+    """Returns a line that describes a column."""
     distinct = len(summary.distinct)
     parts = [f"{'' if summary.distinct.exact else 'about '}{distinct:,} distinct"]
     if summary.kind == TIMES:

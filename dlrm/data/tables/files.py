@@ -1,4 +1,4 @@
-"""Files of tables: which there are, of which kind, and text as Parquet that tasks read."""
+"""Files of tables: their discovery and kinds, and conversion of text to Parquet for tasks."""
 
 import json
 import os
@@ -47,7 +47,7 @@ class TableFile(NamedTuple):
     Attributes:
         path: the file; of a table in memory, its name for messages.
         kind: `PARQUET`, `CSV`, `JSON_LINES` or `FRAME`.
-        root: the folder below which names of folders say columns; None for no such columns.
+        root: the folder below which folder names encode columns; None for no such columns.
         frame: the table in memory; see `dlrm.data.tables.frames`.
     """
 
@@ -59,12 +59,12 @@ class TableFile(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """Describes how CSV is read.
+    """The format of CSV.
 
     Attributes:
-        columns: names of its columns; without them those of the header, or 0, 1, ...
-        header: whether the first line is one; None means unless `columns` names them.
-        delimiter: one character; None is a tab in `.tsv` and a comma elsewhere.
+        columns: names of its columns; by default those of the header, or 0, 1, ...
+        header: whether the first line is a header; None means unless `columns` names them.
+        delimiter: one character; None is a tab in `.tsv` and a comma in other files.
         chunk_size: rows parsed at a time.
     """
 
@@ -95,14 +95,14 @@ def kind_of(path: Path) -> str | None:
 
 
 def find_tables(inputs: Sequence[str | Path], kind: str | None = None) -> list[TableFile]:
-    """Returns files of tables; those of a folder, and of the folders in it, sorted by their names.
+    """Returns files of tables; those of a folder, with its subfolders, are sorted by name.
 
     Args:
-        inputs: files, or folders of them, in which names that begin with "." or "_" do not count.
-        kind: of the files, which may then have any name; None tells it by their names.
+        inputs: files, or folders of them, in which names that begin with "." or "_" are ignored.
+        kind: kind of the files, which may then have any name; None derives it from their names.
 
     Raises:
-        FileNotFoundError: there is no such file, or none of a known kind in a folder.
+        FileNotFoundError: a file does not exist, or a folder has none of a known kind.
         ValueError: a file is of an unknown kind, or files are of several.
     """
     found: list[TableFile] = []
@@ -164,11 +164,11 @@ def columns_of(file: TableFile, text: TextFormat) -> list[str]:
 
 @dataclass(frozen=True)
 class Lists:
-    """The columns of lists, and how CSV has them.
+    """The columns of lists, and their form in CSV.
 
     Attributes:
-        separators: column -> what separates its values.
-        missing_values: texts that mean "missing" in place of a list, besides empty ones.
+        separators: column -> separator of its values.
+        missing_values: texts that mean "missing" instead of a list, besides empty ones.
     """
 
     separators: Mapping[str, str] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Lists:
 
     @classmethod
     def of(cls, schema: Schema) -> "Lists":
-        """Returns those of a schema."""
+        """Returns the lists of a schema."""
         return cls(schema.separators, schema.missing_values)
 
     def type_of(self, name: str) -> pa.DataType:
@@ -203,9 +203,9 @@ def chunks_of(
 
     Args:
         file: CSV or JSON lines.
-        text: how CSV is read.
-        problems: gets what is wrong with a row, by line; see `CsvFormat.chunks`.
-        lists: columns that have lists in JSON lines, and no others; None takes them anywhere.
+        text: format of CSV.
+        problems: receives the problem of a row, by line; see `CsvFormat.chunks`.
+        lists: the only columns with lists in JSON lines; None allows lists anywhere.
         wanted: columns of JSON lines whose cells are read, others being None; None is all.
     """
     if file.kind == CSV:
@@ -217,16 +217,17 @@ def chunks_of(
 def batches_of(
     file: TableFile, text: TextFormat, columns: Sequence[str], lists: Lists | None = None
 ) -> Iterator[tuple[pa.RecordBatch, Callable[[int], str]]]:
-    """Yields the rows of a file some at a time, and what says where a row of them is.
+    """Yields the rows of a file some at a time, and a function that locates a row of them.
 
     Args:
-        file: what to read.
-        text: how CSV is read.
-        columns: names of those that are read; ones that are not there are left out.
+        file: the file.
+        text: format of CSV.
+        columns: names of the columns to read; missing ones are left out.
         lists: the columns of lists; None for none.
 
     Raises:
-        ValueError: the file is damaged, or two columns have one name; file and line are named.
+        ValueError: the file is damaged, or two columns have one name; the message has file and
+            line.
     """
     if file.kind == PARQUET:
         for part in parts_of([(file.path, file.path, file.root)], 1):
@@ -267,22 +268,22 @@ def stage(
 ) -> dict[str, Any]:
     """Copies the columns of a text file into a Parquet file, which appears when it is whole.
 
-    Every cell stays as text, and a list as one of texts. The lines are a column `LINE`, and what is
-    wrong with a row as a whole is a column `PROBLEM`.
+    Every cell stays text, and a list becomes a list of texts. A column `LINE` has the lines, and a
+    column `PROBLEM` the problem of a row as a whole.
 
     Args:
         file: CSV or JSON lines.
         target: the Parquet file.
-        text: how CSV is read.
-        columns: those that are copied.
-        quarantine: whether a row may be wrong.
+        text: format of CSV.
+        columns: the columns to copy.
+        quarantine: whether to accept bad rows.
         lists: the columns of lists; None for none.
 
     Returns:
-        How many `rows` there are, and the `names` of the file's columns.
+        The number of `rows`, and the `names` of the file's columns.
 
     Raises:
-        ValueError: the text is damaged, or a column is missing; file and line are named.
+        ValueError: the text is damaged, or a column is missing; the message has file and line.
     """
     rows = 0
     problems: dict[int, str] | None = {} if quarantine else None
@@ -320,7 +321,7 @@ def _json_lines(
     lists: Collection[str] | None,
     wanted: Collection[str] | None,
 ) -> Iterator[Chunk]:
-    """Yields rows of JSON lines; numbers are the text that stands there."""
+    """Yields rows of JSON lines; numbers keep their text."""
     names: dict[str, int] = {}
     lines: list[int] = []
     rows: list[dict[str, Cell]] = []

@@ -1,7 +1,7 @@
 """Tables in memory: of Polars, pandas, DuckDB or Arrow, as Arrow batches and as Parquet.
 
-None of these packages is imported: a table is asked for Arrow's stream of batches, and a pandas
-DataFrame is converted by pyarrow.
+None of these packages is imported: the functions use a table's Arrow stream of batches, and pyarrow
+converts a pandas DataFrame.
 """
 
 import sys
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from dlrm.data.tables.lists import is_list, large_lists
 from dlrm.files import staged_file
 
-GROUP_ROWS = 1 << 17  # of a row group that is written
+GROUP_ROWS = 1 << 17  # rows of a written row group
 
 
 def is_frame(value: Any) -> bool:
@@ -24,27 +24,27 @@ def is_frame(value: Any) -> bool:
 
 
 def _is_pandas(value: Any) -> bool:
-    pandas = sys.modules.get("pandas")  # whoever has a DataFrame has imported it
+    pandas = sys.modules.get("pandas")  # a caller with a DataFrame has imported it
     return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
 def open_frame(
     frame: Any, columns: Sequence[str] | None, name: str = "frame", optional: Collection[str] = ()
 ) -> pa.RecordBatchReader:
-    """Reads columns of a table in memory as batches; other columns are passed over.
+    """Reads columns of a table in memory as batches; other columns are ignored.
 
     In columns of pandas, NaN, None and NaT are missing values.
 
     Args:
         frame: a table with `__arrow_c_stream__`, as of pyarrow, Polars, pandas 2.2 and DuckDB, or a
-            DataFrame of an earlier pandas. A stream, such as a `RecordBatchReader`, is used up.
-        columns: those that are read, in the order of the table; None for all.
-        name: for messages.
-        optional: those of them that need not be there.
+            DataFrame of an earlier pandas. A stream, such as a `RecordBatchReader`, is consumed.
+        columns: the columns to read, in the order of the table; None for all.
+        name: name for messages.
+        optional: the columns that may be missing.
 
     Raises:
-        ValueError: it is no table, a column is missing or there twice, or a column of pandas has
-            values of several types; the column is named.
+        ValueError: it is not a table, a column is missing or occurs twice, or a column of pandas
+            has values of several types; the message names the column.
     """
     if not is_frame(frame):
         raise ValueError(
@@ -69,7 +69,7 @@ def open_frame(
 def _places(
     names: Sequence[str], columns: Sequence[str] | None, name: str, optional: Collection[str]
 ) -> list[int]:
-    """Returns where wanted columns are."""
+    """Returns the indices of wanted columns."""
     if columns is None:
         columns = names
     for column in columns:
@@ -94,8 +94,8 @@ def _of_pandas(series: Any, column: str, name: str) -> pa.ChunkedArray:
 def _plain(field: pa.Field) -> pa.Field:
     """Returns a column without views of text, which few functions of Arrow take.
 
-    They become places in their distinct values: 0.8 s of 26 columns of 1 M texts on Zen 4, where
-    text one by one takes 2.1 s.
+    They become indices into their distinct values: 0.8 s for 26 columns of 1 M texts on Zen 4;
+    converting the texts one by one takes 2.1 s.
     """
     kind, index = field.type, pa.int32()
     if is_list(kind):  # those of a fixed size as well, whose nulls Parquet's reader does not take
@@ -115,7 +115,7 @@ def _chosen(
     try:
         for batch in stream:
             chosen = batch.select(places)
-            for begin in range(0, batch.num_rows, GROUP_ROWS):  # whose dictionaries are small
+            for begin in range(0, batch.num_rows, GROUP_ROWS):  # for small dictionaries
                 part = chosen.slice(begin, GROUP_ROWS)
                 arrays = map(_cast, part.columns, schema.types)
                 yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
@@ -138,13 +138,13 @@ def write_frame(frame: Any, columns: Sequence[str], path: Path, name: str = "fra
 
     Args:
         frame, columns, name: see `open_frame`.
-        path: the file, in which a row group has 131,072 rows but for the last.
+        path: the file; its row groups have 131,072 rows except for the last.
 
     Returns:
-        How many rows there are.
+        The number of rows.
 
     Raises:
-        ValueError: see `open_frame`; or Parquet has no such values.
+        ValueError: see `open_frame`; or Parquet does not support the values.
     """
     reader, rows = open_frame(frame, columns, name), 0
     options: dict[str, Any] = {"compression": "none", "write_statistics": False}
@@ -159,7 +159,7 @@ def write_frame(frame: Any, columns: Sequence[str], path: Path, name: str = "fra
 
 
 def _in_groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
-    """Yields rows, a multiple of `GROUP_ROWS` at a time but for the last."""
+    """Yields rows, a multiple of `GROUP_ROWS` at a time except for the last."""
     batches: list[pa.RecordBatch] = []
     rows = 0
     for batch in reader:

@@ -1,4 +1,4 @@
-"""Columns of lists in an Arrow table: their values, one after another, and how many a row has."""
+"""Columns of lists in an Arrow table: their concatenated values, and the lengths of rows."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from dlrm.data.transform.schema import CategoricalField
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Tells if a type is a list."""
+    """Returns whether a type is a list."""
     tests: list[Any] = [pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list]
     tests += [pa.types.is_list_view, pa.types.is_large_list_view]
     return any(test(kind) for test in tests)
@@ -42,14 +42,14 @@ def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     if not is_list(kind) or pa.types.is_nested(kind.value_type):
         raise ValueError(f"column {name!r}: expected a list of values a row, got the type {kind}")
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    values = array.flatten()  # without those of null lists
+    values = array.flatten()  # excludes the values of null lists
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     return values, lengths.astype(np.int64)
 
 
 def large_lists(array: pa.Array, value_type: pa.DataType) -> pa.Array:
-    """Returns lists of any kind as large ones, which a cast of Arrow gets wrong for views."""
+    """Returns lists of any kind as large ones; Arrow's cast is wrong for views."""
     absent = array.is_null()
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
@@ -60,7 +60,7 @@ def large_lists(array: pa.Array, value_type: pa.DataType) -> pa.Array:
 def check_lengths(
     field: CategoricalField, lengths: np.ndarray, of_weights: np.ndarray | None, found: Found
 ) -> None:
-    """Notes lists that are too long, and those that have other numbers of values and weights."""
+    """Notes lists that are too long, and lists with unequal numbers of values and weights."""
     long = too_long(field, lengths)
     found.add(field.column, long, lambda row: length_problem(field, int(lengths[row])))
     if of_weights is not None:
@@ -75,14 +75,14 @@ def check_lengths(
 def checked_weights(
     name: str, weights: Parsed, lengths: np.ndarray, values: np.ndarray, found: Found
 ) -> np.ndarray:
-    """Returns the weights of values, 0 in rows with other numbers of them, and notes bad ones.
+    """Returns the weights of values, or 0 in rows with another number of them; notes bad ones.
 
     Args:
-        name: of their column.
-        weights: of all rows, one after another.
-        lengths: how many weights each row has.
-        values: how many values each row has.
-        found: gets the rows.
+        name: name of their column.
+        weights: weights of all rows, one after another.
+        lengths: number of weights in each row.
+        values: number of values in each row.
+        found: receives the bad rows.
     """
     inner = Found()
     inner.add(name, bad_weights(weights), lambda place: weight_problem(weights, place))

@@ -13,9 +13,9 @@ from dlrm.data.tables.columns import is_text
 from dlrm.data.tables.lists import is_list
 
 BATCH_VALUES = 1 << 20  # read at a time, of all columns: 15 MB as Arrow and as fields
-LINE = " line"  # column of a staged text file: the line that a row stood in
+LINE = " line"  # column of a staged text file: the line of the row in the source
 _BLOCK_BYTES = 1 << 20
-PROBLEM = " problem"  # another: what is wrong with a row as a whole, a tab, and the row
+PROBLEM = " problem"  # another one: the problem of a row as a whole, a tab, and the row
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -23,19 +23,19 @@ class Part(NamedTuple):
     """Row groups [begin, end) of a Parquet file.
 
     Attributes:
-        path: the file that is read.
-        source: the file that the user has, which another one was staged from, or `path`.
+        path: the file to read.
+        source: the user's file, from which another one was staged, or `path`.
         file: its number among all files.
-        begin, end: of its row groups.
-        first_row: rows of all files before the part's first, as they stand on disk.
-        first_of_file: of them, those of this file.
-        rows: how many there are.
+        begin, end: its row groups.
+        first_row: number of rows before the part's first, in all files on disk.
+        first_of_file: number of these rows in this file.
+        rows: number of rows.
         size: bytes of the row groups on disk.
-        partition: columns that the names of folders say, as in `day=2026-11-20`.
+        partition: columns from the names of folders, such as `day=2026-11-20`.
         staged: whether the file is a copy: of text, with the lines in `LINE`, or of a table in
             memory.
-        crc: CRC-32 of the bytes of the row groups when they were counted, which later reads must
-            have; None where it is not known.
+        crc: CRC-32 of the bytes of the row groups when they were counted, which later reads
+            verify; None if unknown.
     """
 
     path: str
@@ -52,9 +52,9 @@ class Part(NamedTuple):
     crc: int | None = None
 
     def where(self, row: int) -> str:
-        """Says where a row of the part is, from 0: the file, and the row group or the line.
+        """Returns the location of a row of the part, from 0: the file, and row group or line.
 
-        Of a table in memory it is the row of the table.
+        For a table in memory it is the row of the table.
         """
         file = _open(self.path, self.source)
         if self.staged and LINE not in file.schema_arrow.names:
@@ -79,7 +79,7 @@ class Part(NamedTuple):
         return crc
 
     def check(self) -> None:
-        """Raises ValueError where the row groups are others than those that were counted."""
+        """Raises ValueError if the row groups have changed since they were counted."""
         if self.crc is not None and (found := self.checksum()) != self.crc:
             raise ValueError(
                 f"{self.source}: expected CRC-32 {self.crc:08x} of row groups {self.begin} to "
@@ -88,7 +88,7 @@ class Part(NamedTuple):
             )
 
     def _range(self) -> tuple[int, int]:
-        """The bytes of the row groups: from their first column chunk to their last."""
+        """Returns the range of the row groups' bytes, from their first to last column chunk."""
         metadata, places = _open(self.path, self.source).metadata, [0]
         for group in range(self.begin, self.end):
             facts = metadata.row_group(group)
@@ -112,13 +112,13 @@ def parts_of(
     """Divides files into parts of whole row groups, in the order of their rows.
 
     Args:
-        files: the file, the one that the user has, and the folder below which names of folders say
-            columns; None for no such columns.
-        part_bytes: about how large a part may be, on disk.
-        least: how many parts there should be, if there are as many row groups.
+        files: the file, the user's file, and the folder below which folder names encode columns;
+            None for no such columns.
+        part_bytes: approximate maximum size of a part on disk.
+        least: minimum number of parts, if there are as many row groups.
 
     Raises:
-        ValueError: a file is no Parquet, or damaged; it is named.
+        ValueError: a file is not Parquet, or damaged; the message names it.
     """
     opened = [_open(path, source) for path, source, _ in files]
     total = sum(_size(file, group) for file in opened for group in range(_groups(file)))
@@ -153,21 +153,21 @@ def schema_of(path: Path) -> pa.Schema:
     """Returns the columns of a Parquet file.
 
     Raises:
-        ValueError: it is no Parquet; it is named.
+        ValueError: the file is not Parquet; the message names it.
     """
     return _open(path, path).schema_arrow
 
 
 def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a part, some at a time, with columns of text as places in their values.
+    """Yields the rows of a part, some at a time, with columns of text as indices of values.
 
     Args:
-        part: what to read.
-        columns: names of those that are read; ones that are not there are left out.
+        part: the part to read.
+        columns: names of the columns to read; missing ones are left out.
 
     Raises:
-        ValueError: the file is damaged, or has two columns of one name; file and row group are
-            named.
+        ValueError: the file is damaged, or has two columns of one name; the message has file and
+            row group.
     """
     file = _open(part.path, part.source)
     names = file.schema_arrow.names
@@ -199,7 +199,7 @@ def read_part(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _text_paths(file: pq.ParquetFile, field: pa.Field) -> list[str]:
-    """Returns where a column has text, or lists of it, as Parquet names the place."""
+    """Returns Parquet's paths of a column's text, or of the text in its lists."""
     if is_text(field.type):
         return [field.name]
     if not is_list(field.type) or not is_text(field.type.value_type):
@@ -209,7 +209,7 @@ def _text_paths(file: pq.ParquetFile, field: pa.Field) -> list[str]:
 
 
 def _values(file: pq.ParquetFile, group: int, columns: Sequence[str]) -> int:
-    """Returns how many values columns have in a row group: one a row, or those of its list."""
+    """Returns the number of values of columns in a row group, including those of lists."""
     facts, found = file.metadata.row_group(group), 0
     for i in range(facts.num_columns):
         path = facts.column(i).path_in_schema
@@ -242,7 +242,7 @@ def _first_line(error: Any) -> str:
 
 
 def partition_of(path: Path, root: Path | None) -> dict[str, str | None]:
-    """Returns the columns that folders say between a root and a file, before the file's own."""
+    """Returns the columns that folder names between a root and a file encode."""
     found: dict[str, str | None] = {}
     for folder in () if root is None else path.relative_to(root).parts[:-1]:
         name, mark, value = folder.partition("=")

@@ -1,6 +1,6 @@
-"""Rows of an Arrow table as a schema has them: numbers, keys and labels, and which are bad.
+"""Rows of an Arrow table in the form of a schema: numbers, keys and labels, and the bad rows.
 
-Values are converted once each: a column is read as places in its distinct values.
+Each distinct value is converted once: a column is read as indices of its distinct values.
 """
 
 import math
@@ -54,12 +54,12 @@ class Rows(NamedTuple):
     """Rows by the fields of a schema.
 
     Attributes:
-        labels: bool `[rows]`; None where there are none to read.
+        labels: bool `[rows]`; None without labels.
         numerical: a column for each numerical field.
         categorical: a column for each categorical field, of lists for a list field, and then for
             each cross.
-        texts: the distinct values of each categorical field of strings, as `Coded.keys` has them;
-            None of integers.
+        texts: the distinct values of each categorical field of strings, in the form of
+            `Coded.keys`; None for integers.
         extra: weight, groups and time by their names in a dataset; see `extra_dtypes`.
     """
 
@@ -70,7 +70,7 @@ class Rows(NamedTuple):
     extra: dict[str, np.ndarray]
 
     def take(self, rows: np.ndarray) -> "Rows":
-        """Returns the rows of a mask, or of places."""
+        """Returns the rows selected by a mask or by indices."""
         return Rows(
             None if self.labels is None else self.labels[rows],
             [Parsed(column.values[rows], column.missing[rows]) for column in self.numerical],
@@ -89,7 +89,7 @@ def _taken(column: Parsed | Coded | ListValues, rows: np.ndarray) -> Parsed | Co
 
 
 def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
-    """Returns the columns of a dataset beside the model's inputs: name -> type.
+    """Returns the columns of a dataset besides the model's inputs: name -> type.
 
     `weight` is float32, `group_<column>` a 64-bit hash, and `time` microseconds since 1970 in UTC.
     """
@@ -99,7 +99,7 @@ def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
 
 
 class _Keyed(NamedTuple):
-    """The distinct values of a categorical field as they were read, and what was made of them."""
+    """The distinct values of a categorical field as they were read, and their keys."""
 
     raw: pa.Array
     keys: np.ndarray
@@ -112,10 +112,10 @@ class RowReader:
     """Reads batches of an Arrow table by a schema.
 
     Args:
-        schema: what the columns mean.
+        schema: the meaning of the columns.
         labelled: whether there are labels to read.
-        known_labels: all labels that are expected; None takes any.
-        inputs_only: leave out weight, groups and time, as for scoring.
+        known_labels: all labels that are expected; None accepts any.
+        inputs_only: leave out weight, groups and time, for scoring.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class RowReader:
         label = schema.label
         if known_labels is None and label.positive is not None and label.negative is not None:
             known_labels = [label.positive, *label.negative]
-        self._earlier: dict[str, _Keyed] = {}  # of the last batch, which mostly has them again
+        self._earlier: dict[str, _Keyed] = {}  # from the last batch; values mostly repeat
         self._parse_labels = label_cells(schema, None if known_labels is None else [*known_labels])
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read, each once."""
+        """Returns the columns that are read, each once."""
         schema = self.schema
         names = schema.input_columns
         if self.labelled:
@@ -150,13 +150,13 @@ class RowReader:
         return list(dict.fromkeys(names))
 
     def read(self, batch: pa.RecordBatch) -> tuple[Rows, list[Bad]]:
-        """Returns the rows of a batch, and the first bad value of each bad row, in their order.
+        """Returns the rows of a batch, and the first bad value of each bad row, in order.
 
-        What the rows hold where they are bad means nothing.
+        The content of bad rows is meaningless.
 
         Raises:
-            ValueError: a column is missing, there twice, or of a type that no value can be made
-                of; it is named.
+            ValueError: a column is missing, occurs twice, or has an unsupported type; the message
+                names it.
         """
         schema, found = self.schema, Found()
         labels = None
@@ -270,7 +270,7 @@ def _bad_weight(weights: Parsed, row: int, most: str) -> str:
 
 
 def _is_infinite(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns which numbers are too large for a type."""
+    """Returns a mask of numbers that are too large for a type."""
     with np.errstate(over="ignore"):
         return np.isinf(values.astype(np.float32).astype(dtype))
 
@@ -280,7 +280,7 @@ def _too_large(values: np.ndarray, row: int) -> str:
 
 
 def _integers(distinct: pa.Array, missing: np.ndarray, problems: dict[int, str]) -> Parsed:
-    """Returns integers as keys, and notes those beyond int64 by their place."""
+    """Returns integers as keys, and notes those beyond int64 by their index."""
     values = distinct.to_numpy(zero_copy_only=False)
     if values.dtype == np.uint64:
         for place in np.flatnonzero(values >> np.uint64(63)).tolist():

@@ -23,10 +23,10 @@ _EXAMPLES = 3
 
 
 class Distinct:
-    """Counts of distinct values: exact, or of a share of them that their hashes choose.
+    """Counts of distinct values: of all, or of a sample of them selected by their hashes.
 
     Attributes:
-        most: how often a value occurs, of those that were seen together; 1 where none repeats.
+        most: the greatest count of a value within one addition; 1 if no value repeats.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Distinct:
         self._halvings = 0
 
     def add(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        """Adds occurrences of keys, uint64, of which each may be there several times."""
+        """Adds occurrences of keys, uint64; a key may be given several times."""
         keys, places = np.unique(np.concatenate([self._keys, keys]), return_inverse=True)
         every = np.concatenate([self._counts, counts])
         self._keys = keys
@@ -61,7 +61,7 @@ class Distinct:
         return not self._halvings
 
     def below(self, limit: int) -> tuple[int, int]:
-        """Returns how many values occur less often, and in how many rows."""
+        """Returns the number of values with a count below `limit`, and that of their rows."""
         rare = self._counts[self._counts < limit]
         return len(rare) << self._halvings, int(rare.sum()) << self._halvings
 
@@ -91,7 +91,7 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation."""
+        """Returns the standard deviation."""
         return float(np.sqrt(self._squares / self.count)) if self.count else 0.0
 
 
@@ -99,24 +99,24 @@ class Summary:
     """The content of a column.
 
     Attributes:
-        name: of the column.
-        types: the Arrow types that it was seen with.
+        name: name of the column.
+        types: its Arrow types in the batches.
         kind: NUMBERS, TEXT, BOOLEANS, TIMES, LISTS, or OTHER, which no field can have; None before
             the first value. Text that is all numbers or all times is still TEXT.
-        rows, missing: how many rows there are, and how many have no value.
-        first_missing: the first of these, from 0; None where there is none.
+        rows, missing: number of rows, and of rows without a value.
+        first_missing: the first row without a value, from 0; None if there is none.
         distinct: its values.
         examples: some of its values, frequent ones first.
-        numbers: its values as far as they are numbers.
+        numbers: its values that are numbers.
         markers: texts that mean "missing" elsewhere, such as "?", and how often they occur.
-        strays: other texts that are no numbers, while they are few.
+        strays: other texts that are not numbers, as long as they are few.
         padded: whether text has numbers that begin with 0, as codes do.
-        not_a_number, infinite: how many values of numbers are so.
+        not_a_number, infinite: counts of numbers that are NaN and infinite.
         times: whether text is times only, so far.
         zoned: whether all times have a zone.
-        values: what the lists hold, a row a value; None where there are no lists.
-        longest: how many values a list has at most.
-        empty: how many lists have no value, null ones not counted.
+        values: the values of lists, one per row; None without lists.
+        longest: the greatest number of values in a list.
+        empty: number of lists without values, excluding null lists.
     """
 
     def __init__(self, name: str) -> None:
@@ -137,7 +137,7 @@ class Summary:
 
     @property
     def present(self) -> int:
-        """Rows with a value."""
+        """Returns the number of rows with a value."""
         return self.rows - self.missing
 
     @property

@@ -44,14 +44,14 @@ def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
 
 
 def _unit(kind: pa.TimestampType) -> int:
-    """Returns the microseconds of a unit; 0 of nanoseconds."""
+    """Returns the microseconds of a unit; 0 for nanoseconds."""
     return TIME_UNITS.get(kind.unit, 0)
 
 
 def _of_counts(
     name: str, array: pa.Array, unit: int, local: str | None, found: Found
 ) -> np.ndarray:
-    """Returns microseconds of integers that count units of time, in UTC or in a local zone."""
+    """Returns microseconds from integers that count units of time, in UTC or in a local zone."""
     missing = array.is_null().to_numpy(zero_copy_only=False)
     found.add(name, missing, lambda row: "expected a time, got no value")
     counts = array.fill_null(0).to_numpy(zero_copy_only=False)
@@ -66,7 +66,7 @@ def _of_counts(
 
 
 def _in_utc(times: np.ndarray, zone: str) -> np.ndarray:
-    """Returns local times in UTC: the first where there are two, the last before where none."""
+    """Returns local times in UTC: the first if there are two, the last before if there is none."""
     array = pc.assume_timezone(
         pa.array(times).cast(pa.timestamp("us")), zone, ambiguous="earliest", nonexistent="earliest"
     )
@@ -90,7 +90,7 @@ def microseconds(text: str, field: TimeField) -> int:
     """Returns a time in ISO 8601, or in `field.unit`, as microseconds since 1970 in UTC.
 
     Raises:
-        ValueError: it is none, or has no zone where the field has none.
+        ValueError: the text is not a time, or neither it nor the field has a zone.
     """
     if field.unit is not None and _INTEGER.fullmatch(text):
         count = int(text) * TIME_UNITS[field.unit]
