@@ -1,1 +1,1 @@
-"""Counts, fits, transforms and describes rows of any source: what logs and tables share."""
+"""Stages that logs and tables share: count, fit, transform and describe rows of any source."""

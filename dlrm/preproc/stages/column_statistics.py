@@ -14,11 +14,11 @@ from dlrm.data.transform.fitted import Fitted
 from dlrm.data.transform.transform import Transformed
 from dlrm.files import staged_file
 
-_SHIFT = 4  # bits of a float16 that a bin leaves out: bins are 0.8 % wide
+_SHIFT = 4  # low bits of a float16 that a bin ignores: bins are 0.8 % wide
 _SIGN = np.uint16(1 << 15)
 _LARGEST_HALF = 65504
 NUMBER_BINS = 1 << (16 - _SHIFT)
-ID_BINS = 33  # 0 for no id, then by the number of binary digits, and the last for hash buckets
+ID_BINS = 33  # 0 for no id, then one per number of binary digits, the last for hash buckets
 HASH_BUCKETS = ID_BINS - 1
 
 
@@ -29,8 +29,8 @@ class Periods(NamedTuple):
     """Spans of equally many days, in UTC, that are counted separately.
 
     Attributes:
-        first: the day that the first one begins with, counted from 1970-01-01.
-        days: how long each is.
+        first: the first day of the first period, counted from 1970-01-01.
+        days: length of each period.
     """
 
     first: int
@@ -40,7 +40,7 @@ class Periods(NamedTuple):
     def of(cls, begin: int, end: int, most: int) -> "Periods":
         """Divides the time from `begin` to `end`, in microseconds, into `most` periods or fewer.
 
-        They are days, or whole weeks where there are more days.
+        They are days, or whole weeks if there are more days.
         """
         first, last = begin // _DAY, end // _DAY
         days = -(-(last - first + 1) // most)
@@ -51,7 +51,7 @@ class Periods(NamedTuple):
         return str(np.datetime64(self.first + number * self.days, "D"))
 
     def divide(self, times: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the name of each period, and the places of the times in it."""
+        """Yields the name of each period, and the indices of the times in it."""
         numbers = (times // _DAY - self.first) // self.days
         order = np.argsort(numbers, kind="stable")
         found, begins = np.unique(numbers[order], return_index=True)
@@ -64,12 +64,12 @@ class Statistics:
     """Counts over some rows.
 
     Attributes:
-        totals: rows, clicks, values raised to 1.
+        totals: rows, clicks, values clamped to 1.
         missing: `[columns]`, fields without a value.
-        numbers: `[num_numerical, NUMBER_BINS]`, of the transformed fields that are there.
-        ids: `[num_categorical, ID_BINS]`, of the fields that are there; of lists, of all values.
+        numbers: `[num_numerical, NUMBER_BINS]`, of the transformed fields with a value.
+        ids: `[num_categorical, ID_BINS]`, of the fields with a value; for lists, of all values.
         lengths: `[lists, NUMBER_BINS]`, of the lists of each list field.
-        lists: `[lists, 2]`, how many ids they have, and how many of them were cut.
+        lists: `[lists, 2]`, number of their ids, and number of truncated lists.
     """
 
     totals: np.ndarray
@@ -81,7 +81,7 @@ class Statistics:
 
     @classmethod
     def empty(cls, num_numerical: int, num_categorical: int, num_lists: int = 0) -> "Statistics":
-        """Counts of no rows."""
+        """Returns counts of no rows."""
         return cls(
             np.zeros(3, np.int64),
             np.zeros(num_numerical + num_categorical, np.int64),
@@ -93,7 +93,7 @@ class Statistics:
 
     @classmethod
     def empty_by_name(cls, transform: Fitted) -> dict[str, "Statistics"]:
-        """Counts of no rows for any name."""
+        """Returns counts of no rows for any name."""
         shape = transform.num_numerical, transform.num_categorical, len(transform.lists)
         return defaultdict(lambda: cls.empty(*shape))
 
@@ -110,9 +110,9 @@ class Statistics:
         Args:
             labels: bool `[rows]`.
             rows: their inputs of the model.
-            missing: which fields have no value, bool `[columns, rows]`.
+            missing: mask of fields without a value, bool `[columns, rows]`.
             own_ids: for each table, the greatest id that is not that of a hash bucket.
-            cut: which lists were cut, bool `[lists, rows]`; None where there are no list fields.
+            cut: mask of truncated lists, bool `[lists, rows]`; None without list fields.
         """
         self.totals += [len(labels), int(np.count_nonzero(labels)), rows.clamped]
         self.missing += np.count_nonzero(missing, axis=1)

@@ -1,4 +1,4 @@
-"""Files of a dataset as tasks write them: rows at their places, and the values of their lists."""
+"""Files of a dataset as tasks write them: rows in place, and the values of their lists."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ class ListColumns(NamedTuple):
 
     Attributes:
         values, lengths, starts: files, relative to the dataset.
-        weights: another; None where the values have none.
+        weights: another file; None if the values have none.
         dtypes: file -> dtype.
     """
 
@@ -27,7 +27,7 @@ class ListColumns(NamedTuple):
 
     @classmethod
     def of(cls, folder: str, index: int, field: ListField, cardinality: int) -> "ListColumns":
-        """Describes the files of table `index` in a folder of the dataset."""
+        """Returns the files of table `index` in a folder of the dataset."""
         names = [folder + name for name in bags.file_names(index, field.weighted)]
         dtypes = [layout.id_dtype(cardinality), field.lengths_dtype, bags.STARTS_DTYPE]
         dtypes += [bags.WEIGHTS_DTYPE] * field.weighted
@@ -37,11 +37,11 @@ class ListColumns(NamedTuple):
 
     @property
     def payload(self) -> list[str]:
-        """The files with an entry for each value."""
+        """Returns the files with an entry for each value."""
         return [self.values, *([self.weights] if self.weights else [])]
 
     def columns(self, rows: Bags) -> dict[str, np.ndarray]:
-        """File -> what it has of rows, but for the starts."""
+        """Returns file -> entries of rows, for all files except the starts."""
         found = {self.values: rows.values, self.lengths: rows.lengths}
         if self.weights is not None:
             assert rows.weights is not None
@@ -49,11 +49,11 @@ class ListColumns(NamedTuple):
         return found
 
     def create(self, dataset: str, rows: int, num_ids: int) -> None:
-        """Creates the files but for the lengths, at their size, and writes the last of the starts.
+        """Creates all files except the lengths, at full size, and writes the end of the starts.
 
         Args:
             dataset: the directory.
-            rows: of the split.
+            rows: rows of the split.
             num_ids: values of all rows.
         """
         starts = bags.num_starts(rows)
@@ -72,17 +72,17 @@ class ListColumns(NamedTuple):
         lengths: np.ndarray,
         payload: dict[str, list[np.ndarray]],
     ) -> int:
-        """Writes what files but the lengths have of rows that follow each other.
+        """Writes consecutive rows to all files except the lengths.
 
         Args:
             dataset: the directory.
-            first_row: in the split.
-            first_value: the place of its values in the split.
-            lengths: of all the rows.
+            first_row: the first row in the split.
+            first_value: the index of its first value in the split.
+            lengths: lengths of all these rows.
             payload: file -> values, in parts.
 
         Returns:
-            The place after the last value.
+            The index after the last value.
         """
         entry, starts = starts_within(lengths, first_row, first_value)
         write_rows(dataset, first_value, {name: payload[name] for name in self.payload})
@@ -91,7 +91,7 @@ class ListColumns(NamedTuple):
 
 
 def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]]) -> None:
-    """Writes rows into a dataset's files, from `first_row` of these on; `columns` is by file."""
+    """Writes rows, given by file in `columns`, into a dataset's files, from `first_row` on."""
     for name, parts in columns.items():
         width = parts[0].dtype.itemsize * int(np.prod(parts[0].shape[1:]))
         path = Path(dataset, name)

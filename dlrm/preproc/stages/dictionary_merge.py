@@ -1,7 +1,7 @@
 """Tasks that fit the dictionaries: count in splits, merge in buckets of values, sort in columns.
 
-No task holds more than its split, its bucket or, of a column, `_SORTED_AT_ONCE` values: what is
-larger lies in files that are mapped.
+A task holds at most its split, its bucket or `_SORTED_AT_ONCE` values of a column; larger data are
+in mapped files.
 """
 
 import math
@@ -43,7 +43,7 @@ class CountJob(NamedTuple):
 
 
 def count_split(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
-    """Reads a split once: its rows, those that cannot be read, how often each value occurs."""
+    """Reads a split once: its rows, the unreadable ones, and the count of each value."""
     number, split = item
     rejected: list[Rejected] | None = [] if job.quarantine else None
     facts, columns = job.source.count(split, rejected)
@@ -71,7 +71,7 @@ def _write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
 
 
 def bucket_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
-    """Cuts the range of 64-bit hashes into buckets that ascend with the hash."""
+    """Divides the range of 64-bit hashes into buckets that ascend with the hash."""
     return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
@@ -82,9 +82,9 @@ def merge_bucket(
 
     Args:
         bucket: its number.
-        sources: files of counts, of splits.
-        limits: for each counted column, how often a value must occur.
-        folder: for the result.
+        sources: files of the splits' counts.
+        limits: for each counted column, the minimum count of a value.
+        folder: folder of the result.
     """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
     distinct, kept, occurrences = [], [], []
@@ -105,7 +105,7 @@ def merge_bucket(
 
 
 def _text_bytes(texts: Any, order: np.ndarray) -> tuple[bytes, bytes]:
-    """Returns the lengths, int32, and the bytes of some texts; nothing where there are none."""
+    """Returns the lengths, int32, and the bytes of some texts; nothing for no texts."""
     if texts is None:
         return b"", b""
     chosen = texts.take(order)
@@ -148,11 +148,11 @@ class CountedColumn(NamedTuple):
     """The product of a counted column's values.
 
     Attributes:
-        kind: "numbers" and "texts" become a dictionary, "bins" their edges, "encodings" the
-            numbers that values have.
-        limit: how often a value must occur.
-        most: how many values have ids at most; None for all.
-        bins: how many bins there are.
+        kind: "numbers" and "texts" become a dictionary, "bins" edges, "encodings" numbers of
+            the values.
+        limit: minimum count of a value.
+        most: maximum number of values with ids; None for all.
+        bins: number of bins.
         encoded: the field of encodings.
     """
 
@@ -164,14 +164,14 @@ class CountedColumn(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Bytes of a value and its counts."""
+        """Returns the bytes of a value and its counts."""
         return 8 + 8 * (1 if self.encoded is None else self.encoded.cells.size)
 
 
 class FitJob(NamedTuple):
     """The arguments of `fit_columns` besides its columns."""
 
-    merged: str  # folder of what `merge_bucket` wrote
+    merged: str  # folder of the results of `merge_bucket`
     kept: list[list[tuple[int, int]]]  # values and bytes of texts, by bucket and column
     transform: str
     lookups: str
@@ -182,8 +182,8 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
     """Writes dictionaries and lookups of columns.
 
     Returns:
-        By column, how many values it has; of bins, their edges and shares, in hexadecimal; of
-        encodings, what `fit_encodings` returns.
+        By column, the number of its values; for bins, their edges and shares, in hexadecimal; for
+        encodings, the result of `fit_encodings`.
     """
     fits = {"numbers": _fit_column, "texts": _fit_texts, "bins": _fit_bins}
     fits["encodings"] = _fit_encodings
@@ -195,7 +195,7 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
 
 
 def _fit_bins(column: int, job: FitJob) -> list[list[str]]:
-    """Returns the edges of bins, for which the distinct values of a column are sorted."""
+    """Returns the edges of bins, after sorting the distinct values of a column."""
     parts = [(keys, counts) for keys, counts, _ in _merged(column, job)]
     keys, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     order = np.argsort(keys)
@@ -252,7 +252,7 @@ def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:
 def _fit_column(column: int, job: FitJob) -> int:
     """Writes a column's dictionary, by descending count and then number, and its lookup.
 
-    The buckets come in the order of their hashes, which is that of the lookup.
+    The buckets arrive in the order of their hashes, which is that of the lookup.
     """
     final = [*IdLookup.paths(job.lookups, column), dictionary_path(job.transform, column)]
     with ExitStack() as stack:
@@ -298,7 +298,7 @@ def _number(keys: np.ndarray, counts: np.ndarray, path: Path, ids: np.ndarray) -
 
 
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
-    """Yields keys, counts and, of a column of texts, these, bucket by bucket."""
+    """Yields keys, counts and, for a column of texts, the texts, bucket by bucket."""
     is_text, width = job.columns[column].kind == "texts", job.columns[column].width
     for bucket, kept in enumerate(job.kept):
         entries, text_bytes = kept[column]
@@ -331,7 +331,7 @@ def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _by_count_and_key(keys: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields places in the order of descending counts, then ascending keys, some at a time."""
+    """Yields indices in the order of descending counts, then ascending keys, some at a time."""
     for lowest, highest, values in _count_ranges(counts):
         for first, last in _key_ranges(keys, counts, lowest, values):
             found: list[np.ndarray] = [np.empty(0, np.int64)]
@@ -349,7 +349,7 @@ def _by_count_and_key(keys: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarr
 def _key_ranges(
     keys: np.ndarray, counts: np.ndarray, count: int, values: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Cuts the values of a count into ranges of keys, if they are too many to sort at once."""
+    """Divides the values of a count into ranges of keys, if they are too many to sort at once."""
     if values <= _SORTED_AT_ONCE:
         yield None, None
         return
@@ -365,9 +365,9 @@ def _key_ranges(
 
 
 def _count_ranges(counts: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """Yields ranges of counts, descending, and how many values each has.
+    """Yields ranges of counts, descending, with the number of values in each.
 
-    These are at most `_SORTED_AT_ONCE`, but where a single count has more.
+    The number is at most `_SORTED_AT_ONCE`, unless a single count has more.
     """
     histogram: Counter[int] = Counter()
     for part in _parts(counts):

@@ -1,4 +1,4 @@
-"""Fits encodings: from training rows, counted by value and fold, to the files of a transform."""
+"""Fits encodings: from counts of training rows by value and fold to the files of a transform."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -17,15 +17,15 @@ from dlrm.files import staged_file
 
 
 class EncodedColumn(NamedTuple):
-    """A field with encodings, as its counts are merged.
+    """A field with encodings, whose counts are merged.
 
     Attributes:
-        place: of the field among those with encodings.
-        encodings: of the field.
-        rules: what is done with the numbers, of each encoding.
-        cells: what is added up of the training rows.
-        totals: of all training rows; none while rows are counted.
-        missing: of those without a value.
+        place: index of the field among those with encodings.
+        encodings: encodings of the field.
+        rules: transform of each encoding's numbers.
+        cells: the sums over training rows.
+        totals: sums over all training rows; none while rows are counted.
+        missing: sums over those without a value.
     """
 
     place: int
@@ -47,14 +47,14 @@ def fit_encodings(
 
     Args:
         column: the field.
-        size: how many values it has.
-        parts: keys, in the order of their `spread`, and what was added up for each.
+        size: number of its values.
+        parts: keys, in the order of their `spread`, and the sums for each.
         transform: directory of the transform.
-        lookups: directory for what training rows need.
+        lookups: directory of the files for training rows.
 
     Returns:
-        `size`, and of each encoding what was fitted to the numbers of the training rows: mean,
-        deviation, edges and shares, in hexadecimal.
+        `size`, and for each encoding the statistics fitted to the numbers of the training rows:
+        mean, deviation, edges and shares, in hexadecimal.
     """
     cells, num = column.cells, len(column.encodings)
     totals = np.array(column.totals, np.int64)
@@ -97,14 +97,14 @@ def _array_file(stack: ExitStack, path: Path, shape: tuple[int, ...], kind: str)
 
 
 class _Numbers:
-    """The numbers that an encoding gives the training rows, as a numerical field is fitted."""
+    """The numbers that an encoding gives the training rows, to be fitted like a numerical field."""
 
     def __init__(self, rule: NumericalField) -> None:
         self._rule, self._sums = rule, Sums()
         self._counts = Counts(np.empty(0, np.uint64), np.empty(0, np.int64))
 
     def add(self, values: np.ndarray, rows: np.ndarray) -> None:
-        """Adds numbers, each with how many training rows have it."""
+        """Adds numbers with the number of training rows of each."""
         values, rows = values[rows > 0], rows[rows > 0]
         if self._rule.transform == "standardise":
             self._sums += Sums.repeated(values, rows)

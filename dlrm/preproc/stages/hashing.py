@@ -1,8 +1,8 @@
-"""A counter-based hash: random numbers that depend on a counter alone, not on who asks or when."""
+"""A counter-based hash: random numbers that depend only on a counter, not on caller or time."""
 
 import numpy as np
 
-FOLD = 0x5EED_0003  # is added to the seed of a dataset where folds are drawn
+FOLD = 0x5EED_0003  # added to the seed of a dataset to draw folds
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -1,11 +1,11 @@
-"""The stages that every source has, whoever runs their tasks.
+"""The stages that all sources share, on any engine.
 
     dictionary  merge the counts, and give ids to the values that are frequent enough
-    transform   read every row once more and write it; rows to be shuffled go into buckets
+    transform   read every row again and write it; rows to be shuffled go into buckets
     shuffle     sort each bucket and write its rows
-    describe    the files that say what is in the dataset, and their checksums
+    describe    write the files that describe the dataset, and their checksums
 
-Every task leaves a file when it is done, and every stage a marker, in a `WorkFolder`.
+Every finished task leaves a file, and every finished stage a marker, in a `WorkFolder`.
 """
 
 import shutil
@@ -32,8 +32,8 @@ from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import Run
 from dlrm.preproc.stages.tasks import Job, create_files, transform_split, write_bucket
 
-_BUCKET_ROWS = 1 << 19  # that one task sorts: 60 MB of Criteo's rows as they are packed
-_BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and places
+_BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
+_BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
 _GROUPS = 12
 
 
@@ -47,12 +47,12 @@ def input_facts(files: Sequence[Path]) -> dict[str, str]:
 
 
 def count_buckets(run: Run, size: int, bucket_bytes: int) -> int:
-    """Returns into how many buckets values are put, so that one task can merge a bucket's counts.
+    """Returns the number of buckets of values, such that one task can merge a bucket's counts.
 
     Args:
-        run: remembers it, since a run that goes on may have other cores.
+        run: remembers the number, since a resumed run may have other cores.
         size: bytes of the input.
-        bucket_bytes: of input whose counts one task merges, whatever repeats.
+        bucket_bytes: bytes of input whose counts one task can merge, whatever repeats.
     """
     buckets = run.work.result("count.buckets")
     if buckets is None:
@@ -68,14 +68,14 @@ def fit_counted(
     columns: Sequence[CountedColumn],
     directory: Path,
 ) -> list[Any]:
-    """Makes dictionaries and bins of what was counted; returns what `fit_columns` says of each.
+    """Makes dictionaries and bins from counts; returns the results of `fit_columns` for each.
 
     Args:
         run: the engine and the folder, which has the counts in `count_buckets`.
         counted: numbers of the parts whose counts are added up.
-        rows: how many they have.
-        columns: what is made of each.
-        directory: for the dictionaries.
+        rows: number of their rows.
+        columns: the product of each column.
+        directory: directory of the dictionaries.
     """
     work = run.work
     directory.mkdir(parents=True, exist_ok=True)
@@ -125,15 +125,15 @@ def transform(
 
     Args:
         run: the engine, the folder and the options.
-        splits: which know their rows.
-        targets: which rows go where; one of them, or none, is shuffled.
+        splits: the splits, which know their rows.
+        targets: destinations of rows; at most one of them is shuffled.
         source: reads the splits.
-        name: of the stage.
-        directory: the fitted transform; that of the output if it is not given.
-        extra: columns beside the model's inputs.
-        starts: for each split, its first row in each target; None where rows are ranges.
-        periods: that the report compares; None of rows without a time.
-        list_starts: for each split, its first id in each target and list field; None of rows
+        name: name of the stage.
+        directory: the fitted transform; by default that of the output.
+        extra: columns besides the model's inputs.
+        starts: for each split, its first row in each target; None if rows are ranges.
+        periods: periods that the report compares; None for rows without a time.
+        list_starts: for each split, its first id in each target and list field; None for rows
             without lists.
 
     Returns:
@@ -180,7 +180,7 @@ def transform(
 
 
 def _shuffle_buckets(run: Run, name: str, targets: Sequence[Target]) -> int:
-    """Into how many buckets rows are put, so that one task can sort a bucket."""
+    """Returns the number of buckets of rows, such that one task can sort a bucket."""
     if (buckets := run.work.result(f"{name}.buckets")) is None:
         rows = max(target.rows for target in targets)
         num_ids = max(sum(target.num_ids) for target in targets)
@@ -216,12 +216,12 @@ def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 def _remove(folder: Path) -> None:
-    """Removes what tasks left for a later stage, once it is finished."""
+    """Removes intermediate files of tasks, once the stage that reads them is finished."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def metadata_of(totals: dict[str, dict[str, int]], names: Sequence[str]) -> dict[str, Any]:
-    """Returns what a feature specification says beside the features, of each split."""
+    """Returns the entries of a feature specification besides the features, for each split."""
     return {
         key: {name: totals[name].get(count, 0) for name in names}
         for key, count in (("clicks", "clicks"), ("numerical_values_raised_to_1", "clamped"))
@@ -241,17 +241,17 @@ def finish_dataset(
 
     Args:
         run: the engine, the folder and the options.
-        spec: describes the features; None where the format has none.
-        totals: of each split.
+        spec: describes the features; None if the format has none.
+        totals: totals of each split.
         cardinalities: rows of each table.
-        names: of the splits that the dataset has.
-        origin: where the rows came from, for the manifest, where files do not say it.
-        facts: which are returned as well, also by a run that finds the dataset complete.
+        names: names of the dataset's splits.
+        origin: origin of the rows, for the manifest, if files do not tell it.
+        facts: facts to return as well, also by a run that finds the dataset complete.
     """
     output = run.work.output
     if spec is not None:
         spec.save()
-    if spec is None or not spec.lists:  # readers of it alone expect one id a row
+    if spec is None or not spec.lists:  # readers of this file alone expect one id per row
         layout.write_model_size(output, cardinalities)
     remove_unfinished(output)
     rows = {name: totals[name].get("rows", 0) for name in names}
@@ -263,7 +263,7 @@ def finish_dataset(
 
 
 def _checksums(run: Run) -> dict[str, str]:
-    """Checksums of every large file, computed by the engine."""
+    """Returns checksums of every large file, computed by the engine."""
     output = run.work.output
     names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
     task = partial(_checksums_of, folder=str(output))
@@ -276,5 +276,5 @@ def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:
 
 
 def shared_out(items: Sequence[Any]) -> list[list[Any]]:
-    """Shares small items out to tasks, since each task costs Spark a while."""
+    """Distributes small items among tasks, since each task has overhead on Spark."""
     return [part for i in range(_GROUPS) if (part := list(items[i::_GROUPS]))]

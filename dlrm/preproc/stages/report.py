@@ -1,8 +1,8 @@
-"""The report on a dataset: what was in its source, as numbers (report.json) and to look at (.html).
+"""The report on a dataset's source, as numbers (report.json) and as a page (.html).
 
-Both depend on the input and the options alone, so that the same input has the same report. What
-follows is counted the same way for every source: `dlrm.preproc.logs.report` and
-`dlrm.preproc.tables.report` make the facts of theirs.
+Both depend only on the input and the options, so that the same input has the same report. The
+counts below are the same for every source; `dlrm.preproc.logs.report` and
+`dlrm.preproc.tables.report` add the facts of theirs.
 """
 
 import json
@@ -19,7 +19,7 @@ from dlrm.preproc.stages.report_page import page
 
 JSON, HTML = "report.json", "report.html"
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-_SHARE_FLOOR = 1e-4  # of a bin that is empty on one side of a comparison
+_SHARE_FLOOR = 1e-4  # share of a bin that is empty on one side of a comparison
 _TRAIN = layout.SPLITS[0]
 Histogram = Callable[[Statistics], np.ndarray]
 
@@ -36,8 +36,9 @@ class Counted:
 
     Attributes:
         num_numerical, num_categorical, num_lists: fields of a row; list fields are categorical.
-        splits: of each split, by its name.
-        slices: of each part of the rows that is compared with the training rows, such as a day.
+        splits: counts of each split, by its name.
+        slices: counts of each part of the rows that is compared with the training rows, such as a
+            day.
     """
 
     num_numerical: int
@@ -57,7 +58,7 @@ class Counted:
 
     @property
     def train(self) -> Statistics:
-        """Counts of the training rows."""
+        """Returns the counts of the training rows."""
         return self.split(_TRAIN)
 
     def missing(self, column: int, names: Sequence[str]) -> dict[str, float | None]:
@@ -66,7 +67,7 @@ class Counted:
         return {name: share(part.missing[column], part.totals[0]) for name, part in parts.items()}
 
     def without_id(self, table: int, names: Sequence[str]) -> dict[str, float | None]:
-        """Returns the share of values that have id 0, of those that are there."""
+        """Returns the share of values with id 0 among those that are not missing."""
         ids = {name: self.split(name).ids[table] for name in names}
         return {name: share(found[0], found.sum()) for name, found in ids.items()}
 

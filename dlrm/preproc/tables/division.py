@@ -31,13 +31,13 @@ class Division:
     `test_fraction` and `validation_fraction`.
 
     Attributes:
-        test_fraction, validation_fraction: shares of the rows, chosen by a hash of the row's number
-            or of its value of `split_key`.
+        test_fraction, validation_fraction: shares of the rows, selected by a hash of the row's
+            number or of its value of `split_key`.
         split_key: a column whose equal values stay together, such as the user; None is the row.
-        test_from, validation_from: times in ISO 8601: later rows are test, then validation.
-        split_column: a column that says train, test or validation.
-        keep_negatives: share of the training rows with label 0 that are kept.
-        seed: of the choices by chance.
+        test_from, validation_from: times in ISO 8601; later rows are test, then validation.
+        split_column: a column with the values train, test or validation.
+        keep_negatives: share of the training rows with label 0 to keep.
+        seed: seed of the random choices.
     """
 
     test_fraction: float = 0.0
@@ -75,10 +75,10 @@ class Division:
             raise ValueError("--split_key: expected --test_fraction too, got none")
 
     def times(self, schema: Schema) -> tuple[int, int] | None:
-        """Returns where test and validation begin, in microseconds since 1970.
+        """Returns the beginnings of test and validation, in microseconds since 1970.
 
         Raises:
-            ValueError: they are no times, in the wrong order, or the schema has no time.
+            ValueError: they are not times, are in the wrong order, or the schema has no time.
         """
         if not self.test_from:
             return None
@@ -114,13 +114,13 @@ def _microseconds(flag: str, text: str, field: TimeField) -> int:
 
 
 class Divider:
-    """Says which split rows belong to.
+    """Assigns rows to splits.
 
     Args:
-        division: how.
-        schema: of the rows.
-        num_rows: how many there are, as they stand in the files.
-        file_splits: for each file, the split of all its rows; empty where files do not say.
+        division: the way of dividing.
+        schema: schema of the rows.
+        num_rows: number of rows in the files.
+        file_splits: for each file, the split of all its rows; empty if files do not determine it.
     """
 
     def __init__(
@@ -143,13 +143,13 @@ class Divider:
 
     @property
     def columns(self) -> list[str]:
-        """Columns that are read for it, besides those of the schema."""
+        """Returns the columns that it reads besides those of the schema."""
         named = (self.division.split_key, self.division.split_column)
         return [name for name in named if name]
 
     @property
     def splits(self) -> list[int]:
-        """The splits that must have rows."""
+        """Returns the splits that must have rows."""
         division = self.division
         found = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
@@ -161,13 +161,13 @@ class Divider:
     def __call__(
         self, batch: pa.RecordBatch, rows: Rows, numbers: np.ndarray, file: int
     ) -> tuple[np.ndarray, list[Bad]]:
-        """Returns the split of each row, int8 `[rows]`, and rows whose split cannot be told.
+        """Returns the split of each row, int8 `[rows]`, and rows whose split is unknown.
 
         Args:
             batch: the rows as they were read.
             rows: their fields.
-            numbers: of the rows among all, as they stand in the files.
-            file: the number of the file that they come from.
+            numbers: numbers of the rows among all rows of the files.
+            file: the number of their file.
         """
         splits: np.ndarray = np.zeros(len(numbers), np.int8)
         bad: list[Bad] = []
@@ -194,7 +194,7 @@ class Divider:
             return splitmix64(seed, numbers)
         texts, codes = texts_of(key, column_of(batch, key))
         column = TextColumn.from_bytes([text.encode() for text in texts])
-        hashes = np.append(hash_texts(column), np.uint64(0))  # missing ones stay together, too
+        hashes = np.append(hash_texts(column), np.uint64(0))  # missing values also stay together
         return splitmix64(seed, hashes)[codes]
 
     def _thinned(self, splits: np.ndarray, rows: Rows, numbers: np.ndarray) -> np.ndarray:
@@ -227,10 +227,10 @@ def _shown(texts: Sequence[str], code: int) -> str:
 
 
 def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
-    """Returns the limit below which as many rows as wanted have their hash.
+    """Returns the limit below which exactly the wanted number of rows have their hash.
 
-    Hashes of different numbers are different, so there is one. They are spread evenly, so it is
-    searched for within some standard deviations of its expected place, then in a wider range.
+    Hashes of different numbers differ, so there is such a limit. They are spread evenly, so the
+    search covers some standard deviations around its expected place, then a wider range.
     """
     if count <= 0:
         return 0
@@ -254,7 +254,7 @@ def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
 
 
 def facts(division: Division) -> dict[str, Any]:
-    """Returns what the manifest says of how rows were divided."""
+    """Returns the manifest's entries about the division of rows."""
     defaults = Division()
     return {
         name: value

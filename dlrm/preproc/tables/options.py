@@ -1,4 +1,4 @@
-"""Options of preparing tables: what decides how rows become a dataset."""
+"""Options of preparing tables, which determine the dataset."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,19 +12,19 @@ from dlrm.preproc.tables.division import Division, facts
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Says how tables become a dataset. Only `split_bytes` and `max_bad_lines` change no byte.
+    """Options of preparing tables. Only `split_bytes` and `max_bad_lines` change no byte.
 
     Attributes:
-        schema: what the columns mean.
-        division: which rows are train, test and validation.
-        text: how CSV is read.
+        schema: the meaning of the columns.
+        division: division of rows into train, test and validation.
+        text: format of CSV.
         output_ordering: "total_random" shuffles the training rows, "input" keeps their order.
-        split_bytes: size on disk of what one task reads.
-        bad_lines: "fail", or "quarantine": leave out rows that cannot be read, and list them.
+        split_bytes: size on disk of a task's input.
+        bad_lines: "fail", or "quarantine": leave out unreadable rows, and list them.
         max_bad_lines: the share of all rows that may be left out.
-        report: whether `report.html` and `report.json` are written.
-        output_format: of the dataset.
-        feature_spec_out: name of the specification that is written.
+        report: write `report.html` and `report.json`.
+        output_format: format of the dataset.
+        feature_spec_out: name of the specification to write.
     """
 
     schema: Schema
@@ -60,11 +60,11 @@ class TableOptions:
 
     @property
     def seed(self) -> int:
-        """The seed of the order of the training rows."""
+        """Returns the seed of the order of the training rows."""
         return self.division.seed
 
     def facts(self) -> dict[str, Any]:
-        """Returns what decides the bytes that are written, by flag."""
+        """Returns, by flag, the options that determine the bytes of the dataset."""
         text = asdict(self.text)
         del text["chunk_size"]
         names = ("output_ordering", "bad_lines", "report", "output_format", "feature_spec_out")
@@ -72,7 +72,7 @@ class TableOptions:
         return {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}
 
     def manifest_facts(self) -> dict[str, Any]:
-        """Returns what the manifest says of how the numbers were made."""
+        """Returns the manifest's entries about the options."""
         return {
             "schema": self.schema.facts(),
             "division": facts(self.division),

@@ -1,14 +1,14 @@
-"""The stages that turn tables into a dataset, whoever runs their tasks.
+"""The stages that turn tables into a dataset, on any engine.
 
     spark       a table or query of Spark to Parquet, if there is one
     stage       text, or tables in memory, to Parquet, if there are any
-    count       read every row once: its split, values of fields, what is fitted, bad rows
+    count       read every row once: its split, values of fields, statistics to fit, bad rows
     dictionary  merge the counts, give ids to values and find the edges of bins
-    transform   read every row once more and write it; training rows go into buckets
+    transform   read every row again and write it; training rows go into buckets
     shuffle     sort each bucket and write its rows
-    describe    the report, the files that say what is in the dataset, and their checksums
+    describe    write the report, the files that describe the dataset, and their checksums
 
-They are those of raw logs (`dlrm.preproc.logs.pipeline`), with another source of rows.
+They are the stages of raw logs (`dlrm.preproc.logs.pipeline`), with another source of rows.
 """
 
 from collections import Counter
@@ -59,19 +59,19 @@ from dlrm.preproc.tables.division import TRAIN, Divider
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource, counted_columns
 
-_PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless it is given
+_PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless the user sets it
 _PARTS_PER_CORE = 2
 _COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
-_MOST_NEGATIVES = 100  # labels other than the positive one that are kept with the transform
+_MOST_NEGATIVES = 100  # labels other than the positive one that the transform keeps
 _MOST_LISTED = 10
 _MOST_NAMED = 20  # columns in a message
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The files of tables, and the split of each file's rows; no splits where rows say them.
+    """The files of tables, and the split of each file's rows; no splits if rows determine them.
 
-    Of a query, files are made by Spark first.
+    Spark first writes the files of a query.
     """
 
     files: list[TableFile]
@@ -88,7 +88,7 @@ class Inputs:
 
 
 def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
-    """Writes a whole dataset; returns its cardinalities, and totals of each split.
+    """Writes a whole dataset; returns its cardinalities, and the totals of each split.
 
     Args:
         run: the engine, the folder and the options, which are `TableOptions`.
@@ -96,7 +96,7 @@ def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
 
     Raises:
         ValueError: the schema does not fit the tables, or a split would be empty.
-        TaskError: a value is not as the schema says, or a file cannot be written.
+        TaskError: a value does not fit the schema, or a file cannot be written.
         EngineError: tasks could not be run.
     """
     if (described := run.work.result("described")) is not None:
@@ -173,7 +173,7 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
 
 
 def _from_spark(run: Run, inputs: Inputs) -> tuple[Inputs, dict[str, Any]]:
-    """Returns the files of a query, which Spark writes once a run, and facts for the manifest."""
+    """Returns the files of a query, which Spark writes once per run, and facts for the manifest."""
     if inputs.query is None:
         return inputs, {}
     stored = run.work.result("spark")
@@ -193,7 +193,7 @@ def _columns(options: TableOptions) -> list[str]:
 
 
 def _parts(run: Run, inputs: Inputs) -> list[Part]:
-    """Divides the input into parts: those of the run that goes on, or new ones."""
+    """Divides the input into parts: those of the resumed run, or new ones."""
     stored = run.work.result("count.splits")
     if stored is None:
         options: TableOptions = run.options
@@ -267,7 +267,7 @@ def _stage(
 
 
 def _counted(run: Run, parts: list[Part], source: TableSource) -> list[dict[str, Any]]:
-    """Reads every row once; returns what the parts have, with the rows of all of them."""
+    """Reads every row once; returns the facts of the parts, with the number of all rows."""
     sizes = [part.size for part in parts]
     buckets = count_buckets(run, sum(sizes), _COUNT_BUCKET_BYTES)
     with run.stage("count") as now:
@@ -282,7 +282,7 @@ def _counted(run: Run, parts: list[Part], source: TableSource) -> list[dict[str,
 def _quarantine(
     run: Run, parts: Sequence[Part], rejected: Sequence[list], source: TableSource
 ) -> None:
-    """Writes the rows that were left out, a file a source, and refuses when they are too many."""
+    """Writes the rows that were left out, one file per source; refuses if they are too many."""
     bad, total = sum(map(len, rejected)), sum(part.rows for part in parts)
     if not run.options.quarantine:
         return
@@ -304,7 +304,7 @@ def _quarantine(
 
 
 def _check_splits(rows: np.ndarray, splits: Sequence[int], options: TableOptions) -> None:
-    """Raises ValueError where there is no training row, or a split that was asked for is empty."""
+    """Raises ValueError if there is no training row, or if a requested split is empty."""
     for place in splits:
         if not rows[place]:
             division = ", ".join(
@@ -319,7 +319,7 @@ def _check_splits(rows: np.ndarray, splits: Sequence[int], options: TableOptions
 
 
 def _negatives(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
-    """Returns the labels that count as 0, once they are known to be those that the schema says."""
+    """Returns the labels that count as 0, after checking them against the schema."""
     label, found = schema.label, _label_counts(counted)
     if label.positive is None:
         return None
@@ -341,7 +341,7 @@ def _negatives(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, 
 
 
 def _label_counts(counted: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Returns how often each label occurs, where the schema names the positive one."""
+    """Returns the count of each label, if the schema names the positive one."""
     found = Counter[str]()
     for result in counted:
         found.update(result["labels"])
@@ -394,7 +394,7 @@ def _fit(
 def _with_totals(
     columns: Sequence[CountedColumn], counted: Sequence[dict[str, Any]]
 ) -> list[CountedColumn]:
-    """Returns the columns with what was added up of all training rows, where encodings need it."""
+    """Returns the columns with the sums over all training rows that their encodings need."""
     made = []
     for column in columns:
         if (encoded := column.encoded) is not None:

@@ -17,22 +17,22 @@ from dlrm.preproc.stages.column_statistics import HASH_BUCKETS, Periods, Statist
 from dlrm.preproc.stages.report import QUANTILES, Counted, Histogram, share
 from dlrm.preproc.stages.stage import Run
 
-_MOST_SLICES = 31  # that are compared with the training rows
+_MOST_SLICES = 31  # compared with the training rows
 _TINY = 1e-300
-_OF_DEVIATION = 1 / 512  # that a quantile may be off, though float16 is finer
+_OF_DEVIATION = 1 / 512  # tolerated error of a quantile, though float16 is finer
 _STATISTICS = 2048  # histograms of numbers that a process holds at once: 64 MiB
 
 
 def most_slices(num_numerical: int) -> int:
-    """Returns into how many slices rows are divided at most, as their counts are in memory."""
+    """Returns the maximum number of slices of rows, whose counts must fit in memory."""
     return min(_MOST_SLICES, max(_STATISTICS // max(num_numerical, 1), 1))
 
 
 def periods_of(counted: Sequence[dict[str, Any]], num_numerical: int) -> Periods | None:
-    """Returns the periods that are compared; None where rows have no time.
+    """Returns the periods to compare, or None if rows have no time.
 
     Args:
-        counted: what the parts have, as `TableSource.count` returns it.
+        counted: the facts of the parts, from `TableSource.count`.
         num_numerical: numerical fields of a row.
     """
     times = [time for result in counted for time in result["times"]]
@@ -48,16 +48,16 @@ def table_facts(
     fitted: TableTransform,
     totals: dict[str, dict[str, int]],
 ) -> dict[str, Any]:
-    """Returns the report on tables, all rows of which are transformed.
+    """Returns the report on tables after all rows are transformed.
 
     Args:
         run: the engine, the folder and the options.
-        files: of the tables.
-        parts: of the files.
-        counted: what the parts have, as `TableSource.count` returns it.
-        periods: that were counted separately.
+        files: files of the tables.
+        parts: parts of the files.
+        counted: the facts of the parts, from `TableSource.count`.
+        periods: periods that were counted separately.
         fitted: the transform.
-        totals: of each split that the dataset has.
+        totals: totals of each split of the dataset.
     """
     schema, division = fitted.schema, run.options.division
     names = [_name(file) for file in files]
@@ -106,12 +106,12 @@ def _row_facts(rows: int, positives: int) -> dict[str, Any]:
 def _slices(
     names: Sequence[str], periods: Periods | None, num_numerical: int
 ) -> tuple[str | None, list[str]]:
-    """Returns what a slice is, and for each file the name of its slice; "" where times say it."""
+    """Returns the kind of slices, and each file's slice; "" if times determine the slice."""
     if periods is not None:
         return "day" if periods.days == 1 else f"{periods.days} days", [""] * len(names)
     if len(names) == 1:
         return None, [""]
-    together = -(-len(names) // most_slices(num_numerical))  # files that follow each other
+    together = -(-len(names) // most_slices(num_numerical))  # consecutive files
     slices = []
     for number in range(len(names)):
         begin = number // together * together
@@ -128,7 +128,7 @@ def _load(
     splits: Sequence[str],
     slice_of: Sequence[str],
 ) -> Counted:
-    """Adds up what tasks counted, under the names of splits, and of periods if there are any."""
+    """Adds up the counts of tasks, under the names of splits, and of periods if there are any."""
     folder = run.work.folder("transform.statistics")
     counts = Counted(fitted.num_numerical, fitted.num_categorical, len(fitted.lists))
     for number, part in enumerate(parts):
@@ -182,10 +182,10 @@ def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
 
 
 def _raw(field: NumericalField, fitted: Fitted, bins: np.ndarray) -> list[float]:
-    """Returns values of a column before its transform, which are in bins of the numbers after it.
+    """Returns values of a column before its transform, for the bins of the numbers after it.
 
-    Numbers in a bin cannot be told apart, so that the shortest one stands for all. Bins next to
-    the mean, which are tiny, are widened.
+    Numbers in a bin cannot be distinguished, so the shortest one stands for all. Bins next to the
+    mean, which are tiny, are widened.
     """
     least, greatest = ends_of_bin(bins)
     if field.transform == "standardise":
@@ -197,7 +197,7 @@ def _raw(field: NumericalField, fitted: Fitted, bins: np.ndarray) -> list[float]
 
 
 def shortest(least: float, greatest: float) -> float:
-    """Returns the number of the fewest decimal digits between two, of several the middle one."""
+    """Returns the number with the fewest decimal digits between two; of several, the middle one."""
     if least <= 0 <= greatest:
         return 0
     if not greatest - least > _TINY:

@@ -26,14 +26,14 @@ from dlrm.preproc.stages.hashing import FOLD, splitmix64
 from dlrm.preproc.stages.source import Rejected, Target
 from dlrm.preproc.tables.division import DROPPED, TRAIN, Divider
 
-_MOST_LABELS = 1000  # distinct ones of a part
+_MOST_LABELS = 1000  # distinct labels of a part
 _TEXTS = pa.large_binary()
 _BETWEEN = pa.scalar(b" & ", _TEXTS)  # the values of a combination in its text
-_LEAST_MERGED = 1 << 14  # values of a column that are added up at once
+_LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
 
 def counted_columns(schema: Schema) -> list[CountedColumn]:
-    """Returns the columns whose values are counted: of dictionaries, of encodings, of bins."""
+    """Returns the columns whose values are counted, for dictionaries, encodings and bins."""
     columns = []
     for fields in schema.dictionaries().values():
         kind = "texts" if fields[0].type == "string" else "numbers"
@@ -66,8 +66,8 @@ class TableSource:
     """Reads parts of Parquet files by a schema.
 
     Attributes:
-        schema: what the columns mean.
-        divider: says which split a row belongs to.
+        schema: the meaning of the columns.
+        divider: assigns rows to splits.
     """
 
     schema: Schema
@@ -78,14 +78,14 @@ class TableSource:
     ) -> tuple[dict[str, Any], list[Counts] | None]:
         """Reads a part once; see `dlrm.preproc.logs.source.Source`.
 
-        Every field is read here, so that no later stage meets one that cannot be read. What is
-        fitted is counted in training rows alone.
+        It reads every field, so that no later stage meets an unreadable one, and counts the
+        statistics to fit only in training rows.
 
         Returns:
             Facts: `rows` and `positives` of each split, `ids` of each split and list field,
-            `labels` by how often they occur, `crc` of the part, `sums` of each standardised column,
+            `labels` with their counts, `crc` of the part, `sums` of each standardized column, the
             first and last of the `times`, if there are any, `cells` of each field with encodings:
-            what is added up of all training rows, and of those without a value; and the counts of
+            the sums over all training rows, and over those without a value; and the counts of
             `counted_columns`.
         """
         schema = self.schema
@@ -133,7 +133,7 @@ class TableSource:
         return facts, [merge_counts(parts) for parts in counts]
 
     def _places(self) -> list[int]:
-        """Returns which of the counted columns has the values of each categorical feature."""
+        """Returns the counted column with the values of each categorical feature."""
         place_of = dict[str, int]()
         for place, fields in enumerate(self.schema.dictionaries().values()):
             place_of |= {field.column: place for field in fields}
@@ -192,13 +192,13 @@ class TableSource:
                     yield target, numbers[chosen], read.take(chosen)
 
     def where(self, part: Part, number: int) -> str:
-        """Says where a row is; see `dlrm.preproc.logs.source.Source`."""
+        """Returns the location of a row; see `dlrm.preproc.logs.source.Source`."""
         return part.where(number - part.first_row)
 
     def _read(
         self, part: Part, rejected: list[Rejected] | None
     ) -> Iterator[tuple[pa.RecordBatch, Rows, np.ndarray, np.ndarray]]:
-        """Yields rows that can be read: as they are, as fields, their splits and numbers."""
+        """Yields readable rows: as they are, as fields, their splits and numbers."""
         reader = RowReader(self.schema)
         columns = list(dict.fromkeys([*reader.columns, *self.divider.columns]))
         columns += [PROBLEM] * part.staged
@@ -231,7 +231,7 @@ class TableSource:
 
 
 def _cross_counts(schema: Schema, cross: Cross, read: Rows, rows: np.ndarray) -> Counts:
-    """Counts the combinations in chosen rows, with texts if they may have ids of their own."""
+    """Counts the combinations in selected rows, with texts if they may have ids of their own."""
     names = [field.column for field in schema.categorical]
     column = read.categorical[len(names) + schema.crosses.index(cross)]
     assert isinstance(column, Parsed)
@@ -254,11 +254,11 @@ def _texts_at(read: Rows, field: int, rows: np.ndarray) -> pa.Array:
 
 
 class _EncodedCounts:
-    """Adds up what the encodings of a field need.
+    """Sums that the encodings of a field need.
 
     Attributes:
-        totals: of all rows.
-        missing: of the rows without a value.
+        totals: sums over all rows.
+        missing: sums over the rows without a value.
     """
 
     def __init__(self, column: EncodedColumn) -> None:
@@ -273,25 +273,25 @@ class _EncodedCounts:
         weights: np.ndarray | None,
         hashes: np.ndarray,
     ) -> Counts:
-        """Returns what chosen rows, of which the other facts are, say of each value."""
+        """Returns the sums of each value over selected rows, given the rows' other facts."""
         if isinstance(column, Parsed):
             keys, codes = np.unique(column.values[rows], return_inverse=True)
             codes = np.where(column.missing[rows], len(keys), codes)
         else:
             codes = column.codes[rows]
             used, codes = np.unique(codes, return_inverse=True)
-            absent = len(used) > 0 and used[0] < 0  # a code of -1 comes first, and is put last
+            absent = len(used) > 0 and used[0] < 0  # a code of -1 comes first, and is moved last
             keys = column.keys[used[int(absent) :]]
             codes = np.where(codes < absent, len(keys), codes - absent)
         cells = self._cells.add_up(codes, len(keys) + 1, labels, weights, hashes)
         self.totals += cells.sum(axis=0)
         self.missing += cells[-1]
-        there = cells[:-1].any(axis=1)  # not those of which only missing rows have the key
+        there = cells[:-1].any(axis=1)  # excludes keys that occur only in missing rows
         return merge_counts([Counts(keys[there], cells[:-1][there])])
 
 
 class _FieldCounts:
-    """Counts the values of a field by their places, as long as batches have the same values."""
+    """Counts the values of a field by index, as long as batches have the same values."""
 
     def __init__(self) -> None:
         self._keys, self._occurrences = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -300,7 +300,7 @@ class _FieldCounts:
     def add(
         self, column: Coded | ListValues, texts: Any, rows: np.ndarray, counts: list[Counts]
     ) -> None:
-        """Counts chosen rows; values that a batch has no more are added to `counts`."""
+        """Counts selected rows; adds values to `counts` when a batch no longer has them."""
         if isinstance(column, ListValues):
             assert isinstance(column.values, Coded)
             coded, chosen = column.values, places_of(column.lengths, rows)[0]
@@ -313,7 +313,7 @@ class _FieldCounts:
         self._occurrences += coded.occurrences(chosen)
 
     def finish(self, counts: list[Counts]) -> None:
-        """Adds what was counted last to `counts`."""
+        """Adds the pending counts to `counts`."""
         there = np.flatnonzero(self._occurrences)
         if len(there):
             texts = None if self._texts is None else self._texts.take(there)
@@ -322,13 +322,13 @@ class _FieldCounts:
 
 
 def _list_fields(schema: Schema) -> list[tuple[int, int]]:
-    """Returns the list fields: the place of each among the categorical ones, and its longest."""
+    """Returns the list fields: their index among categorical ones, and their greatest length."""
     fields = enumerate(schema.categorical)
     return [(i, field.max_length) for i, field in fields if field.max_length is not None]
 
 
 def _num_ids(schema: Schema, read: Rows, chosen: np.ndarray) -> np.ndarray:
-    """Returns how many ids the lists of chosen rows have once they are cut."""
+    """Returns the number of ids in the lists of selected rows after truncation."""
     found = []
     for i, max_length in _list_fields(schema):
         column = read.categorical[i]
@@ -348,10 +348,10 @@ def _none_of(column: CountedColumn) -> Counts:
 
 
 def _append(parts: list[Counts], found: Counts) -> None:
-    """Adds counts to those of a column: its first part is added up, and the others wait.
+    """Adds counts to those of a column: the first part is merged, and the others wait.
 
-    They are added up once they are as many as what is, so that the memory is a small multiple of
-    the distinct values, and every value is sorted a logarithm of times.
+    They are merged once they are as many as the merged ones, so that memory is a small multiple of
+    the distinct values, and every value is sorted a logarithmic number of times.
     """
     parts.append(found)
     if sum(len(part.keys) for part in parts[1:]) > max(len(parts[0].keys), _LEAST_MERGED):
