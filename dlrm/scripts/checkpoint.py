@@ -70,10 +70,10 @@ _FLAGS_OF = {
     "grow": ("dataset", "table_sizes", "output"),
     "evict": ("rows", "output"),
 }
-# Of any network: what makes its weights have other shapes.
+# Flags of any network that determine the shapes of its weights.
 _ARCHITECTURES = dict.fromkeys((*ARCHITECTURE, *cnn_flags.ARCHITECTURE, *bert_flags.ARCHITECTURE))
-_SHOWN = 5  # tensors that diff shows of different networks, whose shapes say little
-# Flags that say where things lie and whether a run was a resumed one, and nothing of the model.
+_SHOWN = 5  # tensors that diff shows for different networks, whose shapes are of little use
+# Flags about locations, and about whether a run was resumed, that do not describe the model.
 _PLACES = (
     *("save_checkpoint_path", "load_checkpoint_path", "log_path", "resume"),
     *("table_memory", "table_store"),
@@ -182,7 +182,7 @@ def open_any(
         check_crc: see `read_saved`.
 
     Raises:
-        FileNotFoundError, ValueError: it is neither, or damaged; the file is named.
+        FileNotFoundError, ValueError: it is neither, or damaged; the message names the file.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such directory")
@@ -309,9 +309,9 @@ def compare(
 
     Args:
         a, b: their directories.
-        rtol, atol: weights differ where |a - b| > atol + rtol * |b|.
-        weights_only: leave out configuration, progress and state of optimizers.
-        feature_order: of NVIDIA's directories, whatever their metadata say.
+        rtol, atol: weights differ if |a - b| > atol + rtol * |b|.
+        weights_only: leave out configuration, progress and optimizer state.
+        feature_order: order of NVIDIA's directories, overriding their metadata.
     """
     one, other = (open_any(path, feature_order, check_crc=True) for path in (a, b))
     same_format = one.format == other.format

@@ -43,9 +43,9 @@ def main(
     """Acts on a command line and ends the process.
 
     Args:
-        arguments: what follows the command's name.
-        defaults: of flags, instead of their own.
-        doc: what the help begins with.
+        arguments: arguments after the command's name.
+        defaults: defaults that replace those of flags.
+        doc: text at the start of the help.
     """
     flags = dlrm_flags.make_flags(defaults)
     parse = functools.partial(dlrm_flags.parse, flags=flags)
@@ -66,8 +66,8 @@ def _notices(setup: DLRMSetup, chosen: str | None) -> Iterator[str]:
     """Lines about what runs, and about flags that are accepted and do nothing here.
 
     Args:
-        setup: what runs.
-        chosen: a line about what a recipe has chosen.
+        setup: data and model of the run.
+        chosen: a line about the choices of a recipe.
     """
     if chosen:
         yield chosen

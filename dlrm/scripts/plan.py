@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     """Acts on a command line; returns the exit code.
 
     Raises:
-        ValueError, OSError: the user's mistake, which is named.
+        ValueError, OSError: the user's error; the message names it.
     """
     command = ConfigFlags(_OWN, _CONFIGS, {"placement": AUTO})
     try:

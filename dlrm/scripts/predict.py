@@ -75,8 +75,8 @@ FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
 _MOST_NAMED = 20  # columns in a message
-_LONGEST_BAR = 30  # of an explanation
-_MOST_IDS = 4  # of a list, in an explanation
+_LONGEST_BAR = 30  # characters, in an explanation
+_MOST_IDS = 4  # ids of a list, in an explanation
 _CSV_FLAGS = ("columns", "header", "delimiter", "input_format")
 T = TypeVar("T")
 
@@ -85,10 +85,10 @@ class Block(NamedTuple):
     """Some rows of a source.
 
     Attributes:
-        inputs: of the model.
-        labels: None where they are not known.
-        inputs_of: returns the inputs of another model; None where rows are inputs already.
-        extra: weight, groups and time of rows of tables, where they are read; see `extra_dtypes`.
+        inputs: inputs of the model.
+        labels: None if they are unknown.
+        inputs_of: returns the inputs of another model; None if rows are inputs already.
+        extra: weight, groups and time of rows of tables, if they are read; see `extra_dtypes`.
     """
 
     inputs: Inputs
@@ -117,7 +117,7 @@ def define_source_flags(dataset: str) -> None:
     """Defines the flags of a model and of how the rows are read that it scores.
 
     Args:
-        dataset: what `--dataset` is for.
+        dataset: help of `--dataset`.
     """
     flags.DEFINE_string(
         "checkpoint",
@@ -169,7 +169,7 @@ def run() -> None:
     """Does what the flags say.
 
     Raises:
-        ValueError, OSError: what the user can mend.
+        ValueError, OSError: an error that the user can fix.
     """
     query = spark_query("input", "dataset_type", *_CSV_FLAGS)
     _check_paths(query)
@@ -302,7 +302,7 @@ def check_source(source: str) -> Path:
     """Returns the path of a file or a dataset to score.
 
     Raises:
-        FileNotFoundError: there is nothing.
+        FileNotFoundError: the source does not exist.
     """
     if source != "-" and not Path(source).exists():
         raise FileNotFoundError(f"{source}: no such file or directory (--input)")
@@ -332,7 +332,7 @@ def score_file(path: Path) -> Iterator["ScoreFile"]:
     """Yields a file of scores that appears, whole, when the block ends without an error.
 
     Args:
-        path: replaced if it is there; of a symbolic link, what it points to.
+        path: replaced if it exists; for a symbolic link, the link's target.
     """
     path = path.resolve()
     make_directories(path.parent)
@@ -349,7 +349,7 @@ class ScoreFile:
         file: open for writing.
 
     Attributes:
-        rows: scores in it.
+        rows: number of scores in it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -385,15 +385,16 @@ def taken(
     """Yields what `take` returns of each block of a source's rows, in their order.
 
     Args:
-        predictor: whose transform raw rows go through.
+        predictor: applies its transform to raw rows.
         source: a log, a table, the directory of a dataset, or - for standard input.
         shares: counts the values that the transform knows.
-        take: what is done with a block, such as scoring it.
-        schema: of tables, the model's, whose weight, groups and time are read as well.
+        take: function of a block, such as scoring it.
+        schema: for tables, the model's schema, to read its weight, groups and time as well.
 
     Raises:
         FileNotFoundError: there is no such source.
-        ValueError: a row cannot be read or, by `take`, scored; file and line, or row, are named.
+        ValueError: a row cannot be read or, by `take`, scored; the message has file and line, or
+            row.
     """
     path = check_source(source)
     table = predictor.transform.table if predictor.transform else None
@@ -444,7 +445,7 @@ def _take_dataset(
         except RowError as error:
             where = f"{path}: {FLAGS.split} row {first_row + error.row}"
             raise ValueError(f"{where}{error.problem}") from None
-        if predictor.transform is not None:  # else nothing says that id 0 is no value's
+        if predictor.transform is not None:  # otherwise nothing shows that id 0 means no value
             shares.add_ids(inputs.without_id())
         first_row += dataset.batch_size
 

@@ -3,8 +3,8 @@
     python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
     python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
 
-Input is Parquet, CSV or JSON lines, in files or folders of them, of which the first rows are read.
-The schema has a comment for every column, with what was seen of it; edit it where you know better.
+Input is Parquet, CSV or JSON lines, in files or folders of them; the first rows are read. The
+schema has a comment with observations for every column; edit it where you know better.
 `dlrm.data.tables.draft.draft` documents the rules.
 """
 
@@ -25,7 +25,7 @@ from dlrm.scripts.common.table_flags import define_text_flags, text_format
 
 FLAGS = flags.FLAGS
 CROSS_BUCKETS = 100_000
-_SAME = ("columns", "header", "delimiter")  # flags that the next command takes as they are
+_SAME = ("columns", "header", "delimiter")  # flags that the next command takes unchanged
 
 
 def define_flags() -> None:
@@ -81,7 +81,7 @@ def with_derived(schema: Schema, encode: Sequence[str], cross: Sequence[str]) ->
     """Returns a schema with encodings and crosses, as `--encode` and `--cross` say them.
 
     Raises:
-        ValueError: a flag is not of its form, or a field of it cannot be encoded or crossed.
+        ValueError: a flag has another form, or a field of it cannot be encoded or crossed.
     """
     fields = {field.column: field for field in schema.categorical}
     for text in encode:

@@ -11,7 +11,7 @@ def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
     """Parses flags, those of `--flagfile` too; returns the rest.
 
     Raises:
-        ValueError: an unknown flag, a value that a flag cannot have, or a file that has no flags.
+        ValueError: an unknown flag, a value that a flag cannot have, or a file without flags.
     """
     try:
         return values(arguments)
@@ -27,7 +27,7 @@ def run_command(main: Callable[[list[str]], int | None]) -> None:
     """Runs `main` with the rest of the command line, as absl does, and ends the process.
 
     Args:
-        main: raises ValueError or OSError for what the user can mend, and returns the exit code.
+        main: raises ValueError or OSError for errors that the user can fix; returns the exit code.
     """
 
     def parse(arguments: list[str]) -> list[str]:
@@ -46,6 +46,6 @@ def run_command(main: Callable[[list[str]], int | None]) -> None:
 
 
 def no_arguments(arguments: list[str]) -> None:
-    """Raises ValueError where a command line has more than flags."""
+    """Raises ValueError if a command line has more than flags."""
     if len(arguments) > 1:
         raise ValueError(f"expected flags only, got {' '.join(arguments[1:])}")

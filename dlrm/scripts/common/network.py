@@ -31,8 +31,8 @@ class NetworkSetup(Setup):
     """The inputs of all modes of a network's command; see `Setup`.
 
     Attributes:
-        plan: how the global batch is computed.
-        pipelines: how the processes share the parts of the network.
+        plan: division of the global batch.
+        pipelines: division of the network's parts among the processes.
     """
 
     plan: BatchPlan
@@ -60,10 +60,10 @@ def run_network(
 
     Args:
         values: the flags.
-        training_modes: those in which processes may form pipelines.
-        set_up: opens the data and makes the network; may raise the user's mistakes on any rank.
-        notices: lines about what runs.
-        act: does what the mode says.
+        training_modes: modes in which processes may form pipelines.
+        set_up: opens the data and makes the network; may raise the user's errors on any rank.
+        notices: lines about the run.
+        act: carries out the mode.
     """
 
     def agreed_set_up(values: Values, world: World, _: ExitStack) -> AnySetup:
@@ -178,12 +178,12 @@ def train(
 
     Args:
         setup: flags and network.
-        watch: log and the like.
-        batches: what to train on.
-        test: what is watched during training; may be empty.
-        config: how long, and what to report.
-        num_steps: of the learning rate's curve.
-        begin: what is done before the first step of a run that is new.
+        watch: log, watchdog and checkpoints.
+        batches: the training set.
+        test: the set to evaluate during training; may be empty.
+        config: length and reports of the training.
+        num_steps: steps of the learning rate's curve.
+        begin: called before the first step of a new run.
     """
     values, decay = setup.values, setup.values["ema_decay"]
     optimizer = values.config(NetworkOptimizerConfig)
@@ -224,10 +224,10 @@ def time_inference(
 
     Args:
         setup: flags and network.
-        log: where to report.
-        loader: what to pass over.
-        unit: what a sample is, in the plural.
-        with_reading: begin a batch's latency where it is asked for.
+        log: destination of reports.
+        loader: the batches.
+        unit: name of a sample, in the plural.
+        with_reading: start a batch's latency at the request for it.
     """
     world, task, repeat = setup.world, setup.task, setup.values["repeat"]
     task.model.eval()

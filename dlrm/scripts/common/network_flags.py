@@ -142,7 +142,7 @@ FILES: Definitions = {
     **LOG_FLAGS,
 }
 
-# Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
+# Flags that a resumed run may change: its length, locations, and its reports.
 RESUME_MAY_CHANGE = frozenset(
     [
         *("mode", "epochs", "max_steps", "resume", "backend", "rank_timeout", "verify_data"),
@@ -171,7 +171,7 @@ class BatchPlan:
     Attributes:
         global_batch: samples of an optimization step.
         accumulation: micro-batches of each process, or of each pipeline of processes.
-        note: what the user is told, where it is not as asked for.
+        note: a note for the user, if the division differs from the flags.
     """
 
     global_batch: int

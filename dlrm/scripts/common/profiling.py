@@ -10,8 +10,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 LEAST_WARMUP = 5  # steps until libraries have chosen their kernels and graphs are recorded
-_LONGEST = 10  # operators that are printed
-# By what a name contains; the first that fits.
+_LONGEST = 10  # number of printed operators
+# Categories by a part of the name; the first match counts.
 _CATEGORIES = {
     "transfers": ("c10d", "nccl", "gloo", "all_reduce", "allreduce", "send", "recv", "broadcast"),
     "tables": ("embedding", "::row_", "RowS", "RowA", "RowW", "index_select"),
@@ -30,11 +30,11 @@ class StepProfiler:
     `profile-rank0.png`, is drawn where matplotlib is installed. Other steps cost nothing.
 
     Args:
-        steps: how many to record.
-        warmup: steps before, at least `LEAST_WARMUP`.
-        folder: where trace and picture go.
-        rank: of this process.
-        device: that it computes on.
+        steps: number of steps to record.
+        warmup: earlier steps, at least `LEAST_WARMUP`.
+        folder: folder of trace and picture.
+        rank: rank of this process.
+        device: its device.
         line: prints a line.
     """
 
@@ -132,11 +132,11 @@ def timeline(events: Sequence[FunctionEvent]) -> dict[tuple[str, str], list[tupl
     """Returns when the last recorded step did what.
 
     Args:
-        events: of a profile, whose steps are named "ProfilerStep#<number>".
+        events: events of a profile, whose steps are named "ProfilerStep#<number>".
 
     Returns:
-        ("CPU" or "GPU", category) -> where an operator or a kernel begins and how long it takes, in
-        ms since the step began. An operator that is called by another of a category is left out.
+        ("CPU" or "GPU", category) -> start and duration of each operator or kernel, in ms since the
+        step began. An operator that another one with a category calls is left out.
     """
     steps = [e for e in events if _is_step(e) and e.device_type == DeviceType.CPU]
     rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -160,7 +160,7 @@ def _is_shown(event: FunctionEvent) -> bool:
     if _is_step(event):
         return False
     if event.device_type != DeviceType.CPU:
-        return not event.is_user_annotation  # which spans kernels
+        return not event.is_user_annotation  # annotations span kernels
     caller = event.cpu_parent
     while caller is not None:
         if not _is_step(caller) and category(caller.name) != _REST:
@@ -173,11 +173,11 @@ def draw_step(events: Sequence[FunctionEvent], path: Path) -> str | None:
     """Draws the `timeline` of a profile, a row for each category.
 
     Args:
-        events: of the profile.
+        events: events of the profile.
         path: the picture to write.
 
     Returns:
-        None, or why nothing was drawn.
+        None, or the reason why nothing was drawn.
     """
     try:
         import matplotlib

@@ -34,12 +34,12 @@ class Setup:
     """The inputs of all modes of a command.
 
     Attributes:
-        values: the flags, with a checkpoint's architecture and what else takes a default's place.
+        values: the flags, with a checkpoint's architecture and other replaced defaults.
         world: the processes.
         task: the network.
         trains: whether the mode is a training.
-        checkpoint: that of `--load_checkpoint_path`, or None.
-        dataset: what must be the same of it on all ranks, and when a run is resumed.
+        checkpoint: checkpoint of `--load_checkpoint_path`, or None.
+        dataset: facts of the dataset that must be equal on all ranks, and in a resumed run.
         may_change: flags that a resumed run may change.
         transform: folder of the dataset's fitted transform, which is saved in checkpoints, or None.
     """
@@ -66,9 +66,9 @@ class Setup:
         """Returns what must stay the same when a run is resumed, by name.
 
         Args:
-            run: as a checkpoint has it.
+            run: the configuration in a checkpoint.
         """
-        # A flag that is newer than the run must have the default, which is what the run did.
+        # A flag that is newer than the run must have its default, which is what the run did.
         newer = {k: v for k, v in self.values.items() if k not in self.values.given}
         run = json.loads(json.dumps({**run, "flags": {**newer, **run["flags"]}}))
         kept = {f"--{k}": v for k, v in run["flags"].items() if k not in self.may_change}
@@ -84,10 +84,10 @@ class Watch:
     """The log, the watchdog and the checkpoints of a run.
 
     Attributes:
-        log: where to report.
-        dog: finds a rank that hangs.
-        checkpoints: where a training saves; None saves nothing.
-        profiler: of `--profile`, if it is given.
+        log: destination of reports.
+        dog: detects a rank that hangs.
+        checkpoints: directory of a training's checkpoints; None saves nothing.
+        profiler: profiler of `--profile`, if it is given.
     """
 
     log: RunLog
@@ -132,15 +132,15 @@ def run(
 
     Args:
         values: the flags.
-        set_up: opens the data and makes the task, all ranks in step; contexts that it enters are
+        set_up: opens the data and makes the task, on all ranks in step; contexts that it enters are
             left when the run ends.
-        notices: lines about what runs.
-        act: does what the mode says.
-        check: raises what is wrong with the flags of a rank.
-        ranks_may_differ: flags that need not be the same on all ranks.
+        notices: lines about the run.
+        act: carries out the mode.
+        check: raises errors about the flags of a rank.
+        ranks_may_differ: flags that may differ between ranks.
 
     Raises:
-        ValueError, OSError, FloatingPointError: the user's mistake, which is named.
+        ValueError, OSError, FloatingPointError: the user's error; the message names it.
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
@@ -262,7 +262,7 @@ def make_trainer(setup: Setup, watch: Watch, **own: Any) -> Trainer:
 
     Args:
         setup: flags and task.
-        watch: log and the like.
+        watch: log, watchdog and checkpoints.
         own: the trainer's other arguments.
     """
     return Trainer(
@@ -290,9 +290,9 @@ def train(
 
     Args:
         setup: flags and task.
-        watch: log and the like.
-        trainer: what trains.
-        begin: what is done before the first step of a run that is new.
+        watch: log, watchdog and checkpoints.
+        trainer: the trainer.
+        begin: called before the first step of a new run.
         batches, test, validation: see `Trainer.fit`.
         told: lines to print before the first step.
     """

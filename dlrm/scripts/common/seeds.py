@@ -47,10 +47,10 @@ def train_seeds(values: Values, train: Callable[[Values], Mapping[str, float]]) 
 
     Args:
         values: the flags, with `--seeds`.
-        train: trains as flags say, and returns the summary.
+        train: trains as flags specify, and returns the summary.
 
     Raises:
-        ValueError, OSError, FloatingPointError, StoppedError: as of a training.
+        ValueError, OSError, FloatingPointError, StoppedError: errors of a training.
     """
     _check(values)
     seeds, path = parse_seeds(values["seeds"]), Path(values["save_checkpoint_path"])

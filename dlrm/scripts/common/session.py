@@ -55,7 +55,7 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
 
     Args:
         run: the command.
-        checkpoints: directory that it saves in, if it does.
+        checkpoints: directory of its checkpoints, if it saves any.
     """
     code: int | str = 0
     try:
@@ -72,7 +72,7 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
         reason = str(error).splitlines()[0].partition(" Of the allocated")[0]
         code = _named(f"{reason} {_LESS_MEMORY}")
     except RuntimeError as error:
-        if "dlrm/_ops_cuda.so" in str(error):  # which says what to do
+        if "dlrm/_ops_cuda.so" in str(error):  # its message has the remedy
             code = _named(str(error).splitlines()[0])
         elif dist.is_initialized() and _LOST.search(str(error)):
             reason = str(error).splitlines()[0].partition(". This")[0]
@@ -104,11 +104,11 @@ def _rank() -> int:
 def set_deterministic(wanted: bool) -> None:
     """Lets all operators repeat their bits from run to run, or take what is fastest.
 
-    To be called before CUDA starts: cuBLAS reads its variable then. cuDNN does as torch is set.
+    Call it before CUDA starts, since cuBLAS reads its variable then. cuDNN follows torch's setting.
     """
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Memory that is written anyway need not be filled before.
+        # Memory that is overwritten anyway need not be filled first.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(wanted)
 
@@ -116,11 +116,10 @@ def set_deterministic(wanted: bool) -> None:
 def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:
     """Joins the world of the launcher's variables.
 
-    Args:
-        asked: device, or None for cuda where there is one.
-        backend: for CUDA tensors.
-        backend_given: whether the user asked for that backend.
-        timeout: seconds to wait for the others.
+    asked: device, or None for CUDA if available.
+    backend: backend for CUDA tensors.
+    backend_given: whether the user chose that backend.
+    timeout: seconds to wait for the other processes.
 
     Raises:
         ValueError, OSError: see `join_world`.
@@ -131,7 +130,7 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
     if chosen == "cpu" and backend_given and backend != "gloo" and launch().size > 1:
         raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
     if chosen.startswith("cuda:"):
-        torch.cuda.set_device(chosen)  # what names no device, as a stream, is of this one
+        torch.cuda.set_device(chosen)  # for code that names no device, such as a stream
     return join_world(chosen, backend, timeout)
 
 
@@ -146,8 +145,8 @@ def end_with_launcher() -> None:
 def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
     """Within the block SIGTERM ends the training after a step, with a checkpoint.
 
-    Once the training has ended so, or one of several ranks has failed, SIGTERM has no effect any
-    more: each rank ends with its own exit code, and none by the signal.
+    After the training has ended this way, or one of several ranks has failed, SIGTERM has no effect
+    any more: each rank ends with its own exit code, and none by the signal.
     """
 
     def stop(*_: object) -> None:
@@ -158,7 +157,7 @@ def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, StoppedError) or dist.is_initialized():
-            before = signal.SIG_IGN  # torchrun sends it to all once the first has ended
+            before = signal.SIG_IGN  # torchrun sends it to all ranks once the first has ended
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -169,7 +168,7 @@ def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
     """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
 
     Raises:
-        FileNotFoundError, ValueError: there is none, or it is damaged.
+        FileNotFoundError, ValueError: the checkpoint is missing or damaged.
     """
     with ExitStack() as held:
         found = None
@@ -183,7 +182,7 @@ def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
     """Takes a directory of checkpoints for this run, unless an earlier run's are not to go on.
 
     Raises:
-        FileExistsError: it has some, and the last is named.
+        FileExistsError: the directory has checkpoints; the message names the last.
         BlockingIOError: another run uses the directory.
     """
     last = checkpoints.last()
@@ -202,12 +201,12 @@ def resume(
     """Goes on from the last checkpoint of the trainer's directory, if it has one.
 
     Args:
-        trainer: what goes on.
-        log: where to say so.
-        frozen: how a run was configured -> what of it must be the same now.
+        trainer: the trainer to resume.
+        log: destination of the report.
+        frozen: configuration of a run -> the part of it that must be unchanged.
 
     Raises:
-        ValueError: something else is asked for than what is saved.
+        ValueError: the flags contradict the saved configuration.
     """
     assert trainer.checkpoints is not None
     last = trainer.checkpoints.last()

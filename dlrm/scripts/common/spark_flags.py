@@ -24,10 +24,10 @@ def spark_query(*others: str) -> SparkQuery | None:
     """Returns what Spark reads, or None where files are read.
 
     Args:
-        others: flags that say something about files.
+        others: flags about files.
 
     Raises:
-        ValueError: both a table and a query are given, or one of `others` beside them.
+        ValueError: both a table and a query are given, or one of `others` with them.
     """
     if FLAGS.spark_table is None and FLAGS.spark_sql is None:
         return None

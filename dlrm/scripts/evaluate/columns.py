@@ -1,6 +1,6 @@
 """Columns beside a model's inputs: a group for each row, such as a user, a weight, and a time.
 
-Each is a file of its own, or what a dataset or a table has.
+Each is a file of its own, or a column of a dataset or a table.
 """
 
 import os
@@ -14,7 +14,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.metrics.ranked import check_weights
 
 _NPY = ".npy"
-# Of a dataset's columns:
+# Columns of a dataset:
 _DTYPES: dict[str, np.dtype] = {
     "weight": np.dtype("<f4"),
     "time": np.dtype("<i8"),
@@ -29,7 +29,7 @@ class Columns:
 
     Attributes:
         files: "groups", "weights" or "times" -> the file that has them.
-        schema: of tables, which names the columns that no file has; None where rows are no table's.
+        schema: schema of tables, which names the columns without a file; None for other rows.
     """
 
     files: dict[str, Path]
@@ -40,7 +40,7 @@ class Columns:
 
         Args:
             read: columns of tables by their names in a dataset.
-            rows: how many there are.
+            rows: number of rows.
 
         Raises:
             ValueError: see `read_groups`.
@@ -69,13 +69,13 @@ def of_dataset(
 
     Args:
         split: directory of the split's files.
-        schema: of the dataset, if it is one of a table.
+        schema: schema of the dataset, if it was made from a table.
         groups: a file, or a column that the schema names as groups; None for none.
         weights: a file, or `weight` or the name of the schema's column; None for none.
-        times: whether times are wanted.
+        times: whether to read times.
 
     Raises:
-        FileNotFoundError: neither a file nor a column of the dataset is called so.
+        FileNotFoundError: neither a file nor a column of the dataset has that name.
     """
     weight_names = ("weight", schema.weight) if schema else ("weight",)
     weight = "weight" if weights in weight_names else None
@@ -105,10 +105,10 @@ def of_table(schema: Schema, groups: str | None, weights: str | None, times: boo
     """Returns where the columns of a table's rows are.
 
     Args:
-        schema: that of the model.
+        schema: schema of the model.
         groups: a file, or a column of the table; None for none.
-        weights: a file, or a column of the table; `weight` is that of the schema where it has one.
-        times: whether times are wanted.
+        weights: a file, or a column of the table; `weight` is the schema's, if it has one.
+        times: whether to read times.
 
     Raises:
         ValueError: the schema names no time.
@@ -137,7 +137,7 @@ def of_files(groups: str | None, weights: str | None, times: bool) -> Columns:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: times are wanted, which logs do not have.
+        ValueError: times are requested, which logs do not have.
     """
     files = {f: Path(n) for f, n in (("groups", groups), ("weights", weights)) if n}
     for flag, path in files.items():
@@ -155,8 +155,8 @@ def read_groups(path: str | os.PathLike, rows: int) -> np.ndarray:
     """Reads a group for each row, as integers; texts are numbered in the order of the alphabet.
 
     Args:
-        path: `.npy` of integers or texts, a text file of a group a line, or a dataset's file.
-        rows: how many there must be.
+        path: `.npy` of integers or texts, a text file with one group per line, or a dataset's file.
+        rows: expected number of rows.
 
     Raises:
         ValueError: it has another number of rows, or no column of groups.
@@ -173,12 +173,12 @@ def read_weights(path: str | os.PathLike, rows: int) -> np.ndarray:
     """Reads a weight for each row, float64.
 
     Args:
-        path: `.npy` of numbers, a text file of a number a line, or a dataset's file.
-        rows: how many there must be.
+        path: `.npy` of numbers, a text file with one number per line, or a dataset's file.
+        rows: expected number of rows.
 
     Raises:
-        ValueError: it has another number of rows, a row that is no number of 0 or more, or weights
-            that cannot be summed.
+        ValueError: it has another number of rows, a row that is not a number of 0 or more, or
+            weights that cannot be summed.
     """
     column = _read(path, rows, "--weights")
     if column.dtype.kind == "U":

@@ -42,7 +42,7 @@ from dlrm.serving.recalibration import (
 )
 
 FLAGS = flags.FLAGS
-_KIND = "evaluation"  # what the manifest of a page says that it is of
+_KIND = "evaluation"  # kind in the manifest of a page
 _DAY = "day"  # in --slices
 _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no field is measured"
 

@@ -21,14 +21,15 @@ class Collected:
     Attributes:
         rows: scores of each model, and labels.
         sources: files and datasets, in order.
-        source: of each row, its place in `sources`.
-        fields: name of a field that divides the rows -> its values: ids, numbers or, of lists, how
-            many ids each row has.
+        source: for each row, its index in `sources`.
+        fields: name of a field that divides the rows -> its values: ids, numbers or, for lists, the
+            number of ids in each row.
         lists: those of `fields` that have lists.
-        unknown: of each row, how many values have no id; None where the model has no transform.
-        shares: of missing and unknown values of each field.
-        extra: weight, groups and time of rows of tables, where they were read.
-        kept: inputs of rows at even distances, and their labels.
+        unknown: for each row, the number of values without an id; None if the model has no
+            transform.
+        shares: shares of missing and unknown values of each field.
+        extra: weight, groups and time of rows of tables, if they were read.
+        kept: inputs of evenly spaced rows, and their labels.
     """
 
     rows: ScoredRows
@@ -52,15 +53,15 @@ def collect(
     """Reads and scores all rows.
 
     Args:
-        models: the first one's transform says what the rows are; the others take the same rows.
+        models: the first one's transform interprets the rows; the others take the same rows.
         sources: logs, CSVs or directories of datasets.
-        fields: names of those whose values are kept.
-        schema: of tables, the first model's, whose weight, groups and time are read as well.
-        most_kept: rows whose inputs are kept, at most.
+        fields: names of the fields whose values are kept.
+        schema: for tables, the first model's schema, to read its weight, groups and time as well.
+        most_kept: maximum number of rows whose inputs are kept.
 
     Raises:
         ValueError: a row cannot be read or scored, rows have no labels, or the models do not take
-            the same rows; the row, or the field, is named.
+            the same rows; the message names the row or the field.
     """
     first = models[0]
     columns = _columns(first, fields)

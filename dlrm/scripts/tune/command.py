@@ -35,8 +35,8 @@ from dlrm.scripts.tune.halving import METRICS, Search, Trial, plan
 from dlrm.scripts.tune.report import FLAGS, PNG, table, write
 from dlrm.scripts.tune.space import Space, default_space
 
-_BEGUN = "search.json"  # what a search that goes on must have in common with how it began
-# What is the search's own, or needs checkpoints.
+_BEGUN = "search.json"  # what a resumed search must have in common with its beginning
+# Settings of the search itself, or that need checkpoints.
 _NOT_SEARCHED = ("seed", "dataset_subset", "early_stop", "auc_threshold", "verify_data")
 
 

@@ -1,8 +1,8 @@
 """Divides the training rows of a dataset into rows to fit and rows to judge by.
 
 Each part is a dataset of its own, with the judged rows as its test split. The test and validation
-rows of the dataset that is divided are never opened. Rows keep their order, and the transform is
-that of all training rows.
+rows of the divided dataset are never opened. Rows keep their order, and the transform is that of
+all training rows.
 """
 
 import shutil
@@ -29,12 +29,12 @@ class Part(NamedTuple):
     """Some training rows to fit, and others to judge by.
 
     Attributes:
-        fold: which of the folds is judged.
-        folds: how many there are; 1 judges by a single split.
-        held_out: share of the rows that are judged, where `folds` is 1.
-        order: "random", or "last" for the last rows, where `folds` is 1.
-        share: of the other rows, how many are fitted.
-        seed: of what is random.
+        fold: index of the fold to judge.
+        folds: number of folds; 1 judges by a single split.
+        held_out: share of the rows to judge, if `folds` is 1.
+        order: "random", or "last" for the last rows, if `folds` is 1.
+        share: share of the other rows to fit.
+        seed: seed of the random choices.
     """
 
     fold: int
@@ -70,7 +70,7 @@ def read_checksums(dataset: Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: there is no such dataset.
-        ValueError: a file is damaged, as the dataset's manifest says.
+        ValueError: a file is damaged according to the dataset's manifest.
     """
     spec = FeatureSpec.load(dataset)
     spec.num_rows("train")

@@ -1,8 +1,8 @@
 """Successive halving (Jamieson and Talwalkar, 2016; Li et al., 2018): the best go on to a rung.
 
-All trials are judged cheaply on the first rung, of them one in `eta` at higher cost on the next,
-and so on. What a rung costs more is folds, or where rows are judged by a single split, rows to fit.
-Each training writes a file when it is done, which a search that goes on reads instead.
+The first rung judges all trials cheaply, the next one in `eta` of them at higher cost, and so on.
+The higher cost is more folds or, with a single split, more rows to fit. Each training writes a file
+when it is done; a resumed search reads it instead of training again.
 """
 
 import json
@@ -24,16 +24,16 @@ from dlrm.files import make_directories, write_atomically
 from dlrm.scripts.tune.folds import Part, write_part
 
 METRICS = {"auc": -1, "log_loss": 1}  # name -> sign by which less is better
-_WHY = "diverged"  # of a result: why it has no metrics
+_WHY = "diverged"  # in a result: the reason why it has no metrics
 
 
 class Rung(NamedTuple):
     """A stage of a search.
 
     Attributes:
-        trials: how many are judged.
-        folds: on how many folds each.
-        share: of the rows that are not judged, how many are fitted.
+        trials: number of trials to judge.
+        folds: number of folds for each.
+        share: share of the rows that are not judged to fit.
     """
 
     trials: int
@@ -45,10 +45,10 @@ def plan(trials: int, rungs: int, eta: int, folds: int) -> list[Rung]:
     """Returns the rungs of a search, whose last one takes all folds and all rows.
 
     Args:
-        trials: of the first rung.
-        rungs: at most; one is a random search.
-        eta: of so many trials one goes on.
-        folds: that there are; with one, the rungs differ in the rows that are fitted.
+        trials: trials of the first rung.
+        rungs: maximum number of rungs; one is a random search.
+        eta: one of so many trials continues.
+        folds: number of folds; with one, the rungs differ in the number of fitted rows.
     """
     stages: list[Rung] = []
     for above in reversed(range(rungs)):
@@ -66,10 +66,10 @@ class Trial:
     """Settings, and how good they are.
 
     Attributes:
-        number: of the trial; its settings follow from it.
-        settings: of the training, but for those of `--recipe auto`.
-        rung: the highest one on which it was judged, from 0.
-        results: rung -> metrics of each fold; None of a training that diverged.
+        number: number of the trial, which determines its settings.
+        settings: settings of the training, except those of `--recipe auto`.
+        rung: the highest rung on which it was judged, from 0.
+        results: rung -> metrics of each fold; None for a training that diverged.
     """
 
     number: int
@@ -112,14 +112,14 @@ class Search:
     """A search in a directory, in which it goes on where it was stopped.
 
     Attributes:
-        dataset: whose training rows are divided.
-        directory: of parts and results.
+        dataset: dataset whose training rows are divided.
+        directory: directory of parts and results.
         rungs: see `plan`.
         parts: fold, share -> the part.
-        metric: of `METRICS`.
-        seed: of every training.
-        processes: trainings at a time.
-        threads: of each.
+        metric: one of `METRICS`.
+        seed: seed of every training.
+        processes: number of concurrent trainings.
+        threads: threads of each training.
     """
 
     dataset: Path
@@ -135,7 +135,7 @@ class Search:
         """Judges trials rung by rung; returns all of them, the best first.
 
         Raises:
-            ValueError: settings that do not fit together; the trial is named.
+            ValueError: settings do not fit together; the message names the trial.
             ChildProcessError: a process was killed.
         """
         make_directories(self.directory / "results")
@@ -179,7 +179,7 @@ def train(job: Job) -> str:
     """Trains and judges, writes the result, and returns a line that says it.
 
     Raises:
-        ValueError: settings that do not fit together; the trial is named.
+        ValueError: settings do not fit together; the message names the trial.
     """
     torch.set_num_threads(job.threads)
     began = time.perf_counter()

@@ -57,10 +57,10 @@ def write(
     """Writes the four files; returns why there is no picture, or None.
 
     Args:
-        directory: where.
-        trials: all of them, the best first.
-        rungs: of the search.
-        metric: that it went by.
+        directory: destination.
+        trials: all trials, the best first.
+        rungs: rungs of the search.
+        metric: metric that ranks the trials.
         best: all settings of a training with those of the best trial.
     """
     facts = {
@@ -86,7 +86,7 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
     """Draws the metric over the rungs, and on the first rung over each setting that varies.
 
     Returns:
-        None, or why there is no picture.
+        None, or the reason why there is no picture.
     """
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:

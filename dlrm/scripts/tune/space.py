@@ -58,11 +58,11 @@ class Space:
 
         Args:
             facts: setting -> a value, a list of values, or `{low, high, log}`.
-            known: the settings that there are.
+            known: the existing settings.
             source: the file, for messages.
 
         Raises:
-            ValueError: an unknown setting, or a range that is none; it is named.
+            ValueError: a setting is unknown, or a range invalid; the message names it.
         """
         fixed: dict[str, Any] = {}
         searched: dict[str, Range | Sequence[Any]] = {}
@@ -108,7 +108,7 @@ def default_space(facts: Facts) -> Space:
     """Returns the space of a search that names none, around the settings of `--recipe auto`.
 
     Args:
-        facts: of the training rows.
+        facts: facts about the training rows.
     """
     usual = auto(facts)
     size, epochs, lr = usual["batch_size"], usual["epochs"], usual["lr"]
