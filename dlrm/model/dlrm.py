@@ -96,7 +96,7 @@ class DLRMConfig:
         placement: assignment of tables to processes, see `place_tables`; the file of a `Placement`;
             or "auto". It changes values only by the order of summation.
 
-        Raises:
+    Raises:
         ValueError: values do not fit together; the message names flag and value.
     """
 

@@ -84,7 +84,7 @@ class Binned(NumericalEmbedding):
         Args:
             edges: for each field, 1 to `bins + 1` ascending and finite edges.
 
-            Raises:
+        Raises:
             ValueError: the edges of a field are invalid; the message names the field's index.
         """
         if len(edges) != self.num_fields:

@@ -167,16 +167,15 @@ class CurveConfig:
             is less than lr at once. "linear" goes from `lr_end` to lr in the warm-up, and back by
             the end.
         lr: the rate that is multiplied.
-        lr_warmup: length of the warm-up W, in which the rate of the others is also multiplied by
-            lr_warmup: length of the warm-up W, in which the rate of the other schedules is also
-                multiplied by i / W.
-            lr_warmup_unit: "epochs", "steps" or "run", a share of the run.
-            lr_drops: points at which "stepped" drops, ascending.
-            lr_drops_unit: as `lr_warmup_unit`.
-            lr_decay_rate, lr_num_decays: parameters of "exponential".
-            lr_drop_rate: factor of "stepped".
-            lr_power: p of "poly".
-            lr_end: final rate of "linear" and "cosine".
+        lr_warmup: length of the warm-up W, in which the rate of the other schedules is also
+            multiplied by i / W.
+        lr_warmup_unit: "epochs", "steps" or "run", a share of the run.
+        lr_drops: points at which "stepped" drops, ascending.
+        lr_drops_unit: as `lr_warmup_unit`.
+        lr_decay_rate, lr_num_decays: parameters of "exponential".
+        lr_drop_rate: factor of "stepped".
+        lr_power: p of "poly".
+        lr_end: final rate of "linear" and "cosine".
         lr_update_every: "linear" keeps a rate for so many steps, in the warm-up and after it.
 
     Raises:

@@ -189,12 +189,13 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of files with all their columns.
 
-    files: files of one kind.
-    text: format of CSV.
-    needed: columns that every CSV file must have.
+    Args:
+        files: files of one kind.
+        text: format of CSV.
+        needed: columns that every CSV file must have.
 
     Raises:
-    ValueError: a file is damaged, or lacks a column; the message names it.
+        ValueError: a file is damaged, or lacks a column; the message names it.
     """
     for file in files:
         if file.kind == PARQUET:

@@ -116,10 +116,11 @@ def set_deterministic(wanted: bool) -> None:
 def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:
     """Joins the world of the launcher's variables.
 
-    asked: device, or None for CUDA if available.
-    backend: backend for CUDA tensors.
-    backend_given: whether the user chose that backend.
-    timeout: seconds to wait for the other processes.
+    Args:
+        asked: device, or None for CUDA if available.
+        backend: backend for CUDA tensors.
+        backend_given: whether the user chose that backend.
+        timeout: seconds to wait for the other processes.
 
     Raises:
         ValueError, OSError: see `join_world`.
