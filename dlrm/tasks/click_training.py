@@ -138,11 +138,12 @@ class ClickTraining:
         half = self.precision.dtype(task.world.device) != torch.float32
         narrow = model.embedding_dtype != "fp32"
         random = self.data.dataset_type == "synthetic_gpu" and not cuda
+        load = os.getloadavg()[0]
         flags = {
             DATA: [
                 ("--dataset_type synthetic_disk", random),
                 ("--verify_data first", self.data.verify_data == "always"),
-                ("a faster disk, or more cores, on which batches are read", True),
+                ("reading from a faster disk or with more cores", True),
             ],
             EXCHANGE: [
                 ("--placement auto", model.placement != AUTO),
@@ -151,7 +152,14 @@ class ClickTraining:
                 ("a larger --batch_size", True),
             ],
             STORE: [("more --table_memory", True)],
-            PRODUCTS: [("--amp", not half), ("--cuda_graphs", cuda and task.recorder is None)],
+            PRODUCTS: [
+                (
+                    f"OMP_NUM_THREADS=1, since other programs use the cores (load {load:.1f})",
+                    not cuda and torch.get_num_threads() > 1 and load > (os.cpu_count() or 1),
+                ),
+                ("--amp", not half),
+                ("--cuda_graphs", cuda and task.recorder is None),
+            ],
             LOOKUP: [
                 ("--embedding_dtype bf16", not narrow and model.embedding_type in FUSED_TYPES)
             ],

@@ -82,14 +82,14 @@ def test_nothing_is_reported_where_it_is_not_wanted_and_nothing_else_changes(tmp
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def test_the_longest_wait_of_a_tenth_of_a_step_bounds_it():
-    assert bound_by(shares(products=0.6, data=0.15, exchange=0.25)) == (
+def test_the_longest_wait_of_a_quarter_of_a_step_bounds_it():
+    assert bound_by(shares(products=0.5, data=0.15, exchange=0.35)) == (
         "communication-bound",
         "exchange",
     )
-    assert bound_by(shares(products=0.3, update=0.4, data=0.09)) == ("compute-bound", "update")
-    line = verdict_line(shares(products=0.89, data=0.11), {"data": "a flag", "products": "none"})
-    assert line == "time: products 89%, data 11%: input-bound; try a flag"
+    assert bound_by(shares(products=0.3, update=0.4, data=0.24)) == ("compute-bound", "update")
+    line = verdict_line(shares(products=0.74, data=0.26), {"data": "a flag", "products": "none"})
+    assert line == "time: products 74%, data 26%: input-bound; try a flag"
 
 
 def test_advice_is_printed_once(capsys):

@@ -9,7 +9,7 @@ from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PARTS, PRODUCTS, RECORDED, S
 
 COMPUTE_BOUND = "compute-bound"
 WAITS = {DATA: "input-bound", EXCHANGE: "communication-bound", STORE: "store-bound"}
-LEAST_WAIT = 0.1  # a wait of this share of a step bounds the step
+LEAST_WAIT = 0.25  # a wait of this share of a step bounds the step
 _SHOWN = 0.005
 
 
@@ -29,7 +29,7 @@ def bound_by(shares: Mapping[str, float]) -> tuple[str, str]:
     """Returns the kind of bound of the steps, and the part of that kind that takes longest.
 
     Waits overlap with the rest of a step, since batches are read and vectors sent meanwhile. The
-    longest remaining wait bounds the steps if it takes a tenth of them or more.
+    longest remaining wait bounds the steps if it takes a quarter of them or more.
     """
     wait = max(WAITS, key=lambda name: shares[name])
     if shares[wait] >= LEAST_WAIT:
