@@ -1,5 +1,6 @@
 """Datasets from Python: opened from disk, or made from tables in memory."""
 
+import difflib
 import os
 import tempfile
 import weakref
@@ -154,4 +155,8 @@ def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
 
 def unexpected(function: str, name: str, known: Any) -> TypeError:
     """Returns the error for an argument that a function does not take."""
-    return TypeError(f"{function}(): expected arguments among {', '.join(known)}; got {name!r}")
+    similar = difflib.get_close_matches(name, known, 1)
+    meant = f"; did you mean {similar[0]!r}?" if similar else ""
+    return TypeError(
+        f"{function}(): expected arguments among {', '.join(known)}; got {name!r}{meant}"
+    )

@@ -140,9 +140,8 @@ def fit(
             raise ValueError(f"{refused[0]}: is for a table in memory; {dataset.path} is a dataset")
     else:
         if isinstance(schema, str) and not Path(schema).exists():
-            raise FileNotFoundError(
-                f"schema {schema!r}: no such file; label={schema!r} names the column of the label"
-            )
+            advice = "" if Path(schema).suffix else f"; label={schema!r} names the label's column"
+            raise FileNotFoundError(f"schema {schema!r}: no such file{advice}")
         if (schema is None) == (label is None):
             got = "neither" if schema is None else "both"
             raise ValueError(f"schema, label: expected a schema, or the label's column, got {got}")

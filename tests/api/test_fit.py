@@ -205,6 +205,7 @@ def test_nothing_is_printed_unless_asked(capfd):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        ({"embeding_dim": 1}, TypeError, "did you mean 'embedding_dim'"),
         ({"learning_rate": 1}, TypeError, r"fit\(\): .*embedding_dim.* got 'learning_rate'"),
         ({"lr": -1.0}, ValueError, "--lr -1.0: expected"),
         ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal --embedding_dim 4"),
@@ -213,7 +214,7 @@ def test_nothing_is_printed_unless_asked(capfd):
         (
             {"schema": "bought"},
             FileNotFoundError,
-            "^schema 'bought': no such file; label='bought' names the column of the label$",
+            "^schema 'bought': no such file; label='bought' names the label's column$",
         ),
         ({"data": "nowhere"}, FileNotFoundError, "nowhere"),
     ],
