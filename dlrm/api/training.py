@@ -275,9 +275,11 @@ def _trained(
     if store is not None:
         log.line(f"{saved_in}: checkpoints refer to the rows in {store.directory}; save copies all")
     with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
-        results = trainer.fit(*training.batches(datasets, task))
-    if store is not None:
-        store.close()
+        try:
+            results = trainer.fit(*training.batches(datasets, task))
+        finally:
+            if store is not None:
+                store.close()
     check_scores(task, str(dataset.path), "validation")
     return results
 

@@ -13,8 +13,10 @@ from dlrm.api.recipe import Facts, auto
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.scripts import dist_main, main
 from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common.seeds import train_seeds
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.optim.config import OptimizerConfig
 
 ROWS = {"train": 2000, "test": 300}
@@ -36,7 +38,11 @@ def train(dataset, tmp_path, monkeypatch):
     def run(name, *words, defaults=None):
         words = [f"--dataset={dataset}", f"--save_checkpoint_path={name}", *SHORT, *words]
         flags = dlrm_flags.make_flags(defaults)
-        main.run(dlrm_flags.parse(words, flags))
+        values = dlrm_flags.parse(words, flags)
+        if values["seeds"]:
+            train_seeds(values, main.run)
+        else:
+            main.run(values)
         return find_checkpoint(tmp_path / name)
 
     return run
@@ -129,6 +135,18 @@ def test_a_recipe_trains_beside_a_store(train):
     words = ["--recipe=auto", "--table_store=rows", "--table_memory=20MB"]
     flags = read_config(train("stored", *words))["flags"]
     assert (flags["embedding_l2_mode"], flags["embedding_l2"] > 0) == ("looked_up", True)
+
+
+def test_seeds_by_the_recipe_have_a_store_each(train, tmp_path):
+    store = ["--table_memory=20MB", "--table_store=store"]
+    train("runs", "--recipe=auto", "--seeds=1-2", *store)
+    alone = train("alone", "--recipe=auto", "--seed=2", "--embedding_l2_mode=looked_up")
+    expected = read_saved(alone)
+    found = read_saved(find_checkpoint(tmp_path / "runs" / "seed-2"))
+    for name, tensor in expected.dense.items():
+        assert tensor.equal(found.dense[name])
+    for one, two in zip(expected.tables, found.tables, strict=True):
+        assert (one.part(0, one.rows) == two.part(0, two.rows)).all()
 
 
 def test_big_data_have_one_epoch_and_nvidias_architecture():

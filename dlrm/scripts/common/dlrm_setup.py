@@ -194,6 +194,8 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
     with agreed(world, *session.USER_ERRORS):
         task = _make_task(values, architecture, world, unrecorded, placement, whole)
         told_by = fingerprint(read)
+    if task.model.store is not None:
+        at_the_end.callback(task.model.store.close)
     transform = fitted / layout.TRANSFORM if fitted else None
     if known is None and values["mode"] == "train":
         without_bins = fit_edges(task.model, whole.train, transform, world)

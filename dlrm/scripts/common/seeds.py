@@ -58,6 +58,8 @@ def train_seeds(values: Values, train: Callable[[Values], Mapping[str, float]]) 
     for seed in seeds:
         folder = path / f"seed-{seed}"
         own = {"seed": seed, "seeds": None, "save_checkpoint_path": str(folder)}
+        if values["table_store"] is not None:  # checkpoints refer to it
+            own["table_store"] = str(Path(values["table_store"]) / f"seed-{seed}")
         print(f"seed {seed}: {folder}", flush=True)
         summaries[f"seed {seed}"] = train(Values({**values, **own}, values.given | {"seed"}))
         members.append(find_checkpoint(folder))
