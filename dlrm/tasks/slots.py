@@ -111,7 +111,8 @@ class Slots:
                         return
                     slots, ticket = prepared.found or self.store.prepare_anyhow(prepared.records)
                 self.store.waited += perf_counter() - began
-                lacking = lacking and any(_lacks(future) for future in pending)
+                if lacking:  # the reader may set it meanwhile, which is not to be lost
+                    lacking = any(_lacks(future) for future in pending)
                 pending.append(reader.submit(read))
                 if self.trains:
                     self.store.mark(ticket)
