@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import perf_counter
 from typing import NamedTuple
 
@@ -84,13 +84,17 @@ class Slots:
         It adds the seconds that a batch waited for its rows to the store's `waited`. No thread
         outlives the generator: exhaust it, or close it.
         """
-        pending: deque[Future[_Prepared | None]] = deque()
+        pending: deque[tuple[Future[Batch | None], Future[_Prepared | None]]] = deque()
         reader = ThreadPoolExecutor(1, thread_name_prefix="dlrm-store")
         lacking = False  # whether a pending batch has no slots; later ones must not overtake it
 
-        def read() -> _Prepared | None:
+        def submit() -> None:
+            loaded = reader.submit(next, batches, None)
+            pending.append((loaded, reader.submit(prepare, loaded)))
+
+        def prepare(loaded: Future[Batch | None]) -> _Prepared | None:
             nonlocal lacking
-            batch = next(batches, None)
+            batch = loaded.result()
             if batch is None:
                 return None
             records, found = self.records(batch), None
@@ -102,18 +106,21 @@ class Slots:
             return _Prepared(batch, records, found)
 
         try:
-            pending.extend(reader.submit(read) for _ in range(_DEPTH))
+            for _ in range(_DEPTH):
+                submit()
             while True:
+                loaded, preparing = pending.popleft()
+                wait([loaded])  # which is no wait for the store
                 began = perf_counter()
                 with part(STORE):
-                    prepared = pending.popleft().result()
+                    prepared = preparing.result()
                     if prepared is None:
                         return
                     slots, ticket = prepared.found or self.store.prepare_anyhow(prepared.records)
                 self.store.waited += perf_counter() - began
                 if lacking:  # the reader may set it meanwhile, which is not to be lost
-                    lacking = any(_lacks(future) for future in pending)
-                pending.append(reader.submit(read))
+                    lacking = any(_lacks(future) for _, future in pending)
+                submit()
                 if self.trains:
                     self.store.mark(ticket)
                     self.store.trained = prepared.records, slots
@@ -123,7 +130,7 @@ class Slots:
                     self.store.release(ticket)
         finally:
             reader.shutdown(wait=True, cancel_futures=True)
-            for future in pending:
+            for _, future in pending:
                 self._give_back(future)
             batches.close()
 

@@ -1,6 +1,7 @@
 """A training whose rows are in a store has the bits of one whose rows are in memory."""
 
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
+from dlrm.step_clock import DATA, STORE, step_clock
 from dlrm.store.config import TableStoreConfig
 from dlrm.store.row_store import memory_of
 from dlrm.tasks.click_training import SplitBatches, table_store
@@ -17,6 +19,7 @@ from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
+from dlrm.train.checkpoints.stored import start_store
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.task import TrainConfig
@@ -198,6 +201,28 @@ def test_what_a_store_cannot_do_is_refused(case, tmp_path):
     where = TableStoreConfig("20MB", str(tmp_path))
     with pytest.raises(ValueError, match=expected):
         table_store(where, config, OptimizerConfig("adagrad", **optimizers), world)
+
+
+def test_slow_batches_are_no_wait_for_the_store(tmp_path):
+    run = Run(tmp_path, True)
+    start_store(Parameters(run.task.model, run.task.table_parameters()), World())
+    slots, found = run.task.slots(), run.batches.train.dataset.batch(0)
+
+    def slow():
+        for _ in range(4):
+            time.sleep(0.1)
+            yield found
+
+    clock = step_clock("cpu", 1)
+    clock.resume()
+    clock.next_step()
+    for _ in slots.ahead(slow()):
+        clock.next_step()
+    clock.pause()
+    seconds = clock.lap()
+    run.task.model.store.close()
+    assert seconds[DATA] > 0.3
+    assert max(seconds[STORE], run.task.model.store.waited) < 0.1
 
 
 def test_less_memory_than_a_row_needs_is_named(tmp_path):
