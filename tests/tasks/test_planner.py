@@ -124,6 +124,17 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
     assert "predicted from the constants of 'h100'" in lines
 
 
+def test_a_smaller_batch_is_proposed_where_activations_are_what_lacks_memory():
+    workload = Workload(SKEWED, 1 << 20)
+    needed = max(cost.memory.total for cost in costs(plan(workload, Limits(1), CPU), workload, CPU))
+    limits = Limits(1, needed * 3 // 4)
+    (change,) = (c for c in changes_that_fit(workload, limits, CPU) if "batch" in c)
+    batch_size = int(change.removeprefix("--batch_size "))
+    for size, fits in ((batch_size, True), (2 * batch_size, False)):
+        smaller = dataclasses.replace(workload, batch_size=size)
+        assert (not shortage(plan(smaller, limits, CPU), smaller, limits, CPU)) == fits
+
+
 def test_a_plan_can_be_trained(ranks):
     placement = plan(Workload(SKEWED, 64), Limits(2), CPU)
     assert ranks(2).call(logits, [(placement,)] * 2) == [None, None]

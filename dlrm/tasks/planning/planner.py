@@ -258,6 +258,11 @@ def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> It
             break
         dim //= 2
     yield from _cap(workload, fits)
+    batch_size = workload.batch_size // 2
+    while batch_size >= limits.num_ranks and not fits(replace(workload, batch_size=batch_size)):
+        batch_size //= 2
+    if batch_size >= limits.num_ranks:
+        yield f"--batch_size {batch_size}"
     yield from _stored(workload, limits, machine)
 
 
