@@ -149,7 +149,7 @@ def chart(
         title: over it.
         x_name, y_name: of the axes.
         lines: what is drawn, in this order; those without points keep their colours to themselves.
-        told: what screen readers say of it: what a person sees in it.
+        told: description of the chart for screen readers.
         limits: least and greatest x, least and greatest y; by default those of the lines.
     """
     points = [(x, y) for line in lines for x, y in zip(line.x, line.y, strict=True)]

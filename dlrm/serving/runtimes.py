@@ -26,7 +26,7 @@ def open_runtimes(
     """Yields functions that score a batch, by the name of their runtime.
 
     eager is plain torch, onnx ONNX Runtime, aot AOTInductor. What cannot run here is left out, and
-    `note` is told why.
+    `note` receives the reason.
 
     Args:
         model: a trained network; on the CPU, as the others are.

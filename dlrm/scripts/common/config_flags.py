@@ -185,20 +185,20 @@ class _IntegerOrNone(flags.IntegerParser):
 
 
 VERIFY_DATA_HELP = (
-    "When to compare the dataset's files with its checksums: before they are first read, in every "
+    "Comparison of the dataset's files with its checksums: before they are first read, in every "
     "run, or never"
 )
 LOG_FLAGS: Definitions = {
     "log_path": (
         str,
         "./log.json",
-        "Destination for the log file with results and statistics, and beside it the curves; "
-        "default where --save_checkpoint_path is given: log.json in that directory",
+        "Destination for the log file with results and statistics, and for the curves next to it; "
+        "default with --save_checkpoint_path: log.json in that directory",
     ),
     "tensorboard": (
         str | None,
         None,
-        "Directory to write what TensorBoard shows: flags, scalars, curves, model card",
+        "Directory of TensorBoard's events: flags, scalars, curves, model card",
     ),
     "mlflow": (
         str | None,
@@ -207,7 +207,7 @@ LOG_FLAGS: Definitions = {
     ),
 }
 VERDICT_HELP = (
-    "Beside each printed line, where the time of the steps went and what bounds it, with a flag to "
+    "Print after each line how the time of the steps was spent and what bounds it, with a flag to "
     "try"
 )
 PROFILE_HELP = Help(
@@ -236,7 +236,7 @@ class Values(dict[str, Any]):
 
     Args:
         values: of every flag.
-        given: the flags that the user gave, be it with their defaults.
+        given: the flags that the user gave, also with their default values.
     """
 
     def __init__(self, values: Mapping[str, Any], given: frozenset[str]):

@@ -79,8 +79,8 @@ _RUN: Definitions = {
         str | None,
         None,
         Help(
-            "Choose the flags that are not given by the number of training rows and by their "
-            "fields, and print what was chosen; for a training on --dataset",
+            "Choose the flags that you leave open by the number of training rows and by their "
+            "fields, and print the choices; for a training on --dataset",
             RECIPES,
         ),
     ),
@@ -88,8 +88,8 @@ _RUN: Definitions = {
         str,
         "2020",
         Help(
-            "Whose values flags have that are not given: NVIDIA's of June 2020, which differ "
-            "between main and dist_main, or of October 2021 and later",
+            "Defaults of flags: NVIDIA's of June 2020, which differ between main and dist_main, or "
+            "those of October 2021 and later",
             ("2020", "2021"),
         ),
     ),
@@ -97,34 +97,34 @@ _RUN: Definitions = {
         str,
         "eager",
         Help(
-            "How the MLPs and the interaction run: eager, by native operators; graph, by "
-            "torch.compile, each part as one graph; lazy, on torch's lazy device where it has one, "
-            "else as graph",
+            "Execution of the MLPs and the interaction: eager, by native operators; graph, by "
+            "torch.compile, each part as one graph; lazy, on torch's lazy device if available, "
+            "otherwise as graph",
             MODULE_EXECUTIONS,
         ),
     ),
     "base_device": (
         str | None,
         None,
-        'Device to run the model on, "cuda" or "cpu"; by default cuda where there is one',
+        'Device to run the model on, "cuda" or "cpu"; by default cuda if available',
     ),
     "cuda_graphs": (
         bool,
         False,
-        "Replay a step, and a prediction, as one CUDA graph a process, with the same results; for "
-        "one id a sample and table, and --backend nccl",
+        "Replay a step, and a prediction, as one CUDA graph per process, with the same results; "
+        "for one id per sample and table, and --backend nccl",
     ),
     "deterministic": (
         bool,
         False,
-        "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
+        "Give the same bits from run to run on cuda as well; runs on the CPU always do",
     ),
     "backend": (str, "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"),
     "rank_timeout": (
         float,
         1800.0,
         Help(
-            "Seconds without a step after which a rank that hangs is named and the run ends",
+            "Seconds without a step after which the run reports the rank that hangs, and ends",
             least=1,
         ),
     ),
@@ -139,32 +139,32 @@ _MODEL: Definitions = {
     "optimized_mlp": (
         bool,
         True,
-        "MLPs in one autograd node over fused linear layers; else torch's modules one by one",
+        "MLPs in one autograd node over fused linear layers, instead of torch's modules one by one",
     ),
 }
 _TRAINING: Definitions = {
     "seeds": (
         str | None,
         None,
-        "Instead of --seed, several, as 1-5 or 1,2,7: train a model for each, one after another, "
+        "Several seeds instead of --seed, as 1-5 or 1,2,7: train a model for each in sequence "
         "in --save_checkpoint_path, and save there the mean of their logits as one model",
     ),
     "max_grad_norm": (
         float | None,
         None,
-        "Scale all gradients down to this 2-norm, where theirs is greater",
+        "Clip the 2-norm of all gradients together to this",
     ),
     "ema_decay": (
         float | None,
         None,
-        "Test and serve a moving average, of this decay, of all weights but tables",
+        "Test and serve an EMA, of this decay, of all weights except tables",
     ),
     "overlap": (
         str,
         OVERLAPS[0],
         Help(
-            "stale: look rows up, and exchange their vectors, while the step before computes; they "
-            "lack the update of that step, so results differ",
+            "stale: look rows up, and exchange their vectors, while the previous step computes; "
+            "they lack the update of that step, so results differ",
             OVERLAPS,
         ),
     ),
@@ -172,7 +172,7 @@ _TRAINING: Definitions = {
         str,
         "GPU",
         Help(
-            "Where test scores are collected: GPU is the device of the model, whichever it is",
+            "Device that collects test scores: GPU means the device of the model, of any kind",
             ("GPU", "CPU"),
         ),
     ),
@@ -190,14 +190,14 @@ _FILES: Definitions = {
     "load_optimizer_state": (
         bool,
         False,
-        "Load the optimizers' state of --load_checkpoint_path, too: a training on further rows "
-        "goes on where that one ended, with steps counted anew",
+        "Load the optimizers' state of --load_checkpoint_path as well: a training on further rows "
+        "continues where that one ended, with steps counted anew",
     ),
     "allow_other_transform": (
         bool,
         False,
-        "Go on where the dataset's fitted transform is not the checkpoint's, so that the same ids "
-        "mean other values",
+        "Continue when the dataset's fitted transform is not the checkpoint's, so that the same "
+        "ids mean other values",
     ),
     "save_checkpoint_path": (
         str | None,
@@ -207,17 +207,17 @@ _FILES: Definitions = {
     "keep_checkpoints": (
         int,
         1,
-        Help("How many of the last checkpoints to keep besides the best", least=1),
+        Help("Number of last checkpoints to keep besides the best", least=1),
     ),
     "async_checkpoint": (
         bool,
         False,
-        "Write checkpoints while the training goes on; takes memory for a copy of what is saved",
+        "Write checkpoints while the training continues; needs memory for a copy of the state",
     ),
     "resume": (
         bool,
         False,
-        "Go on from the last checkpoint in --save_checkpoint_path, if there is one",
+        "Resume from the last checkpoint in --save_checkpoint_path, if there is one",
     ),
     **LOG_FLAGS,
     "output_dir": (str, "/tmp", "Accepted, and unused; see --save_checkpoint_path"),
@@ -236,8 +236,8 @@ _BENCHMARK: Definitions = {
     "inference_benchmark_runtimes": (
         tuple[str, ...],
         ("native", *RUNTIMES),
-        "What is measured: native (the model as trained), eager (plain torch), torchscript, onnx "
-        "(ONNX Runtime), aot (AOTInductor)",
+        "Runtimes to measure: native (the model as trained), eager (plain torch), torchscript, "
+        "onnx (ONNX Runtime), aot (AOTInductor)",
     ),
 }
 _OWN: dict[str, Definitions] = {
@@ -319,16 +319,16 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         ),
         "embedding_dim": "Dimensionality of embedding space for categorical features",
         "embedding_dtype": Help(
-            "bf16: look tables up in half the traffic; the rest of their float32 values lies "
-            "beside them, and updates are as exact; needs --embedding_type joint_fused",
+            "bf16: look tables up with half the traffic; a second tensor has the rest of their "
+            "float32 values, and updates are as exact; needs --embedding_type joint_fused",
             EMBEDDING_DTYPES,
         ),
         "output_init": Help(
-            "How the last layer starts: uniform as in NVIDIA's DLRM, or normal as in Meta's",
+            "Initialization of the last layer: uniform as in NVIDIA's DLRM, or normal as in Meta's",
             OUTPUT_INITS,
         ),
         "embedding_init": Help(
-            "How tables start: uniform, U(-s, s), or normal, N(0, s)", EMBEDDING_INITS
+            "Initialization of tables: uniform, U(-s, s), or normal, N(0, s)", EMBEDDING_INITS
         ),
         "embedding_init_scale": "s = this / sqrt(table size), of --embedding_init uniform",
         "embedding_init_std": "s = this, of --embedding_init normal",
@@ -365,14 +365,14 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "periodic at the start",
         "wide": "Add one weight of each id to the logit",
         "dropout": "Share of each hidden layer's outputs in the top MLP that training sets to 0",
-        "batch_norm": "Normalise each hidden layer of the top MLP before its ReLU; for one process",
+        "batch_norm": "Normalize each hidden layer of the top MLP before its ReLU; for one process",
         "ensemble": Help(
             "Members of a packed ensemble, which share all but a head and the factors that they "
             "multiply a sample's vectors by; each learns by itself, and the prediction is the mean "
             "of their probabilities. 1: a single model",
             least=1,
         ),
-        "pooling": Help("How the rows of a multi-hot feature become one vector", POOLINGS),
+        "pooling": Help("Pooling of the rows of a multi-hot feature into one vector", POOLINGS),
         "placement": "Which process holds which tables: balanced by lookups and rows; nvidia; "
         "auto, which divides and copies tables as dlrm.scripts.plan does; or a file that "
         "dlrm.scripts.plan --output wrote. The results are the same but for the order of summation",

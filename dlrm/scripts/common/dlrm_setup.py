@@ -54,7 +54,7 @@ class DLRMSetup(Setup):
     Attributes:
         whole: the dataset as one process would read it.
         adopted: where weights and architecture are from, and the flags of the latter.
-        note: what is to be said of the dataset's transform and of its numerical fields.
+        note: remarks about the dataset's transform and its numerical fields.
         unrecorded: why `--cuda_graphs` is not used, if it is not.
     """
 
