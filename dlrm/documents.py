@@ -118,7 +118,7 @@ def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is too large, no YAML, deeper than `MAX_DEPTH`, larger than `MAX_NODES` once
+        ValueError: it is too large, invalid YAML, deeper than `MAX_DEPTH`, larger than `MAX_NODES` once
             aliases are expanded, or of another type; file and, where it is known, line and column
             are named.
     """
@@ -130,15 +130,15 @@ def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
         loader = _loader()(content.decode("utf-8-sig"))
         value = loader.get_single_data()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start}: no YAML, as it is not UTF-8") from None
+        raise ValueError(f"{path}: byte {error.start}: invalid YAML, as it is not UTF-8") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = (error.problem or error.context or "")[:200]
-        raise ValueError(f"{path}: {place}no YAML: {problem}") from None
+        raise ValueError(f"{path}: {place}invalid YAML: {problem}") from None
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
         # The last of a value that is not what its tag says, as !!timestamp of a word.
-        raise ValueError(f"{path}: no YAML: {brief(str(error))}") from None
+        raise ValueError(f"{path}: invalid YAML: {brief(str(error))}") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -188,7 +188,7 @@ def _loader() -> "type[yaml.SafeLoader]":
                 if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                     if key.value in seen:
                         raise yaml.MarkedYAMLError(
-                            problem=f"{brief(key.value)} is there twice",
+                            problem=f"{brief(key.value)} is a duplicate key",
                             problem_mark=key.start_mark,
                         )
                     seen.add(key.value)

@@ -139,7 +139,7 @@ def _prepare(flags: argparse.Namespace) -> None:
     cardinalities = result["cardinalities"]
     _say(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
     if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
-        _say(f"raised to 1:{clamped:>14,} numerical values whose logarithm would be under 0")
+        _say(f"clamped to 1:{clamped:>13,} numerical values whose logarithm would be under 0")
     _say(f"{output}: complete, in {time.perf_counter() - start:.1f} s")
 
 

@@ -120,5 +120,5 @@ def summary(result: dict[str, Any]) -> list[str]:
     cardinalities = result["cardinalities"]
     lines.append(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
     if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
-        lines.append(f"raised to 1:{clamped:>14,} values whose logarithm would be below 0")
+        lines.append(f"clamped to 1:{clamped:>13,} values whose logarithm would be below 0")
     return lines

@@ -113,7 +113,7 @@ class Report:
         rows: samples of each split.
         positives: samples with label 1 of each split.
         cardinalities: categorical feature -> rows of its table.
-        raised: values whose logarithm's argument was raised to 1.
+        raised: values whose logarithm's argument was clamped to 1.
         negatives: value of the label other than `positive` -> samples, the most frequent first.
     """
 

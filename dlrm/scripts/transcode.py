@@ -130,7 +130,7 @@ def _summary(report: Report) -> str:
         lines.append(f"labels counted as 0: {', '.join(values[:_MOST_NEGATIVES])}{more}")
     lines += [f"table {name}: {size} rows" for name, size in report.cardinalities.items()]
     if report.raised:
-        lines.append(f"the argument of {report.raised} logarithms was raised to 1")
+        lines.append(f"the argument of {report.raised} logarithms was clamped to 1")
     return "\n".join(lines)
 
 

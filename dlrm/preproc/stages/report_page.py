@@ -185,11 +185,11 @@ def _splits(facts: dict[str, Any]) -> str:
     splits = facts["splits"].items()
     most = max(split["rows"] for _, split in splits)
     return (
-        f"<p class='note'>{facts['split_note']}A number is raised to 1 where its logarithm would "
+        f"<p class='note'>{facts['split_note']}A number is clamped to 1 where its logarithm would "
         "be negative.</p>"
     ) + _table(
         "Rows of each split",
-        [("", ["split", "rows", *facts["words"], "values raised to 1"])],
+        [("", ["split", "rows", *facts["words"], "values clamped to 1"])],
         [
             [name, Bar(_whole(s["rows"]), s["rows"] / max(most, 1)), s["positives"]]
             + [_percent(s["positive_rate"]), s["values_raised_to_1"]]

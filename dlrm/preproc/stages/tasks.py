@@ -139,7 +139,7 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     """Transforms a split: rows of targets in file order are written, others put into buckets.
 
     Returns:
-        For each target that the split has rows of: rows, clicks, values raised to 1, and of the
+        For each target that the split has rows of: rows, clicks, values clamped to 1, and of the
         categorical fields how many are there and how many have an id.
     """
     number, split = item

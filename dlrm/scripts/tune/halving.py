@@ -154,7 +154,7 @@ class Search:
         missing = [job for job in jobs if not job.result.exists()]
         say(
             f"rung {number + 1} of {len(self.rungs)}: {_counted(len(trials), 'trial')}, "
-            f"{_counted(rung.folds, 'fold')}, {rung.share:.3g} of the rows; "
+            f"{_counted(rung.folds, 'fold')}, {rung.share:.0%} of the rows; "
             f"{len(jobs) - len(missing)} of {_counted(len(jobs), 'training')} done"
         )
         for fold in range(rung.folds) if missing else ():

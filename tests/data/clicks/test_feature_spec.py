@@ -281,7 +281,7 @@ def test_no_features_at_all_is_refused(tmp_path):
 @pytest.mark.parametrize("text", [b"a: [", b"- 1", b"", "gr\u00f6\u00dfe: 1".encode("latin-1")])
 def test_a_file_that_is_no_specification_is_named(tmp_path, text):
     (tmp_path / "feature_spec.yaml").write_bytes(text)
-    with pytest.raises(ValueError, match=r"feature_spec\.yaml: .*(no YAML|expected a map)"):
+    with pytest.raises(ValueError, match=r"feature_spec\.yaml: .*(invalid YAML|expected a map)"):
         FeatureSpec.load(tmp_path)
 
 
