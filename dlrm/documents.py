@@ -118,7 +118,7 @@ def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is too large, invalid YAML, deeper than `MAX_DEPTH`, larger than `MAX_NODES` once
+        ValueError: it is too large, invalid, deeper than `MAX_DEPTH`, larger than `MAX_NODES` once
             aliases are expanded, or of another type; file and, where it is known, line and column
             are named.
     """
