@@ -20,6 +20,7 @@ _SAMPLES, _MOST_EPOCHS = 400_000, 10  # of a run, with a quarter of them in the 
 # 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best were about this.
 _L2, _MOST_L2 = 350, 0.02
 _MOST_LABELS = 1 << 20  # that are read for the share of clicks
+_FEW_LR, _PACKED_LR = 0.004, 0.008  # of few rows; docs/guide/tuning.md has the trials
 _BIG_ROWS = 30_000_000  # one epoch, without regularization, of NVIDIA's architecture
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
 _DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
@@ -121,6 +122,8 @@ def _of_few_rows(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
         "schedule": "linear",
         "warmup": 0.05,
     }
+    if rows < _FEW_ROWS:
+        chosen["lr"] = _PACKED_LR if given.get("ensemble", 1) > 1 else _FEW_LR
     if facts.num_numerical:
         bins = 256 if rows < _FEW_ROWS else 64
         chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}

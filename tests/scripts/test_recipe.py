@@ -149,6 +149,15 @@ def test_seeds_by_the_recipe_have_a_store_each(train, tmp_path):
         assert (one.part(0, one.rows) == two.part(0, two.rows)).all()
 
 
+def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate():
+    many = FEW._replace(rows=100_000)
+    assert auto(many)["lr"] < auto(FEW)["lr"]
+    packed = auto(FEW, {"ensemble": 8})
+    assert packed == auto(FEW, {"ensemble": 1}) | {"ensemble": 8, "lr": 2 * auto(FEW)["lr"]}
+    assert auto(FEW, {"ensemble": 8, "lr": 0.001})["lr"] == 0.001
+    assert auto(many, {"ensemble": 8})["lr"] == auto(many)["lr"]
+
+
 def test_big_data_have_one_epoch_and_nvidias_architecture():
     default = DLRMConfig(TABLE_SIZES)
     for rows in (40_000_000, 4_000_000_000):
