@@ -59,9 +59,11 @@ def needs_java() -> None:
         pytest.skip("no Java, which Spark needs")
 
 
-def test_the_demo_comes_close_to_the_planted_best(root, tmp_path):
+@pytest.mark.parametrize("rows", [150_000, pytest.param(700_000, marks=pytest.mark.slow)])
+def test_the_demo_comes_close_to_the_planted_best(root, tmp_path, rows):
     needs_java()
-    shown = run([sys.executable, root / "demo.py", "--output", tmp_path], tmp_path)
+    command = [sys.executable, root / "demo.py", "--output", tmp_path, "--rows", str(rows)]
+    shown = run(command, tmp_path)
     auc, best = (
         float(re.search(rf"^{name} +(?:test )?(0\.\d+)", shown, re.M).group(1))
         for name in ("ROC AUC", "best possible")
@@ -93,6 +95,7 @@ def test_adult_reaches_0_92_on_the_mean_of_five_random_fifths(shared_data, tmp_p
     assert statistics.mean(aucs) >= 0.92, aucs
 
 
+@pytest.mark.slow
 def test_bfloat16_costs_adult_less_than_0_002_of_auc(shared_data, tmp_path):
     exact = adult_auc(shared_data, tmp_path / "fp32", 1)
     half = adult_auc(shared_data, tmp_path / "bf16", 1, "--amp", "--embedding_dtype=bf16")
