@@ -9,18 +9,17 @@ import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dlrm.files import make_directories, sync, write_atomically
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
+from dlrm.store.layout import Block, Layout, check_layout, numpy_name
+from dlrm.store.memory import memory_of, slots_within
 from dlrm.store.native import (
     DamagedError,
     DiskError,
@@ -47,77 +46,6 @@ T = TypeVar("T")
 _ATTEMPTS = 2  # to read rows that a training overwrites meanwhile, before the last one
 _ANY_GENERATION = 2**32 - 1
 THREADS = 16  # threads that read and write at the same time
-_SLOT_BYTES = 17  # besides a row: its record and its users
-_PLACE_BYTES = 12  # of the map from records to slots
-_BUFFERS = 16 << 20  # buffers of reads and writes, and the threads' stacks
-
-
-class Block(NamedTuple):
-    """Consecutive rows of all fields.
-
-    Attributes:
-        first: the first record.
-        rows: number of rows.
-        fields: by name, `[rows, ...]`; others are zeros.
-    """
-
-    first: int
-    rows: int
-    fields: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The layout of a store.
-
-    Attributes:
-        tables: rows of each table, by number, in the order of their records.
-        fields: name, dtype and numbers of a row of each field, in the order of a record.
-    """
-
-    tables: dict[int, int]
-    fields: tuple[tuple[str, str, int], ...]
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "Layout":
-        """Returns the layout in a map of JSON values.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: the map has no layout.
-        """
-        tables = {int(number): int(rows) for number, rows in entry["tables"].items()}
-        return cls(tables, tuple((str(n), str(t), int(w)) for n, t, w in entry["fields"]))
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the layout as JSON values."""
-        return {
-            "tables": {str(number): rows for number, rows in self.tables.items()},
-            "fields": [list(field) for field in self.fields],
-        }
-
-    @property
-    def records(self) -> int:
-        """Returns the number of rows."""
-        return sum(self.tables.values())
-
-    @property
-    def begins(self) -> dict[int, int]:
-        """Returns the first record of each table."""
-        return dict(zip(self.tables, accumulate(self.tables.values(), initial=0), strict=False))
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Returns the dtype of a record's rows."""
-        return np.dtype(
-            [(name, np.dtype(kind).newbyteorder("<"), (w,)) for name, kind, w in self.fields]
-        )
-
-    def row(self, record: int) -> str:
-        """Names a record's row, for messages."""
-        for number, begin in reversed(self.begins.items()):
-            if begin <= record:
-                return f"table {number}, row {record - begin}"
-        return f"record {record}"
 
 
 class RowStore:
@@ -453,7 +381,7 @@ class RowStore:
 
     def _laid_out(self, fields: Mapping[str, Tensor]) -> Layout:
         described = tuple(
-            (name, _numpy_name(tensor.dtype), tensor[:1].numel()) for name, tensor in fields.items()
+            (name, numpy_name(tensor.dtype), tensor[:1].numel()) for name, tensor in fields.items()
         )
         return Layout(self.tables, described)
 
@@ -623,28 +551,6 @@ class _Named:
             raise self._store._of_disk(error) from None
 
 
-def memory_of(slots: int, row_bytes: int, records: int) -> int:
-    """Returns the bytes of memory that a store takes.
-
-    Args:
-        slots: rows in memory.
-        row_bytes: bytes of a row and its optimizer's state.
-        records: rows in all.
-    """
-    places = 1 << max((2 * slots - 1).bit_length(), 4)
-    return slots * (row_bytes + _SLOT_BYTES) + places * _PLACE_BYTES + records // 8 + _BUFFERS
-
-
-def slots_within(memory: int, row_bytes: int, records: int) -> int:
-    """Returns the most slots whose store takes no more than `memory` bytes."""
-    low, high = 0, records
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = memory_of(middle, row_bytes, records) <= memory
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
-
-
 def check_store(directory: Path, entry: Mapping[str, Any]) -> str:
     """Returns the name of a store after checking that it is the checkpoint's.
 
@@ -661,19 +567,6 @@ def check_store(directory: Path, entry: Mapping[str, Any]) -> str:
             f"the store {found} of another run"
         )
     return str(found)
-
-
-def check_layout(directory: Path, expected: Layout, found: Layout) -> None:
-    """Raises ValueError if a store has other tables, dimensions or optimizers."""
-    if expected != found:
-        raise ValueError(
-            f"{directory}: expected a store of {_shown(expected)}, got one of {_shown(found)}"
-        )
-
-
-def _shown(layout: Layout) -> str:
-    fields = ", ".join(f"{name} {kind}[{width}]" for name, kind, width in layout.fields)
-    return f"tables {layout.tables} with {fields}"
 
 
 def _numbers_since(directory: Path, store: str, generation: Generation) -> list[int]:
@@ -697,7 +590,3 @@ def _check_size(path: Path, file: int, expected: int) -> None:
     found = os.fstat(file).st_size
     if found < expected:
         raise ValueError(f"{path}: expected {expected} bytes, got {found}: truncated")
-
-
-def _numpy_name(dtype: torch.dtype) -> str:
-    return "int16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")

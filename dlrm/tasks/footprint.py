@@ -11,7 +11,7 @@ from dlrm.distributed.placement import Placement
 from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
 from dlrm.model.placement import AUTO, PLACEMENTS
 from dlrm.store.config import shown
-from dlrm.store.row_store import slots_within
+from dlrm.store.memory import slots_within
 from dlrm.tasks.planning.costs import Workload, piece_bytes, row_bytes, stored_row_bytes
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan

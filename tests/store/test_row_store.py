@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from dlrm.store.config import TableStoreConfig, bytes_of
+from dlrm.store.layout import Block
+from dlrm.store.memory import memory_of, slots_within
 from dlrm.store.native import FullError
-from dlrm.store.row_store import Block, limited_store, memory_of, slots_within
+from dlrm.store.row_store import limited_store
 from dlrm.store.undo import undo_numbers
 
 TABLES = {0: 700, 3: 5, 4: 1300}

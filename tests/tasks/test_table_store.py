@@ -12,7 +12,7 @@ from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
 from dlrm.step_clock import DATA, STORE, step_clock
 from dlrm.store.config import TableStoreConfig
-from dlrm.store.row_store import memory_of
+from dlrm.store.memory import memory_of
 from dlrm.tasks.click_training import SplitBatches, table_store
 from dlrm.tasks.planning.costs import row_bytes
 from dlrm.tasks.recommendation import Batches, Recommendation

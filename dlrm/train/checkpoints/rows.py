@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from dlrm.ops import join_float32
-from dlrm.store.row_store import ROWS, Layout, RowStore, open_view
+from dlrm.store.layout import Layout
+from dlrm.store.row_store import ROWS, RowStore, open_view
 
 STORES = "stores"  # in a configuration: the records that restore the rows of each rank's store
 _BLOCK_BYTES = 1 << 24

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed
 from dlrm.ops import split_float32
-from dlrm.store.row_store import Block, Layout
+from dlrm.store.layout import Block, Layout
 from dlrm.train.checkpoints.rows import STORES, prefix_of
 from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.state import Parameters, optimizer_state
