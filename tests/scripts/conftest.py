@@ -1,4 +1,6 @@
-"""The main command, run in this process on a small dataset."""
+"""Commands that run in this process: the main one on a small dataset, and `checkpoint`."""
+
+import subprocess
 
 import pytest
 import torch
@@ -29,5 +31,25 @@ def command(request, tmp_path, monkeypatch, dataset):
         values = dlrm_flags.parse([*own, *model, *training, *arguments])
         torch.set_num_threads(1)  # tests are small; a thread more costs more than it brings
         return main.run(values)
+
+    return run
+
+
+@pytest.fixture
+def checkpoint_tool(monkeypatch, capsys):
+    """Runs `dlrm.scripts.checkpoint` in this process; returns what subprocess.run does."""
+    from absl import flags
+
+    from dlrm.scripts import checkpoint as script
+
+    def run(*words):
+        monkeypatch.setattr(script, "FLAGS", flags.FlagValues())
+        script.define_flags(script.FLAGS)
+        capsys.readouterr()
+        try:
+            code = script.main(script.parse(["checkpoint", *map(str, words)]))
+        except SystemExit as ended:
+            code = ended.code
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run

@@ -4,13 +4,11 @@ import json
 import math
 import os
 import shutil
-import subprocess
 
 import forked
 import numpy as np
 import pytest
 import torch
-from absl import flags
 from nvidia_model import NvidiaModel
 from sklearn.metrics import roc_auc_score
 from small_dataset import NUM_NUMERICAL, TABLE_SIZES
@@ -19,7 +17,6 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.files import MANIFEST
 from dlrm.manifest import write_manifest
 from dlrm.model.dlrm import DLRM, DLRMConfig
-from dlrm.scripts import checkpoint as script
 from dlrm.scripts.checkpoint import compare, describe, describe_run
 from dlrm.serving.predictor import load_model
 from dlrm.train.checkpoints.checkpoint import Parameters, save_checkpoint
@@ -40,23 +37,6 @@ def mapping(*tables_by_rank):
 
 def data(**more):
     return {"epoch": 1, "step": 77, **more}
-
-
-@pytest.fixture
-def tool(monkeypatch, capsys):
-    """Runs the command in this process; returns what subprocess.run does."""
-
-    def run(*words):
-        monkeypatch.setattr(script, "FLAGS", flags.FlagValues())
-        script.define_flags(script.FLAGS)
-        capsys.readouterr()
-        try:
-            code = script.main(script.parse(["checkpoint", *map(str, words)]))
-        except SystemExit as ended:
-            code = ended.code
-        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
-
-    return run
 
 
 def inputs(rows=9):
@@ -189,11 +169,13 @@ def test_an_interaction_that_nvidia_does_not_have_is_refused(tmp_path):
     assert not (tmp_path / "theirs").exists()
 
 
-def test_a_converted_model_tests_as_nvidia_s_does(tool, command, dataset, tmp_path):
+def test_a_converted_model_tests_as_nvidia_s_does(checkpoint_tool, command, dataset, tmp_path):
     order, padding, flags, saved_data = DIRECTORIES["2021, one GPU"]
     theirs = NvidiaModel(order, TABLE_SIZES, "dot", padding)
     theirs.save(tmp_path / "theirs", flags, saved_data)
-    done = tool("convert", "--to=dlrm", "--output", tmp_path / "ours", tmp_path / "theirs")
+    done = checkpoint_tool(
+        "convert", "--to=dlrm", "--output", tmp_path / "ours", tmp_path / "theirs"
+    )
     assert done.returncode == 0, done.stderr
     assert "feature order: [1, 3, 0, 2], the device_mapping in metadata.pt" in done.stdout
     assert "no optimizer state" in done.stdout
@@ -209,15 +191,15 @@ def test_a_converted_model_tests_as_nvidia_s_does(tool, command, dataset, tmp_pa
     assert tested["auc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-5)
 
 
-def test_an_order_that_cannot_be_known_is_asked_for(tool, tmp_path):
+def test_an_order_that_cannot_be_known_is_asked_for(checkpoint_tool, tmp_path):
     NvidiaModel(BY_SIZE, TABLE_SIZES, "dot", 2).save(tmp_path / "theirs", FLAGS_2021, data())
     words = ("convert", "--to=dlrm", "--output", tmp_path / "ours", tmp_path / "theirs")
-    refused = tool(*words)
+    refused = checkpoint_tool(*words)
     assert refused.returncode == 2
     assert "--feature_order natural or size_sorted" in refused.stderr
     assert not (tmp_path / "ours").exists()
     assert describe(tmp_path / "theirs")["format"] == "nvidia"  # to look at it needs none
-    assert tool(*words, "--feature_order=size_sorted").returncode == 0
+    assert checkpoint_tool(*words, "--feature_order=size_sorted").returncode == 0
     theirs = NvidiaModel(BY_SIZE, TABLE_SIZES, "dot", 2)
     torch.testing.assert_close(load_model(tmp_path / "ours")(*inputs()), theirs(*inputs()))
 
@@ -230,16 +212,16 @@ class Harmful:
         return os.mkdir, (str(self.path),)
 
 
-def test_code_in_a_file_is_not_run(tool, tmp_path):
+def test_code_in_a_file_is_not_run(checkpoint_tool, tmp_path):
     theirs = NvidiaModel(NATURAL, TABLE_SIZES)
     theirs.save(tmp_path / "theirs", FLAGS_2020 | {"x": Harmful(tmp_path / "harm")}, data())
     words = ("convert", "--to=dlrm", "--output", tmp_path / "ours", tmp_path / "theirs")
-    refused = tool(*words)
+    refused = checkpoint_tool(*words)
     assert refused.returncode == 2
     assert "metadata.pt: has more than tensors" in refused.stderr
     assert "mkdir" in refused.stderr
     assert "could run code and is not loaded" in refused.stderr
-    assert tool(*words, "--feature_order=natural").returncode == 0  # the rest is good
+    assert checkpoint_tool(*words, "--feature_order=natural").returncode == 0  # the rest is good
     torch.testing.assert_close(load_model(tmp_path / "ours")(*inputs()), theirs(*inputs()))
     torch.save(Harmful(tmp_path / "harm"), tmp_path / "theirs" / "top_model.mlp.pt")
     with pytest.raises(ValueError, match="top_model.mlp.pt: has more than tensors"):
@@ -297,14 +279,14 @@ def test_what_is_wrong_with_a_directory_of_nvidia_is_named(tmp_path, damage, mes
         read_nvidia(tmp_path / "theirs")
 
 
-def test_inspect_shows_a_checkpoint(tool, tmp_path):
+def test_inspect_shows_a_checkpoint(checkpoint_tool, tmp_path):
     def spoil(model):
         model.embeddings.weight[3, 1] = math.nan
         model.embeddings.weight[TABLE_SIZES[0]] = torch.tensor([3.0, 0.0, 4.0, 0.0])
         model.output.bias[0] = -math.inf
 
     save_ours(tmp_path / "c", change=spoil)
-    done = tool("inspect", tmp_path / "c", "--json", "--check")
+    done = checkpoint_tool("inspect", tmp_path / "c", "--json", "--check")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["step"] == 5
@@ -318,17 +300,17 @@ def test_inspect_shows_a_checkpoint(tool, tmp_path):
     assert found["tables"][1]["bytes"] == TABLE_SIZES[1] * 16
     assert found["dense"]["output.bias"]["num_inf"] == 1
     assert found["dense"]["top_mlp.0.weight"]["shape"] == [16, 16]
-    shown = tool("inspect", tmp_path / "c").stdout
+    shown = checkpoint_tool("inspect", tmp_path / "c").stdout
     assert "values that are NaN or infinite: 2" in shown
     assert (
         "norm_mean"
-        not in json.loads(tool("inspect", tmp_path / "c", "--json", "--noweights").stdout)[
-            "tables"
-        ][0]
+        not in json.loads(
+            checkpoint_tool("inspect", tmp_path / "c", "--json", "--noweights").stdout
+        )["tables"][0]
     )
 
 
-def test_inspect_lists_a_run_and_its_best(tool, tmp_path):
+def test_inspect_lists_a_run_and_its_best(checkpoint_tool, tmp_path):
     for step in (3, 4, 5):
         save_ours(tmp_path / f"step-{step:09d}", step=step)
     found = describe_run(tmp_path)["checkpoints"]
@@ -337,34 +319,36 @@ def test_inspect_lists_a_run_and_its_best(tool, tmp_path):
         ("step-000000004", True, {"auc": 0.75}),
         ("step-000000005", False, {"auc": 0.7}),
     ]
-    lines = tool("inspect", tmp_path).stdout.splitlines()[1:]
+    lines = checkpoint_tool("inspect", tmp_path).stdout.splitlines()[1:]
     for line, metrics in zip(
         lines, ("not tested at", "auc 0.750000  <- best", "auc 0.7"), strict=True
     ):
         assert metrics in line
 
 
-def test_a_flipped_bit_is_found_by_whatever_reads_the_file(tool, tmp_path):
+def test_a_flipped_bit_is_found_by_whatever_reads_the_file(checkpoint_tool, tmp_path):
     save_ours(tmp_path / "c")
     file = tmp_path / "c" / "tables" / "1.bin"
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)
     save_ours(tmp_path / "whole")
-    assert tool("inspect", "--noweights", tmp_path / "c").returncode == 0  # reads no table
+    assert (
+        checkpoint_tool("inspect", "--noweights", tmp_path / "c").returncode == 0
+    )  # reads no table
     for words in (
         ("inspect",),
         ("inspect", "--noweights", "--check"),
         ("diff", tmp_path / "whole"),
         ("convert", "--to=nvidia", f"--output={tmp_path / 'n'}"),
     ):
-        done = tool(*words, tmp_path / "c")
+        done = checkpoint_tool(*words, tmp_path / "c")
         assert done.returncode == 2
         assert f"{file}: expected CRC-32" in done.stderr
     assert not (tmp_path / "n").exists()
 
 
-def test_diff_says_what_differs_and_how_much(tool, tmp_path):
+def test_diff_says_what_differs_and_how_much(checkpoint_tool, tmp_path):
     def change(model):
         model.embeddings.weight[TABLE_SIZES[0] + 7, 2] += 0.5
         model.embeddings.weight[TABLE_SIZES[0] + 9, 0] += 0.25
@@ -372,23 +356,26 @@ def test_diff_says_what_differs_and_how_much(tool, tmp_path):
 
     save_ours(tmp_path / "a")
     save_ours(tmp_path / "b", change=change)
-    same = tool("diff", tmp_path / "a", tmp_path / "a")
+    same = checkpoint_tool("diff", tmp_path / "a", tmp_path / "a")
     assert same.returncode == 0
     assert same.stdout.splitlines()[:2] == [f"{side}: {tmp_path / 'a'}" for side in "ab"]
     assert "all the same" in same.stdout
-    done = tool("diff", tmp_path / "a", tmp_path / "b", "--json")
+    done = checkpoint_tool("diff", tmp_path / "a", tmp_path / "b", "--json")
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)["weights"]
     assert set(found) == {"table 1", "bottom_mlp.0.bias"}
     assert (found["table 1"]["rows"], found["table 1"]["of"]) == (2, TABLE_SIZES[1])
     assert found["table 1"]["first"] == 7
     assert found["table 1"]["max_abs"] == pytest.approx(0.5, rel=1e-6)
-    assert "table 1: 2 of 200 rows differ" in tool("diff", tmp_path / "a", tmp_path / "b").stdout
-    assert tool("diff", tmp_path / "a", tmp_path / "b", "--atol=0.6").returncode == 0
+    assert (
+        "table 1: 2 of 200 rows differ"
+        in checkpoint_tool("diff", tmp_path / "a", tmp_path / "b").stdout
+    )
+    assert checkpoint_tool("diff", tmp_path / "a", tmp_path / "b", "--atol=0.6").returncode == 0
     tolerant = compare(tmp_path / "a", tmp_path / "b", atol=1e-5)
     assert set(tolerant["weights"]) == {"table 1"}
     assert set(compare(tmp_path / "a", tmp_path / "b", rtol=0.01)["weights"]) == {"table 1"}
-    assert tool("diff", tmp_path / "a", tmp_path / "b", "--rtol=2").returncode == 0
+    assert checkpoint_tool("diff", tmp_path / "a", tmp_path / "b", "--rtol=2").returncode == 0
 
 
 def test_diff_sees_configuration_progress_and_state(tmp_path):
@@ -415,10 +402,10 @@ def test_diff_sees_configuration_progress_and_state(tmp_path):
     assert not compare(tmp_path / "a", tmp_path / "b", weights_only=True)["different"]
 
 
-def test_diff_of_other_architectures_names_their_flags_and_few_tensors(tool, tmp_path):
+def test_diff_of_other_architectures_names_their_flags_and_few_tensors(checkpoint_tool, tmp_path):
     save_ours(tmp_path / "a")
     save_ours(tmp_path / "b", seed=2, top=(16, 7, 3, 1), interaction="dot")
-    lines = tool("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()
+    lines = checkpoint_tool("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()
     assert lines[2] == (
         "different architectures: --top_mlp_sizes 16,5,1 and 16,7,3,1; "
         "--interaction_op cuda_dot and dot"
@@ -432,16 +419,20 @@ def test_diff_of_other_architectures_names_their_flags_and_few_tensors(tool, tmp
     count = len(found["shapes"]) + len(found["weights"])
     assert lines[8:] == [f"and {count - 5} more tensors that differ; --json has all"]
     save_ours(tmp_path / "c", seed=2)
-    same = tool("diff", tmp_path / "a", tmp_path / "c").stdout  # of one network: every tensor
+    same = checkpoint_tool(
+        "diff", tmp_path / "a", tmp_path / "c"
+    ).stdout  # of one network: every tensor
     assert same.count(" rows differ") == len(compare(tmp_path / "a", tmp_path / "c")["weights"]) > 5
     assert "architecture" not in same
 
 
-def test_diff_works_across_formats(tool, tmp_path):
+def test_diff_works_across_formats(checkpoint_tool, tmp_path):
     save_ours(tmp_path / "ours")
     write_nvidia(read_saved(tmp_path / "ours"), tmp_path / "theirs", "size_sorted")
-    assert tool("diff", tmp_path / "ours", tmp_path / "theirs").returncode == 0
-    other = tool("diff", tmp_path / "ours", tmp_path / "theirs", "--feature_order=natural")
+    assert checkpoint_tool("diff", tmp_path / "ours", tmp_path / "theirs").returncode == 0
+    other = checkpoint_tool(
+        "diff", tmp_path / "ours", tmp_path / "theirs", "--feature_order=natural"
+    )
     assert other.returncode == 1
     assert "top_mlp.0.weight" in other.stdout
 
@@ -458,9 +449,9 @@ def test_diff_works_across_formats(tool, tmp_path):
         (["convert", "."], "expected --to nvidia or dlrm and --output DIR"),
     ],
 )
-def test_mistakes_end_with_2_and_a_line(tool, tmp_path, monkeypatch, words, message):
+def test_mistakes_end_with_2_and_a_line(checkpoint_tool, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
-    done = tool(*words)
+    done = checkpoint_tool(*words)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
@@ -475,21 +466,21 @@ def test_the_exit_codes_are_those_of_diff(tmp_path):
         assert done.stderr.startswith("error: ") if code == 2 else not done.stderr
 
 
-def test_other_models_can_be_looked_at_but_not_converted(tool, tmp_path):
+def test_other_models_can_be_looked_at_but_not_converted(checkpoint_tool, tmp_path):
     other = torch.nn.Linear(3, 2)
     save_checkpoint(tmp_path / "c", Parameters(other), {"flags": {"lr": 1.0}}, {"step": 2})
-    assert "weight" in tool("inspect", tmp_path / "c").stdout
-    refused = tool("convert", "--to=nvidia", "--output", tmp_path / "n", tmp_path / "c")
+    assert "weight" in checkpoint_tool("inspect", tmp_path / "c").stdout
+    refused = checkpoint_tool("convert", "--to=nvidia", "--output", tmp_path / "n", tmp_path / "c")
     assert refused.returncode == 2
     assert "expected a DLRM" in refused.stderr
 
 
-def test_nothing_is_overwritten(tool, tmp_path):
+def test_nothing_is_overwritten(checkpoint_tool, tmp_path):
     save_ours(tmp_path / "ours")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     words = ("convert", "--to=nvidia", "--output", tmp_path / "full", tmp_path / "ours")
-    refused = tool(*words)
+    refused = checkpoint_tool(*words)
     assert refused.returncode == 2
     assert "exists and is not empty" in refused.stderr
     assert os.listdir(tmp_path / "full") == ["mine"]

@@ -4,10 +4,8 @@ import re
 import shutil
 
 import pytest
-from absl import flags
 from small_dataset import TABLE_SIZES, write_dataset
 
-from dlrm.scripts import checkpoint as script
 from dlrm.scripts.checkpoint import compare
 from dlrm.train.checkpoints.directory import last_checkpoint
 
@@ -15,18 +13,12 @@ LARGER = (60, 200, 3, 140)
 
 
 @pytest.fixture
-def tool(monkeypatch, capsys):
+def tool(checkpoint_tool):
     """Runs the command in this process; returns its exit code and what it printed."""
 
     def run(*words):
-        monkeypatch.setattr(script, "FLAGS", flags.FlagValues())
-        script.define_flags(script.FLAGS)
-        capsys.readouterr()
-        try:
-            code = script.main(script.parse(["checkpoint", *map(str, words)]))
-        except SystemExit as ended:
-            code = ended.code
-        return code, "".join(capsys.readouterr())
+        done = checkpoint_tool(*words)
+        return done.returncode, done.stdout + done.stderr
 
     return run
 
