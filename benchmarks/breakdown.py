@@ -11,7 +11,8 @@ its callers' belong to; the time between operators is Python's and the autograd 
 step has the same operators in the same order, so each of them, and each product of the limit, is
 timed by the first decile over all steps, which leaves out the influence of other programs on the
 machine. Readers run in threads of their own: only the wait for them is in the step. On a GPU the
-time of an operator is that of its kernels, and the rest the time between them; steps run eagerly.
+time of an operator is that of its kernels, the mean over all steps, since two threads launch them
+in no fixed order; the rest is the time between them; steps run eagerly.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -24,7 +25,7 @@ from collections import defaultdict
 from contextlib import closing
 
 import torch
-from ops import milliseconds
+from ops import in_turn, milliseconds
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from train import DTYPES, WORKLOADS, StepLog, ours, products, synthetic
@@ -105,26 +106,24 @@ def measure(
         run(steps)
     if trace is not None:
         profiler.export_chrome_trace(trace)
-    found |= parts_of_steps(profiler.events(), device)
-    if device == "cuda":
+    if device == "cpu":
+        found |= parts_of_steps(profiler.events())
+    else:
+        found |= parts_of_kernels(profiler.events(), steps)
         found[REST] = found["unprofiled"] - sum(found[part] for part in PARTS)
     found["whole"] = sum(found[part] for part in (*PARTS, REST))
-    calls = products(config, batch_size, DTYPES[dtype], device)
-    alone = [timed(product, steps, device) for product in calls]
-    found["products alone"] = sum(map(first_decile, alone))
+    sides = dict(enumerate(products(config, batch_size, DTYPES[dtype], device)))
+    found["products alone"] = sum(in_turn(sides, steps, first_decile, device).values())
     train = open_datasets(data).train
     found["reading"] = first_decile(timed(lambda: train.batch(0), steps, device))
     return found
 
 
-def parts_of_steps(events, device: str = "cpu") -> dict[str, float]:
-    """Milliseconds of each part of a step, from the operators of many steps."""
-    threads = {next(event.thread for event in events if event.name == LOADER)}
-    if device == "cuda":  # whose backward passes have a thread of their own
-        threads |= {e.thread for e in events if e.name.startswith("autograd::engine")}
-    own = f"self_{'cpu' if device == 'cpu' else 'device'}_time_total"
+def parts_of_steps(events) -> dict[str, float]:
+    """Milliseconds of each part of a step on the CPU, from the operators of many steps."""
+    thread = next(event.thread for event in events if event.name == LOADER)
     ordered = sorted(
-        (e for e in events if e.thread in threads and e.device_type == DeviceType.CPU),
+        (e for e in events if e.thread == thread and e.device_type == DeviceType.CPU),
         key=lambda e: e.time_range.start,
     )
     steps: list[list] = []
@@ -140,13 +139,22 @@ def parts_of_steps(events, device: str = "cpu") -> dict[str, float]:
             continue  # the first or last of a run
         end = step[0].time_range.start
         for place, event in enumerate(step):
-            times[place, part_of(event)].append(1e-3 * getattr(event, own))
+            times[place, part_of(event)].append(1e-3 * event.self_cpu_time_total)
             if event.cpu_parent is None:
                 times[-1 - place, REST].append(1e-3 * (event.time_range.start - end))
                 end = event.time_range.end
     parts = dict.fromkeys((*PARTS, REST), 0.0)
     for (_, part), values in times.items():
         parts[part] += first_decile(values)
+    return parts
+
+
+def parts_of_kernels(events, steps: int) -> dict[str, float]:
+    """Milliseconds of each part of a step on a GPU, from the kernels of all operators."""
+    parts = dict.fromkeys((*PARTS, REST), 0.0)
+    for event in events:
+        if event.device_type == DeviceType.CPU:
+            parts[part_of(event)] += 1e-3 * event.self_device_time_total / steps
     return parts
 
 

@@ -57,6 +57,14 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """Sums the gradients of a row in a fixed order, which a GPU does not without being told."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch's own have no such order
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(autouse=True)
 def _full_float32() -> None:
     """On a GPU a command lets float32 products round their inputs, also for the tests after its."""

@@ -42,7 +42,7 @@ Device device_of(const char* name, int index) {
 
 cudaStream_t current_stream(int index) {
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
   return static_cast<cudaStream_t>(stream);
 }
 

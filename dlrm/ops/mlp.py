@@ -89,8 +89,7 @@ class _MLP(torch.autograd.Function):
             inputs, weights[0] = F.pad(inputs, padding), F.pad(weights[0], padding)
         values = [inputs]
         for weight, bias in zip(weights, biases, strict=True):
-            # Not oneDNN's ReLU, which turns NaN into 0 and would hide that training diverged.
-            values.append(matrix_product(values[-1], weight, bias).relu_())
+            values.append(_layer(values[-1], weight, bias))
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         ctx.save_for_backward(*values, *weights)
         return values[-1]
@@ -118,6 +117,16 @@ class _MLP(torch.autograd.Function):
             grads[0] = grads[0][:, : ctx.width].to(dtypes[0]).contiguous()
         of_inputs = grad[:, : ctx.width] if needs_inputs else None
         return of_inputs, None, *_cast(grads, dtypes)
+
+
+def _layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns relu(x W^T + b). On a GPU cuBLASLt's product ends with the ReLU, which keeps NaN.
+
+    oneDNN's ReLU does not: it turns NaN into 0, and would hide that training diverged.
+    """
+    if inputs.is_cuda and weight.numel():
+        return torch._addmm_activation(bias, inputs, weight.T)
+    return matrix_product(inputs, weight, bias).relu_()
 
 
 def _padding(inputs: Tensor) -> tuple[int, int] | None:

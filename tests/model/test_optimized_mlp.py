@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from dlrm.model.mlp import MLP, mlp
+from dlrm.train.optim.dense import DENSE_OPTIMIZERS
 
 
 def plain(network: MLP, inputs, dtype=torch.float32):
@@ -40,10 +41,18 @@ def test_names_and_values_of_parameters_do_not_depend_on_the_flag():
         assert torch.equal(one.state_dict()[name], value)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_nan_of_a_row_reaches_its_outputs_and_no_others(dtype, device):
+    network = mlp(13, (64, 32), 0, "mlp", dtype).to(device)
+    inputs = torch.randn(5, 13, device=device)
+    inputs[3, 7] = float("nan")
+    assert network(inputs).isnan().all(1).tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("optimizer", DENSE_OPTIMIZERS.values(), ids=DENSE_OPTIMIZERS)
 def test_rounded_weights_follow_every_update(optimizer, device):
     network = mlp(13, (16, 8), 0, "mlp", torch.bfloat16).to(device)
-    step = optimizer(network.parameters(), lr=torch.tensor(0.5, device=device), fused=True)
+    step = optimizer(network.parameters(), lr=torch.tensor(0.5, device=device))
     inputs = torch.randn(20, 13, device=device)
     for _ in range(3):
         network(inputs).float().sum().backward()

@@ -117,11 +117,20 @@ def test_a_gpu_multiplies_rows_of_whole_16_bytes(dtype, monkeypatch):
     expected = output_and_gradients(in_dtype(dtype), inputs, weights, biases)
     widths = []
 
-    def product(inputs, weight, bias=None):
-        widths.append((inputs.shape[1], weight.shape[1]))
-        return matrix_product(inputs, weight, bias)
+    def noted(product):
+        def call(inputs, weight, *bias):
+            widths.append((inputs.shape[1], weight.shape[1]))
+            return product(inputs, weight, *bias)
 
-    monkeypatch.setattr(sys.modules["dlrm.ops.mlp"], "matrix_product", product)
+        return call
+
+    def with_relu(bias, inputs, weight):
+        return matrix_product(inputs, weight.T, bias).relu_()
+
+    module = sys.modules["dlrm.ops.mlp"]
+    monkeypatch.setattr(module, "matrix_product", noted(matrix_product))
+    monkeypatch.setattr(module, "_layer", noted(module._layer))
+    monkeypatch.setattr(torch, "_addmm_activation", with_relu)  # a CPU's knows fewer dtypes
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)  # in its place: nothing else looks at it
     actual = output_and_gradients(in_dtype(dtype), inputs, weights, biases)
     padded = 13 if dtype == torch.float32 else 16

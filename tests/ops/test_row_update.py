@@ -335,6 +335,13 @@ def test_a_split_weight_matches_reference(update, shape, device):
     actual = run_split(update, update.function, update.tensors(weight), rows, grad)
     expected = run_split(update, update.reference, update.tensors(weight), rows, grad)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_reference_gives_a_split_weight_the_bits_of_float32(
+    update, shape, device, deterministic
+):
+    weight, rows, grad = make_inputs(*shape, device)
     same = run_split(update, update.reference, update.tensors(weight), rows, grad)
     assert same_bits(same, update.run(update.reference, update.tensors(weight), rows, grad))
 

@@ -117,8 +117,8 @@ def test_evaluation_counts_hits_whatever_the_batches(batch_size, device):
         logits = subject(classifier.augmentation.evaluate(images))
     ranked = logits.argsort(dim=1, descending=True)
     found = classifier.evaluate(loader(batch_size, world=world))
-    assert found["top1"] == (ranked[:, 0] == labels).double().mean().item()
-    assert found["top5"] == (ranked[:, :5] == labels[:, None]).any(1).double().mean().item()
+    assert found["top1"] == (ranked[:, 0] == labels).sum().item() / 24
+    assert found["top5"] == (ranked[:, :5] == labels[:, None]).any(1).sum().item() / 24
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
 
 

@@ -25,14 +25,6 @@ def native():
         pytest.skip("without the native ops torch rounds a bfloat16 weight's gradient")
 
 
-@pytest.fixture
-def deterministic():
-    """Else a GPU adds the gradients of a row in no order."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # torch's own have no such order
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def embedding(device: str = "cpu", **changes) -> torch.nn.Module:
     config = DLRMConfig(SIZES, 1, 4, bottom_mlp_sizes=(4,), top_mlp_sizes=(1,), **changes)
     return DLRM(config, World(device=device)).embeddings
