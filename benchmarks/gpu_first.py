@@ -19,12 +19,14 @@ into the minutes. The script itself needs the standard library only.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +45,7 @@ raise SystemExit(problem and f"no kernels: {{problem}}")
 
 @dataclass(frozen=True)
 class Step:
-    """A few commands that are run one after the other.
+    """A few commands that are run one after the other, or all together.
 
     Attributes:
         limit: seconds that all of them may take.
@@ -59,6 +61,7 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     makes: Path | None = None
+    together: bool = False
 
 
 def main() -> int | str:
@@ -129,7 +132,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
     found = [
         Step(
             "build",
-            210,
+            100,
             [["setup.py", "-q", "build_ext", "--inplace"]],
             built,
             makes=LIBRARY if cuda else LIBRARY.with_name("_ops_cpu.so"),
@@ -142,12 +145,12 @@ def steps(args: argparse.Namespace) -> list[Step]:
             [["benchmarks/cuda_resources.py", "--access", "--archs", args.architecture or "90"]],
             needs=("cuobjdump", str(LIBRARY)),
         ),
-        Step("figures", 210, [["benchmarks/gpu.py", *device, *tiny]]),
+        Step("figures", 150, [["benchmarks/gpu.py", *device, *tiny]]),
         Step("peers", 60, [["benchmarks/train.py", *training, "--rounds=3", *few]]),
         Step("operators", 60, [["benchmarks/ops.py", *device, *op_sizes]]),
         Step(
             "gather",
-            60,
+            30,
             [["benchmarks/gpu_gather.py", *device, *tiny, f"--json={args.output}/gather.json"]],
         ),
         Step(
@@ -167,42 +170,52 @@ def tests(args: argparse.Namespace) -> list[Step]:
 
     memcheck sees the ends of single tensors where torch keeps no freed memory; a graph needs it
     kept. Errors that tests provoke on purpose are those of the runtime's calls, and not reported.
-    A failed recording may leave its process unable to record: that test has one of its own.
+    A failed recording may leave its process unable to record: that test has one of its own. The
+    sanitizers make a test take about ten times as long, so their parts run together.
     """
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE"]
     graphs, fails = "tests/train/test_cuda_graph.py", "waits_for_the_device"
     if args.device == "cpu":
         sector = [*pytest, "tests/ops/test_cuda.py", "-k", "each_sector"]
         return [
-            Step("ops", 180, [[*pytest, "tests/ops/test_library.py"]]),
+            Step("ops", 100, [[*pytest, "tests/ops/test_library.py"]]),
             Step("graphs", 60, [[*pytest, graphs, "-k", fails]]),
             Step("rest", 180, [[*pytest, "tests/model/test_embedding.py"]]),
-            Step("memcheck", 210, [sector]),
-            Step("racecheck", 120, [sector]),
+            Step("memcheck", 300, [sector], together=True),
+            Step("racecheck", 300, [sector], together=True),
         ]
-    usual = ["tests/ops", "-m", "gpu and not captures and not slow"]
+    usual = ["-m", "gpu and not captures and not slow"]
     capturing = [graphs, "tests/ops", "-m", "gpu and captures"]
     recorded = [*capturing, "-k", f"not {fails}"]
-    ours = [*usual, "-k", "not (opcheck or compiles or alike or linear or mlp or dropout)"]
+    ours = [[*place, *usual, "-k", f"{words} and not ({NOT_OURS})"] for *place, words in WATCHED]
     rest = ["tests", "--ignore=tests/ops", f"--ignore={graphs}", "-m", "gpu and not slow"]
     memcheck = [*SANITIZER, "memcheck", "--report-api-errors", "no", sys.executable, *pytest]
     racecheck = [*SANITIZER, "racecheck", sys.executable, *pytest]
     keep_none = ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1"]
+    checked = [[*memcheck, *recorded], *([*keep_none, *memcheck, *part] for part in ours)]
     tool = ("compute-sanitizer",)
     return [
-        Step("ops", 180, [[*pytest, *usual]]),
+        Step("ops", 100, [[*pytest, "tests/ops", *usual]]),
         Step("graphs", 60, [[*pytest, *recorded], [*pytest, *capturing, "-k", fails]]),
         Step("rest", 180, [[*pytest, *rest]]),
-        Step(
-            "memcheck",
-            210,
-            [[*memcheck, *recorded], [*keep_none, *memcheck, *ours]],
-            needs=tool,
-        ),
-        Step("racecheck", 120, [[*racecheck, *ours]], needs=tool),
+        Step("memcheck", 300, checked, needs=tool, together=True),
+        Step("racecheck", 300, [[*racecheck, *part] for part in ours], needs=tool, together=True),
     ]
 
 
+NOT_OURS = "opcheck or compiles or alike or linear or mlp or dropout or the_reference_gives"
+WATCHED = [  # files, and which of their tests
+    ("tests/ops/test_cuda.py", "(interaction or row)"),
+    ("tests/ops/test_cuda.py", "not (interaction or row)"),
+    ("tests/ops/test_row_update.py", "tables_of"),
+    ("tests/ops/test_row_update.py", "not tables_of"),
+    (
+        "tests/ops/test_dot_interaction.py",
+        "tests/ops/test_joint_embedding.py",
+        "tests/ops/test_joint_embedding_bag.py",
+        "test",
+    ),
+]
 SANITIZER = ["compute-sanitizer", "--error-exitcode", "1", "--tool"]
 
 
@@ -252,16 +265,13 @@ def perform(step: Step, log: Path) -> dict:
         stream.write(f"\n== {step.name} ==\n")
         stream.flush()
         start = stream.tell()
-        for words in step.commands:
-            python = (
-                [sys.executable] if words[0].startswith("-") or words[0].endswith(".py") else []
-            )
+        for commands in [step.commands] if step.together else [[one] for one in step.commands]:
             left = step.limit - (time.monotonic() - begun)
-            code = execute([*python, *words], environment, stream, left)
-            if code is None:
+            codes = execute(commands, environment, stream, left)
+            if None in codes:
                 state = TIMED_OUT
                 break
-            if code:
+            if any(codes):
                 state = FAILED
         stream.seek(start)
         output = stream.read()
@@ -269,11 +279,32 @@ def perform(step: Step, log: Path) -> dict:
     return {"state": state, "seconds": round(seconds, 1), "output": shortened(output)}
 
 
-def execute(words: list[str], environment: dict, stream, limit: float) -> int | None:
-    """Returns the exit code, or None if the limit was exceeded. No process of its own remains."""
+def execute(commands: list[list[str]], environment: dict, stream, limit: float) -> list[int | None]:
+    """Runs commands at once; returns their exit codes, None where the limit was exceeded.
+
+    Their outputs follow each other in the stream, and no process of theirs remains.
+    """
+    until, running = time.monotonic() + limit, []
+    with contextlib.ExitStack() as files:
+        more = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in commands[1:]]
+        try:
+            for words, output in zip(commands, [stream, *more], strict=True):
+                running.append(start(words, environment, output))
+            return [wait(process, until - time.monotonic()) for process in running]
+        finally:
+            for process in filter(None, running):
+                end(process)
+            for output in more:
+                output.seek(0)
+                stream.write(output.read())
+
+
+def start(words: list[str], environment: dict, stream) -> subprocess.Popen | None:
+    """Starts a command in a session of its own; None where that fails, and the stream says why."""
+    script = words[0].startswith("-") or words[0].endswith(".py")
     try:
-        process = subprocess.Popen(
-            words,
+        return subprocess.Popen(
+            [sys.executable, *words] if script else words,
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -283,13 +314,14 @@ def execute(words: list[str], environment: dict, stream, limit: float) -> int | 
         )
     except OSError as error:
         stream.write(f"{words[0]}: {error}\n")
-        return 127
+        return None
+
+
+def wait(process: subprocess.Popen | None, limit: float) -> int | None:
     try:
-        return process.wait(max(limit, 0))
+        return 127 if process is None else process.wait(max(limit, 0))
     except subprocess.TimeoutExpired:
         return None
-    finally:
-        end(process)
 
 
 def end(process: subprocess.Popen) -> None:

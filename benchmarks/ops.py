@@ -8,9 +8,10 @@ The peers are plain torch, torch.compile of the MLPs and, where it is installed,
 table-batched embedding. The limit is
 the op's arithmetic at the speed of a matrix multiplication, plus its bytes at the speed of a copy,
 both measured here: nothing whose operands lie in main memory goes below it. "of copy" is the share
-of a copy's speed at which an op moves these bytes. All sides run in turn,
-and medians are compared; on a shared machine only the ratios mean something. Memory is
-set up as by our commands, with huge pages, for all sides alike; DLRM_TUNE=0 leaves it as installed.
+of a copy's speed at which an op moves these bytes. All sides run in turn, and medians are compared;
+on a shared machine only the ratios mean something. Memory is set up as by our commands, with huge
+pages, for all sides alike; DLRM_TUNE=0 leaves it as installed. On a GPU each side is a recorded
+CUDA graph, as training with --cuda_graphs has it; one that cannot be recorded runs as it is.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -31,6 +32,7 @@ from torch import nn
 from dlrm import ops
 from dlrm.model.mlp import mlp
 from dlrm.ops.library import cuda_kernels_available
+from dlrm.train.cuda_graph import CALLS_BEFORE, CudaRecorder
 
 Sides = dict[str, Callable[[], object]]
 
@@ -137,7 +139,8 @@ class Tables:
         """The rows of the joint weight that the bags' ids stand for."""
         table = torch.arange(self.lengths.shape[1], device=self.lengths.device)
         table = table.repeat(len(self.lengths))
-        return self.bag_ids + self.offsets[table.repeat_interleave(self.lengths.flatten())]
+        counts, total = self.lengths.flatten(), len(self.bag_ids)
+        return self.bag_ids + self.offsets[table.repeat_interleave(counts, output_size=total)]
 
 
 def cases(args, tables, dtype):
@@ -312,20 +315,16 @@ def in_turn(
 
 
 def recorded(run: Callable[[], object]) -> Callable[[], object]:
-    """Returns the replay of a call's CUDA graph, which the host cannot hold up, or else the call."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
+    """Returns the replay of a call's CUDA graph, or the call where it cannot be recorded."""
+    recorder = CudaRecorder("cuda")
+    for _ in range(CALLS_BEFORE):
+        recorder.run(run)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
-            run()
+        return recorder.record(run)[0]
     except RuntimeError as error:  # it waits for the GPU, as some peers do
         print(f"not recorded: {str(error).splitlines()[0]}")
         return run
-    return graph.replay
 
 
 def milliseconds(run: Callable[[], object], device: str) -> float:
@@ -347,7 +346,8 @@ def copy_bandwidth(device: str = "cpu") -> float:
     """Bytes a second, read and written, of a copy far beyond the caches."""
     source = torch.ones(64 << 20 if device == "cpu" else 512 << 20, device=device)
     target = torch.empty_like(source)
-    taken = in_turn({"copy": lambda: target.copy_(source)}, 9, device=device)["copy"]
+    # Not of a recorded graph, in which a copy is a fifth slower (H100, driver 580).
+    taken = statistics.median(milliseconds(lambda: target.copy_(source), device) for _ in range(11))
     speed = 2 * source.numel() * source.element_size() / taken * 1e3
     print(f"copy: {speed / 1e9:.1f} GB/s read and written")
     return speed

@@ -88,6 +88,28 @@ def test_a_step_beyond_its_limit_ends_with_all_its_processes(tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+def test_commands_of_a_step_may_run_together(tmp_path):
+    """Each waits for the file that another one writes."""
+    places = [tmp_path / name for name in "abc"]
+
+    def waiting(own, other):
+        code = f"from pathlib import Path; import time; Path({str(own)!r}).touch()\n"
+        code += f"while not Path({str(other)!r}).exists(): time.sleep(0.01)\n"
+        return python(f"{code}print({own.name!r})")
+
+    commands = [waiting(place, places[i - 1]) for i, place in enumerate(places)]
+    todo = [
+        Step("met", 60, commands, together=True),
+        Step("one", 60, [python("print(1)"), python("exit('2')")], together=True),
+        Step("long", 2, [python(""), python("import time; time.sleep(100)")], together=True),
+    ]
+    assert gpu_first.run(todo, options(tmp_path / "output")) == 1
+    assert states(tmp_path / "output") == {"met": "done", "one": "failed", "long": "timed out"}
+    outcomes = gpu_first.read(tmp_path / "output")
+    assert outcomes["met"]["output"] == "a\nb\nc"
+    assert outcomes["one"]["output"] == "1\n2"
+
+
 def gone(pid):
     """Returns True if a process has ended within some seconds, or is a zombie."""
     for _ in range(100):
@@ -200,8 +222,8 @@ def test_only_this_architecture_is_built(tmp_path):
 
 def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
     memcheck = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "memcheck")
-    kept, unkept = memcheck.commands
-    assert "PYTORCH_NO_CUDA_MEMORY_CACHING=1" in unkept
+    kept, *unkept = memcheck.commands
+    assert all("PYTORCH_NO_CUDA_MEMORY_CACHING=1" in command for command in unkept)
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING=1" not in kept
     assert all("--report-api-errors no" in " ".join(command) for command in memcheck.commands)
     text = (root / "tests/ops/test_cuda.py").read_text()
@@ -212,7 +234,9 @@ def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
         if "torch.cuda.graph(" in function
     }
     assert len(recording) >= 2
-    assert not recording & collected(root, unkept)
+    parts = [collected(root, command) for command in unkept]
+    assert not recording & set().union(*parts)
+    assert all(parts)
     assert recording < collected(root, kept)  # and those of recorded steps
 
 

@@ -267,6 +267,10 @@ __global__ void __launch_bounds__(kFinishWarps* kWarp)
   }
 }
 
+// From this many columns on, plain SGD sums in order, too: the sort then takes no longer than what
+// atomic operations cost more than plain writes.
+constexpr int64_t kOrderedColumns = 128;
+
 // From this compute capability on, four floats are added by one atomic operation. Before it,
 // neighbouring threads take neighbouring floats, or a warp's additions would reach each sector of
 // memory four times.
@@ -319,6 +323,11 @@ struct Update {
         launch(inputs.name, inputs.rows),
         errors(launch, op),
         numbers(torch::stable::new_empty(inputs.rows, {sizeof(StepNumbers)}, ScalarType::Byte)) {}
+
+  // Of plain SGD on float32, which needs no complete sums of rows.
+  bool is_faster_in_order() const {
+    return inputs.dim >= kOrderedColumns && inputs.count <= kMostPairs;
+  }
 
   // Applies the rule to the rows' sums: the same bits from run to run.
   template <typename Rule>
@@ -501,7 +510,7 @@ void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor
   check_no_l2(inputs.name, l2);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   Update update(inputs, kRowSgd);
-  if (!low && !is_on(kDeterministic)) {
+  if (!low && !is_on(kDeterministic) && !update.is_faster_in_order()) {
     return update.by_atomics({weight.mutable_data_ptr<float>()}, scalars);
   }
   dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {

@@ -3,6 +3,7 @@
 import functools
 import logging
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,9 @@ def _say(missing: str, problem: str) -> None:
         "dlrm.ops: plain-torch references run instead of the %s ops: %s", missing, problem
     )
 
+
+# Of sparse gradients, which are made without checks on purpose.
+warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
 
 _FOLDER = Path(__file__).resolve().parent.parent
 _gradients = torch.library.Library("dlrm", "IMPL")

@@ -3,9 +3,9 @@
 Every update takes the gradient as `joint_embedding` returns it: N rows, repeats included, and a
 gradient for each. Repeated rows are first summed in batch order, so that the result is bitwise the
 same from run to run and for any number of threads. The only exception is `row_sgd_` of a float32
-weight on a GPU: except for small tables, it adds gradients in arbitrary order unless
-`torch.use_deterministic_algorithms` is on. `grad` is divided by `grad_scale` if that is given, and
-nothing changes if `found_inf` is not 0.
+weight of fewer than `ORDERED_COLUMNS` columns on a GPU: except for small tables, it adds gradients
+in arbitrary order unless `torch.use_deterministic_algorithms` is on. `grad` is divided by
+`grad_scale` if that is given, and nothing changes if `found_inf` is not 0.
 
 A weight is float32, or bfloat16 with `low`, the lower halves of float32 values (`split_float32`):
 these values are updated in float32, bit for bit like a float32 weight, and split again.
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from dlrm.ops.library import follow_torch_settings, has_native, native_available
 from dlrm.ops.split_float32 import join_float32, split_float32
+
+ORDERED_COLUMNS = 128  # kOrderedColumns of csrc/cuda/row_update.cu, which has the reason
 
 
 def row_sgd_(

@@ -139,6 +139,8 @@ class ClickTraining:
         narrow = model.embedding_dtype != "fp32"
         random = self.data.dataset_type == "synthetic_gpu" and not cuda
         load = os.getloadavg()[0]
+        # Eager steps of a GPU may take as long as their launches do, which no part shows.
+        recording = ("--cuda_graphs", cuda and task.recorder is None)
         flags = {
             DATA: [
                 ("--dataset_type synthetic_disk", random),
@@ -153,17 +155,19 @@ class ClickTraining:
             ],
             STORE: [("more --table_memory", True)],
             PRODUCTS: [
+                recording,
                 (
                     f"OMP_NUM_THREADS=1, since other programs use the cores (load {load:.1f})",
                     not cuda and torch.get_num_threads() > 1 and load > (os.cpu_count() or 1),
                 ),
                 ("--amp", not half),
-                ("--cuda_graphs", cuda and task.recorder is None),
             ],
             LOOKUP: [
+                recording,
                 ("--embedding_dtype bf16", not narrow and model.embedding_type in FUSED_TYPES)
             ],
             UPDATE: [
+                recording,
                 ("--embedding_type joint_fused", model.embedding_type not in FUSED_TYPES),
                 ("--embedding_dtype bf16", not narrow),
             ],

@@ -14,6 +14,7 @@ from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
+from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.store.row_store import RowStore
 from dlrm.tasks.slots import InOrderOfRecords, Slots
 from dlrm.train.agreement import raise_device_errors
@@ -286,8 +287,10 @@ class Recommendation:
             return False
         architecture = self.model.config
         plain = architecture.embedding_type in FUSED_TYPES and not cuda_kernels_available()
-        sgd = config.embedding_optimizer == "sgd" and architecture.embedding_dtype == "fp32"
-        return plain or sgd
+        if config.embedding_optimizer != "sgd" or architecture.embedding_dtype != "fp32":
+            return plain
+        narrow = architecture.embedding_dim < ORDERED_COLUMNS
+        return plain or narrow or architecture.embedding_type not in FUSED_TYPES
 
     def optimizers(
         self, config: OptimizerConfig, one_look_up: bool = False

@@ -34,8 +34,8 @@ def batch(hotness: int = 1, size: int = BATCH) -> Batch:
     return Batch(numerical, ids, labels, lengths)
 
 
-def task(device: str = "cpu", *, own=None, **changes) -> Recommendation:
-    config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1), **changes)
+def task(device: str = "cpu", *, own=None, dim=8, **changes) -> Recommendation:
+    config = DLRMConfig(SIZES, 4, dim, bottom_mlp_sizes=(dim,), top_mlp_sizes=(16, 1), **changes)
     return Recommendation(config, World(device=device), **own or {})
 
 
@@ -111,13 +111,15 @@ def test_every_sample_is_in_one_micro_batch():
     ("tables", "updates", "vary"),
     [
         ({}, {}, True),
+        ({"dim": 128}, {}, False),
+        ({"dim": 128, "embedding_type": "joint_sparse"}, {}, True),
         ({"embedding_type": "joint_sparse"}, {}, True),
         ({}, {"embedding_optimizer": "adagrad"}, False),
         ({"embedding_dtype": "bf16"}, {}, False),
         ({}, {"freeze_embeddings": True}, False),
     ],
 )
-def test_rows_gradients_are_added_as_they_come_by_sgd_of_float32_on_cuda(
+def test_rows_gradients_are_added_as_they_come_by_sgd_of_narrow_float32_tables_on_cuda(
     tables, updates, vary, monkeypatch
 ):
     monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: True)
