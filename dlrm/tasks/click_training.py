@@ -164,7 +164,7 @@ class ClickTraining:
             ],
             LOOKUP: [
                 recording,
-                ("--embedding_dtype bf16", not narrow and model.embedding_type in FUSED_TYPES)
+                ("--embedding_dtype bf16", not narrow and model.embedding_type in FUSED_TYPES),
             ],
             UPDATE: [
                 recording,
