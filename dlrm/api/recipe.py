@@ -1,6 +1,7 @@
 """`recipe="auto"`: settings that fit the training rows, for everything the caller left open."""
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ _MOST_LABELS = 1 << 20  # that are read for the share of clicks
 _FEW_LR, _PACKED_LR = 0.004, 0.008  # of few rows; docs/guide/tuning.md has the trials
 _BIG_ROWS = 30_000_000  # one epoch, without regularization, of NVIDIA's architecture
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
+_WIDTH = 96  # of the lines that list the settings
 _DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
 
 
@@ -88,9 +90,10 @@ def auto(facts: Facts, given: Mapping[str, Any] | None = None) -> dict[str, Any]
 
 
 def describe(facts: Facts, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Returns a line that lists, as flags, the settings that the recipe chose."""
+    """Returns lines that list, as flags for a shell, the settings that the recipe chose."""
     chosen = {name: value for name, value in settings.items() if name not in given}
-    return f"--recipe auto, of {facts}: {' '.join(flags_of(chosen))}"
+    flags = textwrap.wrap(" ".join(flags_of(chosen)), _WIDTH, break_on_hyphens=False)
+    return "\n".join([f"--recipe auto, of {facts}:", " \\\n".join(f"  {line}" for line in flags)])
 
 
 def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
