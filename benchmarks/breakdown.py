@@ -28,7 +28,7 @@ import torch
 from ops import in_turn, milliseconds
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
-from train import DTYPES, WORKLOADS, StepLog, ours, products, synthetic
+from train import DTYPES, OWN_OPTIMIZER, WORKLOADS, StepLog, ours, products, synthetic
 
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.tasks.recommendation import Batches
@@ -96,7 +96,8 @@ def measure(
     batch_size = batch_size or own_batch_size
     data = synthetic(config, batch_size, steps, device)
     log = StepLog()
-    run = ours(config, data, DTYPES[dtype], log, WatchedBatches)
+    optimizer = OWN_OPTIMIZER.get(workload, "sgd")
+    run = ours(config, data, DTYPES[dtype], log, WatchedBatches, optimizer)
     run(steps)
     found = {"unprofiled": 1e3 * first_decile(log.seconds_of_steps())}
     if device == "cuda":  # the host is ahead within a run, and at its end it is not

@@ -1,18 +1,26 @@
-"""Training throughput: this package beside its peers, and the limit that GEMMs set.
+"""Training throughput: this package beside its peers and beside the limits of the machine.
 
     python benchmarks/train.py [--rounds 7] [--steps 10] [--workload kaggle] [--dtype fp32]
+    python benchmarks/train.py --workload small --batch 128 --steps 100
+    python benchmarks/train.py --workload kaggle --optimizer row_wise_adagrad
     python benchmarks/train.py --device cuda --workload terabyte --batch 65536 --dtype fp16
 
 Ours is the real trainer with its loader, from `--dataset_type synthetic_gpu`. The peers are lean
 models with a bare loop, on batches made before in the form each wants: one over
-`nn.Embedding(sparse=True)` with torch's SGD, and, where `fbgemm-gpu-cpu` is installed, one over
-FBGEMM's table-batched embedding, whose SGD is fused into its backward pass. The limit is the time
-of the MLPs' matrix products alone, forward and backward, in the same run. All take turns, and
-medians over rounds are compared. Memory is as torch and glibc come ("as installed"), or as our
-commands set it for their process (`dlrm.environment`), for all sides alike; "x it as
-installed" sets ours beside what the faster peer gives to who installs it and goes, the medians of
-two processes. On a GPU there is one kind of memory, steps are launched one by one (`gpu.py` records
-them), and pending work is waited for before the clock is read.
+`nn.Embedding(sparse=True)` with torch's optimizer of sparse gradients (for row-wise Adagrad its
+Adagrad), one with Adam over all rows of dense tables, and, where `fbgemm-gpu-cpu` is installed, one
+over FBGEMM's table-batched embedding, whose optimizer is fused into its backward pass. All take
+turns, and medians over rounds are compared.
+
+The limit is the time of the MLPs' matrix products, forward and backward, each by the fastest of
+torch's and oneDNN's, in the same run. The composite limit adds the bytes that look-ups, interaction
+and updates must move, at the speed of a copy.
+
+Memory is as torch and glibc come ("as installed"), or as our commands set it for their process
+(`dlrm.environment`), for all sides alike; "x it as installed" sets ours beside what the faster peer
+gives to who installs it and goes, the medians of two processes. On a GPU there is one kind of
+memory, steps are launched one by one (`gpu.py` records them), and pending work is waited for before
+the clock is read.
 """
 
 import dlrm.environment as environment  # first: torch reads it when it is loaded
@@ -32,12 +40,15 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from ops import copy_bandwidth, in_turn
 from torch import nn
 
 from dlrm import ops
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
+from dlrm.ops.linear import fused_linear_dtypes, matrix_product
+from dlrm.scripts.systems.runner import processor
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
@@ -45,7 +56,8 @@ from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 LR = 0.01
-WORKLOADS = {  # one-hot uniform ids, SGD
+PEERS = ("plain torch", "dense torch", "fbgemm")
+WORKLOADS = {  # one-hot uniform ids
     "terabyte": (DLRMConfig((100_000,) * 26), 4096),
     "kaggle": (
         DLRMConfig(
@@ -56,7 +68,22 @@ WORKLOADS = {  # one-hot uniform ids, SGD
         ),
         2048,
     ),
+    "small": (  # that of `make demo` without its wide term and numerical vectors
+        DLRMConfig(
+            (20_000,) * 26,
+            embedding_dim=16,
+            bottom_mlp_sizes=(128, 64, 16),
+            top_mlp_sizes=(256, 128, 1),
+        ),
+        512,
+    ),
 }
+OPTIMIZERS = {  # of the tables: that of the rest, FBGEMM's, and states as large as the tables
+    "sgd": ("sgd", "EXACT_SGD", 0),
+    "row_wise_adagrad": ("adagrad", "EXACT_ROWWISE_ADAGRAD", 0),
+    "adam": ("adam", "ADAM", 2),
+}
+OWN_OPTIMIZER = {"small": "adam"}  # of a workload; "sgd" otherwise
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -65,9 +92,9 @@ class TorchTables(nn.Module):
 
     updates_itself = False
 
-    def __init__(self, sizes: tuple[int, ...], dim: int, device: str = "cpu"):
+    def __init__(self, sizes: tuple[int, ...], dim: int, device: str = "cpu", sparse: bool = True):
         super().__init__()
-        self.embedding = nn.Embedding(sum(sizes), dim, sparse=True, device=device)
+        self.embedding = nn.Embedding(sum(sizes), dim, sparse=sparse, device=device)
         self.register_buffer("offsets", torch.tensor((0, *sizes[:-1])).cumsum(0))
 
     def wanted(self, ids):
@@ -82,7 +109,7 @@ class FbgemmTables(nn.Module):
 
     updates_itself = True
 
-    def __init__(self, sizes: tuple[int, ...], dim: int, device: str = "cpu"):
+    def __init__(self, sizes: tuple[int, ...], dim: int, device: str, optimizer: str):
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -98,7 +125,7 @@ class FbgemmTables(nn.Module):
             where = EmbeddingLocation.DEVICE, ComputeDevice.CUDA
         self.module = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, *where) for rows in sizes],
-            optimizer=EmbOptimType.EXACT_SGD,
+            optimizer=EmbOptimType[optimizer],
             learning_rate=LR,
         )
         self.module.init_embedding_weights_uniform(-0.01, 0.01)
@@ -136,15 +163,35 @@ class PlainDLRM(nn.Module):
         return self.top(torch.cat([dense, dots], dim=1)).squeeze(1).float()
 
 
+def peer_tables(config: DLRMConfig, device: str, optimizer: str) -> dict[str, nn.Module]:
+    """The tables of each peer that there is."""
+    sizes, dim = config.table_sizes, config.embedding_dim
+    found: dict[str, nn.Module] = {"plain torch": TorchTables(sizes, dim, device)}
+    if optimizer == "adam":
+        found["dense torch"] = TorchTables(sizes, dim, device, sparse=False)
+    if importlib.util.find_spec("fbgemm_gpu") is not None:
+        try:
+            found["fbgemm"] = FbgemmTables(sizes, dim, device, OPTIMIZERS[optimizer][1])
+        except (AssertionError, RuntimeError, NotImplementedError) as error:
+            print(f"FBGEMM has no {optimizer} on {device}: {error}", file=sys.stderr)
+    return found
+
+
 def plain(
-    config: DLRMConfig, tables: nn.Module, batches: list, dtype: torch.dtype, device: str
+    config: DLRMConfig,
+    tables: nn.Module,
+    batches: list,
+    dtype: torch.dtype,
+    device: str,
+    kind: str = "sgd",
 ) -> Callable[[int], object]:
     """Returns a function that trains a peer for some steps."""
     model = PlainDLRM(config, tables).to(device)
     weights = [*model.bottom.parameters(), *model.top.parameters()]
+    sparse: list[nn.Parameter] = []
     if not tables.updates_itself:
-        weights += tables.parameters()
-    optimizer = torch.optim.SGD(weights, lr=LR)
+        (sparse if tables.embedding.sparse else weights).extend(tables.parameters())
+    optimizers = torch_optimizers(kind, weights, sparse)
     ready = [(b.numerical.float(), *tables.wanted(b.categorical)) for b in batches]
 
     def run(steps: int) -> None:
@@ -153,10 +200,25 @@ def plain(
             with torch.autocast(device, dtype, enabled=dtype != torch.float32):
                 logits = model(*ready[index])
             F.binary_cross_entropy_with_logits(logits, batches[index].labels).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
 
     return run
+
+
+def torch_optimizers(
+    kind: str, weights: list[nn.Parameter], sparse: list[nn.Parameter]
+) -> list[torch.optim.Optimizer]:
+    """torch's own: fused of dense gradients where they are on this device, plain of sparse ones."""
+    of_dense, of_sparse = {
+        "sgd": (torch.optim.SGD, torch.optim.SGD),
+        "row_wise_adagrad": (torch.optim.Adagrad, torch.optim.Adagrad),
+        "adam": (torch.optim.Adam, torch.optim.SparseAdam),
+    }[kind]
+    fused = of_dense is not torch.optim.Adagrad or not weights[0].is_cuda
+    dense = of_dense(weights, lr=LR, fused=fused)
+    return [dense, of_sparse(sparse, lr=LR)] if sparse else [dense]
 
 
 def synthetic(config: DLRMConfig, batch_size: int, steps: int, device: str = "cpu") -> DataConfig:
@@ -176,12 +238,14 @@ def ours(
     dtype: torch.dtype,
     log: RunLog,
     batches: type[Batches] = Batches,
+    optimizer: str = "sgd",
 ) -> Callable[[int], object]:
     """The same for this package's trainer, which reports its steps to `log`."""
     world = World(device=data.device)
     task = Recommendation(config, world, dtype)
     datasets = open_datasets(data)
-    optimizers = task.optimizers(OptimizerConfig(), one_look_up=True)
+    chosen = OptimizerConfig(optimizer, OPTIMIZERS[optimizer][0])
+    optimizers = task.optimizers(chosen, one_look_up=True)
 
     def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9)
@@ -231,7 +295,7 @@ def products(
     """The matrix products of the MLPs: of every layer one forward and two backward.
 
     The inputs of the bottom MLP need no gradient, and the top MLP's are padded to a multiple of 8,
-    as the interaction pads them.
+    as the interaction pads them. On the CPU each is the faster of torch's and oneDNN's.
     """
     bottom = (config.num_numerical_features, *config.bottom_mlp_sizes)
     width = ops.interaction_width(len(config.table_sizes), config.embedding_dim)
@@ -241,11 +305,25 @@ def products(
         for layer, (i, o) in enumerate(zip(sizes, sizes[1:], strict=False)):
             shapes = (batch_size, i), (o, i), (batch_size, o)
             x, weight, grad = (torch.randn(s, dtype=dtype, device=device) for s in shapes)
-            calls.append(functools.partial(torch.mm, x, weight.T))
+            calls.append(fastest(x, weight.T))
             if sizes is top or layer:
-                calls.append(functools.partial(torch.mm, grad, weight))
-            calls.append(functools.partial(torch.mm, grad.T, x))
+                calls.append(fastest(grad, weight))
+            calls.append(fastest(grad.T, x))
     return calls
+
+
+def fastest(left: torch.Tensor, right: torch.Tensor) -> Callable:
+    """The fastest way to multiply two matrices."""
+    torchs = functools.partial(torch.mm, left, right)
+    if left.device.type != "cpu" or left.dtype not in fused_linear_dtypes():
+        return torchs
+    ways = {
+        "torch": torchs,
+        "oneDNN": functools.partial(matrix_product, left, right.T),
+        "transposed": functools.partial(matrix_product, right.T, left),
+    }
+    times = in_turn(ways, 9)
+    return ways[min(times, key=times.__getitem__)]
 
 
 def gemms(
@@ -262,6 +340,26 @@ def gemms(
     return run
 
 
+def bytes_of_a_step(config: DLRMConfig, batch, dtype: torch.dtype, optimizer: str) -> int:
+    """Bytes that look-ups, interaction and updates must move: each operand once.
+
+    Of the tables those are the rows that the batch looks up. What enters and leaves the layers of
+    the MLPs belongs to their products.
+    """
+    tables, dim = len(config.table_sizes), config.embedding_dim
+    size, rows = torch.finfo(dtype).bits // 8, len(batch.labels)
+    vectors, width = rows * tables * dim, ops.interaction_width(tables, dim)
+    columns = batch.categorical.unbind(1)
+    distinct = sum(len(column.unique()) for column in columns)
+    gather = vectors * (4 + size)
+    interaction = size * (3 * vectors + 2 * rows * width)
+    state = OPTIMIZERS[optimizer][2]
+    update = vectors * size + 8 * (1 + state) * distinct * dim
+    layers = (config.num_numerical_features, *config.bottom_mlp_sizes, width, *config.top_mlp_sizes)
+    weights = sum(i * o for i, o in zip(layers, layers[1:], strict=False))
+    return gather + interaction + update + (12 + 8 * state) * weights
+
+
 def measure(
     workload: str, dtype: str, options: argparse.Namespace, clock: Callable[[], float]
 ) -> dict[str, float]:
@@ -269,24 +367,17 @@ def measure(
     steps, rounds, device = options.steps, options.rounds, options.device
     config, batch_size = WORKLOADS[workload]
     batch_size = options.batch or batch_size
+    optimizer = options.optimizer or OWN_OPTIMIZER.get(workload, "sgd")
     data = synthetic(config, batch_size, steps, device)
     train = open_datasets(data).train
     batches = [train.batch(i) for i in range(8)]
-    kinds = {"plain torch": TorchTables, "fbgemm": FbgemmTables}
-    if importlib.util.find_spec("fbgemm_gpu") is None:
-        del kinds["fbgemm"]
     log = StepLog()
     sides = {
-        name: plain(
-            config,
-            kind(config.table_sizes, config.embedding_dim, device),
-            batches,
-            DTYPES[dtype],
-            device,
-        )
-        for name, kind in kinds.items()
+        name: plain(config, tables, batches, DTYPES[dtype], device, optimizer)
+        for name, tables in peer_tables(config, device, optimizer).items()
     }
-    sides["ours"] = ours(config, data, DTYPES[dtype], log)
+    peers = list(sides)
+    sides["ours"] = ours(config, data, DTYPES[dtype], log, optimizer=optimizer)
     sides["gemm limit"] = gemms(config, batch_size, DTYPES[dtype], device)
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     faults = []
@@ -298,16 +389,21 @@ def measure(
                 speeds[name].append(steps * batch_size / (clock() - began) / 1000)
         faults.append(log.faults_a_step())
     medians = {name: statistics.median(values) for name, values in speeds.items()}
-    faster_peer = max(kinds, key=medians.__getitem__)
+    faster_peer = max(peers, key=medians.__getitem__)
 
     def ratio(of: str, to: str) -> float:
         """The median of the rounds' ratios: what disturbs a round disturbs both sides."""
         pairs = zip(speeds[of], speeds[to], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
+    moved = bytes_of_a_step(config, batches[0], DTYPES[dtype], optimizer)
+    copying = moved / copy_bandwidth(device) / batch_size * 1000  # seconds of a thousand samples
+    composite = 1 / (1 / medians["gemm limit"] + copying)
     return medians | {
         "ratio": ratio("ours", faster_peer),
         "share": ratio("ours", "gemm limit"),
+        "composite": composite,
+        "composite share": ratio("ours", "gemm limit") * medians["gemm limit"] / composite,
         "faults": statistics.median(faults[1:]),
     }
 
@@ -319,33 +415,35 @@ def after_waiting() -> float:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    if arguments.device == "cuda":
-        print(torch.cuda.get_device_name())
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} rounds "
-        f"of {arguments.steps} steps, load of the machine before: {os.getloadavg()[0]:.1f}"
+        f"{processor()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{arguments.rounds} rounds of {arguments.steps} steps, load of the machine before: "
+        f"{os.getloadavg()[0]:.1f}"
     )
     unit = "second of processor time, on one thread" if arguments.cpu_time else "second"
     print(f"thousands of samples a {unit} (medians)\n")
     print(
-        "| workload | dtype | memory | ours | plain torch | FBGEMM | x the faster peer "
-        "| x it as installed | GEMM limit | share of it | our page faults a step |"
+        "| workload | dtype | memory | ours | plain torch | dense torch | FBGEMM "
+        "| x the faster peer | x it as installed | GEMM limit | share of it | composite limit "
+        "| share of it | our page faults a step |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---" * 14 + "|")
     for workload in arguments.workload:
         for dtype in arguments.dtype:
             for memory in ("as installed", "as our commands")[arguments.device != "cpu" :]:
                 row = in_process_of_its_own(workload, dtype, memory, arguments)
+                peers = {name: row[name] for name in PEERS if name in row}
                 if memory == "as installed" or arguments.device != "cpu":
-                    installed = max(row["plain torch"], row.get("fbgemm", 0))
-                fbgemm = f"{row['fbgemm']:.1f}" if "fbgemm" in row else "-"
-                print(
-                    f"| {workload} | {dtype} | {memory} | {row['ours']:.1f} "
-                    f"| {row['plain torch']:.1f} | {fbgemm} | {row['ratio']:.2f} "
-                    f"| {row['ours'] / installed:.2f} | {row['gemm limit']:.1f} "
-                    f"| {row['share']:.2f} | {row['faults']:.0f} |",
-                    flush=True,
-                )
+                    installed = max(peers.values())
+                cells = [
+                    *(workload, dtype, memory, f"{row['ours']:.1f}"),
+                    *(f"{peers[name]:.1f}" if name in peers else "-" for name in PEERS),
+                    *(f"{row['ratio']:.2f}", f"{row['ours'] / installed:.2f}"),
+                    *(f"{row['gemm limit']:.1f}", f"{row['share']:.2f}"),
+                    *(f"{row['composite']:.1f}", f"{row['composite share']:.2f}"),
+                    f"{row['faults']:.0f}",
+                ]
+                print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def in_process_of_its_own(workload, dtype, memory, arguments) -> dict[str, float]:
@@ -353,6 +451,8 @@ def in_process_of_its_own(workload, dtype, memory, arguments) -> dict[str, float
     command = [sys.executable, __file__, "--one", workload, dtype]
     command += ["--steps", str(arguments.steps), "--rounds", str(arguments.rounds)]
     command += ["--device", arguments.device, "--batch", str(arguments.batch)]
+    if arguments.optimizer:
+        command += ["--optimizer", arguments.optimizer]
     variables = dict(os.environ)
     if arguments.cpu_time:
         command.append("--cpu_time")
@@ -374,6 +474,9 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16"], choices=DTYPES)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch", type=int, default=0, help="0: each workload's own")
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, help="of the tables; default: sgd, of small adam"
+    )
     parser.add_argument(
         "--cpu_time",
         action="store_true",
