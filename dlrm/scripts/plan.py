@@ -3,7 +3,8 @@
     python -m dlrm.scripts.plan --dataset data --ranks 8 --memory_gb 80 --output plan.yaml
     torchrun --nproc_per_node 8 -m dlrm.scripts.main --dataset data --placement plan.yaml
 
-Neither the ranks nor a GPU are needed. The exit code is 3 where the tables do not fit.
+Neither the ranks nor a GPU are needed. Where the tables do not fit in --memory_gb, no file is
+written and the exit code is 3.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -18,6 +19,7 @@ import torch
 from dlrm.command_line import fail
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.distributed import choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
 from dlrm.model.dlrm import DLRMConfig
@@ -33,7 +35,7 @@ from dlrm.scripts.common.config_flags import (
 from dlrm.scripts.common.dlrm_flags import fields_of
 from dlrm.store.config import bytes_of
 from dlrm.tasks.planning.costs import Workload, stored_tables
-from dlrm.tasks.planning.machines import MACHINES, Machine
+from dlrm.tasks.planning.machines import MACHINES, Machine, machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
 from dlrm.tasks.planning.report import report
 from dlrm.tasks.planning.stored import check_storable
@@ -46,7 +48,15 @@ _OWN: dict[str, Definitions] = {
     "Plan": {
         "ranks": (int, 1, Help("Processes, each with a device of its own", least=1)),
         "memory_gb": (float | None, None, "Memory of each device in GB; default: any"),
-        "machine": (str, "h100", Help("Whose constants times are predicted from", MACHINES)),
+        "machine": (
+            str | None,
+            None,
+            Help(
+                "Whose constants memory and times are predicted from; default: h100 where torch "
+                "finds a GPU, else cpu",
+                MACHINES,
+            ),
+        ),
         "table_memory": (
             str | None,
             None,
@@ -111,22 +121,29 @@ def main(arguments: Sequence[str]) -> int:
     if memory is not None and not 0 < memory < 1e9:
         raise ValueError(f"--memory_gb {memory}: expected a number above 0")
     spec = _spec(values)
-    workload = _workload(values, spec)
+    assumed = values["machine"] is None
+    machine = machine_of(choose_device(None)) if assumed else MACHINES[values["machine"]]
+    workload = _workload(values, spec, machine)
     limits = Limits(
         values["ranks"], None if memory is None else int(memory * _GB), values["fixed_shapes"]
     )
-    machine = MACHINES[values["machine"]]
     if workload.config.placement == AUTO:
         placement = plan(workload, limits, machine)
     else:
         placement = workload.config.placed(limits.num_ranks)
     _check_store(placement, workload, machine)
+    if assumed:
+        others = ", ".join(name for name in MACHINES if name != machine.name)
+        print(f"machine: {machine.name} is assumed; --machine chooses another: {others}")
     for line in report(placement, workload, limits, machine):
         print(line)
-    if output:
+    fits = not shortage(placement, workload, limits, machine)
+    if output and not fits:
+        print(f"{output}: not written, since the plan does not fit in --memory_gb {memory:g}")
+    elif output:
         write_atomically(output, placement_text(placement, list(spec.categorical)))
         print(f"{output}: for --placement of a training by {limits.num_ranks} processes")
-    return _DOES_NOT_FIT if shortage(placement, workload, limits, machine) else 0
+    return 0 if fits else _DOES_NOT_FIT
 
 
 def _check_store(placement: Placement, workload: Workload, machine: Machine) -> None:
@@ -157,14 +174,14 @@ def _spec(values: Values) -> FeatureSpec:
     return FeatureSpec.default(".", values["num_numerical_features"], sizes)
 
 
-def _workload(values: Values, spec: FeatureSpec) -> Workload:
+def _workload(values: Values, spec: FeatureSpec, machine: Machine) -> Workload:
     config = values.config(
         DLRMConfig,
         table_sizes=tuple(spec.cardinalities),
         num_numerical_features=len(spec.numerical),
     )
     optimizers = values.config(OptimizerConfig)
-    device = "cpu" if values["machine"] == "cpu" else "cuda"
+    device = "cpu" if machine.name == "cpu" else "cuda"
     return Workload(
         config,
         values["batch_size"],

@@ -1,5 +1,7 @@
 """`dlrm.scripts.plan` says what a training takes, and a training takes what it says."""
 
+import os
+
 import forked
 import pytest
 import yaml
@@ -22,6 +24,7 @@ def test_a_plan_is_printed_and_written(tmp_path):
     assert "11 tables of 10,000 rows x 128:" in said
     assert "bound by" in said
     assert "fits in 2.00 GB a rank" in said
+    assert said.startswith("machine: ")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     assert [table["rows"] for table in written["tables"]] == [6000, *[400] * 10]
     assert len(written["tables"][0]["pieces"]) == 4
@@ -29,12 +32,21 @@ def test_a_plan_is_printed_and_written(tmp_path):
     assert again.splitlines() == said.splitlines()[:-1]
 
 
+def test_without_a_gpu_the_machine_is_assumed_to_be_a_cpu(tmp_path):
+    said = planned(SIZES, cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    first, *others = said.splitlines()
+    assert first == "machine: cpu is assumed; --machine chooses another: a100, h100"
+    assert planned(SIZES, "--machine=cpu", cwd=tmp_path).splitlines() == others
+
+
 def test_what_does_not_fit_has_an_exit_code_and_what_would(tmp_path):
-    said = planned(SIZES, "--memory_gb=0.1", "--machine=cpu", code=3, cwd=tmp_path)
+    flags = ("--memory_gb=0.1", "--machine=cpu", "--output=plan.yaml")
+    said = planned(SIZES, *flags, code=3, cwd=tmp_path)
     assert "does not fit: the fullest rank lacks" in said
-    said = planned(
-        "--synthetic_dataset_table_sizes=40000000", "--memory_gb=12", code=3, cwd=tmp_path
-    )
+    assert said.endswith("plan.yaml: not written, since the plan does not fit in --memory_gb 0.1\n")
+    assert not (tmp_path / "plan.yaml").exists()
+    sizes = "--synthetic_dataset_table_sizes=40000000"
+    said = planned(sizes, "--memory_gb=12", "--machine=h100", code=3, cwd=tmp_path)
     assert "--ranks 2" in said
 
 
@@ -67,7 +79,10 @@ def test_a_store_makes_a_model_fit_that_lacks_memory(tmp_path):
         (("--mean_ids=1,2",), "--mean_ids 1.0,2.0: expected one number of 0 or more, or one for"),
         (("--output=plan.yaml",), "plan.yaml: exists; --overwrite replaces it"),
         (("--dataset=nowhere",), "nowhere"),
-        (("--table_memory=8GB",), "--table_memory 8GB needs --machine cpu, got h100: rows are"),
+        (
+            ("--table_memory=8GB", "--machine=h100"),
+            "--table_memory 8GB needs --machine cpu, got h100: rows are",
+        ),
         (("--table_memory=eight",), "--table_memory eight: expected a size such as 8GB or 512MiB"),
         (
             ("--table_memory=8GB", "--machine=cpu", "--placement=plan.yaml", "--ranks=2"),

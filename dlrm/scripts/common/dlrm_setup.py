@@ -36,7 +36,7 @@ from dlrm.tasks.click_training import (
 )
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.costs import Workload
-from dlrm.tasks.planning.machines import MACHINES
+from dlrm.tasks.planning.machines import machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan
 from dlrm.tasks.recommendation import Recommendation, check_optimizer
 from dlrm.train.checkpoints.checkpoint import read_config
@@ -297,9 +297,8 @@ def _place(values: Values, config: DLRMConfig, world: World, whole: Datasets) ->
             mean_ids(whole.train),
             values.config(PrecisionConfig).dtype(world.device) != torch.float32,
         )
-        machine = MACHINES["cpu" if world.device == "cpu" else "h100"]
         limits = Limits(world.size, fixed_shapes=values["cuda_graphs"])
-        placement = plan(workload, limits, machine)
+        placement = plan(workload, limits, machine_of(world.device))
     else:
         placement = config.placed(world.size)
     if optimizer is not None and not chosen.freeze_embeddings:

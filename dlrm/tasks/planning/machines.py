@@ -79,3 +79,8 @@ MACHINES = {
         ),
     )
 }
+
+
+def machine_of(device: str) -> Machine:
+    """Returns the machine whose constants are taken for a device of torch."""
+    return MACHINES["cpu" if device == "cpu" else "h100"]
