@@ -1,10 +1,11 @@
 """Datasets from Python: opened from disk, or made from tables in memory."""
 
 import difflib
+import inspect
 import os
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ class Dataset:
             FileExistsError: `output` already exists.
         """
         if unknown := [name for name in options if name not in OPTIONS]:
-            raise unexpected("from_arrow", unknown[0], OPTIONS)
+            raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
         temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
         path = Path(temporary.name, "dataset") if temporary else Path(output or "")
         splits = {"train": frame, "test": test, "validation": validation}
@@ -153,10 +154,13 @@ def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
     )
 
 
-def unexpected(function: str, name: str, known: Any) -> TypeError:
-    """Returns the error for an argument that a function does not take."""
+def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeError:
+    """Returns the error for an argument that a function does not take, beside its options."""
+    parameters = inspect.signature(function).parameters.values()
+    own = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
+    known = list(dict.fromkeys([*own, *options]))
     similar = difflib.get_close_matches(name, known, 1)
     meant = f"; did you mean {similar[0]!r}?" if similar else ""
     return TypeError(
-        f"{function}(): expected arguments among {', '.join(known)}; got {name!r}{meant}"
+        f"{function.__name__}(): expected arguments among {', '.join(known)}; got {name!r}{meant}"
     )

@@ -15,7 +15,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
-from dlrm.files import in_use, staged_directory
+from dlrm.files import MANIFEST, in_use, staged_directory
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.inputs import Inputs, RowError, check_inputs
@@ -220,6 +220,10 @@ class Predictor:
         with in_use(self.path) as stays:
             if not stays:
                 raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
+            if not overwrite and Path(directory, MANIFEST).is_file():
+                raise FileExistsError(
+                    f"{directory}: exists and is not empty; overwrite=True replaces a checkpoint"
+                )
             replace = "checkpoint" if overwrite else False
             if read_config(self.path).get(STORES):
                 write_saved(read_saved(self.path), directory, replace)

@@ -147,7 +147,7 @@ def test_what_is_saved_is_read_wherever_checkpoints_are(model, dataset, tmp_path
     rows, scores = table(), model.predict(table())
     model.save(tmp_path / "saved")
     np.testing.assert_array_equal(dlrm.load(tmp_path / "saved").predict(rows), scores)
-    with pytest.raises(FileExistsError, match="saved: exists and is not empty"):
+    with pytest.raises(FileExistsError, match="saved: exists .* overwrite=True replaces a check"):
         model.save(tmp_path / "saved")
     model.save(tmp_path / "saved", overwrite=True)
     pq.write_table(rows, tmp_path / "rows.parquet")
@@ -206,7 +206,8 @@ def test_nothing_is_printed_unless_asked(capfd):
     ("arguments", "error", "message"),
     [
         ({"embeding_dim": 1}, TypeError, "did you mean 'embedding_dim'"),
-        ({"learning_rate": 1}, TypeError, r"fit\(\): .*embedding_dim.* got 'learning_rate'"),
+        ({"learning_rate": 1}, TypeError, r"fit\(\): .*recipe, .*embedding_dim.* 'learning_rate'"),
+        ({"recipes": "auto"}, TypeError, "did you mean 'recipe'"),
         ({"lr": -1.0}, ValueError, "--lr -1.0: expected"),
         ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal --embedding_dim 4"),
         ({"base_device": "gpu"}, ValueError, "--base_device gpu: expected"),

@@ -198,7 +198,9 @@ def test_a_temporary_dataset_goes_with_its_object():
 
 
 def test_arguments_that_do_not_exist_are_named(tmp_path):
-    with pytest.raises(TypeError, match=r"from_arrow\(\): .*test_fraction, .*got 'fraction'"):
+    with pytest.raises(
+        TypeError, match=r"from_arrow\(\): .*overwrite, .*test_fraction, .*got 'frac"
+    ):
         dlrm.Dataset.from_arrow(table(50), SCHEMA, fraction=0.3)
     with pytest.raises(ValueError, match="schema: expected a Schema, the path of one or a dict"):
         dlrm.Dataset.from_arrow(table(50), 3)
