@@ -82,8 +82,8 @@ class Cross:
         if self.frequency_limit is None:
             if self.buckets < 1:
                 raise ValueError(
-                    f"{where}: buckets: expected 1 or more, or a frequency_limit, which gives "
-                    f"combinations ids of their own, got {self.buckets}"
+                    f"{where}: buckets: expected 1 or more, or a frequency_limit, got "
+                    f"{self.buckets}; add `buckets: 100000` or `frequency_limit: 15`"
                 )
             if self.max_ids is not None:
                 raise ValueError(f"{where}: max_ids: expected a frequency_limit too, got none")

@@ -147,7 +147,10 @@ REFUSED = [
             ("{fields: a, buckets: 3}", "crosses: fields: expected a list of texts, got 'a'"),
             ("{fields: [a], buckets: 3}", "cross a: fields: expected two or more different ones"),
             ("{fields: [a, a], buckets: 3}", "cross a_x_a: fields: expected two or more differ"),
-            ("{fields: [a, b]}", "cross a_x_b: buckets: expected 1 or more, or a frequency_limit"),
+            (
+                "{fields: [a, b]}",
+                "cross a_x_b: buckets: expected 1 or more, or a frequency_limit, got 0; add `bucke",
+            ),
             ("{fields: [a, b], buckets: 3, max_ids: 5}", "cross a_x_b: max_ids: expected a freq"),
             ("{name: z, fields: [a, b], frequency_limit: 0}", "categorical field z: frequency_l"),
             ("{fields: [a, c], buckets: 3}", f"cross a_x_c: {FIELDS}, got 'c'"),
