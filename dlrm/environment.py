@@ -27,6 +27,11 @@ def tuned() -> bool:
     return os.environ.get("DLRM_TUNE") != "0"
 
 
+def malloc_settings() -> dict[str, str]:
+    """Returns the environment variables by which glibc keeps freed memory as this module does."""
+    return {name: str(number) for name, (_, number) in _MALLOC_OPTIONS.items()}
+
+
 def _set_defaults() -> None:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)

@@ -97,8 +97,8 @@ def memory_set_up() -> Iterator[Result]:
     if again < 100:
         yield Result("freed memory", OK, f"is kept for the next step: {value}")
     else:
-        fix = "" if environment.tuned() else "unset DLRM_TUNE"
-        yield Result("freed memory", SLOW, f"goes back to the kernel: {value}", cost, fix)
+        value = f"goes back to the kernel: {value}"
+        yield Result("freed memory", SLOW, value, cost, _fix_of_freed_memory())
 
 
 def room() -> Iterator[Result]:
@@ -117,6 +117,17 @@ def room() -> Iterator[Result]:
         f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} in {Path.cwd()}",
         "preprocessing and checkpoints need room: 1.3 GiB for the tables above" if low else "",
     )
+
+
+def _fix_of_freed_memory() -> str:
+    if not environment.tuned():
+        return "unset DLRM_TUNE"
+    wanted = environment.malloc_settings()
+    others = [name for name in wanted if os.environ.get(name, wanted[name]) != wanted[name]]
+    others += [name for name in ("LD_PRELOAD",) if os.environ.get(name)]
+    if others:
+        return f"unset {' '.join(others)}"
+    return "export " + " ".join(f"{name}={value}" for name, value in wanted.items())
 
 
 def offered_instructions() -> list[str]:

@@ -184,6 +184,13 @@ def test_untuned_memory_is_reported_as_slow():
         assert (found[name]["state"], "DLRM_TUNE" in found[name]["mend"]) == ("slow", True)
 
 
+def test_a_variable_that_gives_freed_memory_back_is_named():
+    found, works = results(prepare=FEW_PACKAGES, MALLOC_TRIM_THRESHOLD_="0")
+    assert works
+    freed = found["freed memory"]
+    assert (freed["state"], freed["mend"]) == ("slow", "unset MALLOC_TRIM_THRESHOLD_")
+
+
 @pytest.fixture
 def a_gpu(monkeypatch, tmp_path):
     """Makes torch report a GPU, with a library of operators; what is given is otherwise."""
