@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,6 +127,16 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
     }
     return {**os.environ, **given}
+
+
+def test_git_ignores_what_the_commands_of_the_readme_write():
+    rules = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    text = (ROOT / "README.md").read_text()
+    written = re.findall(r"--(?:output|save_checkpoint_path|save-dir) ([\w.]+)", text)
+    written += re.findall(r'\.save\("(\w+)"\)', text)
+    assert len(set(written)) >= 6
+    for name in written:
+        assert any(fnmatch(name, rule) for rule in rules), name
 
 
 @pytest.fixture(scope="module")
