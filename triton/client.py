@@ -83,26 +83,49 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Reads the command line; flags may be written with underscores, too."""
     parser = new_parser(__doc__)
     flag = partial(add_flag, parser)
-    flag("triton-server-url", "-u", help="default: localhost:8001, with http localhost:8000")
-    flag("protocol", choices=["grpc", "http"], help="default: grpc")
-    flag("triton-model-name", default="model")
-    flag("triton-model-version", default="", help="default: the server's choice")
-    flag("verbose", "-v", action="store_true")
-    flag("http-headers", "-H", action="append", default=[], metavar="NAME:VALUE")
-    flag("input", type=Path, help="dataset, or log of a label and fields")
-    flag("split", default="test", help="of the dataset")
-    flag("inference-data", type=Path, help="folder of the split in the dataset, as test/")
+    flag(
+        "triton-server-url",
+        "-u",
+        help="address of the server; default: localhost:8001, or localhost:8000 with http",
+    )
+    flag(
+        "protocol",
+        choices=["grpc", "http"],
+        help="protocol; default: grpc, or http with --inference-data",
+    )
+    flag("triton-model-name", default="model", help="name of the model")
+    flag("triton-model-version", default="", help="version to use; default: the server's choice")
+    flag("verbose", "-v", action="store_true", help="let the client library print its traffic")
+    flag(
+        "http-headers",
+        "-H",
+        action="append",
+        default=[],
+        metavar="NAME:VALUE",
+        help="header of every request; may be repeated",
+    )
+    flag("input", type=Path, help="dataset, or log with lines of a label and fields")
+    flag("split", default="test", help="split of the dataset to send")
+    flag("inference-data", type=Path, help="directory of a split in the dataset, such as test/")
     flag("dataset-config", type=Path, help="model_size.json or feature_spec.yaml beside that")
     flag("no-label", action="store_true", help="the lines of the log have no label")
-    flag("batch-size", type=int, default=1024, help="rows of a batch")
-    flag("concurrency", default="1", help="batches at a time; each of several is measured")
-    flag("max-batches", type=int, help="batches to send, read before; default: all")
-    flag("test-batches", dest="max_batches", type=int, help="the same")
-    flag("drop-last-batch", action="store_true", help="of a dataset, where it is not full")
-    flag("fp16", action="store_true", help="unused: the server says which type it takes")
-    flag("output", type=Path, help=".npy file for the scores")
-    flag("report", type=Path, help=".json file for the figures")
-    flag("plot", type=Path, help="picture of latency against concurrency")
+    flag("batch-size", type=int, default=1024, help="rows per batch")
+    flag(
+        "concurrency",
+        default="1",
+        help="number of batches in flight; each of several values is measured",
+    )
+    flag("max-batches", type=int, help="number of batches to send, read in advance; default: all")
+    flag("test-batches", dest="max_batches", type=int, help="the same as --max-batches")
+    flag(
+        "drop-last-batch",
+        action="store_true",
+        help="leave out the last batch of a dataset if it is not full",
+    )
+    flag("fp16", action="store_true", help="not used: the server states the type that it takes")
+    flag("output", type=Path, help=".npy file to write the scores to")
+    flag("report", type=Path, help=".json file to write the measurements to")
+    flag("plot", type=Path, help="file for a picture of latency against concurrency")
     return _with_nvidias(parser.parse_args(arguments))
 
 

@@ -42,8 +42,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser = new_parser(__doc__)
     flag = parser.add_argument
     flag("--model_checkpoint", required=True, help="checkpoint, or directory of checkpoints")
-    flag("--dataset", help="rows to judge by; default: what the model was trained on")
-    flag("--fp16", action="store_true", help="numericals are sent as FP16")
+    flag(
+        "--dataset",
+        help="dataset whose rows to compare the exported model on; default: that of the training",
+    )
+    flag("--fp16", action="store_true", help="clients send numerical features as FP16")
     flag("--cpu", action="store_true", help="the same as --triton-no-cuda")
     flag("--dump_perf_data", help="refused: client.py --input DATASET sends a dataset's rows")
     for name in _ARCHITECTURE:

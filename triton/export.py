@@ -79,21 +79,35 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Reads the command line; flags may be written with underscores, too."""
     parser = new_parser(__doc__)
     flag = partial(add_flag, parser)
-    flag("checkpoint", required=True, help="checkpoint, or a run's directory of them (the best)")
-    flag("save-dir", default="./triton_models", type=Path, help="model repository")
-    flag("dataset", type=Path, help="rows to judge by; default: what the model was trained on")
-    flag("dataset-type", choices=["split", "binary"], help="default: as in training")
+    flag(
+        "checkpoint",
+        required=True,
+        help="checkpoint, or a run's directory of checkpoints, whose best one is used",
+    )
+    flag("save-dir", default="./triton_models", type=Path, help="directory of the model repository")
+    flag(
+        "dataset",
+        type=Path,
+        help="dataset whose rows to compare the exported model on; default: that of the training",
+    )
+    flag(
+        "dataset-type",
+        choices=["split", "binary"],
+        help="type of the dataset; default: as in training",
+    )
     flag(
         "allow-other-transform",
         action="store_true",
-        help="judge by a dataset whose fitted transform is not the checkpoint's",
+        help="accept a dataset whose fitted transform is not the checkpoint's",
     )
     flag(
         "allow-links",
         action="store_true",
-        help="read files of the dataset that are symbolic links to files outside of its directory",
+        help="allow files of the dataset to be symbolic links to files outside its directory",
     )
-    flag("verify-rows", type=int, default=65536, help="rows to judge by, at most")
+    flag(
+        "verify-rows", type=int, default=65536, help="maximum rows to compare the exported model on"
+    )
     platform = parser.add_mutually_exclusive_group()
     for name, what in (
         ("python", "python backend over ONNX Runtime (default)"),
@@ -104,26 +118,56 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         add_flag(platform, name, dest="platform", action="store_const", const=name, help=what)
     parser.set_defaults(platform="python")
     flag("triton-model-name", default="model", help="directory in the repository")
-    flag("triton-model-version", type=int, help="default: 1, or the next one with --update")
-    flag("triton-max-batch-size", type=int, default=Serving.max_batch_size, help="rows")
-    flag("triton-dyn-batching-delay", type=float, default=0.0, help="milliseconds to wait for more")
-    flag("triton-no-dyn-batching", action="store_true", help="score each request alone")
-    flag("triton-engine-count", type=int, default=1, help="instances")
-    flag("triton-no-cuda", action="store_true", help="on the CPU, even where there are GPUs")
-    flag("triton-keep-versions", type=int, default=1, help="newest versions served side by side")
-    flag("threads", type=int, default=0, help="of a python instance; default: one a core")
-    flag("fp16", action="store_true", help="numericals are sent as FP16, as datasets have them")
-    flag("ids", choices=["int64", "int32"], default="int64", help="type of the ids sent")
-    flag("output-kind", choices=["logit", "probability"], default="logit", help="of output__0")
-    flag("no-raw", action="store_true", help="take ids only, no raw rows")
-    flag("embedding-precision", choices=PRECISIONS, default="fp32", help="of the tables")
+    flag(
+        "triton-model-version",
+        type=int,
+        help="version to write; default: 1, or the next one with --update",
+    )
+    flag(
+        "triton-max-batch-size",
+        type=int,
+        default=Serving.max_batch_size,
+        help="maximum rows of a batch",
+    )
+    flag(
+        "triton-dyn-batching-delay",
+        type=float,
+        default=0.0,
+        help="milliseconds that dynamic batching waits for further requests",
+    )
+    flag("triton-no-dyn-batching", action="store_true", help="do not batch requests")
+    flag("triton-engine-count", type=int, default=1, help="number of model instances")
+    flag("triton-no-cuda", action="store_true", help="serve on the CPU even if there are GPUs")
+    flag("triton-keep-versions", type=int, default=1, help="number of latest versions to serve")
+    flag("threads", type=int, default=0, help="threads of a python instance; default: one per core")
+    flag(
+        "fp16",
+        action="store_true",
+        help="clients send numerical features as FP16, as datasets store them",
+    )
+    flag(
+        "ids", choices=["int64", "int32"], default="int64", help="type of the ids that clients send"
+    )
+    flag(
+        "output-kind",
+        choices=["logit", "probability"],
+        default="logit",
+        help="contents of output__0",
+    )
+    flag("no-raw", action="store_true", help="accept ids only, no raw rows")
+    flag(
+        "embedding-precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="precision of the embedding tables",
+    )
     flag(
         "max-auc-change",
         type=float,
         default=5e-4,
-        help="AUC that narrow tables may lose before the export is refused",
+        help="largest loss of AUC through quantized tables; a larger one refuses the export",
     )
-    flag("update", action="store_true", help="add a version to a model that is there")
+    flag("update", action="store_true", help="add a version to an existing model")
     return parser.parse_args(arguments)
 
 

@@ -30,11 +30,13 @@ NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--model-repository", type=Path, required=True, help="what export.py wrote")
-    parser.add_argument("--address", default="127.0.0.1", help="to listen on")
-    parser.add_argument("--http-port", type=int, default=8000)
-    parser.add_argument("--grpc-port", type=int, default=8001)
-    parser.add_argument("--metrics-port", type=int, default=8002)
+    parser.add_argument(
+        "--model-repository", type=Path, required=True, help="directory that export.py wrote"
+    )
+    parser.add_argument("--address", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--http-port", type=int, default=8000, help="port of HTTP")
+    parser.add_argument("--grpc-port", type=int, default=8001, help="port of gRPC")
+    parser.add_argument("--metrics-port", type=int, default=8002, help="port of the metrics")
     options, others = parser.parse_known_args()
     if not options.model_repository.is_dir():
         fail(f"{options.model_repository}: no such directory (--model-repository)")

@@ -247,11 +247,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(
         __doc__, "python -m dlrm.preproc.convert_to_binary" if __name__ == "__main__" else None
     )
-    parser.add_argument("--source", type=Path, required=True, help="Parquet file or folder")
-    parser.add_argument("--output", type=Path, required=True, help="the dataset to write")
-    parser.add_argument("--output_format", choices=OUTPUT_FORMATS, default=OUTPUT_FORMATS[0])
     parser.add_argument(
-        "--held_out", type=float, default=0.1, help="last part, for test and validation (0.1)"
+        "--source", type=Path, required=True, help="Parquet file, or directory of Parquet files"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="directory to write the dataset to"
+    )
+    parser.add_argument(
+        "--output_format",
+        choices=OUTPUT_FORMATS,
+        default=OUTPUT_FORMATS[0],
+        help="split_binary: one file per feature; binary: NVIDIA's rows of 4-byte words",
+    )
+    parser.add_argument(
+        "--held_out",
+        type=float,
+        default=0.1,
+        help="share of the rows, the last ones, for test and validation (0.1)",
     )
     flags = parser.parse_args(arguments)
     try:

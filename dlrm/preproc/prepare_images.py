@@ -185,16 +185,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(
         __doc__, "python -m dlrm.preproc.prepare_images" if __name__ == "__main__" else None
     )
-    parser.add_argument("--source", type=Path, required=True, help="folder or tar file of images")
-    parser.add_argument("--output", type=Path, required=True, help="the dataset to write")
+    parser.add_argument(
+        "--source", type=Path, required=True, help="directory or tar file of images"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="directory to write the dataset to"
+    )
     helps = {
-        "size": "height and width of the stored images",
-        "test_fraction": "share of the images for testing, where the source is not split",
-        "seed": "of the split",
-        "first_label": "least label of TFRecords, which becomes 0",
-        "bad_images": "what an image does that cannot be used: end the run, or be left out",
-        "shard_images": "images of a file",
-        "cores": "processes that decode",
+        "size": "height and width of the stored images, in pixels",
+        "test_fraction": "share of the images to choose for testing, if the source is not split",
+        "seed": "seed of the split",
+        "first_label": "lowest label of TFRecords, which becomes 0",
+        "bad_images": "error: an unusable image ends the run; skip: it is left out",
+        "shard_images": "images per file",
+        "cores": "number of decoding processes",
     }
     for flag, text in helps.items():
         value = getattr(defaults, flag)

@@ -276,49 +276,72 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     default = Options()
-    add("--mode", choices=_MODES, default="prepare")
-    add("--input_folder", type=Path, help="where day_0, day_1, ... are, or train.txt")
+    add("--mode", choices=_MODES, default="prepare", help="task to perform (default prepare)")
+    add("--input_folder", type=Path, help="directory of day_0, day_1, ..., or of train.txt")
     add("--input_file", type=Path, help="generate_models, transform: one file instead of days")
-    add("--output_folder", type=Path, help=f"prepare: where {DATASET}/ is written")
-    add("--model_folder", type=Path, help="generate_models, transform: the fitted transform")
-    add("--num_days", type=int, help="how many day files there must be (default: what is there); "
-        f"into how many days train.txt is cut (default {_KAGGLE_DAYS})")  # fmt: skip
-    add("--days", type=_range, help="generate_models, transform: A-B inclusive; default: all")
-    add("--half", choices=HALVES, default="all", help="transform: which half of the rows")
+    add("--output_folder", type=Path, help=f"prepare: directory in which to write {DATASET}/")
+    add(
+        "--model_folder",
+        type=Path,
+        help="generate_models, transform: directory of the fitted transform",
+    )
+    add("--num_days", type=int, help="expected number of day files (default: any), or number of "
+        f"days into which train.txt is cut (default {_KAGGLE_DAYS})")  # fmt: skip
+    add(
+        "--days",
+        type=_range,
+        help="generate_models, transform: days A to B, both included, as A-B; default: all",
+    )
+    add(
+        "--half",
+        choices=HALVES,
+        default="all",
+        help="transform: rows to write: all, or one half of them",
+    )
     add("--unlabelled", action="store_true", help="transform: the lines have no label")
     add("--write_mode", choices=("overwrite", "errorifexists"), default="overwrite",
-        help="may an earlier output be replaced, once the new one is whole")  # fmt: skip
-    add("--restart", action="store_true", help="give up an unfinished run and begin anew")
-    add("--num_numerical", type=int, default=13, help="integer columns (default 13)")
-    add("--num_categorical", type=int, default=26, help="hexadecimal columns (default 26)")
+        help="overwrite: replace earlier output once the new one is complete; errorifexists: "
+        "refuse")  # fmt: skip
+    add("--restart", action="store_true", help="discard an unfinished run and start again")
+    add("--num_numerical", type=int, default=13, help="number of integer columns (default 13)")
+    add(
+        "--num_categorical", type=int, default=26, help="number of hexadecimal columns (default 26)"
+    )
     add("--frequency_limit", default=default.frequency_limit,
-        help="how often a value must occur to get an id: N, or COLUMN:N, comma-separated; the "
-        "first categorical column is 1 + num_numerical (default 15)")  # fmt: skip
-    add("--dictionary_days", type=_range, help="A-B: days to fit on; default: all, the last too")
+        help="number of rows that a value must occur in to get an id: N, or COLUMN:N, "
+        "comma-separated; the first categorical column is 1 + num_numerical "
+        "(default 15)")  # fmt: skip
+    add(
+        "--dictionary_days",
+        type=_range,
+        help="days to fit on, as A-B; default: all, including the last",
+    )
     add("--numeric_transform", choices=NUMERIC_TRANSFORMS, default="readme",
-        help="readme: ln(x + 2), missing x as 0; nvidia: ln(x + 3), 0 if missing")  # fmt: skip
+        help="readme: ln(x + 2), with 0 for a missing x; nvidia: ln(x + 3), and 0 if x "
+        "is missing")  # fmt: skip
     add("--output_ordering", choices=ORDERINGS, default="total_random",
         help="order of training rows (of all rows for --mode transform)")  # fmt: skip
     add("--output_format", choices=OUTPUT_FORMATS, default="split_binary",
-        help="split_binary: a file a feature; binary: NVIDIA's rows of 4-byte words")  # fmt: skip
-    add("--seed", type=int, default=0, help="of total_random")
+        help="split_binary: one file per feature; binary: NVIDIA's rows of 4-byte "
+        "words")  # fmt: skip
+    add("--seed", type=int, default=0, help="seed of --output_ordering total_random")
     add("--bad_lines", choices=BAD_LINES, default="fail",
-        help="a line that cannot be read ends the run, or is left out and written to "
+        help="fail: an unreadable line ends the run; quarantine: it is left out and written to "
         f"{QUARANTINE}/ with the reason")  # fmt: skip
     add("--max_bad_lines", type=float, default=default.max_bad_lines,
-        help="share of lines that may be left out (default 0.001)")  # fmt: skip
+        help="maximum share of lines that quarantine may leave out (default 0.001)")  # fmt: skip
     add("--report", action=argparse.BooleanOptionalAction, default=True,
-        help="write report.html and report.json: what is in the data (default on)")  # fmt: skip
+        help="write a report on the data, report.html and report.json (default on)")  # fmt: skip
     _add_engine_flags(parser)
-    add("--debug_mode", action="store_true", help="show where an error came from")
+    add("--debug_mode", action="store_true", help="show the traceback of an error")
     _add_nvidia_flags(parser)
     return parser.parse_args(arguments)
 
 
 def _add_nvidia_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model_size_file", type=Path, help="transform: also write the greatest ids there, as "
-        "model_size.json has them")  # fmt: skip
+    add("--model_size_file", type=Path, help="transform: file to write the greatest ids to, in the "
+        "form of model_size.json")  # fmt: skip
     add("--output_partitioning", choices=("none",), help="rows are not divided by day")
     add("--low_mem", action="store_true", help=f"unused: {_UNUSED['low_mem']}")
     for name in _TUNING:
@@ -329,11 +352,21 @@ def _add_nvidia_flags(parser: argparse.ArgumentParser) -> None:
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--engine", choices=ENGINES, default="spark",
-        help="spark, or processes of this machine, without Java; the same bytes")  # fmt: skip
-    add("--cores", type=_positive, default=os.cpu_count(), help="of this machine (default: all)")
-    add("--split_bytes", type=int, help="text that one task reads; changes no result")
+        help="spark: Spark; local: processes of this machine, without Java. Both write the same "
+        "bytes")  # fmt: skip
+    add(
+        "--cores",
+        type=_positive,
+        default=os.cpu_count(),
+        help="number of cores to use (default: all of this machine)",
+    )
+    add(
+        "--split_bytes",
+        type=int,
+        help="bytes of text that one task reads; does not change the result",
+    )
     add("--master", help="Spark master (default: that of spark-submit, else local[cores])")
-    add("--memory_gib", type=int, default=4, help="memory of Spark in all, in GiB; "
+    add("--memory_gib", type=int, default=4, help="total memory of Spark, in GiB; "
         "on a cluster that of the driver and of each executor (default 4)")  # fmt: skip
     add("--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE",
         help="a setting of Spark; may be repeated")  # fmt: skip

@@ -31,18 +31,18 @@ from dlrm.data.text.pretraining.writer import (
 from dlrm.documents import one_line
 
 _HELP = {
-    "vocab_file": "WordPiece vocabulary, a token a line",
-    "lower_case": "make letters lower case and take their accents away",
-    "max_seq_length": "tokens of a row",
-    "max_predictions_per_seq": "masked tokens that a row has at most: 20 of 128, 80 of 512",
-    "masked_lm_prob": "share of the tokens that are masked",
-    "short_seq_prob": "how often a document is cut into shorter rows than would fit",
-    "dupe_factor": "how often each document is cut and masked",
-    "seed": "of everything random",
-    "input_format": "what the source is",
-    "output_format": "shards for this program, or HDF5 for NVIDIA's",
-    "num_shards": "files to write; one for each 262,144 rows where it is not given",
-    "processes": "that work at a time",
+    "vocab_file": "WordPiece vocabulary, one token per line",
+    "lower_case": "convert text to lower case and strip accents",
+    "max_seq_length": "tokens per row",
+    "max_predictions_per_seq": "maximum masked tokens per row; usual: 20 of 128, 80 of 512",
+    "masked_lm_prob": "share of the tokens to mask",
+    "short_seq_prob": "probability of cutting a document into shorter rows than would fit",
+    "dupe_factor": "number of times that each document is cut and masked",
+    "seed": "random seed",
+    "input_format": "format of the source",
+    "output_format": "shards: for this program; hdf5: for NVIDIA's",
+    "num_shards": "number of files to write; default: one per 262,144 rows",
+    "processes": "number of processes",
 }
 
 
@@ -52,9 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
         __doc__, "python -m dlrm.preproc.prepare_text" if __name__ == "__main__" else None
     )
     parser.add_argument(
-        "--source", type=Path, nargs="+", required=True, help="files, or folders of them"
+        "--source", type=Path, nargs="+", required=True, help="files, or directories of files"
     )
-    parser.add_argument("--output", type=Path, required=True, help="the dataset to write")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="directory to write the dataset to"
+    )
     choices = {"input_format": INPUT_FORMATS, "output_format": OUTPUT_FORMATS}
     for field in fields(PretrainingTextConfig):
         default = field.default

@@ -378,23 +378,40 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     program = "python -m dlrm.preproc.simulate_logs" if __name__ == "__main__" else None
     parser = Parser(str(__doc__).split("\n")[0], program)
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--output", type=Path, required=True, help="directory to write")
-    parser.add_argument("--rows", type=int, default=default.rows, help="rows in all, of all days")
-    parser.add_argument("--days", type=int, default=default.days, help="day files, even in size")
-    parser.add_argument("--seed", type=int, default=default.seed, help="a seed, the same bytes")
-    parser.add_argument("--num_numerical", type=int, default=default.num_numerical, help="integers")
-    parser.add_argument("--num_categorical", type=int, default=default.num_categorical, help="ids")
+    parser.add_argument("--output", type=Path, required=True, help="directory to write to")
+    parser.add_argument("--rows", type=int, default=default.rows, help="total number of rows")
+    parser.add_argument(
+        "--days", type=int, default=default.days, help="number of day files, of equal size"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=default.seed,
+        help="random seed; the same seed writes the same bytes",
+    )
+    parser.add_argument(
+        "--num_numerical", type=int, default=default.num_numerical, help="number of integer columns"
+    )
+    parser.add_argument(
+        "--num_categorical",
+        type=int,
+        default=default.num_categorical,
+        help="number of categorical columns",
+    )
     parser.add_argument(
         "--cardinality_scale",
         type=float,
         default=default.cardinality_scale,
-        help=f"ids of a feature, as a share of Criteo's; {_ALWAYS_SMALL} or fewer are not scaled",
+        help=f"factor on Criteo's ids per feature; {_ALWAYS_SMALL} or fewer ids are not scaled",
     )
     parser.add_argument(
         "--click_rate", type=float, default=default.click_rate, help="share of clicks on day 0"
     )
     parser.add_argument(
-        "--missing", type=float, default=default.missing, help="factor on the shares of no value"
+        "--missing",
+        type=float,
+        default=default.missing,
+        help="factor on the shares of missing values",
     )
     return parser.parse_args(arguments)
 

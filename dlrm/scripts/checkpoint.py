@@ -88,34 +88,32 @@ def define_flags(values: flags.FlagValues = FLAGS) -> None:
     flags.DEFINE_boolean(
         "check",
         False,
-        "inspect: compare the checksums of tables that are not read, too",
+        "inspect: also compare the checksums of tables that are not read",
         flag_values=values,
     )
     flags.DEFINE_boolean(
         "weights",
         True,
-        "inspect: read the weights, for norms, NaN and infinity",
+        "inspect: read the weights and report their norms, NaN and infinities",
         flag_values=values,
     )
-    flags.DEFINE_float(
-        "rtol", 0.0, "diff: relative difference that is none", lower_bound=0, flag_values=values
-    )
-    flags.DEFINE_float(
-        "atol", 0.0, "diff: absolute difference that is none", lower_bound=0, flag_values=values
-    )
+    flags.DEFINE_float("rtol", 0.0, "diff: relative tolerance", lower_bound=0, flag_values=values)
+    flags.DEFINE_float("atol", 0.0, "diff: absolute tolerance", lower_bound=0, flag_values=values)
     flags.DEFINE_boolean(
-        "weights_only", False, "diff: compare nothing but the model's weights", flag_values=values
+        "weights_only", False, "diff: compare only the model's weights", flag_values=values
     )
     flags.DEFINE_enum(
-        "to", None, ["nvidia", "dlrm"], "convert: the format to write", flag_values=values
+        "to", None, ["nvidia", "dlrm"], "convert: format to write", flag_values=values
     )
     flags.DEFINE_string(
-        "output", None, "convert, grow, evict: directory to write; new or empty", flag_values=values
+        "output", None, "convert, grow, evict: directory to write, new or empty", flag_values=values
     )
     flags.DEFINE_string(
-        "dataset", None, "grow: dataset whose table sizes the tables get", flag_values=values
+        "dataset", None, "grow: dataset with the new table sizes", flag_values=values
     )
-    flags.DEFINE_list("table_sizes", None, "grow: rows of each table", flag_values=values)
+    flags.DEFINE_list(
+        "table_sizes", None, "grow: new number of rows of each table", flag_values=values
+    )
     flags.DEFINE_string(
         "rows",
         None,

@@ -124,12 +124,12 @@ def run(options: argparse.Namespace) -> None:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     program = "python -m dlrm.scripts.compare" if __name__ == "__main__" else None
     parser = Parser(__doc__, program)
-    parser.add_argument("runs", type=Path, nargs="+", help="runs, or a folder of runs")
-    parser.add_argument("--sort", help="metric, or flag, to sort by; the best first")
+    parser.add_argument("runs", type=Path, nargs="+", help="runs, or a directory of runs")
+    parser.add_argument("--sort", help="metric or flag to sort by, best first")
     parser.add_argument(
         "--output",
         type=Path,
-        help="directory of the page, the picture and the JSON; an earlier one is replaced",
+        help="directory to write the page, the picture and the JSON to; an earlier one is replaced",
     )
     return parser.parse_args(arguments)
 

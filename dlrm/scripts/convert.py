@@ -20,21 +20,25 @@ OUTPUT_FORMATS = ("parquet",)
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("dataset", None, "the dataset, split-binary", required=True)
+    flags.DEFINE_string("dataset", None, "split-binary dataset to read", required=True)
     flags.DEFINE_string("output", None, "directory to write", required=True)
     flags.DEFINE_enum("output_format", OUTPUT_FORMATS[0], OUTPUT_FORMATS, "format to write")
     flags.DEFINE_enum(
         "values",
         VALUES[0],
         VALUES,
-        "of categorical features: decoded writes what ids stand for, null where they stand for no "
-        "single value; ids writes them as they are",
+        "contents of categorical columns: decoded, the values that ids stand for, null for ids "
+        "without a single value; ids, the ids themselves",
     )
     flags.DEFINE_enum(
-        "verify_data", VERIFY_DATA[0], VERIFY_DATA, "when files are compared with their checksums"
+        "verify_data",
+        VERIFY_DATA[0],
+        VERIFY_DATA,
+        "compare files with their checksums: first, before their first use; always, in every "
+        "run; never",
     )
     flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
-    flags.DEFINE_boolean("overwrite", False, "replace earlier output once this one is whole")
+    flags.DEFINE_boolean("overwrite", False, "replace earlier output once the new one is complete")
 
 
 def main(argv: list[str]) -> None:

@@ -26,9 +26,9 @@ _ROWS_AT_ONCE = 1 << 16
 
 def define_flags() -> None:
     flags.DEFINE_string("feature_spec_in", FEATURE_SPEC, "specification with chunks of type csv")
-    flags.DEFINE_string("output", "/data", "directory of the files; new or empty")
-    flags.DEFINE_integer("size", 1000, "rows of each split", lower_bound=1)
-    flags.DEFINE_integer("seed", 12345, "of the random values", lower_bound=0)
+    flags.DEFINE_string("output", "/data", "directory to write the files to, new or empty")
+    flags.DEFINE_integer("size", 1000, "number of rows of each split", lower_bound=1)
+    flags.DEFINE_integer("seed", 12345, "seed of the random values", lower_bound=0)
 
 
 def main(argv: list[str]) -> None:

@@ -46,33 +46,38 @@ _GB = 10**9
 _DOES_NOT_FIT = 3
 _OWN: dict[str, Definitions] = {
     "Plan": {
-        "ranks": (int, 1, Help("Processes, each with a device of its own", least=1)),
-        "memory_gb": (float | None, None, "Memory of each device in GB; default: any"),
+        "ranks": (int, 1, Help("Number of processes, each with its own device", least=1)),
+        "memory_gb": (
+            float | None,
+            None,
+            "Memory of each device, in GB of 10**9 bytes; default: no limit",
+        ),
         "machine": (
             str | None,
             None,
             Help(
-                "Whose constants memory and times are predicted from; default: h100 where torch "
-                "finds a GPU, else cpu",
+                "Machine whose constants predict memory and times; default: h100 where torch finds "
+                "a GPU, else cpu",
                 MACHINES,
             ),
         ),
         "table_memory": (
             str | None,
             None,
-            "Memory for the tables of each rank, such as 8GB; other rows are in --table_store of "
-            "the training. For --machine cpu",
+            "Memory of each rank for its tables, such as 8GB; the remaining rows are in "
+            "--table_store of the training. For --machine cpu",
         ),
         "mean_ids": (
             tuple[float, ...] | None,
             None,
-            "Ids that a sample has of each table on average, one number for all or one a table; "
-            "default: what the first batch of --dataset has, else 1",
+            "Mean number of ids per sample and table, one number for all tables or one per table; "
+            "default: that of the first batch of --dataset, otherwise 1",
         ),
         "fixed_shapes": (
             bool,
             False,
-            "Neither copy tables nor divide rows, so that --cuda_graphs can record steps",
+            "Neither replicate tables nor split them by rows, so that --cuda_graphs can record "
+            "steps",
         ),
         "output": (str | None, None, "File to write the plan to, for --placement of the training"),
         "overwrite": (bool, False, "Replace an earlier file"),
@@ -81,8 +86,8 @@ _OWN: dict[str, Definitions] = {
 _CONFIGS = {
     ("Data", DataConfig): {
         **fields_of(DataConfig, "dataset", "batch_size"),
-        "feature_spec": "File in --dataset that describes its features or, without --dataset, the "
-        "file that describes them",
+        "feature_spec": "Name of the file in --dataset that describes its features or, without "
+        "--dataset, path of such a file",
         **fields_of(
             DataConfig, "synthetic_dataset_table_sizes", "num_numerical_features", "allow_links"
         ),
@@ -91,7 +96,7 @@ _CONFIGS = {
         **fields_of(DLRMConfig, "embedding_type", "embedding_dim", "embedding_dtype"),
         **fields_of(DLRMConfig, "top_mlp_sizes", "bottom_mlp_sizes", "interaction_op"),
         **fields_of(DLRMConfig, "max_table_size", "hash_indices"),
-        "placement": "What to describe: auto, which plans; balanced; nvidia; or a file",
+        "placement": "Placement to describe: auto, which plans one; balanced; nvidia; or a file",
     },
     ("Optimizers", OptimizerConfig): fields_of(
         OptimizerConfig, "embedding_optimizer", "mlp_optimizer", "freeze_embeddings"

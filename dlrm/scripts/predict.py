@@ -98,19 +98,28 @@ class Block(NamedTuple):
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("input", None, "Log, table or dataset to score; - is standard input")
+    flags.DEFINE_string("input", None, "Log, table or dataset to score; -: standard input")
     define_spark_flags()
-    flags.DEFINE_string("output", None, "File of the scores, .npy; replaced", required=True)
+    flags.DEFINE_string(
+        "output",
+        None,
+        "File to write the scores to, .npy; an earlier file is replaced",
+        required=True,
+    )
     flags.DEFINE_enum(
-        "output_kind", "probability", OUTPUT_KINDS, "Probability of a click, or the model's logit"
+        "output_kind",
+        "probability",
+        OUTPUT_KINDS,
+        "Scores to write: the probability of a click, or the model's logit",
     )
     flags.DEFINE_integer(
         "explain",
         None,
-        "Print what each field adds to the logit of this row, counted from 0 (gradient x input)",
+        "Print the contribution of each field to the logit of this row, counted from 0 (gradient "
+        "x input)",
         lower_bound=0,
     )
-    define_source_flags("Dataset whose fitted transform is applied where a checkpoint has none")
+    define_source_flags("Dataset whose fitted transform to apply if the checkpoint has none")
 
 
 def define_source_flags(dataset: str) -> None:
@@ -122,41 +131,43 @@ def define_source_flags(dataset: str) -> None:
     flags.DEFINE_string(
         "checkpoint",
         None,
-        "Checkpoint, or directory of checkpoints, of which the best is taken",
+        "Checkpoint, or directory of checkpoints, whose best one is used",
         required=True,
     )
     flags.DEFINE_boolean(
         "label",
         True,
-        "Whether the lines of a log begin with the label, and a CSV's is read where it has one",
+        "The lines of a log begin with the label; the label of a table is read if it has one",
     )
     flags.DEFINE_string("dataset", None, dataset)
     flags.DEFINE_boolean(
         "allow_other_transform",
         False,
-        "Go on where a dataset's fitted transform is not the checkpoint's, so that the same ids "
-        "mean other values",
+        "Accept a dataset whose fitted transform is not the checkpoint's, so that the same ids "
+        "stand for other values",
     )
-    flags.DEFINE_enum("split", "test", SPLITS, "Which rows of a dataset are scored")
+    flags.DEFINE_enum("split", "test", SPLITS, "Split of the dataset to score")
     flags.DEFINE_enum("verify_data", "first", list(VERIFY_DATA), VERIFY_DATA_HELP)
     flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
-    flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of a dataset")
-    flags.DEFINE_integer("batch_size", BATCH_SIZE, "Rows scored at a time", lower_bound=1)
+    flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of the dataset")
+    flags.DEFINE_integer("batch_size", BATCH_SIZE, "Number of rows scored at a time", lower_bound=1)
     flags.DEFINE_enum(
-        "input_format", None, KINDS, "What a table is; default: as the file's name says"
+        "input_format", None, KINDS, "Format of the table; default: by the file's name"
     )
     flags.DEFINE_list(
         "columns",
         [],
-        "Names of a CSV's columns; default: those of its header, else of the training data",
+        "Names of a CSV's columns; default: those of its header, otherwise those of the training "
+        "data",
     )
     flags.DEFINE_boolean(
         "header",
         None,
-        "Whether a CSV begins with the names; default: where its first row has one of them",
+        "A CSV begins with a line of column names; default: yes if its first row contains one of "
+        "them",
     )
     flags.DEFINE_string(
-        "delimiter", None, "What separates cells; default: a tab in .tsv, else a comma"
+        "delimiter", None, "Separator of a CSV's cells; default: a tab for .tsv, otherwise a comma"
     )
 
 

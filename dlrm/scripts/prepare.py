@@ -45,41 +45,59 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "schema", None, "schema.yaml, or criteo for logs in Criteo's format", required=True
     )
-    flags.DEFINE_list("input", [], "files, or folders of them")
-    flags.DEFINE_string("output", None, "directory of the dataset", required=True)
-    flags.DEFINE_list("test_input", [], "files whose rows are all test rows")
-    flags.DEFINE_list("validation_input", [], "files whose rows are all validation rows")
+    flags.DEFINE_list("input", [], "files, or directories of files")
+    flags.DEFINE_string("output", None, "directory to write the dataset to", required=True)
+    flags.DEFINE_list("test_input", [], "files of test rows only")
+    flags.DEFINE_list("validation_input", [], "files of validation rows only")
     flags.DEFINE_float(
         "test_fraction",
         None,
-        f"share of the rows, by chance, that are test rows; {DEFAULT_TEST_FRACTION} where nothing "
-        "else divides the rows",
+        f"share of the rows to choose at random as test rows; default: {DEFAULT_TEST_FRACTION} "
+        "if no other flag splits the rows",
     )
-    flags.DEFINE_float("validation_fraction", 0.0, "share of the rows, by chance, for validation")
+    flags.DEFINE_float(
+        "validation_fraction", 0.0, "share of the rows to choose at random for validation"
+    )
     flags.DEFINE_string(
-        "split_key", None, "column whose equal values stay in one split, such as the user"
+        "split_key", None, "column whose equal values all go to one split, such as the user"
     )
-    flags.DEFINE_string("test_from", None, "time from which rows are test rows, in ISO 8601")
-    flags.DEFINE_string("validation_from", None, "time from which rows are validation rows")
-    flags.DEFINE_string("split_column", None, "column that says train, test or validation")
-    flags.DEFINE_float("keep_negatives", 1.0, "share of training rows with label 0 that are kept")
-    flags.DEFINE_integer("seed", 0, "of what is chosen by chance and of the order of training rows")
+    flags.DEFINE_string("test_from", None, "time, in ISO 8601, from which on rows are test rows")
+    flags.DEFINE_string(
+        "validation_from", None, "time, in ISO 8601, from which on rows are validation rows"
+    )
+    flags.DEFINE_string("split_column", None, "column with the values train, test or validation")
+    flags.DEFINE_float("keep_negatives", 1.0, "share of the training rows with label 0 to keep")
+    flags.DEFINE_integer("seed", 0, "seed of random choices and of the order of training rows")
     flags.DEFINE_enum("output_ordering", "total_random", ORDERINGS, "order of the training rows")
     define_text_flags()
     flags.DEFINE_enum(
         "bad_lines",
         "fail",
         BAD_LINES,
-        "a row that cannot be read ends the run, or is left out and listed in quarantine/",
+        "fail: an unreadable row ends the run; quarantine: it is left out and listed in "
+        "quarantine/",
     )
-    flags.DEFINE_float("max_bad_lines", 0.001, "share of rows that may be left out")
+    flags.DEFINE_float(
+        "max_bad_lines", 0.001, "maximum share of rows that quarantine may leave out"
+    )
     flags.DEFINE_boolean("report", True, "write report.html and report.json")
-    flags.DEFINE_enum("engine", "local", ENGINES, "processes of this machine, or Spark: same bytes")
-    flags.DEFINE_integer("cores", os.cpu_count(), "of this machine")
-    flags.DEFINE_integer("split_bytes", None, "input that one task reads; changes no result")
+    flags.DEFINE_enum(
+        "engine",
+        "local",
+        ENGINES,
+        "local: processes of this machine; spark: Spark. Both write the same bytes",
+    )
+    flags.DEFINE_integer(
+        "cores", os.cpu_count(), "number of cores to use; default: all of this machine"
+    )
+    flags.DEFINE_integer(
+        "split_bytes", None, "bytes of input that one task reads; does not change the result"
+    )
     define_spark_flags()
-    flags.DEFINE_boolean("overwrite", False, "replace an earlier dataset once this one is whole")
-    flags.DEFINE_boolean("restart", False, "give up an unfinished run and begin anew")
+    flags.DEFINE_boolean(
+        "overwrite", False, "replace an earlier dataset once the new one is complete"
+    )
+    flags.DEFINE_boolean("restart", False, "discard an unfinished run and start again")
 
 
 def main(argv: list[str]) -> int | None:

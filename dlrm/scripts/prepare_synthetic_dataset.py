@@ -15,19 +15,25 @@ FLAGS = flags.FLAGS
 
 def define_flags() -> None:
     flags.DEFINE_integer(
-        "synthetic_dataset_num_entries", 2**25, "samples of each split", lower_bound=1
+        "synthetic_dataset_num_entries", 2**25, "number of samples of each split", lower_bound=1
     )
-    flags.DEFINE_integer("num_numerical_features", 13, "numerical features", lower_bound=0)
-    flags.DEFINE_list("synthetic_dataset_table_sizes", ["100000"] * 26, "rows of each table")
+    flags.DEFINE_integer(
+        "num_numerical_features", 13, "number of numerical features", lower_bound=0
+    )
+    flags.DEFINE_list(
+        "synthetic_dataset_table_sizes", ["100000"] * 26, "number of rows of each table"
+    )
     flags.DEFINE_string(
         "feature_spec",
         None,
         "specification to follow instead of --num_numerical_features and "
         "--synthetic_dataset_table_sizes",
     )
-    flags.DEFINE_string("synthetic_dataset_dir", "/tmp/dlrm_synthetic_data", "where to write")
-    flags.DEFINE_integer("seed", 12345, "of the random values", lower_bound=0)
-    flags.DEFINE_enum("synthetic_ids", "uniform", IDS, "how ids are spread over a table")
+    flags.DEFINE_string(
+        "synthetic_dataset_dir", "/tmp/dlrm_synthetic_data", "directory to write to"
+    )
+    flags.DEFINE_integer("seed", 12345, "seed of the random values", lower_bound=0)
+    flags.DEFINE_enum("synthetic_ids", "uniform", IDS, "distribution of the ids over each table")
 
 
 def main(argv: list[str]) -> None:

@@ -29,28 +29,29 @@ _SAME = ("columns", "header", "delimiter")  # flags that the next command takes 
 
 
 def define_flags() -> None:
-    flags.DEFINE_list("input", None, "files, or folders of them", required=True)
-    flags.DEFINE_string("label", None, "column of labels", required=True)
-    flags.DEFINE_string("output", "schema.yaml", "file that is written")
+    flags.DEFINE_list("input", None, "files, or directories of files", required=True)
+    flags.DEFINE_string("label", None, "column of the label", required=True)
+    flags.DEFINE_string("output", "schema.yaml", "file to write")
     flags.DEFINE_string(
-        "positive", None, "label that counts as 1; default: of two, the affirmative or rarer one"
+        "positive",
+        None,
+        "label that counts as 1; default: of two labels, the affirmative or the rarer one",
     )
     flags.DEFINE_string("weight", None, "column of sample weights")
-    flags.DEFINE_list("groups", [], "columns that metrics are grouped by, such as the user")
-    flags.DEFINE_string("time", None, "column of times; default: the first one that is found")
+    flags.DEFINE_list("groups", [], "columns to group metrics by, such as the user")
+    flags.DEFINE_string("time", None, "column of the time; default: the first one found")
     flags.DEFINE_multi_string(
         "encode",
         [],
-        "KINDS:FIELDS, such as count,target:user,item: encodings of categorical fields; may be "
-        "given several times",
+        "KINDS:FIELDS, such as count,target:user,item: encodings of categorical fields",
     )
     flags.DEFINE_multi_string(
         "cross",
         [],
-        f"FIELDS or FIELDS:BUCKETS, such as user,item:100000: a cross of categorical fields, of "
-        f"{CROSS_BUCKETS} buckets by default; may be given several times",
+        f"FIELDS or FIELDS:BUCKETS, such as user,item:100000: a cross of categorical fields; "
+        f"default: {CROSS_BUCKETS} buckets",
     )
-    flags.DEFINE_integer("rows", SAMPLE_ROWS, "how many rows are read at most", lower_bound=1)
+    flags.DEFINE_integer("rows", SAMPLE_ROWS, "maximum rows to read", lower_bound=1)
     flags.DEFINE_boolean("overwrite", False, "replace an earlier file")
     define_text_flags()
 

@@ -24,9 +24,11 @@ FLAGS = flags.FLAGS
 
 def define_flags() -> None:
     flags.DEFINE_string("dataset", None, "directory with train_data.bin, ...", required=True)
-    flags.DEFINE_string("output", None, "directory of the dataset; new or empty", required=True)
-    flags.DEFINE_integer("batch_size", 32768, "rows copied at a time", lower_bound=1)
-    flags.DEFINE_integer("numerical_features", 13, "numbers in a row", lower_bound=0)
+    flags.DEFINE_string(
+        "output", None, "directory to write the dataset to, new or empty", required=True
+    )
+    flags.DEFINE_integer("batch_size", 32768, "number of rows copied at a time", lower_bound=1)
+    flags.DEFINE_integer("numerical_features", 13, "number of numerical features", lower_bound=0)
 
 
 def main(argv: list[str]) -> None:

@@ -26,52 +26,55 @@ _CSV_FLAGS = (  # that mean nothing to a feature specification
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("input", None, "CSV file, or directory of them", required=True)
-    flags.DEFINE_string("output", "/data", "directory of the dataset; new or empty")
+    flags.DEFINE_string("input", None, "CSV file, or directory of CSV files", required=True)
+    flags.DEFINE_string("output", "/data", "directory to write the dataset to, new or empty")
     flags.DEFINE_string(
-        "feature_spec_in", FEATURE_SPEC, "file in --input that describes it; unused with --label"
+        "feature_spec_in", FEATURE_SPEC, "file in --input that describes it; not used with --label"
     )
-    flags.DEFINE_string(
-        "feature_spec_out", FEATURE_SPEC, "name of the specification that is written"
-    )
+    flags.DEFINE_string("feature_spec_out", FEATURE_SPEC, "name of the specification to write")
     flags.DEFINE_boolean(
         "allow_links",
         False,
-        "read files of --feature_spec_in that are symbolic links out of its folder",
+        "allow files of --feature_spec_in to be symbolic links to files outside its directory",
     )
-    flags.DEFINE_integer("chunk_size", 65536, "rows parsed at a time", lower_bound=1)
+    flags.DEFINE_integer("chunk_size", 65536, "number of rows parsed at a time", lower_bound=1)
     flags.DEFINE_string(
-        "label", None, "column of the label; the columns are named by flags if given"
+        "label",
+        None,
+        "column of the label; if given, flags name the columns instead of --feature_spec_in",
     )
-    flags.DEFINE_string("positive", None, "value of the label that counts as 1; none: it is 0 or 1")
+    flags.DEFINE_string(
+        "positive", None, "value of the label that counts as 1; default: labels are 0 or 1"
+    )
     flags.DEFINE_list("numerical", [], "columns of numbers")
-    flags.DEFINE_list("categorical", [], "columns of anything else, an embedding table each")
+    flags.DEFINE_list(
+        "categorical", [], "columns of any other values, with one embedding table each"
+    )
     flags.DEFINE_boolean(
         "header",
         None,
-        "whether files begin with the columns' names; default: unless --columns does",
+        "files begin with a line of column names; default: yes unless --columns is given",
     )
     flags.DEFINE_list(
-        "columns", [], "names of all columns of the file; without: those of the header"
+        "columns", [], "names of all columns of the file; default: those of its header"
     )
-    flags.DEFINE_string("delimiter", ",", "what separates cells")
+    flags.DEFINE_string("delimiter", ",", "separator of cells")
     flags.DEFINE_list(
-        "missing_values", ["?"], "cells that mean a missing value, besides empty ones"
+        "missing_values", ["?"], "cells that stand for a missing value, besides empty ones"
     )
     flags.DEFINE_enum(
         "numeric_transform",
         CsvConfig.numeric_transform,
         NUMERIC_TRANSFORMS,
-        "log: ln(x + 2); standardise: mean 0 and deviation 1 on the training rows; none",
+        "log: ln(x + 2); standardise: mean 0 and standard deviation 1 on the training rows; none: "
+        "unchanged",
     )
     flags.DEFINE_integer(
-        "frequency_limit", 1, "values in fewer training rows share id 0", lower_bound=1
+        "frequency_limit", 1, "values that occur in fewer training rows share id 0", lower_bound=1
     )
-    flags.DEFINE_float(
-        "test_fraction", 0.2, "part of the rows, at random, that is kept for testing"
-    )
+    flags.DEFINE_float("test_fraction", 0.2, "share of the rows to choose at random for testing")
     flags.DEFINE_integer(
-        "seed", 12345, "of the rows that --test_fraction chooses and of the order of the rest"
+        "seed", 12345, "seed of the choice of test rows and of the order of the other rows"
     )
 
 

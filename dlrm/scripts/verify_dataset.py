@@ -45,7 +45,7 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "num_numerical_features",
         13,
-        "numbers in a row of a binary dataset that has no transform/, which would say it",
+        "number of numerical features of a binary dataset without transform/, which would state it",
         lower_bound=0,
     )
     flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)

@@ -617,7 +617,7 @@ def run(root, *arguments):
 
 def test_help_lists_every_flag(root):
     text = run(root, "--help").stdout
-    assert "of the rows that --test_fraction chooses" in text
+    assert "seed of the choice of test rows" in text
     flags = "input feature_spec_in output feature_spec_out chunk_size label positive numerical "
     flags += "categorical header columns numeric_transform test_fraction seed frequency_limit "
     for flag in (flags + "missing_values delimiter").split():

@@ -375,4 +375,4 @@ def test_the_help_of_bert_says_each_default_once():
     )
     twice = [name for name, text in told.items() if text.count("default") > 1 and " --" not in text]
     assert twice == []
-    assert re.search(r"--mode: <[^>]*>: Task to be performed; required --", shown)
+    assert re.search(r"--mode: <[^>]*>: Task to perform; required --", shown)

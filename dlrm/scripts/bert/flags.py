@@ -19,85 +19,103 @@ CPU_BATCH = 8  # what --batch_size max is on the CPU, where nothing says what fi
 
 _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Network", BertConfig): {
-        "size": one_of(SIZES, "Published layers, widths and heads"),
-        "num_layers": "Layers, instead of those of --size",
-        "hidden_size": "Numbers of a token, instead of those of --size",
-        "num_heads": "Attention heads, instead of those of --size",
-        "intermediate_size": "Numbers within a layer, instead of those of --size",
-        "vocab_size": "Tokens of the vocabulary",
-        "max_position_embeddings": "Longest sequence that the network can read",
-        "hidden_dropout": "Dropout of layers' outputs",
-        "attention_dropout": "Dropout of attention weights",
-        "norm_eps": "Added to the variances of norms",
-        "attention_bias": "Biases in the attention and before masked tokens; PopART has none",
+        "size": one_of(SIZES, "Published sizes: numbers of layers and heads, and widths"),
+        "num_layers": "Number of layers, instead of that of --size",
+        "hidden_size": "Width of a token's vector, instead of that of --size",
+        "num_heads": "Number of attention heads, instead of that of --size",
+        "intermediate_size": "Inner width of a layer's feed-forward network, instead of that of "
+        "--size",
+        "vocab_size": "Number of tokens in the vocabulary",
+        "max_position_embeddings": "Maximum tokens of a sequence",
+        "hidden_dropout": "Dropout probability of layers' outputs",
+        "attention_dropout": "Dropout probability of attention weights",
+        "norm_eps": "Added to the variances in layer normalization",
+        "attention_bias": "Use biases in the attention and in the layer before the masked-token "
+        "logits; PopART has none",
     },
     **CONFIGS,
     ("Text", PretrainingTextConfig): {
-        "vocab_file": "WordPiece vocabulary, a token a line",
-        "lower_case": "Make letters lower case and take their accents away",
+        "vocab_file": "WordPiece vocabulary, one token per line",
+        "lower_case": "Convert text to lower case and strip accents",
     },
 }
 _RUN: Definitions = {
-    "mode": (str | None, None, one_of(MODES, "Task to be performed; required")),
+    "mode": (str | None, None, one_of(MODES, "Task to perform; required")),
     "task": (
         str | None,
         None,
-        one_of(TASKS, "What the network is trained for; default: pretrain in --mode pretrain"),
+        one_of(TASKS, "Task that the network is trained for; default: pretrain in --mode pretrain"),
     ),
     "phase": (
         int,
         1,
-        "Phase of pre-training: 2 continues from --load_checkpoint_path with longer rows",
+        "Phase of pre-training: 1, or 2, which continues from --load_checkpoint_path with longer "
+        "rows",
     ),
     "recipe": (
         str,
         "google",
-        one_of(BERT_RECIPES, "Defaults of the optimizer, its rates and lengths, as published"),
+        one_of(
+            BERT_RECIPES,
+            "Defaults of the optimizer, of its learning rates and of the lengths of sequences and "
+            "runs, as published",
+        ),
     ),
 }
 _DATA: Definitions = {
     "dataset": (
         str | None,
         None,
-        "Shards that preproc/prepare_text.py wrote, or HDF5 or PopART files; a folder with "
-        "train-v1.1.json and dev-v1.1.json (squad) or train.tsv and dev.tsv (mrpc), or a file",
+        "Pre-training: shards written by preproc/prepare_text.py, or HDF5 or PopART files; "
+        "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
+        "dev.tsv (mrpc), or one file",
     ),
     "test_dataset": (
         str | None,
         None,
-        "Rows to test on, given as in --dataset; default: in --dataset",
+        "Rows to test on, in the forms of --dataset; default: those in --dataset",
     ),
     "data": (
         str | None,
         None,
         one_of(
             DATA,
-            "Rows to read; generated: random tokens made on the host; synthetic: a batch of them "
-            "made once on the device; default: dataset where one is given, in benchmarks generated",
+            "Source of rows; generated: random tokens made on the host; synthetic: one batch of "
+            "random tokens made on the device and used for every step; default: dataset if "
+            "--dataset or --test_dataset is given, generated in --mode inference_benchmark",
         ),
     ),
     "data_format": (str, "auto", one_of(DATA_FORMATS, "Format of pre-training data")),
-    "pad_to_seq_length": (bool, False, "Pad pre-training rows that are shorter than asked for"),
-    "unknown_id": (int | None, None, "Token that takes the place of those outside of --vocab_size"),
-    "synthetic_dataset_num_entries": (int, 10000, "Rows of an epoch of random data"),
+    "pad_to_seq_length": (
+        bool,
+        False,
+        "Pad pre-training rows that are shorter than --max_seq_length",
+    ),
+    "unknown_id": (
+        int | None,
+        None,
+        "Id of the token that replaces tokens outside --vocab_size; default: such tokens are an "
+        "error",
+    ),
+    "synthetic_dataset_num_entries": (int, 10000, "Rows per epoch of random data"),
     "max_seq_length": (
         int | None,
         None,
-        "Tokens of a row; default: of pre-training the files' or --recipe's, else 384 for squad, "
-        "128 for mrpc",
+        "Tokens per row; default: in pre-training that of the files or of --recipe, otherwise 384 "
+        "for squad, 128 for mrpc",
     ),
     "max_predictions_per_seq": (
         int | None,
         None,
-        "Masked tokens of a pre-training row; default: the files' or --recipe's",
+        "Maximum masked tokens per pre-training row; default: that of the files or of --recipe",
     ),
-    "doc_stride": (int, 128, "Tokens between two windows of a passage"),
-    "max_query_length": (int, 64, "Tokens that are kept of a question"),
+    "doc_stride": (int, 128, "Tokens between the starts of two windows of a SQuAD passage"),
+    "max_query_length": (int, 64, "Maximum tokens of a SQuAD question; the rest is cut off"),
     "length_window": (
         int | None,
         None,
-        "Batches whose rows are sorted by length, for less padding; default: 50 in fine-tuning, 0 "
-        "in pre-training and in --execution graph",
+        "Number of batches within which rows are sorted by length, for less padding; 0: no "
+        "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
     ),
 }
 _TRAINING: Definitions = {
@@ -106,22 +124,23 @@ _TRAINING: Definitions = {
         "32",
         f"Sequences of a micro-batch; max: the most that fit on cuda, {CPU_BATCH} on cpu",
     ),
-    "test_batch_size": (int, 32, "Sequences of a test batch, all processes together"),
+    "test_batch_size": (int, 32, "Sequences per test batch, all processes together"),
     "total_steps": (
         int | None,
         None,
-        "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps end it "
-        "before",
+        "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
+        "it earlier",
     ),
     "layers_per_stage": (
         tuple[int, ...],
         (),
-        "Layers of each part of the pipeline, instead of --pipeline_splits",
+        "Number of layers in each part of the pipeline, instead of --pipeline_splits",
     ),
     "encoder_start_stage": (
         int,
         0,
-        "Part of the pipeline that the layers begin in: 1 has embeddings in their own",
+        "With --layers_per_stage, the part of the pipeline in which the layers begin: 0, or 1, "
+        "which leaves the embeddings a part of their own",
     ),
 }
 _BENCHMARK: Definitions = {
@@ -130,24 +149,24 @@ _BENCHMARK: Definitions = {
         "low",
         one_of(
             LATENCIES,
-            "The benchmark reads batches ahead and times them one by one, or reads nothing ahead "
-            "and times reading, too",
+            "low: the benchmark prefetches batches and times each one; minimum: it prefetches "
+            "nothing, and the times include reading",
         ),
     ),
-    "batches_per_step": (int | None, None, "Batches of a pass of the benchmark over random data"),
-    "repeat": (int, 10, "Passes of the benchmark, of which the first does not count"),
+    "batches_per_step": (int | None, None, "Batches per pass of the benchmark over random data"),
+    "repeat": (int, 10, "Passes of the benchmark, 2 or more; the first is not timed"),
 }
 _FILES: Definitions = {
     "init_checkpoint": (
         str | None,
         None,
-        "Weights of Hugging Face, Google or NVIDIA (.safetensors, a file of torch), or of a "
-        "checkpoint of ours for another task",
+        "Initial weights of Hugging Face, Google or NVIDIA (.safetensors or a torch file), or a "
+        "checkpoint of this program for another task",
     ),
     "results": (
         str | None,
         None,
-        "--mode evaluate: CSV to write; default: evaluation.csv beside the checkpoints",
+        "--mode evaluate: CSV file to write; default: evaluation.csv beside the checkpoints",
     ),
     "predictions": (
         str | None,

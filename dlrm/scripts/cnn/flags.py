@@ -16,41 +16,59 @@ IO = ("uint8", "float32")
 _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Network", NetworkConfig): {
         "model": one_of(MODELS, "Network"),
-        "num_classes": "Classes of random data; a dataset knows its own",
-        "norm": one_of(NORMS, "Normalise over a batch, or over groups of channels"),
-        "groups": "Groups of --norm group; default: 32, or 4 for EfficientNet",
-        "norm_eps": "Added to the variances of norms; default: 1e-5, or 1e-3 for EfficientNet",
-        "norm_momentum": "Weight of the newest batch in batch norm's running averages",
-        "zero_init_residual": "Start each residual block of a ResNet as the identity",
-        "group_dim": "Channels of a group of EfficientNet's convolutions; default: 1",
-        "expand_ratio": "Inner width of EfficientNet's blocks over the outer; default: 6",
-        "dropout": "Dropout before EfficientNet's last layer; default: 0.2 for B0, 0.4 for B4",
-        "drop_path": "How often EfficientNet's last block is left out; default: 0.2",
-        "depths": "Blocks of a ResNet's four stages; default: 3,4,6,3, or 3,4,23,3 for ResNeXt-101",
-        "width": "Factor of EfficientNet's channels; default: 1.0 for B0, 1.4 for B4",
+        "num_classes": "Number of classes of random data; a dataset states its own",
+        "norm": one_of(NORMS, "Normalization over a batch or over groups of channels"),
+        "groups": "Number of groups of --norm group; default: 32, or 4 for EfficientNet",
+        "norm_eps": "Added to the variances in normalization; default: 1e-5, or 1e-3 for "
+        "EfficientNet",
+        "norm_momentum": "Weight of the newest batch in the running averages of batch "
+        "normalization",
+        "zero_init_residual": "Initialize each residual block of a ResNet as the identity",
+        "group_dim": "Channels per group of EfficientNet's spatial convolutions; default: 1, "
+        "depthwise",
+        "expand_ratio": "Ratio of the inner to the outer width of EfficientNet's blocks; default: "
+        "6",
+        "dropout": "Dropout probability before EfficientNet's last layer; default: 0.2 for B0, "
+        "0.4 for B4",
+        "drop_path": "Probability that training skips EfficientNet's last block, less for earlier "
+        "blocks; default: 0.2",
+        "depths": "Number of blocks of a ResNet's four stages; default: 3,4,6,3, or 3,4,23,3 for "
+        "ResNeXt-101",
+        "width": "Multiplier of EfficientNet's channels; default: 1.0 for B0, 1.4 for B4",
     },
     ("Augmentation", Augmentation): {
-        "image_size": "Height and width of the network's input",
-        "random_crop": "Train on random crops, resized",
-        "min_area": "Least share of an image that a random crop has",
-        "max_ratio": "Greatest ratio of a random crop's sides",
-        "horizontal_flip": "Train on mirrored images half of the time",
-        "centre_crop": "Side of the crop that is tested, as a share of the image's",
-        "normalise_input": "Divide by the channels' deviation; else subtract their mean only",
-        "mixup_alpha": "Parameter of mixup's Beta distribution; 0: no mixup",
-        "cutmix_lambda": "Graphcore's strength of cutmix; 1: no cutmix",
+        "image_size": "Height and width of the network's input, in pixels",
+        "random_crop": "Train on resized random crops instead of center crops",
+        "min_area": "Minimum area of a random crop, as a share of the image's",
+        "max_ratio": "Maximum aspect ratio of a random crop; the minimum is its inverse",
+        "horizontal_flip": "Mirror half of the training images, at random",
+        "centre_crop": "Side of the center crop used in tests, as a share of the image's side",
+        "normalise_input": "Subtract the channels' means and divide by their standard deviations; "
+        "otherwise only subtract the means",
+        "mixup_alpha": "Parameter of the Beta distribution of mixup; 0: no mixup",
+        "cutmix_lambda": "CutMix by Graphcore's rules: 1: no CutMix; lower values, above 0, apply "
+        "it to more batches",
     },
     ("Loss", ImageLossConfig): {
-        "label_smoothing": "Share of the target that other classes get",
+        "label_smoothing": "Share of the target distribution that label smoothing spreads over "
+        "other classes; 0: none",
         "label_smoothing_style": one_of(
-            ("torch", "tf"), "--label_smoothing is shared by all K classes, or by the K - 1 others"
+            ("torch", "tf"),
+            "torch: --label_smoothing is spread over all K classes; tf: over the K - 1 wrong ones",
         ),
     },
     **CONFIGS,
 }
 _RUN: Definitions = {
-    "mode": (str, "train", one_of(MODES, "Task to be performed")),
-    "recipe": (str | None, None, one_of(RECIPES, "Other defaults, as published")),
+    "mode": (str, "train", one_of(MODES, "Task to perform")),
+    "recipe": (
+        str | None,
+        None,
+        one_of(
+            RECIPES,
+            "Defaults of published runs for the optimizer, the learning rate and the augmentation",
+        ),
+    ),
 }
 _DATA: Definitions = {
     "dataset": (str | None, None, "Directory of a dataset that preproc/prepare_images.py wrote"),
@@ -59,29 +77,50 @@ _DATA: Definitions = {
         None,
         one_of(
             DATA,
-            "Images to read; generated: one made on the host and copied; synthetic: a batch made "
-            "once on the device; default: dataset where one is given, in benchmarks generated",
+            "Source of images; generated: random images made on the host and copied; synthetic: "
+            "one batch made on the device and used for every step; default: dataset if --dataset "
+            "is given, generated in benchmarks",
         ),
     ),
-    "synthetic_dataset_num_entries": (int, 50000, "Images of an epoch of random data"),
-    "io": (str, "uint8", one_of(IO, "How images travel to the device")),
+    "synthetic_dataset_num_entries": (int, 50000, "Images per epoch of random data"),
+    "io": (str, "uint8", one_of(IO, "Type in which images are copied to the device")),
 }
 _TRAINING: Definitions = {
-    "batch_size": (int, 128, "Images of a micro-batch"),
-    "test_batch_size": (int, 128, "Images of a test batch, all processes together"),
-    "base_lr_exp": (float | None, None, "Sets --lr to 2 to this power times the global batch"),
-    "start_epoch": (int, 0, "Epochs that --load_checkpoint_path has behind it"),
+    "batch_size": (int, 128, "Images per micro-batch and process"),
+    "test_batch_size": (int, 128, "Images per test batch, all processes together"),
+    "base_lr_exp": (float | None, None, "Set --lr to 2**this times the global batch size"),
+    "start_epoch": (
+        int,
+        0,
+        "Epochs already completed in --load_checkpoint_path; training starts after them",
+    ),
 }
 _BENCHMARK: Definitions = {
-    "repeat": (int, 10, "--mode benchmark_inference: passes, of which the first does not count"),
+    "repeat": (
+        int,
+        10,
+        "--mode benchmark_inference: number of passes, 2 or more; the first is not timed",
+    ),
 }
 _FILES: Definitions = {
-    "init_checkpoint": (str | None, None, "Weights of torchvision or timm: .safetensors, .pt"),
-    "restore_path": (str | None, None, "--mode validate: directory of checkpoints"),
-    "results": (str | None, None, "--mode validate: CSV to write; default: in --restore_path"),
+    "init_checkpoint": (
+        str | None,
+        None,
+        "File of initial weights from torchvision or timm: .safetensors or .pt",
+    ),
+    "restore_path": (str | None, None, "--mode validate: directory of checkpoints to test"),
+    "results": (
+        str | None,
+        None,
+        "--mode validate: CSV file to write; default: validation.csv in --restore_path",
+    ),
 }
 _EXECUTION: Definitions = {
-    "channels_last": (bool, True, "Keep a pixel's channels together in memory"),
+    "channels_last": (
+        bool,
+        True,
+        "Store images with the channels of each pixel together (torch.channels_last)",
+    ),
 }
 FLAGS = ConfigFlags(
     {

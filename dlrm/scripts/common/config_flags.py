@@ -185,39 +185,38 @@ class _IntegerOrNone(flags.IntegerParser):
 
 
 VERIFY_DATA_HELP = (
-    "Comparison of the dataset's files with its checksums: before they are first read, in every "
-    "run, or never"
+    "Compare the dataset's files with its checksums: first, before their first use; always, in "
+    "every run; never"
 )
 LOG_FLAGS: Definitions = {
     "log_path": (
         str,
         "./log.json",
-        "Destination for the log file with results and statistics, and for the curves next to it; "
-        "default with --save_checkpoint_path: log.json in that directory",
+        "Path of the log; the curves are saved next to it. Default with --save_checkpoint_path: "
+        "log.json in that directory",
     ),
     "tensorboard": (
         str | None,
         None,
-        "Directory of TensorBoard's events: flags, scalars, curves, model card",
+        "Directory to write TensorBoard events to: flags, scalars, curves and the model card",
     ),
     "mlflow": (
         str | None,
         None,
-        "URI of an MLflow server or store that gets flags, scalars, curves and model card",
+        "URI of an MLflow server or store to send flags, scalars, curves and the model card to",
     ),
 }
 VERDICT_HELP = (
-    "Print after each line how the time of the steps was spent and what bounds it, with a flag to "
-    "try"
+    "Print after each line of training how the steps spent their time, what limits them, and a "
+    "flag to try"
 )
 PROFILE_HELP = Help(
-    "Record so many training steps after a warm-up of --benchmark_warmup_steps, at least 5: a "
-    "trace and a picture beside the log, and a list of the longest operators",
+    "Record this many training steps, after a warm-up of --benchmark_warmup_steps or 5 steps, "
+    "whichever is more: writes a trace and a picture beside the log, and prints the longest "
+    "operators",
     least=1,
 )
-ALLOW_LINKS_HELP = (
-    "Read files of the dataset that are symbolic links to files outside of its directory"
-)
+ALLOW_LINKS_HELP = "Allow files of the dataset to be symbolic links to files outside its directory"
 
 
 def one_of(choices: Iterable[str], text: str) -> str:

@@ -63,15 +63,15 @@ _RUN: Definitions = {
     "mode": (
         str,
         "train",
-        Help("Select task to be performed", ("train", "test", "inference_benchmark")),
+        Help("Task to perform", ("train", "test", "inference_benchmark")),
     ),
     "preset": (
         str | None,
         None,
         Help(
-            "Other defaults, of a published run; gaudi_medium: Habana's medium DLRM for Gaudi, on "
-            "random samples; mlperf_dcnv2: DLRM-DCNv2 of MLPerf Training, three cross layers of "
-            "rank 512, on random samples of its sizes unless --dataset names others",
+            "Defaults of a published run instead; gaudi_medium: Habana's medium DLRM for Gaudi, "
+            "on random samples; mlperf_dcnv2: DLRM-DCNv2 of MLPerf Training, with three cross "
+            "layers of rank 512, on random samples of its sizes unless --dataset is given",
             DLRM_PRESETS,
         ),
     ),
@@ -79,8 +79,8 @@ _RUN: Definitions = {
         str | None,
         None,
         Help(
-            "Choose the flags that you leave open by the number of training rows and by their "
-            "fields, and print the choices; for a training on --dataset",
+            "Choose the flags that are not given from the number of training rows and from their "
+            "fields, and print the choices; for training on --dataset",
             RECIPES,
         ),
     ),
@@ -88,8 +88,8 @@ _RUN: Definitions = {
         str,
         "2020",
         Help(
-            "Defaults of flags: NVIDIA's of June 2020, which differ between main and dist_main, or "
-            "those of October 2021 and later",
+            "Defaults of the flags: NVIDIA's of June 2020, which differ between main and "
+            "dist_main, or those of October 2021 and later",
             ("2020", "2021"),
         ),
     ),
@@ -97,7 +97,7 @@ _RUN: Definitions = {
         str,
         "eager",
         Help(
-            "Execution of the MLPs and the interaction: eager, by native operators; graph, by "
+            "Execution of the MLPs and the interaction: eager, with native operators; graph, with "
             "torch.compile, each part as one graph; lazy, on torch's lazy device if available, "
             "otherwise as graph",
             MODULE_EXECUTIONS,
@@ -106,25 +106,29 @@ _RUN: Definitions = {
     "base_device": (
         str | None,
         None,
-        'Device to run the model on, "cuda" or "cpu"; by default cuda if available',
+        'Device to run the model on, "cuda" or "cpu"; default: cuda if available',
     ),
     "cuda_graphs": (
         bool,
         False,
-        "Replay a step, and a prediction, as one CUDA graph per process, with the same results; "
-        "for one id per sample and table, and --backend nccl",
+        "Replay each training step and each prediction as one CUDA graph per process, with the "
+        "same results; needs one id per sample and table, and --backend nccl",
     ),
     "deterministic": (
         bool,
         False,
-        "Give the same bits from run to run on cuda as well; runs on the CPU always do",
+        "Make runs on cuda reproducible bit for bit; runs on the CPU always are",
     ),
-    "backend": (str, "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"),
+    "backend": (
+        str,
+        "nccl",
+        "torch.distributed backend of processes on cuda; processes on the CPU use gloo",
+    ),
     "rank_timeout": (
         float,
         1800.0,
         Help(
-            "Seconds without a step after which the run reports the rank that hangs, and ends",
+            "Seconds without progress after which the run reports the rank that hangs, and ends",
             least=1,
         ),
     ),
@@ -139,32 +143,33 @@ _MODEL: Definitions = {
     "optimized_mlp": (
         bool,
         True,
-        "MLPs in one autograd node over fused linear layers, instead of torch's modules one by one",
+        "Run each MLP as one autograd node over fused linear layers, instead of torch's modules "
+        "one by one",
     ),
 }
 _TRAINING: Definitions = {
     "seeds": (
         str | None,
         None,
-        "Several seeds instead of --seed, as 1-5 or 1,2,7: train a model for each in sequence "
-        "in --save_checkpoint_path, and save there the mean of their logits as one model",
+        "Several seeds instead of --seed, as 1-5 or 1,2,7: train a model for each, one after "
+        "another, in --save_checkpoint_path, and save the mean of their logits there as one model",
     ),
     "max_grad_norm": (
         float | None,
         None,
-        "Clip the 2-norm of all gradients together to this",
+        "Clip gradients so that their joint 2-norm is at most this; default: no clipping",
     ),
     "ema_decay": (
         float | None,
         None,
-        "Test and serve an EMA, of this decay, of all weights except tables",
+        "Test and serve an EMA, with this decay, of all weights except the tables; default: no EMA",
     ),
     "overlap": (
         str,
         OVERLAPS[0],
         Help(
-            "stale: look rows up, and exchange their vectors, while the previous step computes; "
-            "they lack the update of that step, so results differ",
+            "stale: look up rows and exchange their vectors while the previous step computes; "
+            "these rows lack that step's update, so results differ",
             OVERLAPS,
         ),
     ),
@@ -172,7 +177,7 @@ _TRAINING: Definitions = {
         str,
         "GPU",
         Help(
-            "Device that collects test scores: GPU means the device of the model, of any kind",
+            "Device that collects test scores; GPU: the model's device, whichever it is",
             ("GPU", "CPU"),
         ),
     ),
@@ -190,14 +195,14 @@ _FILES: Definitions = {
     "load_optimizer_state": (
         bool,
         False,
-        "Load the optimizers' state of --load_checkpoint_path as well: a training on further rows "
-        "continues where that one ended, with steps counted anew",
+        "Load the optimizers' state of --load_checkpoint_path as well: training on further rows "
+        "continues where that run ended, and counts its steps from 0",
     ),
     "allow_other_transform": (
         bool,
         False,
-        "Continue when the dataset's fitted transform is not the checkpoint's, so that the same "
-        "ids mean other values",
+        "Accept a dataset whose fitted transform is not the checkpoint's, so that the same ids "
+        "stand for other values",
     ),
     "save_checkpoint_path": (
         str | None,
@@ -207,12 +212,12 @@ _FILES: Definitions = {
     "keep_checkpoints": (
         int,
         1,
-        Help("Number of last checkpoints to keep besides the best", least=1),
+        Help("Number of latest checkpoints to keep besides the best", least=1),
     ),
     "async_checkpoint": (
         bool,
         False,
-        "Write checkpoints while the training continues; needs memory for a copy of the state",
+        "Write checkpoints while training continues; needs memory for a copy of the state",
     ),
     "resume": (
         bool,
@@ -231,7 +236,7 @@ _BENCHMARK: Definitions = {
     "inference_benchmark_steps": (
         int,
         200,
-        Help("Number of steps for measuring inference latency and throughput", least=1),
+        Help("Number of batches that are timed for each batch size and runtime", least=1),
     ),
     "inference_benchmark_runtimes": (
         tuple[str, ...],
@@ -255,72 +260,82 @@ _OWN: dict[str, Definitions] = {
 _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Run", DataConfig): {"seed": Help("Random seed", least=0, most=2**63 - 1)},
     ("Precision", PrecisionConfig): {
-        "amp": "Compute in half precision (Automatic Mixed Precision)",
-        "amp_dtype": Help(
-            "Half precision of --amp; default: fp16 on cuda, else bf16", ("fp16", "bf16")
-        ),
+        "amp": "Compute in half precision (automatic mixed precision)",
+        "amp_dtype": Help("Type of --amp; default: fp16 on cuda, otherwise bf16", ("fp16", "bf16")),
         "precision": Help(
-            "Instead of --amp: fp32, bf16, fp16, or bits of products and of weights", PRECISIONS
+            "Type of the model, instead of --amp: fp32, bf16 or fp16, or the bits of matrix "
+            "products and of weights, such as 16.32",
+            PRECISIONS,
         ),
-        "half_dtype": Help("The 16 bits of --precision 16.32; default: as --amp", ("fp16", "bf16")),
+        "half_dtype": Help(
+            "16-bit type of --precision 16.32; default: as for --amp", ("fp16", "bf16")
+        ),
         "loss_scale": Help("Static loss scale of --amp in fp16", least=0),
         "tf32": "Allow TensorFloat-32 in float32 matrix products on cuda",
     },
     ("Data", DataConfig): {
         "dataset": "Directory of the dataset",
         "dataset_type": Help(
-            "Type of the dataset; memmap and parametric are other names of split. synthetic_random "
-            "has fractions as targets, and no clicks",
+            "Type of the dataset; memmap and parametric are other names of split. "
+            "synthetic_random has fractions instead of clicks as targets",
             DATASET_TYPES,
         ),
-        "feature_spec": "File in the dataset that describes its features",
+        "feature_spec": "Name of the file in --dataset that describes its features",
         "verify_data": Help(VERIFY_DATA_HELP, VERIFY_DATA),
         "allow_links": ALLOW_LINKS_HELP,
-        "batch_size": Help("Batch size used for training", least=1),
-        "test_batch_size": Help("Batch size used for testing/validation", least=1),
+        "batch_size": Help("Samples of a training batch, all processes together", least=1),
+        "test_batch_size": Help(
+            "Samples of a test or validation batch, all processes together", least=1
+        ),
         "shuffle_batch_order": Help(
             "Read the training batches in random order", short_name="shuffle"
         ),
-        "sample_weights": "Weight samples in the loss and in the metrics of tests, where the "
-        "dataset has weights",
+        "sample_weights": "Weight samples in the loss and in test metrics, if the dataset has "
+        "weights",
         "dataset_subset": "Fraction of the training batches to use, in (0,1]; default: all",
         "num_numerical_features": Help(
-            "Numerical features of a binary or synthetic dataset; others know theirs", least=0
+            "Number of numerical features of a binary or synthetic dataset; ignored for others, "
+            "which state theirs",
+            least=0,
         ),
     },
     ("Synthetic data", DataConfig): {
-        "synthetic_dataset_dir": "Where --dataset_type synthetic_disk writes",
-        "synthetic_dataset_table_sizes": "Embedding table sizes to use with the synthetic dataset",
+        "synthetic_dataset_dir": "Directory that --dataset_type synthetic_disk writes to",
+        "synthetic_dataset_table_sizes": "Rows of each embedding table of the synthetic dataset",
         "synthetic_dataset_num_entries": Help(
-            "Number of samples per epoch for the synthetic dataset", least=1
+            "Samples per epoch of the synthetic dataset", least=1
         ),
         "synthetic_dataset_numerical_features": Help(
-            "Numerical features of the synthetic dataset; default: --num_numerical_features",
+            "Number of numerical features of the synthetic dataset; default: "
+            "--num_numerical_features",
             least=0,
         ),
         "synthetic_dataset_use_feature_spec": "Take the shapes of the synthetic dataset from "
         "--dataset and --feature_spec",
         "synthetic_dataset": Help(
-            "Table sizes and ids a sample of a published dataset, for synthetic_gpu and "
-            "synthetic_disk; mlperf: MLPerf's DLRM-DCNv2",
+            "Use the table sizes and the ids per sample of a published dataset, for synthetic_gpu "
+            "and synthetic_disk; mlperf: MLPerf's DLRM-DCNv2",
             SHAPES,
         ),
-        "synthetic_dataset_max_table_size": Help("Most rows of a synthetic table", least=1),
-        "synthetic_dataset_hotness": "Most ids of a sample for each synthetic table, one number "
-        "for all or one a table, with 1 to as many drawn; default: always one id",
+        "synthetic_dataset_max_table_size": Help(
+            "Maximum rows of a synthetic table; default: no limit", least=1
+        ),
+        "synthetic_dataset_hotness": "Maximum ids per sample and synthetic table, one number for "
+        "all tables or one per table; each sample draws 1 to this many; default: always one id",
         "synthetic_ids": Help("Distribution of the ids of the synthetic dataset", IDS),
     },
     ("Model", DLRMConfig): {
         "embedding_type": Help(
-            "joint_fused: native lookup and update; joint_sparse: native lookup, torch.optim; "
-            "joint: one nn.Embedding; multi_table: one a table; custom_cuda: the same as "
-            "joint_fused",
+            "joint_fused: native lookup and update; joint_sparse: native lookup, optimizer of "
+            "torch.optim; joint: one nn.Embedding for all tables; multi_table: one nn.Embedding "
+            "per table; custom_cuda: the same as joint_fused",
             EMBEDDING_TYPES,
         ),
-        "embedding_dim": "Dimensionality of embedding space for categorical features",
+        "embedding_dim": "Numbers per row of the embedding tables, and of the bottom MLP's output",
         "embedding_dtype": Help(
-            "bf16: look tables up with half the traffic; a second tensor has the rest of their "
-            "float32 values, and updates are as exact; needs --embedding_type joint_fused",
+            "bf16: look up rows with half the memory traffic; a second tensor keeps the remaining "
+            "bits of the float32 values, so updates stay exact; needs --embedding_type "
+            "joint_fused",
             EMBEDDING_DTYPES,
         ),
         "output_init": Help(
@@ -330,118 +345,119 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "embedding_init": Help(
             "Initialization of tables: uniform, U(-s, s), or normal, N(0, s)", EMBEDDING_INITS
         ),
-        "embedding_init_scale": "s = this / sqrt(table size), of --embedding_init uniform",
-        "embedding_init_std": "s = this, of --embedding_init normal",
-        "top_mlp_sizes": "Linear layer sizes for the top MLP",
-        "bottom_mlp_sizes": "Linear layer sizes for the bottom MLP",
-        "interaction_op": "cuda_dot: products of all pairs of vectors by the native operator, on "
-        "whatever device; dot: the same in plain torch; cat: no products; dcn: the cross layers of "
-        "DCNv2; or several with commas between, as dot,dcn, whose outputs enter the top MLP side "
-        "by side",
-        "cross_layers": Help("Cross layers of --interaction_op dcn", least=1),
-        "cross_rank": Help("Rank of the weights of cross layers; default: full", least=1),
+        "embedding_init_scale": "Scale of --embedding_init uniform: s = this / sqrt(table size)",
+        "embedding_init_std": "Standard deviation s of --embedding_init normal",
+        "top_mlp_sizes": "Sizes of the top MLP's linear layers; the last is 1",
+        "bottom_mlp_sizes": "Sizes of the bottom MLP's linear layers; the last is --embedding_dim",
+        "interaction_op": "cuda_dot: dot products of all pairs of vectors with the native "
+        "operator, on any device; dot: the same in plain torch; cat: no products; dcn: the cross "
+        "layers of DCNv2; or several separated by commas, such as dot,dcn, whose outputs enter "
+        "the top MLP side by side",
+        "cross_layers": Help("Number of cross layers of --interaction_op dcn", least=1),
+        "cross_rank": Help("Rank of the cross layers' weights; default: full rank", least=1),
         "cross_structure": Help(
-            "Where the output of cross layers goes: stacked, into the top MLP; parallel, into the "
-            "last layer beside the output of the top MLP, which has the other interactions, or "
-            "cat, as input",
+            "Destination of the cross layers' output: stacked, the top MLP; parallel, the last "
+            "layer, beside the output of the top MLP, whose input is the other interactions, or "
+            "cat",
             CROSS_STRUCTURES,
         ),
         "numerical_embedding": Help(
-            "Makes each numerical field a vector of the interaction, beside that of the bottom "
-            "MLP. piecewise: linear between the edges of bins; bins: a vector for each bin; "
-            "periodic: a layer with ReLU over sines and cosines. Edges are those of the dataset's "
-            "transform, and else fitted to the first 131,072 training rows",
+            "Give each numerical field a vector of its own in the interaction, besides that of "
+            "the bottom MLP. piecewise: linear between the edges of bins; bins: a vector for each "
+            "bin; periodic: a layer with ReLU over sines and cosines. The edges are those of the "
+            "dataset's transform or, if it has none, fitted to the first 131,072 training rows",
             NUMERICAL_KINDS,
         ),
         "numerical_bins": Help(
-            "Most bins of a field of --numerical_embedding piecewise or bins",
+            "Maximum bins of a field with --numerical_embedding piecewise or bins",
             least=2,
             most=MAX_BINS,
         ),
         "numerical_frequencies": Help(
-            "Frequencies of a field of --numerical_embedding periodic", least=1
+            "Number of frequencies of a field with --numerical_embedding periodic", least=1
         ),
-        "numerical_sigma": "Standard deviation of the frequencies of --numerical_embedding "
-        "periodic at the start",
-        "wide": "Add one weight of each id to the logit",
+        "numerical_sigma": "Standard deviation of the initial frequencies of "
+        "--numerical_embedding periodic",
+        "wide": "Add to the logit one weight per id (wide and deep)",
         "dropout": "Share of each hidden layer's outputs in the top MLP that training sets to 0",
         "batch_norm": "Normalize each hidden layer of the top MLP before its ReLU; for one process",
         "ensemble": Help(
-            "Members of a packed ensemble, which share all but a head and the factors that they "
-            "multiply a sample's vectors by; each learns by itself, and the prediction is the mean "
-            "of their probabilities. 1: a single model",
+            "Members of a packed ensemble. Members share all weights but a head and the factors "
+            "by which they multiply a sample's vectors; each has its own loss, and the prediction "
+            "is the mean of their probabilities. 1: a single model",
             least=1,
         ),
         "pooling": Help("Pooling of the rows of a multi-hot feature into one vector", POOLINGS),
-        "placement": "Which process holds which tables: balanced by lookups and rows; nvidia; "
-        "auto, which divides and copies tables as dlrm.scripts.plan does; or a file that "
-        "dlrm.scripts.plan --output wrote. The results are the same but for the order of summation",
+        "placement": "Assignment of tables to processes: balanced, by lookups and rows; nvidia; "
+        "auto, which splits and replicates tables as dlrm.scripts.plan does; or a file that "
+        "dlrm.scripts.plan --output wrote. Results differ in the order of summation only",
         "max_table_size": "Maximum number of rows per embedding table; needs --hash_indices",
-        "hash_indices": "Take ids modulo the size of their table, so that they always fit",
+        "hash_indices": "Take ids modulo the size of their table, so that every id is valid",
     },
     ("Training", TrainConfig): {
-        "epochs": "Number of epochs to train for",
-        "max_steps": "Stop after exactly this many optimization steps",
+        "epochs": "Number of passes over the training set",
+        "max_steps": "Stop after exactly this many optimization steps; default: no limit",
         "test_freq": "Optimization steps between tests; default: test after each epoch",
-        "test_after": "Don't test the model unless this many epochs has been completed",
+        "test_after": "Run no test before this many epochs; may be a fraction",
         "print_freq": "Optimization steps between printed lines",
         "verdict": VERDICT_HELP,
-        "benchmark_warmup_steps": "Number of initial steps to exclude from the throughput",
-        "gradient_accumulation_steps": "Compute each batch in so many micro-batches, one after "
-        "the other: less memory",
-        "auc_threshold": "Stop the training after achieving this AUC",
+        "benchmark_warmup_steps": "Initial steps that the throughput leaves out",
+        "gradient_accumulation_steps": "Split each batch into this many micro-batches, computed "
+        "one after another, which takes less memory",
+        "auc_threshold": "Stop when a test reaches this AUC; default: never",
         "early_stop": Help(
-            "Stop the training after so many tests in a row without a new best AUC; the weights of "
-            "the best are those that count",
+            "Stop after this many tests in a row without a new best AUC, and keep the best "
+            "weights; default: never",
             least=1,
         ),
     },
     ("Learning rate", TrainConfig): {
         "plateau_patience": Help(
-            "Multiply the learning rate by --plateau_factor after so many tests in a row without a "
-            "new best AUC",
+            "Multiply the learning rate by --plateau_factor after this many tests in a row "
+            "without a new best AUC; default: never",
             least=1,
         ),
-        "plateau_factor": "See --plateau_patience",
+        "plateau_factor": "Factor of --plateau_patience, between 0 and 1",
     },
     ("Learning rate", ScheduleConfig): {
         "schedule": Help(
-            "nvidia: warmup, plateau and polynomial decay at given steps; constant; linear or "
-            "cosine: falls to --decay_end_lr by the end of the run",
+            "nvidia: warm-up, plateau and polynomial decay at given steps; constant: --lr after "
+            "the warm-up; linear, cosine: falls to --decay_end_lr by the end of the run",
             SCHEDULES,
         ),
-        "warmup": "Length of the warmup of --schedule constant, linear and cosine",
+        "warmup": "Length of the warm-up of --schedule constant, linear and cosine, in "
+        "--warmup_unit",
         "warmup_unit": Help("Unit of --warmup; run: a share of the run, such as 0.05", UNITS),
-        "lr": "Base learning rate",
-        "warmup_factor": "Learning rate warmup factor. Must be a non-negative integer",
-        "warmup_steps": "Number of warmup optimization steps",
-        "decay_steps": "Polynomial learning rate decay steps. If 0 will not do any decaying",
+        "lr": "Learning rate after the warm-up, and before any decay",
+        "warmup_factor": "The warm-up starts at --lr * (1 - 2**-this); an integer, 0 or more",
+        "warmup_steps": "Optimization steps of the warm-up; 0: no warm-up",
+        "decay_steps": "Optimization steps of the decay; 0: no decay",
         "decay_start_step": "Optimization step after which the learning rate decays; None: right "
-        "after the warmup",
-        "decay_power": "Polynomial learning rate decay power",
+        "after the warm-up",
+        "decay_power": "Exponent of the polynomial decay",
         "decay_end_lr": "Learning rate at the end of the decay",
     },
     ("Tables larger than memory", TableStoreConfig): {
-        "table_memory": "Memory for the tables of each process and the state of their optimizer, "
-        "such as 8GB; other rows are in --table_store. The results are the same, bit for bit",
-        "table_store": "Directory of the file with all rows, on a fast local disk; for the CPU. "
+        "table_memory": "Memory of each process for its tables and their optimizer's state, such "
+        "as 8GB; the remaining rows are in --table_store. The results are the same, bit for bit",
+        "table_store": "Directory, on a fast local disk, for the file with all rows; CPU only. "
         "Checkpoints refer to it",
     },
     ("Optimizers", OptimizerConfig): {
         "embedding_optimizer": Help("Optimizer of the embedding tables", TABLE_OPTIMIZERS),
         "embedding_l2": Help(
-            "L2 regularization of the embedding tables: adds this / 2 * (sum of their squares) to "
-            "the mean loss of every step, within the optimizer; needs --embedding_type joint_fused",
+            "L2 regularization of the embedding tables: the optimizer adds this / 2 * (sum of "
+            "their squares) to the mean loss of every step; needs --embedding_type joint_fused",
             least=0,
         ),
         "embedding_l2_mode": Help(
-            "Rows that --embedding_l2 regularizes at a step: all, as a dense optimizer does, or "
-            "those looked_up by the batch",
+            "Rows that --embedding_l2 regularizes in a step: all, as a dense optimizer does, or "
+            "looked_up, those of the batch",
             L2_MODES,
         ),
         "mlp_optimizer": Help("Optimizer of the MLPs", DENSE_OPTIMIZERS),
         "weight_decay": Help(
-            "Weight decay of the matrices of the MLPs, added to their gradients", least=0
+            "Weight decay of the MLPs' matrices, added to their gradients", least=0
         ),
         "freeze_mlps": "Do not update the MLPs (for benchmarks)",
         "freeze_embeddings": "Do not update the tables (for benchmarks)",

@@ -28,59 +28,69 @@ _LR_UNITS = ("epochs", "steps", "run")
 CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Precision", PrecisionConfig): {
         "precision": one_of(
-            PRECISIONS, "A dtype, or bits of products and of weights; default: fp32"
+            PRECISIONS,
+            "fp32, bf16 or fp16, or the bits of matrix products and of weights, such as "
+            "16.32; default: fp32",
         ),
         "half_dtype": one_of(
             ("fp16", "bf16"),
-            "The 16 bits of --precision 16.16 and 16.32; default: fp16 on cuda, else bf16",
+            "16-bit type of --precision 16.16 and 16.32; default: fp16 on cuda, otherwise bf16",
         ),
         "loss_scale": "Static loss scale in fp16",
         "tf32": "Allow TensorFloat-32 in float32 matrix products on cuda",
     },
     ("Execution", ExecutionConfig): {
-        "execution": one_of(EXECUTIONS, "Run the network op by op, or as a graph"),
+        "execution": one_of(EXECUTIONS, "Run the network operator by operator, or as a graph"),
         "graph_backend": one_of(
-            GRAPH_BACKENDS, "What --execution graph uses: torch.compile or torch.jit.trace"
+            GRAPH_BACKENDS, "Compiler of --execution graph: torch.compile or torch.jit.trace"
         ),
-        "recompute": "Keep only the inputs of stages for the backward pass",
+        "recompute": "Keep only the inputs of the network's stages for the backward pass and "
+        "compute the rest again, which takes less memory",
     },
     ("Optimizer", NetworkOptimizerConfig): {
         "optimizer": one_of(NETWORK_OPTIMIZERS, "Optimizer of all weights"),
         "momentum": "Momentum of --optimizer momentum, nesterov and rmsprop_tf",
-        "rmsprop_decay": "Weight of the past in the mean squares of --optimizer rmsprop_tf",
-        "optimizer_eps": "Added to what the optimizer divides by; default: 1e-3 for rmsprop_tf, "
-        "1e-6 for lamb, else 1e-8",
+        "rmsprop_decay": "Decay rate of the mean squares of --optimizer rmsprop_tf",
+        "optimizer_eps": "Added to the optimizer's denominator; default: 1e-3 for rmsprop_tf, "
+        "1e-6 for lamb, otherwise 1e-8",
         "lamb_flavour": one_of(
-            LAMB_FLAVOURS, "LAMB as of NVIDIA and Habana, of Graphcore, or of its paper"
+            LAMB_FLAVOURS,
+            "Variant of LAMB; nvlamb: NVIDIA's and Habana's; popart: Graphcore's; paper: "
+            "another name of nvlamb",
         ),
-        "lamb_max_weight_norm": "Greatest norm of weights that sizes a step of --optimizer lamb",
-        "weight_decay": "Weight decay",
-        "decay_norm_and_bias": "Decay weights of norms and biases, too",
+        "lamb_max_weight_norm": "Upper limit of the weight norm that scales a step of --optimizer "
+        "lamb; default: none",
+        "weight_decay": "Weight decay; decoupled for adamw and lamb, otherwise added to the "
+        "gradients",
+        "decay_norm_and_bias": "Apply weight decay to biases and weights of norms as well",
     },
     ("Learning rate", CurveConfig): {
-        "lr_schedule": one_of(LR_SCHEDULES, "Curve of the learning rate after its warm-up"),
-        "lr": "Learning rate that the schedule multiplies",
+        "lr_schedule": one_of(LR_SCHEDULES, "Shape of the learning rate's curve after the warm-up"),
+        "lr": "Highest learning rate, which the schedule scales down",
         "lr_warmup": "Length of the learning rate's linear warm-up, in --lr_warmup_unit",
         "lr_warmup_unit": one_of(_LR_UNITS, "Unit of --lr_warmup; run: a share of the run"),
-        "lr_drops": "Where --lr_schedule stepped drops, in --lr_drops_unit",
+        "lr_drops": "Points at which --lr_schedule stepped drops, in --lr_drops_unit",
         "lr_drops_unit": one_of(_LR_UNITS, "Unit of --lr_drops; run: shares of the run"),
-        "lr_decay_rate": "Factor of --lr_schedule exponential at each of its points",
-        "lr_num_decays": "Equally spaced points of --lr_schedule exponential",
+        "lr_decay_rate": "Factor of --lr_schedule exponential at each of --lr_num_decays points",
+        "lr_num_decays": "Number of equally spaced points at which --lr_schedule exponential "
+        "decays",
         "lr_drop_rate": "Factor of --lr_schedule stepped at each drop",
         "lr_power": "Exponent of --lr_schedule poly",
-        "lr_end": "Learning rate that --lr_schedule linear starts and ends at",
-        "lr_update_every": "Steps for which --lr_schedule linear keeps a rate",
+        "lr_end": "Learning rate at which --lr_schedule linear and cosine end, and linear also "
+        "starts",
+        "lr_update_every": "Number of steps for which --lr_schedule linear keeps a rate",
     },
     ("Training", TrainConfig): {
-        "epochs": "Number of epochs to train for",
-        "max_steps": "Stop after exactly this many optimization steps",
+        "epochs": "Number of passes over the training set",
+        "max_steps": "Stop after exactly this many optimization steps; default: no limit",
         "print_freq": "Optimization steps between printed lines",
         "verdict": VERDICT_HELP,
         "test_freq": "Optimization steps between tests; default: test after each epoch",
-        "test_after": "Don't test the model unless this many epochs has been completed",
-        "checkpoint_freq": "Optimization steps between checkpoints",
-        "benchmark_warmup_steps": "Number of initial steps to exclude from the throughput",
-        "gradient_accumulation_steps": "Micro-batches that each replica computes in a step",
+        "test_after": "Run no test before this many epochs; may be a fraction",
+        "checkpoint_freq": "Optimization steps between checkpoints; default: best and last only",
+        "benchmark_warmup_steps": "Initial steps that the throughput leaves out",
+        "gradient_accumulation_steps": "Number of micro-batches that each replica computes in a "
+        "step",
     },
 }
 
@@ -89,15 +99,23 @@ RUN: Definitions = {
     "base_device": (
         str | None,
         None,
-        "Device to run on, cuda, cuda:<index> or cpu; default: cuda where there is one",
+        "Device to run on: cuda, cuda:<index> or cpu; default: cuda if available",
     ),
     "deterministic": (
         bool,
         False,
-        "The same bits from run to run on cuda, too; on the CPU runs have them anyway",
+        "Make runs on cuda reproducible bit for bit; runs on the CPU always are",
     ),
-    "backend": (str, "nccl", "How processes exchange tensors on cuda; those on the CPU use gloo"),
-    "rank_timeout": (float, 1800.0, "Seconds after which a process that does not answer is lost"),
+    "backend": (
+        str,
+        "nccl",
+        "torch.distributed backend of processes on cuda; processes on the CPU use gloo",
+    ),
+    "rank_timeout": (
+        float,
+        1800.0,
+        "Seconds without progress after which the run reports the rank that hangs, and ends",
+    ),
     "profile": (int | None, None, PROFILE_HELP),
     "verify_data": (str, "first", one_of(VERIFY_DATA, VERIFY_DATA_HELP)),
     "allow_links": (bool, False, ALLOW_LINKS_HELP),
@@ -106,39 +124,58 @@ TRAINING: Definitions = {
     "replicas": (
         int | None,
         None,
-        "Replicas of the global batch, batch_size x gradient_accumulation_steps x replicas; "
-        "default: the processes. Where these are fewer, more micro-batches make up for it",
+        "Number of replicas that a global batch of batch_size x gradient_accumulation_steps x "
+        "replicas samples assumes; default: the number of processes. Fewer processes each compute "
+        "more micro-batches",
     ),
-    "max_grad_norm": (float | None, None, "Gradients of a greater norm are scaled down to it"),
-    "ema_decay": (float | None, None, "Test a moving average of the weights, of this decay"),
+    "max_grad_norm": (
+        float | None,
+        None,
+        "Clip gradients so that their joint 2-norm is at most this; default: no clipping",
+    ),
+    "ema_decay": (
+        float | None,
+        None,
+        "Test an EMA of the weights, with this decay; default: no EMA",
+    ),
     "pipeline_splits": (
         tuple[str, ...],
         (),
-        "Names of the stages that begin a part of the pipeline. With --replicas R and R processes "
-        "for each part, a process holds one part; with R processes or fewer each runs all parts",
+        "Names of the stages at which a new part of the pipeline begins. With --replicas R and R "
+        "processes per part, each process holds one part; with at most R processes, each runs all "
+        "parts",
     ),
     "pipeline_schedule": (
         str,
         "gpipe",
         one_of(
             PIPELINE_SCHEDULES,
-            "Order of micro-batches in a pipeline of processes: all forward passes first, forward "
-            "and backward passes in turn, or one micro-batch at a time",
+            "Order of micro-batches in a pipeline of processes: gpipe, all forward passes first; "
+            "1f1b, forward and backward passes in turn; sequential, one micro-batch at a time",
         ),
     ),
-    "no_validation": (bool, False, "Do not test while training"),
+    "no_validation": (bool, False, "Run no tests during training"),
 }
 FILES: Definitions = {
-    "load_checkpoint_path": (str | None, None, "Checkpoint, or directory of them, to load"),
+    "load_checkpoint_path": (str | None, None, "Checkpoint, or directory of checkpoints, to load"),
     "save_checkpoint_path": (str | None, None, "Directory in which to save checkpoints"),
-    "ckpts_per_epoch": (float | None, None, "Checkpoints an epoch, instead of --checkpoint_freq"),
-    "keep_checkpoints": (int, 1000, "How many of the last checkpoints to keep besides the best"),
+    "ckpts_per_epoch": (
+        float | None,
+        None,
+        "Number of checkpoints per epoch, instead of --checkpoint_freq; may be a fraction",
+    ),
+    "keep_checkpoints": (int, 1000, "Number of latest checkpoints to keep besides the best"),
     "weight_avg_exp": (
         float | None,
         None,
-        "After the training save an average of the checkpoints, V = this * V + (1 - this) * W",
+        "Save an average V of the checkpoints' weights W after training: V = this * V + (1 - "
+        "this) * W for each checkpoint in turn; default: no average",
     ),
-    "resume": (bool, False, "Go on from the last checkpoint in --save_checkpoint_path"),
+    "resume": (
+        bool,
+        False,
+        "Resume from the last checkpoint in --save_checkpoint_path, if there is one",
+    ),
     **LOG_FLAGS,
 }
 

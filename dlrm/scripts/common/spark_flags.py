@@ -13,11 +13,11 @@ _COMPILED = {
 
 def define_spark_flags() -> None:
     """Defines the flags of a query and of the session of Spark."""
-    flags.DEFINE_string("spark_table", None, "table or view of Spark, in place of --input")
-    flags.DEFINE_string("spark_sql", None, "query of Spark, in place of --input")
+    flags.DEFINE_string("spark_table", None, "Spark table or view to read instead of --input")
+    flags.DEFINE_string("spark_sql", None, "Spark SQL query to read instead of --input")
     flags.DEFINE_string("master", None, "Spark master")
     flags.DEFINE_integer("memory_gib", 4, "memory of Spark, in GiB", lower_bound=1)
-    flags.DEFINE_multi_string("conf", [], "NAME=VALUE, a setting of Spark; may be repeated")
+    flags.DEFINE_multi_string("conf", [], "NAME=VALUE, a setting of Spark")
 
 
 def spark_query(*others: str) -> SparkQuery | None:

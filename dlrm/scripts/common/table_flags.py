@@ -9,12 +9,14 @@ FLAGS = flags.FLAGS
 
 def define_text_flags() -> None:
     """Defines the flags that `text_format` reads."""
-    flags.DEFINE_list("columns", [], "names of a CSV's columns; without: those of its header")
+    flags.DEFINE_list("columns", [], "names of a CSV's columns; default: those of its header")
     flags.DEFINE_boolean(
-        "header", None, "whether a CSV begins with the names; default: unless --columns does"
+        "header",
+        None,
+        "a CSV begins with a line of column names; default: yes unless --columns is given",
     )
     flags.DEFINE_string(
-        "delimiter", None, "what separates cells; default: a tab in .tsv, else a comma"
+        "delimiter", None, "separator of a CSV's cells; default: a tab for .tsv, otherwise a comma"
     )
 
 

@@ -25,7 +25,7 @@ from dlrm.scripts.doctor.packages import preprocessing, rebuild, versions
 def main() -> int:
     """Prints the report; returns the exit code."""
     parser = Parser(__doc__.splitlines()[0], "python -m dlrm.scripts.doctor")
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     options = parser.parse_args()
     results = examine()
     works = all(result.state != BROKEN for result in results)

@@ -49,62 +49,76 @@ _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no fiel
 
 def define_flags() -> None:
     flags.DEFINE_list(
-        "input", [], "Logs, Parquet, CSV or JSON lines, separated by commas, whose rows are judged"
+        "input", [], "Logs, Parquet, CSV or JSON lines to evaluate on, separated by commas"
     )
-    flags.DEFINE_string("against", None, "Checkpoint of a model that is judged on the same rows")
+    flags.DEFINE_string("against", None, "Checkpoint of a model to compare on the same rows")
     flags.DEFINE_string(
         "groups",
         None,
-        "Column of groups of the dataset or the table, such as users, or a file: .npy, or lines",
+        "Groups, such as users, for metrics by group: a column of the dataset or table, or a "
+        "file, .npy or text with one group per line",
     )
     flags.DEFINE_string(
         "weights",
         None,
-        "`weight`, that of the schema, or a column of the table, or a file: .npy, or lines",
+        "Sample weights: `weight`, that of the schema, or a column of the table, or a file, .npy "
+        "or text with one number per line",
     )
     flags.DEFINE_list(
         "slices",
         [],
-        "Fields by whose commonest values, or deciles, rows are sliced; `day` is that of the "
-        "schema's time, in UTC",
+        "Fields to slice rows by: the most frequent values of categorical fields, the deciles of "
+        "numerical ones; `day`: the day of the schema's time, in UTC",
     )
     flags.DEFINE_integer(
-        "bootstrap", 200, "Replicates that intervals are made of; 0: none", lower_bound=0
+        "bootstrap",
+        200,
+        "Number of bootstrap replicates for confidence intervals; 0: no intervals",
+        lower_bound=0,
     )
-    flags.DEFINE_integer("seed", 0, "Of the replicates and permutations", lower_bound=0)
+    flags.DEFINE_integer(
+        "seed",
+        0,
+        "Seed of the bootstrap replicates and of the permutations of --importance",
+        lower_bound=0,
+    )
     flags.DEFINE_float(
         "sampling_rate",
         None,
-        "Share of the negatives that training kept; corrects the scores of --checkpoint",
+        "Share of the negatives that training kept, in (0,1]; corrects the scores of --checkpoint",
     )
     flags.DEFINE_enum(
-        "recalibrate", None, KINDS, "Fit a recalibration to these rows, and judge it across halves"
+        "recalibrate",
+        None,
+        KINDS,
+        "Fit a recalibration to these rows; its metrics come from fits to each half tested on "
+        "the other",
     )
     flags.DEFINE_string(
         "recalibrated_checkpoint",
         None,
-        "Directory of a new checkpoint: --checkpoint with the recalibration of --sampling_rate or "
-        "--recalibrate, which predict, dlrm.load and the exporter apply",
+        "Directory for a new checkpoint: --checkpoint with the recalibration of --sampling_rate "
+        "or --recalibrate, which predict, dlrm.load and the exporter apply",
     )
     flags.DEFINE_string(
         "output",
         None,
-        "Directory of the page, the picture and the JSON; an earlier one is replaced",
+        "Directory to write the page, the picture and the JSON to; an earlier one is replaced",
     )
     flags.DEFINE_boolean(
         "importance",
         False,
-        "Score a sample of the rows once more for each field, its values dealt to other rows: what "
-        "the model loses is the field's importance",
+        "Measure the importance of each field: the loss in quality when its values are permuted "
+        "among a sample of rows",
     )
     flags.DEFINE_integer(
         "importance_rows",
         100_000,
-        "Rows of the sample of --importance, at most, at even distances",
+        "Maximum rows of the sample of --importance, which are evenly spaced",
         lower_bound=2,
     )
     predict.define_source_flags(
-        "Dataset whose rows are judged; with --input, whose fitted transform is applied where a "
+        "Dataset to evaluate on; with --input, dataset whose fitted transform to apply if the "
         "checkpoint has none"
     )
 

@@ -274,44 +274,62 @@ def _parser() -> Parser:
 
     listing = command("list", _list, "list rows, one a line")
     listing.add_argument("--source", help="document: " + ", ".join(DOCUMENTS))
-    listing.add_argument("--model", help="such as resnet50, bert-large or dlrm")
+    listing.add_argument("--model", help="model, such as resnet50, bert-large or dlrm")
     command("show", _show, "show everything known of a row").add_argument("row", metavar="ROW")
     one = command("run", _run, "run rows by the rule of their document")
-    one.add_argument("rows", metavar="ROW", nargs="+", help="id, or a pattern such as 'gaudi/*'")
+    one.add_argument(
+        "rows", metavar="ROW", nargs="+", help="id of a row, or a pattern such as 'gaudi/*'"
+    )
     running = [one]
     text = "translate a command line that source 003 or 004 prints"
     command("translate", _translate, text).add_argument("command", metavar="'COMMAND LINE'")
     trend = command("trend", _trend, "check that the losses of two rows follow each other")
     trend.add_argument("row", metavar="ROW")
-    trend.add_argument("--against", metavar="ROW", required=True, help="the reference")
-    trend.add_argument("--steps", type=_whole(5), help="default: 500, 20 with --smoke")
+    trend.add_argument("--against", metavar="ROW", required=True, help="row to compare with")
+    trend.add_argument(
+        "--steps", type=_whole(5), help="number of steps; default: 500, or 20 with --smoke"
+    )
     trend.add_argument(
         "--bound",
         type=float,
-        help="largest relative gap; default: 1e-4, or 3e-2 where the rows differ in precision",
+        help="largest relative difference of losses; default: 1e-4, or 3e-2 if the rows differ in "
+        "precision",
     )
     trend.add_argument(
         "--change",
         action="append",
         default=[],
         metavar="FLAG",
-        help="of the first row only, as --change=--execution=graph",
+        help="flag of the first row only, such as --change=--execution=graph",
     )
     seeds = command("seeds", _seeds, "train a row from many seeds")
     seeds.add_argument("row", metavar="ROW")
-    seeds.add_argument("--n", type=_whole(1), default=16, help="how many seeds; default: 16")
-    seeds.add_argument("--first", type=_whole(0), default=8, help="the first seed; default: 8")
+    seeds.add_argument("--n", type=_whole(1), default=16, help="number of seeds; default: 16")
+    seeds.add_argument("--first", type=_whole(0), default=8, help="first seed; default: 8")
     scaling = command("scaling", _scaling, "run a row at several places of a grid")
     scaling.add_argument("row", metavar="ROW")
     for each in (*running, trend, seeds, scaling):
         _add_running(each)
     table = command("table", _table, "print a document's table with what was measured here")
     table.add_argument("document", metavar="DOCUMENT", help=", ".join(DOCUMENTS))
-    table.add_argument("--format", choices=("markdown", "csv", "html"), default="markdown")
-    table.add_argument("--output", metavar="FILE", help="where to write it; default: print it")
-    table.add_argument("--results", type=Path, default=Path(_RESULTS), metavar="FILE")
+    table.add_argument(
+        "--format",
+        choices=("markdown", "csv", "html"),
+        default="markdown",
+        help="format of the table; default: markdown",
+    )
+    table.add_argument("--output", metavar="FILE", help="file to write; default: print the table")
+    table.add_argument(
+        "--results",
+        type=Path,
+        default=Path(_RESULTS),
+        metavar="FILE",
+        help=f"file of results to read; default: {_RESULTS}",
+    )
     document = command("document", _document, "write the page that lists all rows")
-    document.add_argument("output", metavar="FILE", help="docs/systems.md in a clone")
+    document.add_argument(
+        "output", metavar="FILE", help="file to write, docs/systems.md in a clone"
+    )
     return parser
 
 
@@ -321,18 +339,30 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         "their own, so give absolute paths there."
     )
     add = parser.add_argument
-    add("--dataset", metavar="DIR", help="the row's data; without it they are generated")
-    add("--smoke", action="store_true", help="reduced sizes, two steps: does it run at all?")
-    add("--emulate", action="store_true", help="fewer processes may compute the same global batch")
-    add("--pipeline", action="store_true", help="a process for each part of the row's network")
-    add("--grid", type=_grid, default=(), help="places, nodes and all devices: 1n1d,1n2d")
-    add("--repeats", type=_whole(1), help="runs; default: the rule's")
-    add("--threads", type=_whole(1), help="of each process; default: cores / processes")
+    add("--dataset", metavar="DIR", help="directory of the row's data; default: generated data")
+    add("--smoke", action="store_true", help="run two steps at reduced sizes, as a test")
+    add("--emulate", action="store_true", help="let fewer processes compute the same global batch")
+    add(
+        "--pipeline", action="store_true", help="use one process for each part of the row's network"
+    )
+    add(
+        "--grid",
+        type=_grid,
+        default=(),
+        help="numbers of nodes and of devices in all, such as 1n1d,1n2d",
+    )
+    add("--repeats", type=_whole(1), help="number of runs; default: that of the document's rule")
+    add("--threads", type=_whole(1), help="threads of each process; default: cores / processes")
     add(
         "--results",
         type=Path,
         default=Path(_RESULTS),
         metavar="FILE",
-        help=f"where runs are kept, and found again; default: {_RESULTS}",
+        help=f"file of results, in which finished runs are not repeated; default: {_RESULTS}",
     )
-    add("--keep", type=Path, metavar="DIR", help="keep the runs' logs and checkpoints there")
+    add(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="directory in which to keep the runs' logs and checkpoints",
+    )

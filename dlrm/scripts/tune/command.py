@@ -55,29 +55,50 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__, "python -m dlrm.scripts.tune")
     parser.add_argument("--dataset", type=Path, required=True, help="directory of the dataset")
-    parser.add_argument("--output", type=Path, required=True, help="directory of the search")
-    parser.add_argument("--space", type=Path, help="YAML file of what may be chosen")
-    parser.add_argument("--trials", type=int, default=27, help="settings to try; default: 27")
-    parser.add_argument("--rungs", type=int, default=3, help="of the halving; default: 3")
     parser.add_argument(
-        "--eta", type=int, default=3, help="one trial in so many goes on; default: 3"
+        "--output", type=Path, required=True, help="directory for the search's state and results"
     )
     parser.add_argument(
-        "--folds", type=int, default=1, help="folds to judge by; default: 1, a held-out share"
+        "--space",
+        type=Path,
+        help="YAML file of the settings to search; default: a space chosen from the dataset",
     )
     parser.add_argument(
-        "--held_out", type=float, default=0.2, help="share of the rows held out; default: 0.2"
+        "--trials", type=int, default=27, help="number of settings to try; default: 27"
+    )
+    parser.add_argument(
+        "--rungs", type=int, default=3, help="maximum number of rungs of the halving; default: 3"
+    )
+    parser.add_argument(
+        "--eta",
+        type=int,
+        default=3,
+        help="one trial in this many advances to the next rung; default: 3",
+    )
+    parser.add_argument(
+        "--folds",
+        type=int,
+        default=1,
+        help="number of cross-validation folds; default: 1, which holds out --held_out of the rows",
+    )
+    parser.add_argument(
+        "--held_out",
+        type=float,
+        default=0.2,
+        help="share of the training rows held out with one fold; default: 0.2",
     )
     parser.add_argument(
         "--order",
         choices=ORDERS,
         default=ORDERS[0],
-        help="which rows are held out: by chance (default), or the last ones, as of logs",
+        help="held-out rows: random ones (default), or the last ones, for logs",
     )
-    parser.add_argument("--metric", choices=tuple(METRICS), default="auc", help="default: auc")
-    parser.add_argument("--seed", type=int, default=1, help="of all that is random; default: 1")
     parser.add_argument(
-        "--processes", type=int, help="trainings at a time; default: one for each core"
+        "--metric", choices=tuple(METRICS), default="auc", help="metric to choose by; default: auc"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="random seed; default: 1")
+    parser.add_argument(
+        "--processes", type=int, help="number of trainings at a time; default: one per core"
     )
     return parser.parse_args(arguments)
 
