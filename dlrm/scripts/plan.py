@@ -1,6 +1,7 @@
-"""Plans where embedding tables are, and what a training takes: python -m dlrm.scripts.plan ...
+r"""Plans where embedding tables are, and what a training takes: python -m dlrm.scripts.plan ...
 
-    python -m dlrm.scripts.plan --dataset data --ranks 8 --memory_gb 80 --output plan.yaml
+    python -m dlrm.scripts.plan --dataset data --ranks 8 --memory_gb 80 --machine h100 \
+        --output plan.yaml
     torchrun --nproc_per_node 8 -m dlrm.scripts.main --dataset data --placement plan.yaml
 
 Neither the ranks nor a GPU are needed. Where the tables do not fit in --memory_gb, no file is
@@ -144,7 +145,8 @@ def main(arguments: Sequence[str]) -> int:
         print(line)
     fits = not shortage(placement, workload, limits, machine)
     if output and not fits:
-        print(f"{output}: not written, since the plan does not fit in --memory_gb {memory:g}")
+        refused = f"{output}: not written, since the plan does not fit in --memory_gb {memory:g}"
+        print(refused, file=sys.stderr)
     elif output:
         write_atomically(output, placement_text(placement, list(spec.categorical)))
         print(f"{output}: for --placement of a training by {limits.num_ranks} processes")
