@@ -1,10 +1,10 @@
-"""ROC AUC over processes, beside scikit-learn's in one process on the same rows.
+"""Times ROC AUC over processes beside scikit-learn's in one process on the same rows.
 
     python benchmarks/auc.py [--rows 10000000] [--ranks 2] [--rounds 5]
 
-The ranks are processes of one thread that have joined over gloo; each has its part of the rows in
-memory, as after an evaluation. All sides run in turn in every round, each alone, and the medians
-are compared. A rank's time is that of the slowest.
+The ranks are processes of one thread, connected by gloo; each has its part of the rows in memory,
+as after an evaluation. All sides run in turn in every round, each alone, and the medians are
+compared. The time of the ranks is that of the slowest.
 """
 
 import argparse

@@ -4,15 +4,15 @@
     python benchmarks/breakdown.py --device cuda --workload terabyte --batch 65536 --dtype fp16
     python benchmarks/breakdown.py ... --trace timeline.json.gz     for chrome://tracing or Perfetto
 
-The workloads are those of train.py, the trainer and its loader the real ones, the process set up
-as our commands set theirs. Method: torch.profiler notes every operator of the training thread. Each
-one's own time, without that of operators it calls, goes to the part of the step that its name or
-its callers' belong to; the time between operators is Python's and the autograd engine's. Every
-step has the same operators in the same order, so each of them, and each product of the limit, is
-timed by the first decile over all steps, which leaves out the influence of other programs on the
-machine. Readers run in threads of their own: only the wait for them is in the step. On a GPU the
-time of an operator is that of its kernels, the mean over all steps, since two threads launch them
-in no fixed order; the rest is the time between them; steps run eagerly.
+The workloads are those of train.py, with the real trainer and loader in a process set up as by our
+commands. torch.profiler records every operator of the training thread. The own time of each,
+without the operators that it calls, counts for the part of the step to which its name or its
+callers' names belong; the time between operators is that of Python and the autograd engine. Every
+step has the same operators in the same order, so the time of each, and of each product of the
+limit, is the first decile over all steps, which excludes the influence of other programs. Readers
+run in threads of their own: a step includes only the wait for them. On a GPU the time of an
+operator is that of its kernels, the mean over all steps, since two threads launch them in no fixed
+order; the rest is the time between kernels. Steps run eagerly.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -1,10 +1,10 @@
-"""Saving and loading a checkpoint, beside what the disk writes and reads.
+"""Times saving and loading a checkpoint beside the speed of the disk.
 
     python benchmarks/checkpoint.py [--gib 1] [--rounds 5] [--directory DIR]
 
-The disk's side writes the same bytes, in as many files, by plain writes and fsync,
-one file after the other. "stall" is how long training stands still: all of it, or for
-`--async_checkpoint` the copy in memory. All take turns; medians over rounds are compared.
+For the disk, the same bytes are written to as many files, one after the other, by plain writes and
+fsync. "stall" is the time for which training stops: the whole save, or with `--async_checkpoint`
+the copy in memory. All sides take turns; medians over rounds are compared.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

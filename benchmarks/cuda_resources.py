@@ -1,15 +1,15 @@
-"""Registers, stack and shared memory of the CUDA kernels, as compiled for each architecture.
+"""Prints registers, stack and shared memory of the CUDA kernels for each architecture.
 
     python benchmarks/cuda_resources.py [dlrm/_ops_cuda.so] [--cuobjdump cuobjdump] [--archs 80 90]
     python benchmarks/cuda_resources.py --access    also what the machine code does to memory
 
-It reads the file with CUDA's cuobjdump and needs no GPU. A kernel is compiled for several types of
-elements; the greatest figures of all of them are shown: registers of a thread, bytes of its stack,
-bytes of a block's static shared memory. Values that find no register are on the stack, so that 0
-says that none was spilt. Our kernels ask for shared memory at the launch, by the sizes of the call.
---access counts instructions: atomic operations on global memory that return the old value (ATOM)
-and that do not (RED, which nothing waits for), and loads and stores of local memory (LDL, STL),
-where spilt values are and parameters that a kernel indexes by a variable.
+It reads the file with CUDA's cuobjdump and needs no GPU. A kernel is compiled for several element
+types; the largest figures of all are shown: registers of a thread, bytes of its stack, bytes of a
+block's static shared memory. Spilled registers are on the stack, so 0 means that none was spilled.
+Our kernels request shared memory at the launch, by the sizes of the call. --access counts
+instructions: atomic operations on global memory that return the old value (ATOM) or do not (RED,
+which no thread waits for), and loads and stores of local memory (LDL, STL), which has spilled
+values and parameters that a kernel indexes by a variable.
 """
 
 import argparse

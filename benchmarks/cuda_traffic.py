@@ -1,4 +1,4 @@
-"""Launches of the CUDA kernels of a step, and bytes that they move beside those that must move.
+"""Counts the launches of a step's CUDA kernels, and the bytes that they move and must move.
 
     python benchmarks/cuda_traffic.py [--batch 128]
 
@@ -6,7 +6,7 @@ It needs no GPU: the emulator of the tests runs the kernels on the CPU and count
 bytes counts as often as a warp reaches it by one instruction, as if there were no cache; atomic
 additions count as a read and a write. What must move is each byte of inputs and outputs once, and
 of a table the rows that are looked up. CUB's sort, which the updates of large tables launch, is not
-emulated: only what our kernels write for it and read of it counts.
+emulated: only our kernels' writes and reads for it count.
 """
 
 import argparse

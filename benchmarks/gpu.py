@@ -1,14 +1,14 @@
-"""The figures of a GPU beside their targets and limits, in one run of some minutes.
+"""Measures a GPU's figures beside their targets and limits, in one run of some minutes.
 
     python benchmarks/gpu.py                        one GPU, with the CUDA kernels built
     python benchmarks/gpu.py --device cpu --tiny    tries the parts; its figures mean nothing
 
-Training and inference are the command's own, each in a process of its own, on ids made for every
-batch: the model of 26 tables of 100,000 rows and 128 columns. The ops are those of `ops.py`, the
+Training and inference run by our command, each in a process of its own, with new ids for every
+batch; the model has 26 tables of 100,000 rows and 128 columns. The ops are those of `ops.py`, the
 matrix products those of `train.py`. Shares are of the speed of a copy within the GPU's memory,
-measured in the same run; an update's bytes are the gradients' and each touched row's once. The
-limit of a step is its matrix products plus the bytes of interaction, gather and update at that
-speed; torch's interaction is its concatenation, batched product and selection.
+measured in the same run; the bytes of an update are the gradients' and, once, each touched row's.
+The limit of a step is its matrix products plus the bytes of interaction, gather and update at that
+speed. torch's interaction is a concatenation, a batched product and a selection.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -1,4 +1,4 @@
-"""Runs the first hour on a GPU: build, tests, checks and figures, each step kept as it ends.
+"""Runs the first hour on a GPU: build, tests, checks and figures, and keeps each step's outcome.
 
     make gpu-first PYTHON=python3.12 NO_INSTALL=1            all steps, 25 minutes at most
     python benchmarks/gpu_first.py --output gpu --minutes 9.5      as much as fits; call it again
@@ -6,16 +6,16 @@
 
 The steps and their limits are in `steps`. Each is a few commands in processes of their own. A step
 that fails or exceeds its limit is recorded, and the next one begins. A later call with the same
-folder leaves out what is recorded; what was cut is run again. The folder then has:
+folder skips recorded steps and repeats an interrupted one. The folder then has:
 
     steps.json     the outcome of each step, its seconds and the end of its output
     log.txt        all output
     results.md     the outcomes and the tables, for benchmarks/RESULTS.md
-    gather.json    gather by size of the table
+    gather.json    gather by the size of the tables
     timeline.json.gz    a trace of training steps, for a browser's trace viewer
 
-The exit code is 0 if every step was run and none failed, 1 if one failed, 3 if some did not fit
-into the minutes. The script itself needs the standard library only.
+The exit code is 0 if every step ran and none failed, 1 if one failed, 3 if some did not fit into
+--minutes. The script itself needs the standard library only.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Times the gather from tables of several sizes: how far address translation slows it down.
+"""Times the gather from tables of several sizes, which address translation may slow down.
 
     python benchmarks/gpu_gather.py [--gigabytes 1 32 64 100] [--json gather.json]
     python benchmarks/gpu_gather.py --device cpu --tiny
 
-One id for each sample and table, drawn uniformly, from 26 tables of 128 columns in float32, which
-are zeros: filling them by a generator would take longer. Beside it torch's `index_select` of the
-same rows. A GPU reaches a part of its memory at full speed only (64 GB of an A100's,
-arXiv 2405.11425), so a benchmark of small tables does not show what large ones cost. Sizes that do
-not fit are left out, and said to be.
+Each sample has one uniform id for each of 26 tables of 128 columns in float32. The tables are
+zeros, since filling them by a generator would take longer. torch's `index_select` of the same rows
+is timed as well. A GPU may reach only part of its memory at full speed (64 GB of an A100's, arXiv
+2405.11425), so a benchmark of small tables does not show the cost of large ones. Sizes that do not
+fit are skipped with a message.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -1,10 +1,10 @@
-"""Grouped AUC of many rows, beside our AUC in one process on the same rows.
+"""Times grouped AUC beside our AUC in one process on the same rows.
 
     python benchmarks/grouped_auc.py [--rows 100000000] [--rounds 3]
 
 Groups are users: a few have most of the rows. Both sides run in turn in every round, on one thread,
-and the medians are compared. Memory is what the process needs at most beyond scores, labels and
-groups while `grouped_auc` runs.
+and the medians are compared. Memory is the peak of the process while `grouped_auc` runs, beyond
+scores, labels and groups.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""Latency of every runtime that can serve a model, in process and behind a Triton server.
+"""Measures the latency of every runtime that serves a model, in process and by a Triton server.
 
     python benchmarks/inference.py [--workload kaggle] [--batch 1 64 4096] [--rounds 20]
     python benchmarks/inference.py --device cuda --workload terabyte --batch 32768
     python benchmarks/inference.py --served [--workload small]
 
 In process: eager is plain torch, in the trained network's own layout; native has this package's
-operators; onnx is what the served default runs, and int8 the same over narrow tables. The limit is
-the time of the MLPs' matrix products alone in torch. All take turns, a batch each, and medians are
-compared. On a GPU there are eager and native, the batch is there before, and each is waited for.
-Weights and ids are random: time does not depend on them.
+operators; onnx is the default runtime of the server, and int8 the same with quantized tables. The
+limit is the time of the MLPs' matrix products alone in torch. All take turns, a batch each, and
+medians are compared. On a GPU only eager and native run, the batch is on the GPU beforehand, and
+the clock waits for each result. Weights and ids are random: time does not depend on them.
 
 Served: a model is trained for a step and exported, once with dynamic batching and once without;
-nvidia-pytriton's server is started and asked through gRPC by `triton/client.py`.
+nvidia-pytriton's server gets gRPC requests from `triton/client.py`.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -1,12 +1,12 @@
-"""Fine-tuning throughput of BERT-base on the CPU: our trainer beside a loop over transformers'.
+"""Measures fine-tuning of BERT-base on the CPU: our trainer beside a loop over transformers.
 
     python benchmarks/language.py [--data_dir MRPC --vocab_file VOCAB] [--rounds 5] [--steps 2]
 
-Both sides classify pairs of sentences, padded to the same length, with AdamW and clipped gradients,
-of MRPC (`train.tsv` in --data_dir) or made up. The plain loop is what a careful user writes:
+Both sides classify pairs of sentences, from MRPC (`train.tsv` in --data_dir) or generated, padded
+to the same length, with AdamW and clipped gradients. The plain loop is that of a careful user:
 batches as tensors in memory, transformers' network with torch's attention, autocast, fused AdamW.
-They take turns, and medians over rounds are compared. Of MRPC a second line has ours as the command
-trains: batches of like length, cut after their longest row. transformers is of the extra "peers".
+The sides take turns, and medians over rounds are compared. For MRPC a second line has our command's
+own batches, of similar length, cut after their longest row. transformers is in the extra "peers".
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

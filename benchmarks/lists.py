@@ -1,12 +1,12 @@
-"""Training steps on rows with lists: this package beside its peers, and how fast it reads them.
+"""Times training steps on rows with lists beside the package's peers, and the reading of rows.
 
     python benchmarks/lists.py [--rounds 7] [--steps 5] [--workload kaggle] [--dtype fp32]
         [--optimizer sgd]
 
-Ours is the real trainer, which reads a dataset on disk, written before: of each field a row has 1
-to 19 ids, 10 on average. The peers are lean models with a bare loop, on batches made before in the
-form each wants: one over `nn.EmbeddingBag(sparse=True)`, all tables in one weight, with torch's SGD
-or Adagrad (torch has no row-wise one), and, where `fbgemm-gpu-cpu` is installed, one over FBGEMM's
+Ours is the real trainer, which reads a dataset on disk: each field of a row has 1 to 19 ids, 10 on
+average. The peers are lean models with a bare loop, on batches prepared in the form that each
+needs: one over `nn.EmbeddingBag(sparse=True)`, all tables in one weight, with torch's SGD or
+Adagrad (torch has no row-wise one), and, where `fbgemm-gpu-cpu` is installed, one over FBGEMM's
 table-batched embedding, whose optimizer is fused into its backward pass. All take turns; "x best"
 is the median of the rounds' ratios to the faster peer. Reading is that of one thread.
 """

@@ -1,17 +1,17 @@
 """Times each native op beside its peers and beside the limit of this machine, in one run.
 
     python benchmarks/ops.py --batch 4096 --tables 26 --dim 128
-    python benchmarks/ops.py --scaling        what more threads give, beside what they give a copy
+    python benchmarks/ops.py --scaling        speedup by more threads, beside that of a copy
     python benchmarks/ops.py --device cuda --batch 65536
 
-The peers are plain torch, torch.compile of the MLPs and, where it is installed, FBGEMM's
-table-batched embedding. The limit is
-the op's arithmetic at the speed of a matrix multiplication, plus its bytes at the speed of a copy,
-both measured here: nothing whose operands lie in main memory goes below it. "of copy" is the share
-of a copy's speed at which an op moves these bytes. All sides run in turn, and medians are compared;
-on a shared machine only the ratios mean something. Memory is set up as by our commands, with huge
-pages, for all sides alike; DLRM_TUNE=0 leaves it as installed. On a GPU each side is a recorded
-CUDA graph, as training with --cuda_graphs has it; one that cannot be recorded runs as it is.
+The peers are plain torch, torch.compile of the MLPs and, if installed, FBGEMM's table-batched
+embedding. The limit is the op's arithmetic at the speed of a matrix multiplication, plus its bytes
+at the speed of a copy, both measured in the same run: nothing whose operands are in main memory is
+faster. "of copy" is the share of a copy's speed at which an op moves these bytes. All sides run in
+turn, and medians are compared; on a shared machine only the ratios are meaningful. Memory is set up
+as by our commands, with huge pages, for all sides alike; DLRM_TUNE=0 leaves it as installed. On a
+GPU each side is a recorded CUDA graph, as in training with --cuda_graphs; one that cannot be
+recorded runs eagerly.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

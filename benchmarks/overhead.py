@@ -7,16 +7,16 @@ batches, compute the same loss and gradient and update with the same optimizer. 
 the medians is the trainer's own time.
 
 A DLRM's step: the operators of the Terabyte model (13 + 26 features, MLPs of 3 and 5 layers), so
-narrow and for so few samples that little is computed; what is left is what the host does to launch
-them. In fp16 the products are the operators that a GPU runs; in float32 they are oneDNN's, whose
-calls alone take 0.2 ms of a step on the CPU. Replayed, it fills the recording's batch and takes its
-result; the launch of the graph itself is left out. On a GPU a launch costs more than the call of a
-CPU operator: this is a lower bound.
+narrow and for so few samples that little is computed; the rest is the host's work to launch them.
+In fp16 the products are the operators that a GPU runs; in float32 they are oneDNN's, whose calls
+alone take 0.2 ms of a step on the CPU. A replayed step fills the recording's batch and takes its
+result, without the launch of the graph itself. On a GPU a launch costs more than the call of a CPU
+operator, so this is a lower bound.
 
-It also counts the operators of an eager step that are no views and allocate more than memory: those
-that a GPU launches one kernel or more for.
+It also counts the operators of an eager step for which a GPU launches one kernel or more: those
+that are not views and do more than allocate memory.
 
-All take turns, in one thread. Times are of the processor, so that other programs count less.
+All sides take turns in one thread. Times are processor time, which other programs affect less.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -1,19 +1,20 @@
-"""Preprocessing beside an NVIDIA-style Spark and a Polars one, from raw logs to the same dataset.
+"""Times preprocessing beside NVIDIA-style Spark and Polars, from raw logs to the same dataset.
 
     python benchmarks/preprocess.py                       all sides in turn, 1 M rows
-    python benchmarks/preprocess.py --what tables         the same of a Parquet file, 1 M rows
+    python benchmarks/preprocess.py --what tables         the same from a Parquet file, 1 M rows
     python benchmarks/preprocess.py --what parsers        lines a second of the parsers alone
     python benchmarks/preprocess.py --what executors      one-core executors or processes, 2 and 1
-    python benchmarks/preprocess.py --what growth         cost a row, memory and disk as rows grow
+    python benchmarks/preprocess.py --what growth         cost per row, memory and disk by rows
     python benchmarks/preprocess.py --what growth --engine spark
 
-Every side is a process of its own, so that its start and its memory are its own; sides take turns,
-and the table has medians. The Polars side needs `pip install polars` and is left out without.
+Every side is a process of its own, with its own start and memory; sides take turns, and the table
+has medians. The Polars side needs `pip install polars` and is skipped without it.
 
-*NVIDIA-style* is what their scripts do, on one machine: categorical columns exploded into pairs and
-counted, ids by a window over each column, a broadcast join a column, a random sort of all training
-rows, Parquet in between, rows of 160 bytes, and these split into files. *Polars* is the same job
-for a data frame in memory: value counts and a join a column, files written from its columns.
+*NVIDIA-style* does the work of their scripts, on one machine: categorical columns exploded into
+pairs and counted, ids by a window over each column, a broadcast join per column, a random sort of
+all training rows, Parquet in between, rows of 160 bytes, and these split into files. *Polars* does
+the same for a data frame in memory: value counts and a join per column, files written from its
+columns.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""The sides of `preprocess.py --what tables`: a Parquet file of 40 columns to the same dataset.
+"""The sides of `preprocess.py --what tables`: from a Parquet file of 40 columns to one dataset.
 
-A fifth of the rows, by chance, are test rows; training rows are shuffled. Dictionaries have the
-values that occur 15 times in the training rows, numbers become ln(x + 2) in half precision, and
+A random fifth of the rows are test rows; training rows are shuffled. Dictionaries have the values
+that occur at least 15 times in the training rows, numbers become ln(x + 2) in half precision, and
 every feature has a file of its own.
 """
 

@@ -7,14 +7,14 @@
 The others are boosted trees and logistic regression. `recipe` is `--recipe auto`, `recipe_packed`
 the same with `--ensemble 8`, and `as_it_was` the defaults of `dlrm.fit`, none of them tuned.
 
-Every other contender gets the same number of trials (--trials), drawn from the space
-that the results state, whose first trial is its defaults. A trial is fitted to four fifths of the
-training rows and judged by the AUC of the others: by chance, or of --raw and --simulated the last.
-Boosting stops early on them; the test rows are scored once, by the best trial fitted to all
-training rows, with --members seeds. Adult and Bank are divided in --folds, each of which is tested
-in turn; the differences to --against are paired over folds, or over seeds where there is one test.
-Each contender runs in a process of its own. --output keeps results; the same command resumes it.
-lightgbm and catboost are the extra "peers".
+Every other contender gets the same number of trials (--trials), drawn from the space that the
+results state; its defaults are the first trial. A trial is fitted to four fifths of the training
+rows and judged by the AUC of the others, which are random, or with --raw and --simulated the last
+ones. Boosting stops early on them. The test rows are scored once, by the best trial fitted to all
+training rows, with --members seeds. Adult and Bank are divided into --folds, each of which is
+tested in turn; the differences to --against are paired over folds, or over seeds if there is one
+test. Each contender runs in a process of its own. --output keeps results; the same command resumes
+the run. lightgbm and catboost are in the extra "peers".
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Contenders of `benchmarks/quality.py`: each is made from rows and fits settings to them.
 
-A contender's `space` is what its tuning searches, in the form of `dlrm.scripts.tune`. All have the
-same rows and columns; values in fewer training rows than the schema's limit are one value, "rare".
+Tuning searches a contender's `space`, in the form of `dlrm.scripts.tune`. All contenders get the
+same rows and columns; values in fewer training rows than the schema's limit become one, "rare".
 """
 
 from collections.abc import Callable, Sequence

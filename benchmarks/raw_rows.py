@@ -2,9 +2,9 @@
 
     python benchmarks/raw_rows.py [--rounds 15] [--dictionary 5000]
 
-Rows are of Criteo's shape, 13 integers and 26 hashes. Each side is a process of its own, and they
-take turns: with the compiled library, and with numpy alone, as on a server where the library cannot
-be loaded. Medians over rounds; "copy" is the time to copy the request's bytes.
+Rows have 13 integers and 26 hashes, like Criteo's. The sides are processes that take turns, one
+with the compiled library and one with NumPy alone, as on a server that cannot load the library.
+Medians over rounds are printed; "copy" is the time to copy the request's bytes.
 """
 
 import argparse

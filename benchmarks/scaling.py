@@ -1,14 +1,14 @@
-"""Scaling of training over processes on one machine: weak and strong, and what the network costs.
+"""Measures weak and strong scaling of training over processes, and the cost of communication.
 
     python benchmarks/scaling.py [--processes 2] [--rounds 7] [--steps 4] [--dtype fp32]
 
-Every process has one thread and a core of its own, also the one that the others are compared with.
-Weak scaling keeps the batch of a process, strong scaling that of all. "apart" are as many processes
-that train side by side without a word to each other: what they lose, cores lose to shared memory
-and clocks, and no software can bring back. All take turns; medians over rounds are compared.
+Every process has one thread and a core of its own, also the single process for comparison. Weak
+scaling keeps the batch of each process, strong scaling the global batch. "apart" is the same number
+of processes that train without communication: they lose only to shared memory and clocks, which
+software cannot change. All take turns; medians over rounds are compared.
 
-Communication is measured twice: by itself, on the same shapes with nothing else to do, and as the
-time for which training stands still until it has come ("exposed"); the rest is overlapped.
+Communication is measured twice: by itself, with the same shapes on an otherwise idle machine, and
+as the time for which training waits for it ("exposed"); the rest is overlapped.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -1,19 +1,18 @@
-"""Tables in pieces beside whole ones, and predictions of the planner beside what is measured.
+"""Compares tables in pieces with whole ones, and the planner's predictions with measurements.
 
     python benchmarks/tables.py constants   those of "cpu" in dlrm/tasks/planning/machines.py
-    python benchmarks/tables.py memory      predicted and measured, of six configurations
+    python benchmarks/tables.py memory      predicted and measured, for six configurations
     python benchmarks/tables.py skewed      one table of 60 % of all bytes, 4 processes
     python benchmarks/tables.py often       one table looked up 10 times as often, 2 processes
     python benchmarks/tables.py store       tables of 10 times their memory, on the disk of --folder
 
-`skewed` and `often` train one model from the same batches, which are ready in memory, under
-`--placement balanced` and `auto`. All processes live side by side with a thread each; the two
-placements take turns, and medians over the rounds are compared. Where other programs take the
-processors, steps say little, and the busiest process's processor time more. `memory` trains each
-configuration in a process of its own, and compares its greatest resident size with the plan's.
-`store` trains one model with Zipf ids (1.05) in memory and from a store, in processes that take
-turns, and compares random reads of the store with those of the disk without the page cache
-(random_reads.c), which take turns, too.
+`skewed` and `often` train one model on the same batches in memory, under `--placement balanced` and
+`auto`. All processes exist at the same time, with one thread each; the two placements take turns,
+and medians over the rounds are compared. On a busy machine the processor time of the busiest
+process says more than the time of steps. `memory` trains each configuration in a process of its
+own, and compares its peak resident size with the plan's. `store` trains one model with Zipf ids
+(1.05) in memory and from a store, in processes that take turns; random reads of the store take
+turns with reads of the disk without the page cache (random_reads.c).
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

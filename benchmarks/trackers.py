@@ -1,9 +1,9 @@
-"""Measures the processor time, of all threads, that a tracker takes for each reported line.
+"""Measures the processor time of all threads that a tracker takes for each reported line.
 
     python benchmarks/trackers.py [--lines 2000] [--step_ms 10] [--print_freq 200]
 
-A line has three scalars, as every --print_freq steps of a training. The share is that of the steps
-between two lines, of --step_ms each. Processor time does not depend on what else runs here.
+A line has three scalars, like the line of every --print_freq training steps. The share is of the
+time of the steps between two lines, of --step_ms each. Other programs affect processor time little.
 """
 
 import argparse

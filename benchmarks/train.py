@@ -1,4 +1,4 @@
-"""Training throughput: this package beside its peers and beside the limits of the machine.
+"""Measures training throughput beside the package\'s peers and the limits of the machine.
 
     python benchmarks/train.py [--rounds 7] [--steps 10] [--workload kaggle] [--dtype fp32]
     python benchmarks/train.py --workload small --batch 128 --steps 100
@@ -6,7 +6,7 @@
     python benchmarks/train.py --device cuda --workload terabyte --batch 65536 --dtype fp16
 
 Ours is the real trainer with its loader, from `--dataset_type synthetic_gpu`. The peers are lean
-models with a bare loop, on batches made before in the form each wants: one over
+models with a bare loop, on batches prepared in the form that each needs: one over
 `nn.Embedding(sparse=True)` with torch's optimizer of sparse gradients (for row-wise Adagrad its
 Adagrad), one with Adam over all rows of dense tables, and, where `fbgemm-gpu-cpu` is installed, one
 over FBGEMM's table-batched embedding, whose optimizer is fused into its backward pass. All take
@@ -16,11 +16,11 @@ The limit is the time of the MLPs' matrix products, forward and backward, each b
 torch's and oneDNN's, in the same run. The composite limit adds the bytes that look-ups, interaction
 and updates must move, at the speed of a copy.
 
-Memory is as torch and glibc come ("as installed"), or as our commands set it for their process
-(`dlrm.environment`), for all sides alike; "x it as installed" sets ours beside what the faster peer
-gives to who installs it and goes, the medians of two processes. On a GPU there is one kind of
-memory, steps are launched one by one (`gpu.py` records them), and pending work is waited for before
-the clock is read.
+Memory is set up as torch and glibc are installed ("as installed"), or as by our commands
+(`dlrm.environment`), for all sides alike; "x it as installed" compares ours under our commands with
+the faster peer as installed, by medians of two processes. On a GPU there is one kind of memory,
+steps are launched one by one (`gpu.py` records them), and the clock is read after pending work has
+ended.
 """
 
 import dlrm.environment as environment  # first: torch reads it when it is loaded

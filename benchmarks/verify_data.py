@@ -1,12 +1,12 @@
-"""Times the comparison of a dataset with its checksums, beside the copy bandwidth and an epoch.
+"""Times the verification of a dataset beside the copy bandwidth and an epoch of training.
 
     python benchmarks/verify_data.py [--rows 4000000] [--rounds 5] [--directory DIR]
 
-Reads a synthetic Criteo-shaped dataset (13 numerical features, 26 tables) from the page cache,
-batch after batch: without comparing (`--verify_data never`), in a first run (`first`, nothing
-remembered) and in a later one (`first`, all remembered). An epoch of training is of the model of
-`make demo` with lazy Adam at batch 2048, over a part of the rows. All take turns; medians over
-rounds are compared. OMP_NUM_THREADS chooses the threads of the training.
+It reads a synthetic dataset of Criteo's shape (13 numerical features, 26 tables) from the page
+cache, batch by batch: without verification (`--verify_data never`), in a first run (`first`,
+nothing recorded) and in a later one (`first`, everything recorded). The epoch is that of the model
+of `make demo` with lazy Adam at batch 2048, extrapolated from some batches. All take turns; medians
+over rounds are compared. OMP_NUM_THREADS sets the number of training threads.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -1,11 +1,11 @@
-"""Training throughput of ResNet-50 on the CPU: our trainer beside a plain loop over torchvision's.
+"""Measures training of ResNet-50 on the CPU: our trainer beside a plain loop over torchvision.
 
     python benchmarks/vision.py [--rounds 5] [--steps 3] [--batch_size 16] [--dtype bf16]
 
-Both sides train on one uint8 batch that is in memory, which each step turns into floats; ours also
-crops and mirrors it. The plain loop is what a careful user writes: autocast, SGD with momentum in
-torch's fused kernel, channels last or not, the faster of which is compared. All take turns, and
-medians over rounds are compared. torchvision is the extra "peers".
+Both sides train on one uint8 batch in memory, which each step converts to floats; ours also crops
+and mirrors it. The plain loop is that of a careful user: autocast, SGD with momentum in torch's
+fused kernel; ours is compared with the faster of channels last and contiguous. All take turns, and
+medians over rounds are compared. torchvision is in the extra "peers".
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
