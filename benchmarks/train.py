@@ -1,4 +1,4 @@
-"""Measures training throughput beside the package\'s peers and the limits of the machine.
+"""Measures training throughput beside the package's peers and the limits of the machine.
 
     python benchmarks/train.py [--rounds 7] [--steps 10] [--workload kaggle] [--dtype fp32]
     python benchmarks/train.py --workload small --batch 128 --steps 100
