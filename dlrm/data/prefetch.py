@@ -1,4 +1,4 @@
-"""Batches of any kind in the order of an epoch, read ahead of their use."""
+"""Batches of any kind in the order of an epoch, prefetched."""
 
 import math
 from collections import deque
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Movable(Protocol):
-    """A batch of any kind: something with tensors."""
+    """A batch of any kind, which holds tensors."""
 
     def map(self: "BatchT", function: Callable[[Tensor], Tensor]) -> "BatchT":
         """Returns the same with `function` applied to each tensor."""
@@ -28,24 +28,25 @@ BatchT_co = TypeVar("BatchT_co", bound=Movable, covariant=True)
 
 
 class Readable(Protocol[BatchT_co]):
-    """Batches that can be read ahead: each is a pure function of its index."""
+    """Batches that can be prefetched: each is a pure function of its index."""
 
     def batch(self, index: int) -> BatchT_co:
-        """Returns a batch, which depends on `index` and on nothing that was read before."""
+        """Returns a batch, which depends on `index` and not on earlier reads."""
         ...
 
 
 def batch_order(num_batches: int, epoch: int, seed: int, shuffle: bool) -> np.ndarray:
     """Returns the order in which an epoch takes its batches.
 
-    It depends on the arguments alone, so that a resumed run can start in the middle of an epoch. A
-    shuffled order sorts random keys: numpy guarantees those over its versions, a permutation not.
+    It depends only on the arguments, so a resumed run can start in the middle of an epoch. A
+    shuffled order sorts random keys, since numpy guarantees those across versions, but not its
+    permutations.
 
     Args:
         num_batches: length of the training set.
         epoch: counted from 0; each has an order of its own.
         seed: 0 or more.
-        shuffle: whether the order is random; only whole batches move, never rows.
+        shuffle: whether the order is random; whole batches move, not rows.
     """
     if not shuffle:
         return np.arange(num_batches)
@@ -59,20 +60,20 @@ def prefetch(
     device: str | torch.device = "cpu",
     depth: int = 4,
 ) -> Generator[BatchT, None, None]:
-    """Yields batches in the order of `indices`, read ahead by background threads.
+    """Yields batches in the order of `indices`, prefetched by background threads.
 
-    An error in a reader is raised here, at the batch it belongs to. No thread outlives the
-    generator: exhaust it, or close it (`contextlib.closing`). Reading starts at the first `next`.
+    An error in a reader is raised here, at its batch. Threads end with the generator: exhaust it,
+    or close it (`contextlib.closing`). Reading starts at the first `next`.
 
     On CUDA the readers also copy, through pinned memory and on a stream of their own, so that a
-    batch is on the device before its turn. They allocate while the caller computes: whoever
-    captures a CUDA graph meanwhile uses `capture_error_mode="thread_local"`.
+    batch is on the device before its turn. They allocate while the caller computes, so a CUDA graph
+    captured meanwhile needs `capture_error_mode="thread_local"`.
 
     Args:
-        dataset: what to read.
-        indices: batches to read; taken from as the reading advances.
-        device: where the batches are wanted.
-        depth: batches that are read, or being read, ahead of the one in use.
+        dataset: batches to read.
+        indices: batches to read; consumed as reading advances.
+        device: device of the batches.
+        depth: number of batches that are read, or being read, ahead of the one in use.
     """
     if depth < 1:
         raise ValueError(f"depth: expected 1 or more, got {depth}")
@@ -106,7 +107,7 @@ def _itself(batch: BatchT) -> BatchT:
 
 
 def _on_device(batch: BatchT, device: torch.device) -> BatchT:
-    return batch.map(lambda tensor: tensor.to(device))  # no copy where it is there already
+    return batch.map(lambda tensor: tensor.to(device))  # no copy if it is there already
 
 
 class _CudaReader:
@@ -118,8 +119,8 @@ class _CudaReader:
         self._device, self._stream = torch.device("cuda", index), _copying_stream(index)
 
     def read(self, index: int) -> tuple[Any, torch.cuda.Event]:
-        """In a reader's thread: starts the copy and marks its end."""
-        # Else a thread has the first device, and leaving the stream would take memory there.
+        """Starts the copy and marks its end; called in a reader's thread."""
+        # By default a thread has the first device, and leaving the stream would use memory there.
         torch.cuda.set_device(self._device)
         with torch.cuda.stream(self._stream):
             batch = self._dataset.batch(index)
@@ -129,13 +130,13 @@ class _CudaReader:
     def _move(self, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":
             return tensor
-        # numpy copies on this thread alone; torch would start a team of threads for each reader.
+        # numpy copies on this thread only; torch would start a team of threads for each reader.
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         np.copyto(pinned.numpy(), tensor.numpy())
         return pinned.to(self._device, non_blocking=True)  # torch keeps it until it is copied
 
     def take(self, read: tuple[Any, torch.cuda.Event]) -> Any:
-        """In the caller's thread: makes its stream wait for the copy, without waiting itself."""
+        """Makes the caller's stream wait for the copy, without blocking the caller's thread."""
         batch, copied = read
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copied)
@@ -155,10 +156,10 @@ def _copying_stream(index: int) -> torch.cuda.Stream:
 
 
 class BatchedRows:
-    """Divides rows into batches; the datasets inherit their length from it.
+    """Divides rows into batches; the base of the datasets.
 
     Args:
-        num_rows: rows that there are.
+        num_rows: number of rows.
         batch_size: rows of a batch.
         subset: use only this fraction of the batches, in (0, 1], rounded up.
     """
@@ -172,10 +173,10 @@ class BatchedRows:
         return self._num_batches
 
     def check_files(self) -> None:
-        """As of `Dataset`; rows that are in no file have none to compare."""
+        """Checks files, see `Dataset.check_files`; does nothing for rows that are not in files."""
 
     def rows(self, index: int) -> tuple[int, int]:
-        """Returns the first row of a batch and the one after its last.
+        """Returns the first row of a batch, and the row after its last.
 
         Raises:
             IndexError: there is no such batch.

@@ -1,4 +1,4 @@
-"""Rows that can be read in any order, as batches of each epoch: what images and texts share."""
+"""Batches of each epoch, of rows that can be read in any order: images or texts."""
 
 from collections.abc import Generator
 from typing import Generic
@@ -10,12 +10,12 @@ from dlrm.distributed import World
 
 
 class RowLoader(Generic[BatchT]):
-    """Batches in a new order each epoch, read ahead by background threads.
+    """Batches in a new order each epoch, prefetched by background threads.
 
     `TextLoader` and `ImageLoader` describe the arguments; `num_rows` is their source's.
     """
 
-    row = "row"  # what messages call one
+    row = "row"  # a row's name in messages
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class RowLoader(Generic[BatchT]):
         raise NotImplementedError
 
     def batches(self, epoch: int = 0, start: int = 0) -> Generator[BatchT, None, None]:
-        """Yields the batches of an epoch from the one with index `start` on."""
+        """Yields the batches of an epoch from index `start` on."""
         return prefetch(self.epoch(epoch), range(start, len(self)), self._world.device, self._depth)
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The rows of an epoch, `[num_samples]`."""
+        """Returns the rows of an epoch, `[num_samples]`."""
         return batch_order(self._num_rows, epoch, self._seed, self._shuffle)[: self.num_samples]

@@ -1,8 +1,8 @@
 """Compares a dataset's files with the checksums of its manifest, when their bytes are first read.
 
-What was compared is remembered beside the manifest or, where nothing can be written there, in the
-user's cache, and is not compared again while a file has the same size, time and inode. Only the
-standard library and numpy are imported.
+Compared blocks are recorded beside the manifest or, if it is not writable, in the user's cache, and
+are not compared again while a file keeps its size, time and inode. Only the standard library and
+numpy are imported.
 """
 
 import fcntl
@@ -23,24 +23,24 @@ from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import BLOCK_BYTES, damaged, read_manifest, read_sealed, sealed_json
 
 VERIFY_DATA = ("first", "always", "never")
-MEMORY = ".verified.json"  # beside the manifest: file -> what was compared of it
+MEMORY = ".verified.json"  # beside the manifest: file -> its compared blocks
 _CACHE = Path("~/.cache/dlrm/verified")
 
 
 class CheckedFile:
-    """A file of which each block is compared with its checksum before it is read.
+    """A file whose blocks are each compared with a checksum before they are read.
 
-    A file of a manifest of version 1 has one checksum, and so is one block.
+    In a manifest of version 1 a file has one checksum, and is one block.
 
     Args:
         path: the file.
         checksum: eight digits for each block; see `dlrm.manifest.Checksum`.
-        entry: what is remembered of the file, if anything.
+        entry: the recorded entry of the file, if any.
     """
 
     def __init__(self, path: Path, checksum: str, entry: list[Any] | None = None) -> None:
         self.path = path
-        # Of now: a file that changes after it was compared is not what is remembered.
+        # Read now, so that a file that changes after its comparison does not match the entry.
         self._facts = _facts(path, checksum)
         known = int(entry[-1], 16) if entry and entry[:-1] == self._facts else 0
         self._sums = [checksum[place : place + 8] for place in range(0, len(checksum), 8)]
@@ -52,7 +52,7 @@ class CheckedFile:
         self._left = set(np.flatnonzero(flags[: len(self._sums)] == 0).tolist())
 
     def entry(self) -> list[Any]:
-        """Returns what is to be remembered.
+        """Returns the entry to record.
 
         Size, time and inode of the file, a digest of its checksum and, as hexadecimal digits, a
         number whose bit k is set where block k was compared.
@@ -64,14 +64,14 @@ class CheckedFile:
 
     @property
     def is_done(self) -> bool:
-        """True once all blocks were compared."""
+        """Returns whether all blocks were compared."""
         return not self._left
 
     def touch(self, begin: int, end: int) -> None:
-        """Compares the blocks with bytes from `begin` to `end`; threads may call it at once.
+        """Compares the blocks with bytes from `begin` to `end`; safe to call from several threads.
 
         Raises:
-            ValueError: a block is damaged; file and bytes are named.
+            ValueError: a block is damaged; the message names file and bytes.
         """
         if self._left and end > begin:
             first, last = begin // self._block_bytes, (end - 1) // self._block_bytes
@@ -107,18 +107,18 @@ class CheckedFile:
 
 
 class Verifier:
-    """Hands out the files of a dataset to be checked, and remembers which were.
+    """Checks files of a dataset, and records which were checked.
 
-    A dataset without a manifest, as other software writes it, has no checksums to compare.
+    A dataset without a manifest, written by other software, has no checksums to compare.
 
     Args:
         directory: the dataset.
-        kind: what its manifest says that it is.
-        mode: "first" compares what is not remembered, "always" everything anew, "never" nothing.
+        kind: kind of dataset in its manifest.
+        mode: "first" compares what is not recorded, "always" everything again, "never" nothing.
         allow_links: whether files may be symbolic links out of the directory.
 
     Raises:
-        FileNotFoundError, ValueError: another mode, or see `read_manifest`.
+        FileNotFoundError, ValueError: an unknown mode, or see `read_manifest`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Verifier:
             weakref.finalize(self, _remember, self._memory, self._opened)
 
     def open(self, path: Path) -> CheckedFile | None:
-        """Returns what to touch before bytes of a file are read; None where there is no need.
+        """Returns the file to touch before its bytes are read; None if there is nothing to compare.
 
         Raises:
             ValueError: the manifest does not list the file.
@@ -158,7 +158,7 @@ class Verifier:
         """Compares whole files, on all cores.
 
         Raises:
-            ValueError: a file is damaged; it is named.
+            ValueError: a file is damaged; the message names it.
         """
         files = [file for path in paths if (file := self.open(path))]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -166,35 +166,35 @@ class Verifier:
                 pass
 
     def check_single(self, paths: Iterable[Path]) -> None:
-        """Compares those of some files that have one checksum, on all cores; see `check`.
+        """Compares those files that have a single checksum, on all cores; see `check`.
 
-        Blocks of the others are compared when they are read, and nothing need wait for them.
+        Blocks of the others are compared when they are read.
         """
         names = {path: os.path.relpath(path, self._directory) for path in paths}
         self.check(path for path, name in names.items() if len(self._checksums.get(name, "")) == 8)
 
     def check_names(self, *names: str) -> None:
-        """Compares what the manifest lists of some files, and of all below folders; see `check`."""
+        """Compares listed files, and all listed files below directories; see `check`."""
         folders = tuple(f"{name}/" for name in names)
         listed = [n for n in self._checksums if n in names or n.startswith(folders)]
         self.check(self._directory / name for name in listed)
 
 
 def _facts(path: Path, checksum: str) -> list[Any]:
-    """Returns what must be the same for what was compared of a file to hold."""
+    """Returns the properties of a file that must be unchanged for its entry to hold."""
     status = path.stat()
     digest = f"{zlib.crc32(checksum.encode()):08x}"
     return [status.st_size, status.st_mtime_ns, status.st_ino, digest]
 
 
 def _remember(memory: "_Memory", files: dict[str, CheckedFile]) -> None:
-    """Adds what was compared to what is remembered."""
+    """Records the comparisons."""
     entries = {name: file.entry() for name, file in files.items()}
     memory.add({name: entry for name, entry in entries.items() if entry[-1] != "0"})
 
 
 class _Memory:
-    """The file that says what was compared of a dataset: name -> size, time, inode, sum, blocks."""
+    """The file that records comparisons of a dataset: name -> size, time, inode, sum, blocks."""
 
     def __init__(self, directory: Path) -> None:
         directory = directory.resolve()
@@ -204,7 +204,7 @@ class _Memory:
             self._places.append(_CACHE.expanduser() / f"{digest}.json")
 
     def read(self) -> dict[str, list[Any]]:
-        """Returns what is remembered; nothing where a place cannot be read or is damaged."""
+        """Returns the record; it is empty if the file is unreadable or damaged."""
         known: dict[str, list[Any]] = {}
         for place in filter(Path.is_file, self._places):
             with suppress(OSError, ValueError, TypeError, KeyError):
@@ -216,7 +216,7 @@ class _Memory:
         return known
 
     def add(self, compared: dict[str, list[Any]]) -> None:
-        """Adds entries in the first place that can be written; other processes may do so, too."""
+        """Adds entries in the first writable place; other processes may do so at the same time."""
         if not compared or not self._manifest.exists():
             return
         for place in self._places:
@@ -228,7 +228,7 @@ class _Memory:
                     return
 
     def _with(self, compared: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Returns what is remembered, and more."""
+        """Returns the record with further entries."""
         known = self.read()
         for name, entry in compared.items():
             before = known.get(name, [])
@@ -241,7 +241,7 @@ class _Memory:
 
 @contextmanager
 def _locked(directory: Path):
-    """Waits a second for others that add; who has it longer does something else with the lock."""
+    """Waits up to a second for other processes that add entries, which take less."""
     descriptor, end = os.open(directory, os.O_RDONLY), time.monotonic() + 1
     try:
         with suppress(OSError):  # a file system without locks

@@ -1,4 +1,4 @@
-"""Processes of this machine that work for a library call; their results come in order."""
+"""Worker processes of a library call, whose results arrive in order."""
 
 import multiprocessing
 import os
@@ -15,9 +15,9 @@ InOrder = Callable[[Callable, Iterable], Iterator]
 
 @contextmanager
 def workers(processes: int) -> Iterator[InOrder]:
-    """Yields a `map` that works in so many processes, or in this one, and a few items ahead.
+    """Yields a `map` over a number of processes, or this one, that works a few items ahead.
 
-    The processes end with the block, or with this process. What a task raises is raised here.
+    The processes end with the block, or with this process. Errors of tasks are raised here.
 
     Raises:
         ChildProcessError: a process was killed.
@@ -47,12 +47,12 @@ def _in_order(pool: ProcessPoolExecutor, task: Callable, items: Iterable, ahead:
 
 
 def process_pool(processes: int) -> ProcessPoolExecutor:
-    """Starts processes, as they are needed, that end with this one at the latest."""
+    """Starts processes on demand, which end with this one at the latest."""
     return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _end_with_parent)
 
 
 def _end_with_parent() -> None:
-    """Lets a process end when the one that started it is gone, even by `kill -9`."""
+    """Makes a process end with its parent, even when that is killed by `kill -9`."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

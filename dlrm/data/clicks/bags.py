@@ -3,7 +3,7 @@
 A field whose number among the tables is i has, in each split, in place of `cat_<i>.bin`:
 
     cat_<i>.values.bin    ids, row after row, in `layout.id_dtype` of the table's cardinality
-    cat_<i>.lengths.bin   how many ids each row has, in `lengths_dtype` of the greatest length
+    cat_<i>.lengths.bin   number of ids of each row, in `lengths_dtype` of the greatest length
     cat_<i>.starts.bin    int64: the place in the values of each 4,096th row, and last how many ids
                           there are
     cat_<i>.weights.bin   float32, a weight for each id, where the field has weights
@@ -20,12 +20,12 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.documents import brief
 
-CHUNK = "split_binary_list"  # readers of one id a row refuse this type
+CHUNK = "split_binary_list"  # readers of one id per row refuse this type
 ROWS_A_START = 4096
 STARTS_DTYPE = np.dtype("<i8")
 WEIGHTS_DTYPE = np.dtype("<f4")
 POOLINGS = ("sum", "mean")
-MAX_LENGTH = int(np.iinfo(np.int32).max) - 2  # of a list, see `ListField.lengths_dtype`
+MAX_LENGTH = int(np.iinfo(np.int32).max) - 2  # ids of a list; see `ListField.lengths_dtype`
 
 
 class Bags(NamedTuple):
@@ -33,7 +33,7 @@ class Bags(NamedTuple):
 
     Attributes:
         values: `[total]`.
-        lengths: how many each row has, `[rows]`.
+        lengths: number of ids of each row, `[rows]`.
         weights: a weight for each value, float32 `[total]`; None where all are 1.
     """
 
@@ -42,18 +42,18 @@ class Bags(NamedTuple):
     weights: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> "Bags":
-        """Returns the bags of a mask, or of places."""
+        """Returns the bags of the rows that a mask or indices select."""
         places, lengths = places_of(self.lengths, rows)
         weights = None if self.weights is None else self.weights[places]
         return Bags(self.values[places], lengths, weights)
 
 
 def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the places of the values of some rows, and how many each of these has.
+    """Returns the indices of the values of some rows, and the number of values of each row.
 
     Args:
         lengths: of all rows.
-        rows: a mask, or places.
+        rows: a mask, or indices.
     """
     chosen = lengths[rows].astype(np.int64)
     starts = (np.cumsum(lengths, dtype=np.int64) - lengths)[rows]
@@ -67,13 +67,13 @@ def interleave(
     """Joins the ids of fields, sample by sample and table by table.
 
     Args:
-        columns: of each table ids `[num_rows]`, or bags of them.
-        num_rows: samples.
-        dtype: of the ids returned.
+        columns: for each table its ids `[num_rows]`, or bags of ids.
+        num_rows: number of samples.
+        dtype: dtype of the returned ids.
 
     Returns:
         Ids `[total]`, lengths `[num_rows, tables]`, and the weights of the ids, float32 `[total]`,
-        where a field has weights, else None.
+        or None if no field has weights.
     """
     lists = [column for column in columns if isinstance(column, Bags)]
     lengths_dtype = np.result_type(np.int8, *(one.lengths.dtype for one in lists))
@@ -104,9 +104,9 @@ class ListField(NamedTuple):
     """A field with several ids a row, as `feature_spec.yaml` describes it under `list`.
 
     Attributes:
-        max_length: no row has more ids.
+        max_length: maximum ids of a row.
         weighted: whether each id has a weight.
-        pooling: "sum" or "mean" of the rows looked up; None is that of `--pooling`.
+        pooling: "sum" or "mean" of the rows looked up; None follows `--pooling`.
     """
 
     max_length: int
@@ -115,11 +115,11 @@ class ListField(NamedTuple):
 
     @property
     def lengths_dtype(self) -> np.dtype:
-        """Of the lengths: the narrowest signed type."""
+        """Returns the dtype of the lengths, the narrowest signed one."""
         return layout.id_dtype(self.max_length + 1)
 
     def facts(self) -> dict[str, Any]:
-        """Returns its YAML form, without values that are the default."""
+        """Returns the YAML form, without default values."""
         defaults = self._field_defaults
         return {k: v for k, v in self._asdict().items() if defaults.get(k, self) != v}
 
@@ -128,7 +128,7 @@ class ListField(NamedTuple):
         """Reads what `facts` returns.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the facts have another form.
         """
         if not isinstance(facts, dict) or not {"max_length"} <= set(facts) <= set(cls._fields):
             raise ValueError(f"list: expected max_length, weighted, pooling, got {brief(facts)}")
@@ -145,7 +145,7 @@ class ListField(NamedTuple):
 
 
 class ListFiles(NamedTuple):
-    """The files of a list field in a split; no `weights` where it has none."""
+    """The files of a list field in a split; `weights` is None if it has none."""
 
     values: Path
     lengths: Path
@@ -166,12 +166,12 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
 
 
 def starts_within(lengths: np.ndarray, first_row: int, first_value: int) -> tuple[int, np.ndarray]:
-    """Returns the entries of `cat_<i>.starts.bin` that some rows of a split decide.
+    """Returns the entries of `cat_<i>.starts.bin` that some rows of a split determine.
 
     Args:
-        lengths: of these rows.
+        lengths: lengths of these rows.
         first_row: the first of them in the split.
-        first_value: the place of its values in the split.
+        first_value: index of its first value in the split.
 
     Returns:
         The number of the first entry, and the entries; its last one, the total, is not among them.
@@ -182,10 +182,10 @@ def starts_within(lengths: np.ndarray, first_row: int, first_value: int) -> tupl
 
 
 def first_problem(bags: Bags, field: ListField, cardinality: int) -> tuple[int, str] | None:
-    """Returns the first row, from 0, that no dataset can have, and why; None if there is none.
+    """Returns the first row, from 0, that is invalid, and the reason; None if there is none.
 
     Raises:
-        ValueError: lengths, values and weights do not fit one another.
+        ValueError: lengths, values and weights do not match.
     """
     lengths, total = bags.lengths, len(bags.values)
     wrong = np.flatnonzero((lengths < 0) | (lengths > field.max_length))
@@ -216,5 +216,5 @@ def first_problem(bags: Bags, field: ListField, cardinality: int) -> tuple[int, 
 
 
 def num_starts(rows: int) -> int:
-    """Returns how many entries `cat_<i>.starts.bin` has."""
+    """Returns the number of entries of `cat_<i>.starts.bin`."""
     return -(-rows // ROWS_A_START) + 1

@@ -11,10 +11,10 @@ from dlrm.distributed import World, part
 
 
 class Batch(NamedTuple):
-    """Samples as the model takes them; ids and numericals stay as narrow as they were stored.
+    """Samples as the model takes them; ids and numericals keep the dtypes they are stored in.
 
-    Among several processes, numericals and labels are those of a process's own samples, ids those
-    of its own tables for all samples; see `Shard`.
+    With several processes, numericals and labels are those of a process's own samples, and ids are
+    those of its own tables for all samples; see `Shard`.
 
     Attributes:
         numerical: `[batch, num_numerical]`, float16 (as on disk) or float32.
@@ -22,11 +22,11 @@ class Batch(NamedTuple):
             `[total]`, the ids bag after bag as `ops.joint_embedding_bag` takes them.
         labels: `[batch]`, float32, 0 or 1.
         lengths: ids of each sample and table, `[batch, tables]`, int8 to int64; None is one each.
-        global_size: samples of the batch that this is a part of; None: it is a whole one.
-        samples_by_rank: of this part, where it is one; None is `World.part`.
+        global_size: samples of the batch that this is a part of; None for a whole batch.
+        samples_by_rank: samples of this part by rank; None is `World.part`.
         id_weights: a factor for the vector of each id, `[total]` float32; None is 1 for each.
         weights: of the samples in the loss and in metrics, `[batch]` float32; None is 1 for each.
-        total_weight: the sum of the weights of the whole batch, of all processes, `[]` float64.
+        total_weight: sum of the weights of the whole batch, over all processes, `[]` float64.
     """
 
     numerical: Tensor
@@ -41,12 +41,12 @@ class Batch(NamedTuple):
 
     @property
     def one_id_each(self) -> bool:
-        """Is True if every sample has one id for each table, so that there are no lengths."""
+        """Returns whether every sample has one id for each table, so that there are no lengths."""
         return self.lengths is None
 
     @property
     def num_samples(self) -> int:
-        """Samples of all processes."""
+        """Returns the number of samples of all processes."""
         return len(self.categorical if self.lengths is None else self.lengths)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
@@ -54,10 +54,10 @@ class Batch(NamedTuple):
         return Batch(*(function(v) if isinstance(v, Tensor) else v for v in self))  # type: ignore[arg-type]
 
     def split(self, parts: int, world: World = World()) -> list["Batch"]:
-        """Cuts the batch in `parts` or, where no process has so many samples, in fewer.
+        """Splits the batch into `parts`, or fewer if no process has that many samples.
 
-        Each process cuts its own samples; ids go with the samples. With `lengths` this waits for
-        the device, since where ids are cut depends on them.
+        Each process splits its own samples, and ids follow the samples. With `lengths` this waits
+        for the device, since they determine where ids are split.
         """
         whole = self.num_samples
         slices = [part(whole, rank, world.size) for rank in range(world.size)]
@@ -111,9 +111,9 @@ class Shard:
 
     Attributes:
         world: the processes; numericals and labels are those of the samples `World.part(batch)`.
-        tables: whose ids are read, for the batch of all processes; None is all tables.
-        own_samples_alone: of `tables`, those whose ids are read for the process's own samples
-            alone; other samples have id 0 or, where there are lengths, none.
+        tables: tables whose ids are read, for the batch of all processes; None is all tables.
+        own_samples_alone: those of `tables` whose ids are read for the process's own samples only;
+            other samples have id 0 or, if there are lengths, none.
     """
 
     world: World = World()
@@ -159,11 +159,11 @@ class Shard:
 
 
 class Sharded:
-    """A dataset of which one process takes its shard; others are as those of the dataset.
+    """A dataset of which one process reads its shard; other attributes are those of the dataset.
 
     Args:
         dataset: makes whole batches.
-        shard: what to take of each.
+        shard: part to take of each batch.
     """
 
     def __init__(self, dataset: "Dataset", shard: Shard) -> None:
@@ -181,7 +181,7 @@ class Sharded:
         return self._shard.take(self._dataset.batch(index))
 
     def check_files(self) -> None:
-        """As of the dataset."""
+        """Checks the dataset's files; see `Dataset.check_files`."""
         self._dataset.check_files()
 
 
@@ -195,8 +195,8 @@ class Dataset(Protocol):
         num_samples: samples in all batches together.
         batch_size: samples of every batch but possibly the last.
         one_id_each: whether every sample has one id for each table; see `Batch.one_id_each`.
-        poolings: of each table, "sum" or "mean" where the dataset says how several ids of a sample
-            become one vector, else None; None where it says so of no table.
+        poolings: for each table "sum" or "mean", if the dataset states how several ids of a sample
+            become one vector, else None; None if it states none.
     """
 
     table_sizes: list[int]
@@ -212,11 +212,11 @@ class Dataset(Protocol):
         ...
 
     def batch(self, index: int) -> Batch:
-        """Returns a batch, which depends on `index` and on nothing that was read before."""
+        """Returns a batch, which depends on `index` and not on earlier reads."""
         ...
 
     def check_files(self) -> None:
-        """Compares files with their checksums where that cannot wait until they are read.
+        """Compares files with their checksums if that cannot be done block by block on reading.
 
         Raises:
             ValueError: a file is damaged; it is named.

@@ -14,7 +14,7 @@ from dlrm.data.clicks.synthetic import IDS, SHAPES, SyntheticDataset, ensure_syn
 from dlrm.data.verification import VERIFY_DATA, Verifier
 from dlrm.limits import check_features, check_memory
 
-# What each type is read as; "memmap" is a name of 2020, "parametric" of 2021.
+# Each type and its reader; "memmap" is NVIDIA's name of 2020, "parametric" that of 2021.
 DATASET_TYPES = {
     "split": "split",
     "memmap": "split",
@@ -29,7 +29,7 @@ _DEFAULT_TABLE_SIZES = (100_000,) * 26
 
 
 class Datasets(NamedTuple):
-    """The splits of a dataset; `validation` is None where there is none."""
+    """The splits of a dataset; `validation` is None if there is none."""
 
     train: Dataset
     test: Dataset
@@ -38,36 +38,39 @@ class Datasets(NamedTuple):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data to read, and the way to read them; the fields are the flags of the same names.
+    """The data to read, and the way to read them; field names are those of the flags.
 
     Attributes:
         dataset: the dataset's directory.
         dataset_type: a key of `DATASET_TYPES`.
-        feature_spec: file in `dataset` that describes it; a `model_size.json` does instead.
+        feature_spec: file in `dataset` that describes it; a `model_size.json` can take its place.
         batch_size: samples of a training batch.
         test_batch_size: samples of a test or validation batch.
         shuffle_batch_order: whether each epoch takes the training batches in a new order.
         dataset_subset: fraction of the training batches to use, in (0, 1]; None is all.
-        seed: of the order of batches and of the synthetic values.
-        num_numerical_features: of a binary dataset and of a synthetic one; others know theirs.
-        synthetic_dataset_dir: where synthetic_disk writes.
+        seed: seed of the order of batches and of the synthetic values.
+        num_numerical_features: numerical features of a binary or synthetic dataset; others state
+            theirs.
+        synthetic_dataset_dir: directory that synthetic_disk writes to.
         synthetic_dataset_table_sizes: rows of each synthetic table.
         synthetic_dataset_num_entries: samples of each synthetic split.
         synthetic_dataset_numerical_features: overrides `num_numerical_features` where given.
         synthetic_dataset_use_feature_spec: take table sizes, names and the number of numerical
             features of synthetic data from `dataset` and `feature_spec`.
-        synthetic_dataset: a published dataset whose table sizes and ids a sample synthetic_gpu or
-            synthetic_disk has, one of `SHAPES`; None leaves them to the fields below.
-        synthetic_dataset_max_table_size: no synthetic table has more rows; None is no limit.
-        synthetic_dataset_hotness: ids that a synthetic sample has at most for each table, one
-            number for all or one a table; None is one id each, without lengths.
-        synthetic_ids: "uniform" over each table, or "power_law", which synthetic_random has not.
-        device: where synthetic_gpu makes its batches.
+        synthetic_dataset: published dataset, one of `SHAPES`, that gives synthetic_gpu and
+            synthetic_disk their table sizes and ids per sample; None leaves them to the fields
+            below.
+        synthetic_dataset_max_table_size: maximum rows of a synthetic table; None is no limit.
+        synthetic_dataset_hotness: maximum ids per synthetic sample and table, one number for all
+            tables or one per table; None is one id each, without lengths.
+        synthetic_ids: "uniform" over each table, or "power_law", which synthetic_random does not
+            support.
+        device: device on which synthetic_gpu makes its batches.
         verify_data: "first" compares files with the dataset's checksums before they are first read,
             "always" in every run, "never" not at all.
         allow_links: whether files of the dataset may be symbolic links that lead out of it.
-        sample_weights: weight samples as the dataset says, where it has `weight.bin`, in the loss
-            and in the metrics of tests.
+        sample_weights: weight samples in the loss and in test metrics by the dataset's
+            `weight.bin`, if it has one.
 
     Raises:
         ValueError: an impossible value; the message names the flag, the expectation and the value.
@@ -139,13 +142,13 @@ class DataConfig:
 
     @property
     def synthetic_hotness(self) -> tuple[int, ...] | None:
-        """The most ids of a synthetic sample, as `synthetic_dataset_hotness` has them."""
+        """Returns the maximum ids of a synthetic sample, like `synthetic_dataset_hotness`."""
         named = SHAPES.get(self.synthetic_dataset or "")
         return named.hotness if named else self.synthetic_dataset_hotness
 
     @property
     def has_clicks(self) -> bool:
-        """True if labels are clicks, 0 or 1; fractions, the alternative, have no AUC."""
+        """Returns whether labels are clicks, 0 or 1; fractions, the alternative, have no AUC."""
         return self.dataset_type != "synthetic_random"
 
     def _check_named_shape(self) -> None:
@@ -222,13 +225,13 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
     """Opens the splits of the dataset that `config` describes, and checks their files' sizes.
 
     Args:
-        config: which data.
-        shard: what this process reads of every batch; None is everything.
+        config: the data to open.
+        shard: part of every batch that this process reads; None is everything.
 
     Raises:
         FileNotFoundError, NotADirectoryError: a directory or file is missing.
-        ValueError: a specification breaks a rule, a file has another size than its rows need or is
-            damaged, or there are no training rows.
+        ValueError: a specification breaks a rule, a file has a wrong size or is damaged, or there
+            are no training rows.
     """
     kind = DATASET_TYPES[config.dataset_type]
     if kind in ("split", "synthetic_disk"):  # files of columns, of which a shard reads its own
@@ -254,7 +257,7 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
 
 
 def described_directory(config: DataConfig) -> Path:
-    """Returns the folder of a split dataset's specification, which has its rows and transform.
+    """Returns the directory of a split dataset's specification, rows and transform.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such dataset.
@@ -263,7 +266,7 @@ def described_directory(config: DataConfig) -> Path:
 
 
 def fitted_directory(config: DataConfig) -> Path | None:
-    """Returns the folder of a dataset's rows and fitted transform; None if rows are synthetic.
+    """Returns the directory of a dataset's rows and fitted transform; None if rows are synthetic.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such dataset.
@@ -275,7 +278,7 @@ def fitted_directory(config: DataConfig) -> Path | None:
 
 
 def _verifier(directory: Path, config: DataConfig) -> Verifier:
-    """Compares what a dataset says of itself, and returns what compares its rows."""
+    """Checks a dataset's description, and returns the verifier of its rows."""
     verifier = Verifier(directory, layout.KIND, config.verify_data, config.allow_links)
     spec = Path(config.feature_spec).name
     verifier.check_names(spec, layout.MODEL_SIZE, layout.TRANSFORM)
@@ -300,7 +303,7 @@ def _split_datasets(
 
 
 def _check_manifest(spec: FeatureSpec) -> None:
-    """Compares a dataset of ours with its manifest; the sizes of foreign ones `num_rows` checks."""
+    """Compares our own datasets with their manifests; `num_rows` checks the sizes of others."""
     manifest = layout.read_dataset_manifest(spec.directory, spec.allow_links)
     if manifest is None:
         return

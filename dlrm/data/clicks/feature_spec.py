@@ -1,11 +1,11 @@
-"""`feature_spec.yaml`: which features a dataset has, where their files are, what the model sees.
+"""`feature_spec.yaml`: the features of a dataset, their files, and the inputs of the model.
 
 The format is NVIDIA's, with four sections: `feature_spec` (dtype and cardinality of each feature),
 `source_spec` (the files of each split), `channel_spec` (label, numerical, categorical) and a free
-`metadata`. A dataset that has only `model_size.json` is given the same object.
+`metadata`. A dataset with only `model_size.json` is read into the same object.
 
 The file lists the splits train and test, since NVIDIA's reader refuses any other. Validation is
-found by its folder, `validation/` or `val/`, whose files have the names of those in `train/`.
+found by its directory, `validation/` or `val/`, whose files are named like those in `train/`.
 """
 
 import os
@@ -36,10 +36,10 @@ class FeatureSpec:
 
     Attributes:
         feature_spec: feature name -> {"dtype": numpy dtype name, "cardinality": rows of its table,
-            "list": of several ids a row, see `ListField`}.
+            "list": for several ids per row, see `ListField`}.
         source_spec: split -> list of chunks {"type", "features", "files"}.
         channel_spec: channel -> feature names; their order is that of the model's inputs.
-        metadata: anything.
+        metadata: any content.
         path: the yaml file; the files of the chunks are relative to its directory and within it.
         allow_links: whether these files may be symbolic links that lead out of the directory.
 
@@ -65,7 +65,7 @@ class FeatureSpec:
         """Reads a feature specification, or that of a dataset directory, and finds validation.
 
         A directory without `feature_spec.yaml` but with `model_size.json` is read by the latter:
-        its tables are `cat_0.bin`, `cat_1.bin`, ... and its id widths those of the files.
+        its tables are `cat_0.bin`, `cat_1.bin`, ... and the files' sizes give the widths of ids.
         """
         path = Path(path)
         if path.is_dir():
@@ -114,7 +114,7 @@ class FeatureSpec:
         metadata: dict[str, Any] | None = None,
         lists: Mapping[str, ListField] | None = None,
     ) -> "FeatureSpec":
-        """Describes a dataset with NVIDIA's default file names and feature names of one's own.
+        """Describes a dataset with NVIDIA's default file names and given feature names.
 
         Args:
             path: the specification (nothing is written; see `save`).
@@ -148,7 +148,7 @@ class FeatureSpec:
         )
 
     def save(self) -> None:
-        """Writes the four sections to `path`, without validation where its folder says it all."""
+        """Writes the four sections to `path`, without validation if its directory describes it."""
         sources = dict(self.source_spec)
         if sources.get("validation") == _moved(sources["train"], _VALIDATION_FOLDERS[0]):
             del sources["validation"]
@@ -203,7 +203,8 @@ class FeatureSpec:
     def poolings(self) -> tuple[str | None, ...] | None:
         """Pooling of each table: "sum", "mean" or None if unspecified; None if no table has one.
 
-        Where all lists have the same, so have the features of one id a row, which any leaves alone.
+        If all lists have the same pooling, features with one id per row, which no pooling changes,
+        get it too.
         """
         said = {one.pooling for one in self.lists.values()}
         if said <= {None}:
@@ -226,7 +227,7 @@ class FeatureSpec:
         return ListFiles(*self._files(split, feature))
 
     def weights_file(self, split: str) -> Path | None:
-        """Returns the file of the sample weights of a split; None where it has none."""
+        """Returns the file of the sample weights of a split; None if it has none."""
         path = self.file(split, self.label).with_name(layout.WEIGHT_FILE)
         if not path.is_file():
             return None
@@ -241,11 +242,11 @@ class FeatureSpec:
         raise ValueError(f"{self.path}: no feature {feature!r} in split {split!r}")
 
     def num_rows(self, split: str) -> int:
-        """Returns the samples of a split, after checking that every file has that many.
+        """Returns the number of samples of a split, after checking the size of every file.
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: a file is longer or shorter than the label file says.
+            ValueError: a file does not have as many rows as the label file.
         """
         rows = _size(self.file(split, self.label))
         for name, width in self._row_bytes(split).items():
@@ -260,7 +261,7 @@ class FeatureSpec:
         return rows
 
     def _check_list(self, split: str, name: str, rows: int) -> None:
-        """Raises ValueError where the files of a list field do not fit one another."""
+        """Raises ValueError if the files of a list field do not match."""
         files, one = self.list_files(split, name), self.lists[name]
 
         def check(path: Path, count: int, of: str, dtype: np.dtype) -> None:
@@ -288,7 +289,7 @@ class FeatureSpec:
         return within(self.directory, name, self.path, self.allow_links)
 
     def _row_bytes(self, split: str) -> dict[str, int]:
-        """File -> bytes of a row, of features whose rows all have as many."""
+        """Returns file -> bytes of a row, for features with rows of one size."""
         return {
             chunk["files"][0]: sum(self.dtype(name).itemsize for name in chunk["features"])
             for chunk in self.source_spec[split]
@@ -341,10 +342,10 @@ def _default_chunks(
 
 
 def _from_model_size(directory: Path, allow_links: bool) -> FeatureSpec:
-    """Describes a dataset of 2020, whose numericals and id widths only its file sizes tell.
+    """Describes a dataset of 2020, whose numericals and id widths follow from its file sizes.
 
-    NVIDIA's writer and reader disagreed by one about when an id needs a wider type, so the width is
-    taken from the files and not from the cardinality.
+    NVIDIA's writer and reader differed by one in the cardinality at which ids need a wider type, so
+    the width is taken from the files.
     """
     cardinalities = layout.read_model_size(directory)
     rows = _size(directory / "train" / layout.LABEL_FILE)
@@ -359,7 +360,7 @@ def _from_model_size(directory: Path, allow_links: bool) -> FeatureSpec:
 
 
 def _with_validation(spec: FeatureSpec) -> FeatureSpec:
-    """Adds the validation split that a folder has and the specification does not list."""
+    """Adds a validation split whose directory exists and which the specification does not list."""
     for folder in _VALIDATION_FOLDERS if "validation" not in spec.source_spec else ():
         chunks = _moved(spec.source_spec["train"], folder)
         if any((spec.directory / chunk["files"][0]).is_file() for chunk in chunks):
@@ -368,7 +369,7 @@ def _with_validation(spec: FeatureSpec) -> FeatureSpec:
 
 
 def _moved(train: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """Returns the chunks of train/ as those of another folder; none where they are elsewhere."""
+    """Returns the chunks of train/ moved to another directory; none if they are not in train/."""
     parts = [[Path(file).parts for file in chunk["files"]] for chunk in train]
     if not all(len(names) > 1 and names[0] == "train" for files in parts for names in files):
         return []
@@ -398,7 +399,7 @@ def _fail(spec: FeatureSpec, message: str) -> None:
 
 
 def is_list_of_text(value: Any) -> bool:
-    """Returns whether a value is a list of strings, perhaps without any."""
+    """Returns whether a value is a list of strings, or empty."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 

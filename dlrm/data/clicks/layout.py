@@ -1,4 +1,4 @@
-"""Names, dtypes and manifest of a split-binary dataset: one file a feature, no headers.
+"""Names, dtypes and manifest of a split-binary dataset: one file per feature, no headers.
 
     DATASET/feature_spec.yaml  model_size.json  manifest.json
     DATASET/train/label.bin numerical.bin cat_0.bin cat_1.bin ...   (the same in test/, validation/)
@@ -6,7 +6,7 @@
 Row k of every file belongs to sample k: a label is one byte (0 or 1), a numerical row is float16
 `[num_numerical]`, an id is a signed integer as narrow as the table's cardinality allows. This is
 the layout of NVIDIA's DLRM. Only numpy and the standard library are imported, so that preprocessing
-and serving run where torch is not.
+and serving run without torch.
 """
 
 import json
@@ -20,7 +20,7 @@ from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
-KIND = "dataset"  # what a manifest says that it is of
+KIND = "dataset"  # kind of dataset in a manifest
 SPLITS = ("train", "test", "validation")
 FEATURE_SPEC = "feature_spec.yaml"
 MODEL_SIZE = "model_size.json"
@@ -70,7 +70,7 @@ def check_spec_name(name: str) -> None:
     """Refuses a name under which no specification can be written into a dataset.
 
     Raises:
-        ValueError: it is no plain file name, or that of another file or directory of the dataset.
+        ValueError: it is not a plain file name, or is taken by another file of the dataset.
     """
     if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
         raise ValueError(f"--feature_spec_out: expected a file name without folders, got {name!r}")
@@ -81,14 +81,14 @@ def check_spec_name(name: str) -> None:
 
 
 def one_class_note(split: str, rows: int, clicks: int) -> str | None:
-    """Says that no AUC can be computed of a split whose labels are all the same; else None."""
+    """Returns a note that a split with only one label has no AUC; None if it has both labels."""
     if not rows or 0 < clicks < rows:
         return None
     return f"note: {split}: all {rows:,} labels are {int(clicks > 0)}, so no AUC can be computed"
 
 
 def write_model_size(directory: Path, cardinalities: Sequence[int], name: str = MODEL_SIZE) -> None:
-    """Writes `model_size.json`: the greatest id of each table, its cardinality less one."""
+    """Writes `model_size.json`: the greatest id of each table, its cardinality minus one."""
     sizes = {f"_c{_FIRST_CRITEO_COLUMN + i}": n - 1 for i, n in enumerate(cardinalities)}
     write_atomically(directory / name, json.dumps(sizes, indent=4) + "\n")
 
@@ -120,23 +120,23 @@ def write_dataset_manifest(
 
     Args:
         directory: the dataset.
-        rows: samples of each split.
+        rows: number of samples of each split.
         cardinalities: rows of each table, in feature order.
-        transform: what made the numbers: engine-independent options such as the frequency limit.
-        checksums: of files, by relative path, where they are known already.
+        transform: options of preprocessing that affect the data, such as the frequency limit.
+        checksums: known checksums of files, by relative path.
     """
     facts = {"rows": rows, "cardinalities": list(cardinalities), "transform": transform}
     write_manifest(directory, KIND, checksums, **facts)
 
 
 def read_dataset_manifest(directory: Path, allow_links: bool = False) -> dict[str, Any] | None:
-    """Checks a dataset against its manifest; returns None where foreign software wrote no manifest.
+    """Checks a dataset against its manifest; returns None if other software wrote it without one.
 
-    A dataset of ours is staged beside its final name and renamed when whole, so that one without a
-    manifest can only be NVIDIA's; the readers then check sizes against the feature specification.
+    Our datasets are written to a staging directory and renamed when complete, so a dataset without
+    a manifest can only be NVIDIA's; readers check its sizes against the feature specification.
 
     Raises:
-        FileNotFoundError, ValueError: the manifest lacks an entry, or does not fit the files.
+        FileNotFoundError, ValueError: the manifest lacks an entry, or does not match the files.
     """
     if not (directory / MANIFEST).exists():
         return None

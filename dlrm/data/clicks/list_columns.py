@@ -1,4 +1,4 @@
-"""Reads fields with several ids a row, and puts the ids of a batch in the order of its samples."""
+"""Reads fields with several ids per row, and orders the ids of a batch by its samples."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ class ListColumn:
     Args:
         spec: the dataset's features.
         split: "train", "test" or "validation".
-        name: of the field, which is one of `spec.lists`.
-        rows: of the split; the sizes of the files fit them (`FeatureSpec.num_rows`).
+        name: name of the field, one of `spec.lists`.
+        rows: rows of the split, which match the sizes of the files (`FeatureSpec.num_rows`).
         verifier: compares data that are read with the dataset's checksums; None compares nothing.
 
     Attributes:
-        files, field: what the specification says of it.
+        files, field: its entries in the specification.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class ListColumn:
         return self._total
 
     def read(self, begin: int, end: int) -> Bags:
-        """Returns rows `begin` to `end`, in time that depends on their number alone.
+        """Returns rows `begin` to `end`, in time proportional to their number.
 
         Raises:
             ValueError: a file is damaged, or a weight is NaN or infinite; file and row are named.
         """
         first = begin // bags.ROWS_A_START
-        known = first * bags.ROWS_A_START  # the row that the starts lead to
+        known = first * bags.ROWS_A_START  # row of the entry in the starts
         self._touch(self.files.starts, first, bags.num_starts(end))
         self._touch(self.files.lengths, known, end)
         lengths = self._lengths[known:end]
@@ -89,7 +89,7 @@ class ListColumn:
             )
 
     def _check_ends(self, ends: np.ndarray, first: int, end: int) -> None:
-        """Compares where rows end with what the starts say of each 4,096th row and of the last."""
+        """Compares the ends of rows with the starts of each 4,096th row and of the last."""
         found = ends[bags.ROWS_A_START - 1 :: bags.ROWS_A_START]
         if end == len(self._lengths) and end % bags.ROWS_A_START:
             found = np.append(found, ends[-1:])
@@ -127,7 +127,7 @@ class ListColumn:
 
 
 def map_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Maps a file's rows; an array without rows has no file to map."""
+    """Maps a file's rows; without rows, returns an empty array."""
     if 0 in shape:
         return np.empty(shape, dtype)  # an empty file cannot be mapped
     # A plain array: a slice of np.memmap itself costs 1 µs more, 26 times a batch.
@@ -139,11 +139,11 @@ class SampleWeights:
 
     Args:
         path: `weight.bin`.
-        rows: of the split.
+        rows: rows of the split.
         verifier: compares data that are read with the dataset's checksums; None compares nothing.
 
     Raises:
-        ValueError: the file is longer or shorter than the rows, or all weights are 0.
+        ValueError: the file has another size than the rows need, or all weights are 0.
     """
 
     def __init__(self, path: Path, rows: int, verifier: Verifier | None) -> None:

@@ -1,4 +1,4 @@
-"""Readers of click datasets on disk: split-binary (one file a feature) and binary (one file)."""
+"""Readers of click datasets on disk: split-binary (one file per feature) and binary (one file)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,23 +26,23 @@ _WORD = np.dtype("<i4")
 class SplitDataset(BatchedRows):
     """One split of a split-binary dataset, memory-mapped.
 
-    The ids of a batch come as one matrix of the widest id dtype that the split has. Filling it
+    The ids of a batch are one matrix of the widest id dtype of the split. Filling it
     column by column from the mapped files reads each byte once (48 M samples/s at batch 4096, 33 M
-    at 32768, on one thread of a Zen 4; nine int32, nine int16 and eight int8 tables). Where a
-    feature has several ids a row, all ids of a batch come one after the other, with lengths.
+    at 32768, on one thread of a Zen 4; nine int32, nine int16 and eight int8 tables). If a feature
+    has several ids per row, the ids of a batch are concatenated, with lengths.
 
     Args:
         spec: the dataset's features; `FeatureSpec.load(directory)`.
         split: "train", "test" or "validation".
         batch_size: samples of a batch.
         subset: fraction of the batches to use.
-        shard: what this process reads; by default everything.
+        shard: part that this process reads; by default everything.
         verifier: compares data that are read with the dataset's checksums; by default nothing is.
-        sample_weights: whether batches have the weights of `weight.bin`, where the split has it.
+        sample_weights: whether batches have the weights of `weight.bin`, if the split has it.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is longer or shorter than the label file says.
+        ValueError: a file does not have as many rows as the label file.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SplitDataset(BatchedRows):
 
         Raises:
             ValueError: a file is damaged, a label is neither 0 nor 1, a numerical is NaN or
-                infinite, or a weight is no number of 0 or more; file and row are named.
+                infinite, or a weight is not a number of 0 or more; file and row are named.
         """
         start, stop = self.rows(index)
         own = self._world.part(stop - start)
@@ -129,9 +129,9 @@ class SplitDataset(BatchedRows):
     def _read_ids(
         self, start: int, stop: int, own: slice
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Ids, lengths and id weights of rows `start` to `stop`, as a batch has them.
+        """Returns ids, lengths and id weights of rows `start` to `stop`, in the form of a batch.
 
-        Those of `Shard.own_samples_alone` are of the rows `own` of these alone.
+        Tables of `Shard.own_samples_alone` have only ids of the rows `own` of these.
         """
         if not self.one_id_each:
             columns = [
@@ -150,7 +150,7 @@ class SplitDataset(BatchedRows):
         return ids, None, None
 
     def check_files(self) -> None:
-        """Compares now what could only be compared as a whole: files with a single checksum."""
+        """Compares files with a single checksum, which can only be compared as a whole."""
         if self._verifier:
             self._verifier.check_single(self._files)
 
@@ -160,7 +160,7 @@ def _column(column: np.ndarray | ListColumn, start: int, stop: int) -> np.ndarra
 
 
 def _own_bags(column: np.ndarray | ListColumn, start: int, stop: int, own: slice) -> Bags:
-    """Returns bags of rows `start` to `stop` that are empty but in the rows `own` of these."""
+    """Returns bags of rows `start` to `stop`, empty except in the rows `own` of these."""
     found = _column(column, start + own.start, start + own.stop)
     bags = found if isinstance(found, Bags) else Bags(found, np.ones(len(found), np.int8))
     lengths = np.zeros(stop - start, bags.lengths.dtype)
@@ -176,7 +176,7 @@ class BinaryDataset(BatchedRows):
 
     Args:
         path: the file.
-        num_numerical: numerical features of a row; the file does not say.
+        num_numerical: numerical features of a row, which the file does not state.
         table_sizes: rows of each table.
         batch_size: samples of a batch.
         subset: fraction of the batches to use.
@@ -184,7 +184,7 @@ class BinaryDataset(BatchedRows):
 
     Raises:
         FileNotFoundError: the file is missing.
-        ValueError: its size is no whole number of rows.
+        ValueError: its size is not a whole number of rows.
     """
 
     one_id_each = True
@@ -219,7 +219,7 @@ class BinaryDataset(BatchedRows):
         self._checked = _checked(verifier, {path: self._rows})
 
     def check_files(self) -> None:
-        """Compares the file now if it has a single checksum; see `SplitDataset.check_files`."""
+        """Compares the file if it has a single checksum; see `SplitDataset.check_files`."""
         if self._verifier:
             self._verifier.check_single([self._path])
 
@@ -247,11 +247,11 @@ def open_binary(
     verifier: Verifier | None = None,
     allow_links: bool = False,
 ) -> BinaryDataset | None:
-    """Opens a split of a binary dataset; returns None where there is no validation file.
+    """Opens a split of a binary dataset; returns None if there is no validation file.
 
     Raises:
         FileNotFoundError: the split's file or `model_size.json` is missing.
-        ValueError: a file is no such file, or a symbolic link out of the directory.
+        ValueError: a file is not such a file, or is a symbolic link out of the directory.
     """
     if not (directory / layout.MODEL_SIZE).is_file():
         raise FileNotFoundError(
@@ -271,7 +271,7 @@ def open_binary(
 def _checked(
     verifier: Verifier | None, arrays: Mapping[Path, np.ndarray]
 ) -> list[tuple[CheckedFile, int]]:
-    """Returns the files, of those mapped, that must be compared, and the bytes of their rows."""
+    """Returns those of the mapped files that must be compared, and the bytes of their rows."""
     if verifier is None:
         return []
     opened = ((verifier.open(path), array.strides[0]) for path, array in arrays.items())
@@ -281,7 +281,7 @@ def _checked(
 def _check_finite(
     numerical: np.ndarray, path: Path, first_row: int, names: Sequence[str | int]
 ) -> None:
-    """Raises ValueError where numericals `[rows, num_numerical]` are NaN or infinite."""
+    """Raises ValueError if numericals `[rows, num_numerical]` are NaN or infinite."""
     exponent, word = {2: (0x7C00, np.uint16), 4: (0x7F800000, np.uint32)}[numerical.itemsize]
     bits = numerical.view(word) & word(exponent)  # numpy's isfinite is slow for float16
     if bits.max(initial=0) == exponent:

@@ -1,4 +1,4 @@
-"""Synthetic samples, fresh for every batch, made in memory or written to disk once."""
+"""Synthetic samples, made in memory for every batch or written to disk once."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _IDS_PER_BLOCK = 8192
 
 
 class NamedShape(NamedTuple):
-    """A published multi-hot dataset's: every sample has `hotness` ids of each table."""
+    """Shape of a published multi-hot dataset, whose samples have `hotness` ids of each table."""
 
     table_sizes: tuple[int, ...]
     hotness: tuple[int, ...]
@@ -48,9 +48,9 @@ SHAPES = {
 class SyntheticDataset(BatchedRows):
     """Random samples: numericals uniform in [0, 1), labels 0 or 1 with even odds.
 
-    Uniform ids are spread over each whole table. Power-law ids are those of a Zipf-like law: id k
-    has the probability that x^-1.45 has between k + 1 and k + 2, so that id 0 is the commonest.
-    With `hotness`, bag lengths are uniform over 1 to the table's hotness, or always that.
+    Uniform ids cover each whole table. Power-law ids follow a Zipf-like law: the probability of id
+    k is that of x^-1.45 between k + 1 and k + 2, so id 0 is the most frequent. With `hotness`, bag
+    lengths are uniform over 1 to the table's hotness, or always equal to it.
 
     Batch `index` depends on (seed, split, index), the sizes and the kind of device alone. On the
     CPU 4096 samples of 26 tables take 0.5 ms with uniform, 0.9 ms with power-law ids (Zen 4, one
@@ -63,15 +63,15 @@ class SyntheticDataset(BatchedRows):
         batch_size: samples of a batch.
         seed: 0 or more.
         ids: "uniform" or "power_law".
-        hotness: most ids of a bag, one number for all tables or one a table; None: those of the
-            specification's lists or, where it has none, batches without lengths, one id for each
-            table.
-        fixed_lengths: every bag has as many ids as it can.
-        device: where the batches are made.
+        hotness: maximum ids of a bag, one number for all tables or one per table; None: those of
+            the specification's lists or, if it has none, batches without lengths, with one id for
+            each table.
+        fixed_lengths: whether every bag has the maximum number of ids.
+        device: device on which batches are made.
         subset: fraction of the batches to use.
 
     Raises:
-        ValueError: a table is too large, or the hotness is of another number of tables.
+        ValueError: a table is too large, or the hotness has another number of tables.
     """
 
     poolings: tuple[str | None, ...] | None = None
@@ -137,7 +137,7 @@ class SyntheticDataset(BatchedRows):
                 lengths += 1
             sizes = np.tile(sizes, num_samples).repeat(lengths.ravel())
         ids = np.empty((num_samples, len(sizes)) if lengths is None else len(sizes), np.int32)
-        # By blocks whose temporaries fit the nearest cache, and the allocator keeps.
+        # In blocks whose temporaries fit the nearest cache and are reused by the allocator.
         if lengths is None:
             rows = max(2, _IDS_PER_BLOCK // max(1, len(sizes)) & -2)
             for start in range(0, num_samples, rows):
@@ -195,7 +195,7 @@ def _draw_power_law_ids(random: np.random.Generator, sizes: np.ndarray, out: np.
 
 
 def _power_law(uniform: Any, sizes: Any) -> Any:
-    """Inverts the distribution of x^-a on [1, size + 1); an id is x, rounded down, less 1."""
+    """Inverts the distribution of x^-a on [1, size + 1); an id is x rounded down, minus 1."""
     a = 1 - POWER_LAW_EXPONENT
     return (1 - uniform * (1 - (sizes + 1) ** a)) ** (1 / a)
 
@@ -209,10 +209,10 @@ def ensure_synthetic_dataset(
     ids: str,
     fixed_lengths: bool = False,
 ) -> FeatureSpec:
-    """Writes a synthetic dataset unless the same one is there, and returns its specification.
+    """Writes a synthetic dataset unless it exists already, and returns its specification.
 
     Raises:
-        FileExistsError: something else than a synthetic dataset stands there; it is left alone.
+        FileExistsError: something other than a synthetic dataset is there, and is kept.
     """
     directory = Path(directory)
     check_owned(directory)
@@ -251,17 +251,17 @@ def write_synthetic_dataset(
     """Writes a split-binary dataset of random samples and returns its specification.
 
     Args:
-        directory: appears when the dataset is whole.
+        directory: directory to write, which appears when the dataset is complete.
         spec: features and splits; names, dtypes and files are kept. Weights of ids are 1.
         num_samples: samples of each split.
         seed: 0 or more.
         ids: "uniform" or "power_law".
-        fixed_lengths: every row of a list has as many ids as it can, not 1 to as many.
+        fixed_lengths: every row of a list has the maximum number of ids, not 1 to that many.
         replace_existing: whether a dataset of ours at `directory` may be replaced.
-        on_write: called with the number of rows after some are written.
+        on_write: called with the number of rows after each write.
 
     Raises:
-        FileExistsError: something stands at `directory` that may not be replaced.
+        FileExistsError: `directory` exists and may not be replaced.
         PermissionError: it is another user's; see `check_owned`.
         ValueError: the disk has no room for it.
     """
@@ -303,7 +303,7 @@ def write_synthetic_dataset(
 
 
 def _row_bytes(spec: FeatureSpec) -> int:
-    """The most bytes of a row."""
+    """Returns the maximum bytes of a row."""
     total = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
     for name, one in spec.lists.items():
         each = spec.dtype(name).itemsize + one.weighted * WEIGHTS_DTYPE.itemsize
@@ -312,7 +312,7 @@ def _row_bytes(spec: FeatureSpec) -> int:
 
 
 def _columns(spec: FeatureSpec, batch: Batch) -> list[np.ndarray | Bags]:
-    """Returns the ids of a batch as a `SplitWriter` takes them."""
+    """Returns the ids of a batch in the form that `SplitWriter` takes."""
     ids = batch.categorical.numpy()
     if batch.lengths is None:
         return list(ids.T)
@@ -332,7 +332,7 @@ def _columns(spec: FeatureSpec, batch: Batch) -> list[np.ndarray | Bags]:
 def _describe(
     spec: FeatureSpec, num_samples: int, seed: int, ids: str, fixed_lengths: bool
 ) -> dict[str, Any]:
-    """Describes the origin of a synthetic dataset; two of the same have the same bytes."""
+    """Describes the origin of a synthetic dataset; equal descriptions mean equal bytes."""
     return {
         "synthetic": {
             "num_samples": num_samples,

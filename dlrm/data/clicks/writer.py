@@ -1,4 +1,4 @@
-"""Writes split-binary datasets: samples arrive in chunks, each feature goes to its own file."""
+"""Writes split-binary datasets from chunks of samples, each feature to a file of its own."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ class SplitWriter:
     """Writes the files of one split, as a context manager.
 
     Args:
-        spec: names, dtypes and files; `spec.path` is in the directory that is written to.
+        spec: names, dtypes and files; `spec.path` is in the directory to write to.
         split: the split to write.
     """
 
@@ -72,7 +72,7 @@ class SplitWriter:
         Args:
             labels: `[rows]`, 0 or 1.
             numerical: `[rows, num_numerical]`, finite as float16.
-            categorical: for each table, in channel order, ids `[rows]`, or bags of them for a
+            categorical: for each table, in channel order, ids `[rows]`, or bags of ids for a
                 feature of `spec.lists`.
 
         Raises:

@@ -1,7 +1,7 @@
-"""Turns stored uint8 images into what a network trains on and is tested on, on their device.
+"""Turns stored uint8 images into inputs for training and tests, on their device.
 
-All randomness comes from `ImageBatch.draws`, so a sample is augmented in the same way at any world
-size and however its batch is cut.
+All randomness comes from `ImageBatch.draws`, so the augmentation of a sample does not depend on the
+world size or on the division of its batch.
 """
 
 import math
@@ -20,7 +20,7 @@ from dlrm.data.images.loader import NUM_DRAWS, NUM_SHARED_DRAWS, ImageBatch
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MEAN_OF_255 = (123.68, 116.78, 103.94)
 
-# Which of a sample's draws decides what.
+# Uses of a sample's draws.
 _TRIES = 10  # to find a random crop inside the image
 _AREAS, _RATIOS = slice(0, _TRIES), slice(_TRIES, 2 * _TRIES)
 _TOP, _LEFT, _FLIP = 2 * _TRIES, 2 * _TRIES + 1, 2 * _TRIES + 2
@@ -30,12 +30,12 @@ assert NUM_SHARED_DRAWS == 4
 
 
 class Prepared(NamedTuple):
-    """Inputs of a training step: images and the classes that they are mixed from.
+    """Inputs of a training step: images, and the classes that are mixed in each.
 
     Attributes:
         images: `[samples, 3, image_size, image_size]`, float32.
-        labels: `[samples, classes of one]`, int64.
-        weights: of the labels, float32, of the same shape; they sum to 1.
+        labels: `[samples, classes per sample]`, int64.
+        weights: weights of the labels, float32, of the same shape; each sample's sum to 1.
     """
 
     images: Tensor
@@ -50,24 +50,24 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Turns images into inputs; the fields are the flags of the same names.
+    """Turns images into inputs; field names are those of the flags.
 
     Attributes:
         image_size: height and width of the network's input.
-        random_crop: train on random crops of random area and ratio, resized; else on centre crops.
-        min_area: least share of an image that a random crop has.
-        max_ratio: greatest ratio of a random crop's sides; the least is its inverse.
-        horizontal_flip: train on mirrored images half of the time.
+        random_crop: train on resized crops of random place, area and ratio; else on center crops.
+        min_area: minimum area of a random crop, as a share of the image's.
+        max_ratio: maximum aspect ratio of a random crop; the minimum is its inverse.
+        horizontal_flip: mirror half of the training images, at random.
         centre_crop: side of the centre crop, as a share of the stored image's.
         normalise_input: (x - 255 mean) / (255 deviation) of ImageNet's channels; else only the mean
             (123.68, 116.78, 103.94) is subtracted.
-        mixup_alpha: of the Beta distribution of mixup's shares (Zhang et al., 2017); 0 is none.
-        cutmix_lambda: 1 is no cutmix (Yun et al., 2019). For less, c, a batch is left as it is with
-            probability max(0, 1.55 c - 0.96); else a box replaces the share -ln(u) / 4 of each
-            image, u uniform in [e**-4, 1). These are Graphcore's rules.
+        mixup_alpha: parameter of mixup's Beta distribution (Zhang et al., 2017); 0: no mixup.
+        cutmix_lambda: 1: no CutMix (Yun et al., 2019). A value c below 1 leaves a batch unchanged
+            with probability max(0, 1.55 c - 0.96); otherwise a box replaces the share -ln(u) / 4 of
+            each image, with u uniform in [e**-4, 1). These are Graphcore's rules.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     image_size: int = 224
@@ -95,14 +95,14 @@ class Augmentation:
 
     @property
     def num_partners(self) -> int:
-        """Rows before its own that a batch needs for `train`; see `ImageBatch`."""
+        """Returns the rows before its own that a batch needs for `train`; see `ImageBatch`."""
         return (1 if self.mixup_alpha else 0) + (2 if self.cutmix_lambda < 1 else 0)
 
     def train(self, batch: ImageBatch) -> Prepared:
-        """Returns what to train on: cropped, mirrored, normalised and mixed.
+        """Returns the inputs of a training step: cropped, mirrored, normalized and mixed images.
 
         Raises:
-            ValueError: the batch has fewer partners than mixing needs.
+            ValueError: the batch has too few partners to mix with.
         """
         if batch.num_partners < self.num_partners:
             raise ValueError(
@@ -124,12 +124,12 @@ class Augmentation:
         return Prepared(*(rows[batch.num_partners :] for rows in prepared))
 
     def evaluate(self, batch: ImageBatch) -> Tensor:
-        """Returns normalised centre crops, `[samples, 3, image_size, image_size]`, float32."""
+        """Returns normalized center crops, `[samples, 3, image_size, image_size]`, float32."""
         own = batch.map(lambda rows: rows[batch.num_partners :])
         return self._normalise(crop(own.images, self._centre_boxes(own), self.image_size))
 
     def _random_boxes(self, draws: Tensor, side: int) -> Tensor:
-        """Boxes as torchvision's RandomResizedCrop draws them: the first of ten that fits."""
+        """Draws boxes as torchvision's RandomResizedCrop does: the first of ten that fits."""
         area = side**2 * (self.min_area + (1 - self.min_area) * draws[:, _AREAS])
         ratio = torch.exp(math.log(self.max_ratio) * (2 * draws[:, _RATIOS] - 1))
         heights, widths = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
@@ -165,17 +165,17 @@ def _of_channels(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def crop(images: Tensor, boxes: Tensor, size: int, flip: Tensor | None = None) -> Tensor:
-    """Returns a box of each image, resized with a triangle filter as Pillow and torchvision do.
+    """Returns a box of each image, resized with a triangle filter like Pillow's and torchvision's.
 
-    On the CPU one image is resized after the other, with torch's kernel for uint8: 12 times as
-    fast as the two matrix products a batch that other devices do (256 to 224 pixels, one thread
-    of a Zen 4), whose values are the same up to rounding to integers.
+    On the CPU, torch's kernel for uint8 resizes one image at a time: 12 times as fast as the two
+    matrix products per batch on other devices (256 to 224 pixels, one thread of a Zen 4), whose
+    values are the same up to rounding to integers.
 
     Args:
         images: `[rows, channels, height, width]`, uint8.
         boxes: `[rows, 4]`, int64: top, left, height and width.
         size: height and width of the result.
-        flip: `[rows]`, bool: which to mirror.
+        flip: `[rows]`, bool: whether to mirror each.
 
     Returns:
         `[rows, channels, size, size]`, uint8 on the CPU, float32 elsewhere.
@@ -204,7 +204,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _crop_in_batch(images: Tensor, boxes: Tensor, size: int, flip: Tensor | None) -> Tensor:
-    """The same as two matrix products an image: rows, then columns."""
+    """Resizes with two matrix products per image: rows, then columns."""
     top, left, height, width = boxes.unbind(1)
     rows = _filter(top, height, images.shape[2], size)
     columns = _filter(left, width, images.shape[3], size)
@@ -214,7 +214,7 @@ def _crop_in_batch(images: Tensor, boxes: Tensor, size: int, flip: Tensor | None
 
 
 def _filter(start: Tensor, length: Tensor, pixels: int, size: int) -> Tensor:
-    """Weights `[rows, size, pixels]` of the stored pixels in the resized ones."""
+    """Returns the weights `[rows, size, pixels]` of stored pixels in resized ones."""
     scale = (length / size)[:, None]
     centres = start[:, None] + (torch.arange(size, device=start.device) + 0.5) * scale
     places = torch.arange(pixels, device=start.device)
@@ -225,7 +225,7 @@ def _filter(start: Tensor, length: Tensor, pixels: int, size: int) -> Tensor:
 
 
 def _mix_up(prepared: Prepared, draws: Tensor, alpha: float) -> Prepared:
-    """Mixes each sample with the one before it, of which it takes the smaller share."""
+    """Mixes each sample with a smaller share of the one before it."""
     share = _larger_share(draws[:, _BETA], alpha)
     partner = _rows_before(prepared, 1)
     images = torch.lerp(partner.images, prepared.images, _per_image(share))
@@ -239,7 +239,7 @@ def _larger_share(draws: Tensor, alpha: float) -> Tensor:
 
 
 def _cut_mix(prepared: Prepared, draws: Tensor, strength: float, shift: int) -> Prepared:
-    """Pastes into each sample a box of the one `shift` rows before it, the same box for all."""
+    """Pastes into each sample a box of the one `shift` rows before it; all use the same box."""
     size = prepared.images.shape[-1]
     least = math.exp(-4)
     share = -torch.log(least + (1 - least) * draws[:, _SHARE]) / 4
@@ -258,12 +258,12 @@ def _cut_mix(prepared: Prepared, draws: Tensor, strength: float, shift: int) -> 
 
 
 def _rows_before(prepared: Prepared, shift: int) -> Prepared:
-    """For each row the one `shift` rows before it; the first, which are partners, stay."""
+    """Returns for each row the one `shift` rows before it; the first ones, partners, stay."""
     return Prepared(*(torch.cat([rows[:shift], rows[:-shift]]) for rows in prepared))
 
 
 def _labelled(images: Tensor, own: Prepared, partner: Prepared, share: Tensor) -> Prepared:
-    """Images that have a share of their own labels, and for the rest their partners'."""
+    """Returns images with a share of their own labels, the rest being their partners'."""
     labels = torch.cat([own.labels, partner.labels], 1)
     return Prepared(
         images, labels, torch.cat([own.weights * share, partner.weights * (1 - share)], 1)

@@ -43,12 +43,12 @@ class Contents(NamedTuple):
 
 
 def read_contents(directory: Path, allow_links: bool = False) -> Contents:
-    """Reads the manifest of a dataset; its files may be links out of it only if `allow_links`.
+    """Reads the manifest of a dataset; only `allow_links` lets its files be links out of it.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file it names is missing.
-        ValueError: an entry is missing or wrong, its shards are not those it has files of, or a
-            file has another size.
+        ValueError: an entry is missing or wrong, shards and files do not match, or a file has
+            another size.
     """
     manifest = read_manifest(directory, KIND, allow_links=allow_links)
     entries: list[Any] = [manifest.get(name) for name in Contents._fields]
@@ -82,7 +82,7 @@ def open_shard(
     """Returns images, mapped, and labels of a shard.
 
     Raises:
-        ValueError: a file has another size than the manifest says, or a label is out of range.
+        ValueError: a file's size differs from the manifest, or a label is out of range.
     """
     count, num_classes = contents.splits[split][shard], len(contents.classes)
     images_file, labels_file = shard_files(directory, split, shard)

@@ -1,4 +1,4 @@
-"""Image datasets: prepared ones on disk, generated ones, and the loader that reads them ahead."""
+"""Image datasets, on disk or generated, and the loader that prefetches their batches."""
 
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -14,26 +14,24 @@ from dlrm.data.row_loader import RowLoader
 from dlrm.data.verification import Verifier
 from dlrm.distributed import World
 
-NUM_DRAWS = (
-    32  # random numbers of a sample, enough for what `dlrm.data.images.augmentation` does with it
-)
-NUM_SHARED_DRAWS = 4  # the last of them, which are the same for all samples of a global batch
+NUM_DRAWS = 32  # random numbers per sample, as many as `dlrm.data.images.augmentation` needs
+NUM_SHARED_DRAWS = 4  # the last ones, which all samples of a global batch share
 
 
 class ImageBatch(NamedTuple):
-    """Images as they were stored, a process's rows of a global batch.
+    """A process's rows of a global batch, as they are stored.
 
-    The first `num_partners` rows are not the process's own: they are the rows before its first in
-    the global batch (which begins again at its end), which mixup and cutmix mix into its own.
+    The first `num_partners` rows are not the process's own. They precede its first row in the
+    global batch, cyclically, and mixup and CutMix mix them into its own rows.
 
     Attributes:
         images: `[rows, 3, height, width]`, uint8.
         labels: `[rows]`, int64.
-        draws: `[rows, NUM_DRAWS]`, float64, uniform in [0, 1): what decides how a row is augmented.
-            The last NUM_SHARED_DRAWS are the same in all rows. They depend on seed, epoch, batch
-            and place in the global batch alone, not on the world or on how a batch is split.
+        draws: `[rows, NUM_DRAWS]`, float64, uniform in [0, 1), which determine the augmentation.
+            The last NUM_SHARED_DRAWS are the same in all rows. They depend only on seed, epoch,
+            batch and place in the global batch, not on the world or on the division of a batch.
         global_size: rows of the global batch.
-        num_partners: rows that come before the process's own.
+        num_partners: number of rows before the process's own.
     """
 
     images: Tensor
@@ -44,7 +42,7 @@ class ImageBatch(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        """Rows that are the process's own."""
+        """Returns the number of the process's own rows."""
         return len(self.labels) - self.num_partners
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "ImageBatch":
@@ -54,9 +52,9 @@ class ImageBatch(NamedTuple):
         )
 
     def split(self, parts: int) -> list["ImageBatch"]:
-        """Cuts the own rows in `parts`, or one a row where there are fewer; sizes differ by one.
+        """Splits its own rows into `parts`, or one per row if there are fewer; sizes differ by one.
 
-        Each part has partners as the whole has them, so that it is augmented in the same way.
+        Each part has the partners it had in the whole, so that its augmentation is the same.
         """
         parts = max(1, min(parts, self.num_samples))
         bounds = [-(-self.num_samples * part // parts) for part in range(parts + 1)]
@@ -90,7 +88,7 @@ class ImageDataset:
     Args:
         directory: the dataset.
         split: "train", "test" or "validation".
-        verify_data: when files are compared with their checksums; see `Verifier`.
+        verify_data: whether and when to compare files with their checksums; see `Verifier`.
         allow_links: whether files may be symbolic links out of the directory.
 
     Attributes:
@@ -98,7 +96,7 @@ class ImageDataset:
 
     Raises:
         FileNotFoundError: there is no manifest, no such split, or a file is missing.
-        ValueError: the manifest is wrong, a file has another size than it says or is damaged, or a
+        ValueError: the manifest is wrong, a file's size differs from it, a file is damaged, or a
             label is out of range.
     """
 
@@ -136,7 +134,7 @@ class ImageDataset:
         """Returns images and labels; see `ImageSource.read`.
 
         Raises:
-            ValueError: a file is damaged; it is named.
+            ValueError: a file is damaged; the message names it.
         """
         images = np.empty((len(rows), image_layout.CHANNELS, self.size, self.size), np.uint8)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
@@ -148,7 +146,7 @@ class ImageDataset:
 
 
 class GeneratedImages:
-    """One random image, made on the host once and copied for every row; labels are random.
+    """One random image, made once on the host and copied for every row; labels are random.
 
     The values are normal with mean 127 and deviation 60, within [0, 255].
 
@@ -156,7 +154,7 @@ class GeneratedImages:
         num_samples: number of rows to generate.
         size: height and width.
         num_classes: labels are in [0, num_classes).
-        seed: of image and labels.
+        seed: seed of the image and labels.
     """
 
     def __init__(
@@ -175,27 +173,27 @@ class GeneratedImages:
 
 
 class ImageLoader(RowLoader[ImageBatch]):
-    """Batches of a source, in a new order each epoch, read ahead by background threads.
+    """Batches of a source, in a new order each epoch, prefetched by background threads.
 
-    Of a global batch of n rows, rank r of W takes the rows [n * r // W, n * (r + 1) // W) and reads
-    no others but `num_partners`. What a batch holds depends on the arguments, the epoch and its
-    index alone.
+    Of a global batch of n rows, rank r of W takes the rows [n * r // W, n * (r + 1) // W), and
+    besides these reads only `num_partners`. The content of a batch depends only on the arguments,
+    the epoch and its index.
 
     Args:
-        source: what to read.
+        source: images to read.
         batch_size: rows of a global batch.
         shuffle: whether each epoch takes the images in a new order.
-        drop_last: leave out the last batch of an epoch where it has fewer rows.
-        num_partners: see `ImageBatch`; `Augmentation.num_partners` are needed.
-        seed: of order and augmentation.
-        world: which rows are this process's, and the device on which batches are wanted.
-        depth: batches read ahead.
+        drop_last: leave out the last batch of an epoch if it has fewer rows.
+        num_partners: see `ImageBatch`; use `Augmentation.num_partners`.
+        seed: seed of order and augmentation.
+        world: determines this process's rows, and the device of the batches.
+        depth: number of batches to prefetch.
 
     Attributes:
         num_samples: images of an epoch, all ranks together.
 
     Raises:
-        ValueError: there is not one batch; the sizes are named.
+        ValueError: there is less than one batch; the message has the sizes.
     """
 
     row = "image"
@@ -243,7 +241,7 @@ class Epoch(NamedTuple):
 
 
 def _draws(keys: tuple[int, ...], rows: int) -> np.ndarray:
-    """Numbers in [0, 1) that depend on the keys alone; numpy guarantees these bits for ever."""
+    """Returns numbers in [0, 1) that depend only on the keys, which numpy guarantees."""
     bits = np.random.SFC64(list(keys)).random_raw(rows * NUM_DRAWS)
     draws = (bits >> np.uint64(11)).astype(np.float64).reshape(rows, NUM_DRAWS) * 2.0**-53
     draws[:, -NUM_SHARED_DRAWS:] = draws[:1, -NUM_SHARED_DRAWS:]
@@ -251,15 +249,15 @@ def _draws(keys: tuple[int, ...], rows: int) -> np.ndarray:
 
 
 class SyntheticImages:
-    """A loader of one constant random batch, made once on the device: no input at all.
+    """A loader of one constant random batch, made once on the device, without any input.
 
     Args:
-        num_samples: images of an epoch, all ranks together; whole batches of it are used.
+        num_samples: images of an epoch, all ranks together; a last incomplete batch is left out.
         batch_size: rows of a global batch.
         size: height and width.
         num_classes: labels are in [0, num_classes).
-        seed: of images and labels.
-        world: which rows are this process's, and the device.
+        seed: seed of images and labels.
+        world: determines this process's rows, and the device.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Columns of a log's fields as text, and the numbers that they say."""
+"""Columns of a log's fields as text, and their parsed numbers."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _TAB, _RETURN = b"\t\r"
 class TextColumn(NamedTuple):
     """The text of one field in every row: field k is `data[starts[k]:ends[k]]`, empty if missing.
 
-    `data` is uint8 with 8 bytes or more after the last field, which are read but mean nothing.
+    `data` is uint8, with at least 8 bytes after the last field, which are read but have no meaning.
     """
 
     data: np.ndarray
@@ -30,14 +30,14 @@ class TextColumn(NamedTuple):
         return cls(np.frombuffer(b"".join(texts) + bytes(8), np.uint8), ends - lengths, ends)
 
     def text(self, row: int) -> str:
-        """Returns one field, shortened if it is very long, and with any byte shown."""
+        """Returns one field for a message: shortened if very long, with every byte visible."""
         raw = self.data[self.starts[row] : self.ends[row]].tobytes()
         shown = raw[:64] + (b"..." if len(raw) > 64 else b"")
         return shown.decode("utf-8", "backslashreplace")
 
 
 class Parsed(NamedTuple):
-    """The numbers of a column; where `missing`, the value is 0."""
+    """The numbers of a column; a missing value is 0."""
 
     values: np.ndarray
     missing: np.ndarray
@@ -49,7 +49,7 @@ class BadValueError(ValueError):
     Attributes:
         row: the first such row of the column.
         column: the index of the column, label excluded; None before a `Transform` knows it.
-        expected, got: what the message says.
+        expected, got: parts of the message.
     """
 
     def __init__(self, row: int, expected: str, got: str, column: int | None = None) -> None:
@@ -61,18 +61,18 @@ class BadValueError(ValueError):
 def cut_lines(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: int
 ) -> TextColumn:
-    """Cuts lines `[start, end)` at their tabs; fields that are cut off at a line's end are empty.
+    """Splits lines `[start, end)` at their tabs; fields missing at a line's end are empty.
 
     Args:
-        data: uint8, of lines one after another, without tabs between them.
-        starts, ends: of the lines; a carriage return before the end does not belong to the line.
+        data: uint8, consecutive lines, without tabs between them.
+        starts, ends: bounds of the lines; a carriage return before the end is not part of the line.
         num_columns: fields of a line.
 
     Returns:
-        Fields as `[columns, rows]`, of the lines before the first that has too many.
+        Fields as `[columns, rows]`, of the lines before the first with too many fields.
     """
     is_tab = data[: ends[-1] if len(ends) else 0] == _TAB
-    if np.count_nonzero(is_tab) > len(starts) * (num_columns - 1):  # places take 8 bytes a tab
+    if np.count_nonzero(is_tab) > len(starts) * (num_columns - 1):  # positions take 8 bytes per tab
         lines = enumerate(zip(starts, ends, strict=True))
         row = next(i for i, (a, b) in lines if np.count_nonzero(is_tab[a:b]) >= num_columns)
         return cut_lines(data, starts[:row], ends[:row], num_columns)
@@ -100,7 +100,7 @@ EXPECTED_INTEGER = f"an integer of up to {MAX_DECIMAL_DIGITS} digits"
 
 
 def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed]:
-    """Reads integers and hexadecimal hashes, all columns at once.
+    """Parses integers and hexadecimal hashes, all columns at once.
 
     Args:
         fields: `starts` and `ends` are int64 `[columns, rows]`; columns of integers come first.
@@ -110,7 +110,8 @@ def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed
         The integers and the hashes, `[columns, rows]` each.
 
     Raises:
-        BadValueError: the first row, and the first column in it, that cannot be read.
+        BadValueError: a field is unreadable; the error is about the first row, and its first such
+            column.
     """
     data = fields.data
     starts, ends = (np.ascontiguousarray(a, np.int64) for a in (fields.starts, fields.ends))
@@ -172,7 +173,7 @@ def parse_hexadecimal(column: TextColumn) -> Parsed:
     """Reads up to 16 hexadecimal digits of either case as uint64; "1f" and "0000001f" are equal.
 
     Raises:
-        BadValueError: other characters or more digits.
+        BadValueError: a field has other characters, or more digits.
     """
     numbers, bad = read_hexadecimal(column)
     _refuse(column, bad, EXPECTED_HEXADECIMAL)
@@ -180,7 +181,7 @@ def parse_hexadecimal(column: TextColumn) -> Parsed:
 
 
 def read_hexadecimal(column: TextColumn) -> tuple[Parsed, np.ndarray]:
-    """Reads as `parse_hexadecimal` does, and returns which rows cannot be read."""
+    """Parses like `parse_hexadecimal`, and also returns a mask of unreadable rows."""
     lengths = column.ends - column.starts
     values, bad = _hexadecimal_words(column, np.minimum(lengths, 8))
     long = np.flatnonzero(lengths > 8)
@@ -198,7 +199,7 @@ def parse_integer(column: TextColumn) -> Parsed:
     """Reads decimal integers of up to 18 digits, with "-" before negative ones, as int64.
 
     Raises:
-        BadValueError: anything else.
+        BadValueError: a field has another form.
     """
     numbers, bad = read_integer(column)
     _refuse(column, bad, EXPECTED_INTEGER)
@@ -206,7 +207,7 @@ def parse_integer(column: TextColumn) -> Parsed:
 
 
 def read_integer(column: TextColumn) -> tuple[Parsed, np.ndarray]:
-    """Reads as `parse_integer` does, and returns which rows cannot be read."""
+    """Parses like `parse_integer`, and also returns a mask of unreadable rows."""
     missing = column.ends == column.starts
     negative = column.data[column.starts] == ord("-")
     negative &= ~missing
@@ -234,7 +235,7 @@ def _refuse(column: TextColumn, bad: np.ndarray, expected: str) -> None:
         raise BadValueError(row, expected, column.text(row))
 
 
-# Eight characters at a time, as the bytes of one 64-bit number. Every constant is a byte repeated.
+# Eight characters at a time, as the bytes of one 64-bit number. Constants repeat one byte.
 
 
 def _bytes(byte: int) -> np.uint64:
@@ -242,7 +243,7 @@ def _bytes(byte: int) -> np.uint64:
 
 
 def _words(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Reads 0 to 8 characters of each field as a word, the last one highest, with "0" in front."""
+    """Returns 0 to 8 characters of each field as a word, the last one highest, padded with "0"."""
     if len(starts) == 0:
         return np.empty(0, np.uint64)
     anywhere: np.ndarray = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))
@@ -258,7 +259,7 @@ def _hexadecimal_words(column: TextColumn, lengths: np.ndarray) -> tuple[np.ndar
     words = _words(column.data, column.starts, lengths)
     letters = (words >> np.uint64(6)) & _bytes(1)
     nibbles = (words & _bytes(0x0F)) + letters * np.uint64(9)
-    # A digit is what these nibbles would be written as, in lower case; else it was no digit.
+    # Writing these nibbles in lower case must give the digits again.
     above_nine = ((nibbles + _bytes(6)) >> np.uint64(4)) & _bytes(1)
     written = nibbles + _bytes(ord("0")) + above_nine * np.uint64(ord("a") - ord("0") - 10)
     lower_case = words | (letters << np.uint64(5))
@@ -275,7 +276,7 @@ def _decimal_words(
     """Returns the values of up to 8 digits, and which are none."""
     digits = _words(data, starts, lengths) ^ _bytes(ord("0"))
     bad = ((digits | (digits + _bytes(6))) & _bytes(0xF0)) != 0
-    # Neighbours are joined: 8 digits, 4 numbers to 99, 2 to 9999, 1 to 99999999.
+    # Joins neighbours: 8 digits, 4 numbers up to 99, 2 up to 9999, 1 up to 99999999.
     x = ((digits & _bytes(0x0F)) * np.uint64(10 * 2**8 + 1)) >> np.uint64(8)
     x = ((x & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
     x = ((x & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)
@@ -283,24 +284,24 @@ def _decimal_words(
 
 
 class Coded(NamedTuple):
-    """A categorical column as places in its distinct values, which may repeat.
+    """A categorical column as indices into its values, which may repeat.
 
     Attributes:
         keys: uint64, a number for each distinct value.
-        codes: int32 or int64 `[rows]`, places in `keys`; -1 where missing.
+        codes: int32 or int64 `[rows]`, indices into `keys`; -1 for missing values.
     """
 
     keys: np.ndarray
     codes: np.ndarray
 
     def occurrences(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Counts how often each place occurs, in chosen rows or in all."""
+        """Counts the occurrences of each index, in chosen rows or in all."""
         codes = self.codes if rows is None else self.codes[rows]
         return np.bincount(codes + 1, minlength=len(self.keys) + 1)[1:]
 
 
 def stripped(column: TextColumn) -> TextColumn:
-    """Takes the blanks around texts away, as `str.strip` does with UTF-8."""
+    """Strips blanks around texts, like `str.strip` for UTF-8."""
     data, starts, ends = column.data, column.starts.copy(), column.ends.copy()
     if not len(data):
         return column
@@ -326,4 +327,4 @@ def stripped(column: TextColumn) -> TextColumn:
 
 
 _BLANK = np.zeros(256, bool)
-_BLANK[[*range(9, 14), *range(28, 33)]] = True  # of ASCII, as `str.strip` has them
+_BLANK[[*range(9, 14), *range(28, 33)]] = True  # the ASCII blanks of `str.strip`

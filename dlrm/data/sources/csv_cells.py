@@ -13,7 +13,7 @@ Parser = Callable[[Sequence[str]], np.ndarray]  # stripped cells of a column -> 
 
 
 class BadCellError(Exception):
-    """A cell that its parser refuses; the caller adds file, line and column."""
+    """A cell that a parser refuses; the caller adds file, line and column."""
 
     def __init__(self, index: int, expected: str) -> None:
         super().__init__(index, expected)
@@ -26,10 +26,10 @@ class BadCellError(Exception):
 
 
 def number_parser(missing: Collection[str]) -> Parser:
-    """Numbers as float64, missing ones (empty cells, and those in `missing`) as NaN.
+    """Parses numbers as float64, and missing ones (empty cells, and those in `missing`) as NaN.
 
-    A number is what `float` reads, in ASCII and without underscores. "nan", "inf" and what float64
-    cannot hold are refused unless `missing` has them: whether they mean so is for users to say.
+    A number is what `float` reads, in ASCII and without underscores. "nan", "inf" and numbers
+    beyond float64 are refused unless they are in `missing`, which is for users to decide.
     """
     listed, missing = list(missing), {"", *missing}
 
@@ -59,12 +59,12 @@ def number_parser(missing: Collection[str]) -> Parser:
 
 
 def _is_plain(text: str) -> bool:
-    """Not so where `float` would read what only Python calls a number: 1_000, or other digits."""
+    """Returns whether a text is not a number in Python only, such as 1_000 or other digits."""
     return text.isascii() and "_" not in text
 
 
 def label_parser() -> Parser:
-    """Labels that are written 0, 1, 0.0 or 1.0."""
+    """Parses labels written as 0, 1, 0.0 or 1.0."""
     known = {"0": False, "1": True, "0.0": False, "1.0": True}
 
     def parse(cells: Sequence[str]) -> np.ndarray:
@@ -79,7 +79,7 @@ def label_parser() -> Parser:
 
 
 def id_parser(cardinality: int | None) -> Parser:
-    """Integer ids as they are; `cardinality` None allows every one that a table can have."""
+    """Parses integer ids; `cardinality` None allows every id that a table can have."""
     limit = cardinality or np.iinfo(np.int32).max - 1
 
     def parse(cells: Sequence[str]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Columns of CSV files: read once, parsed, and kept in a temporary file each."""
+"""Columns of CSV files, read once, parsed, and each kept in a temporary file."""
 
 import bisect
 import csv
@@ -17,16 +17,16 @@ import numpy as np
 from dlrm.data.sources.csv_cells import MOST_LISTED, BadCellError, Parser
 
 _LONGEST_LINE = 1 << 24  # characters
-_MOST_LINES = 100  # of a record; a stray pair of quotes makes one of all rows between them
+_MOST_LINES = 100  # lines of a record; a stray pair of quotes joins all rows between them
 
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """Describes how the records of a file are read.
+    """The format of a file's records.
 
     Attributes:
-        columns: their names; without them those of the header, or 0, 1, ...
-        header: whether the first line is one.
+        columns: names of the columns; by default those of the header, or 0, 1, ...
+        header: whether the first line is a header.
     """
 
     columns: Sequence[str] = ()
@@ -43,13 +43,13 @@ class CsvFormat:
 
         Args:
             path: plain, `.gz` or `.zst`.
-            problems: gets what is wrong with a row of its own, by line, a tab, and the row, whose
-                cells are then empty; None refuses the first.
+            problems: receives the problem of a row as a whole, by line, with a tab and the row,
+                whose cells are then empty; None raises the first.
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: not a text, a quote is not closed, a row spans more than 100 lines or has
-                another number of cells than there are columns.
+            ValueError: the file is not text, a quote is not closed, or a row spans more than 100
+                lines or has a wrong number of cells.
         """
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
@@ -87,7 +87,7 @@ class CsvFormat:
 
 
 def open_text(path: Path) -> io.TextIOBase:
-    """Opens a text file, plain, `.gz` or `.zst`; bytes that are no UTF-8 become surrogates."""
+    """Opens a text file, plain, `.gz` or `.zst`; bytes that are not UTF-8 become surrogates."""
     options: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "rb"), **options)
@@ -100,7 +100,7 @@ def open_text(path: Path) -> io.TextIOBase:
 
 
 def not_utf_8(line: str) -> str | None:
-    """Returns where a line has a byte that is no UTF-8, as `open_text` reads it; or None."""
+    """Returns the position of a byte that is not UTF-8, in a line from `open_text`, or None."""
     try:
         line.encode()
     except UnicodeEncodeError as error:
@@ -112,7 +112,7 @@ class Columns:
     """Parsed columns of a split, each in a file of its own.
 
     Args:
-        directory: where these files go; it must not exist.
+        directory: directory for these files; it must not exist.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -129,7 +129,7 @@ class Columns:
         """Parses the columns that `parsers` name; a later part must have as many rows.
 
         Raises:
-            ValueError: a column or a cell is wrong; file, line and column are named.
+            ValueError: a column or a cell is wrong; the message has file, line and column.
         """
         lines_name, first_rows, num_rows = f"lines of part {len(self._parts)}", [], 0
         for file in files:
@@ -169,14 +169,14 @@ class Columns:
         return np.fromfile(*self._stored[name]) if name in self._stored else np.empty(0)
 
     def where(self, name: str, row: int) -> str:
-        """Says in which file and line a row of a column stood."""
+        """Returns the file and line of a row of a column."""
         lines, first_rows, files = self._parts[self._part_of[name]]
         file = files[bisect.bisect_right(first_rows, row) - 1]
         return f"{file}, line {self.load(lines)[row]}, column {name}"
 
 
 def _lines(path: Path, file: Any, problems: dict[int, str] | None) -> Iterator[str]:
-    """Yields the lines of a file whose bytes that are no UTF-8 are surrogates."""
+    """Yields the lines of a file, with bytes that are not UTF-8 as surrogates."""
     for number in itertools.count(1):
         line = file.readline(_LONGEST_LINE)
         if not line:
@@ -192,7 +192,7 @@ def _lines(path: Path, file: Any, problems: dict[int, str] | None) -> Iterator[s
 
 
 def _records(path: Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yields the last line and the cells of each record; blank lines are none."""
+    """Yields the last line and the cells of each record, without blank lines."""
     line = 0
     try:
         for record in reader:

@@ -1,8 +1,8 @@
-"""Lines of raw logs to columns of numbers: natively where `dlrm/_host.so` loads, else with numpy.
+"""Parses lines of raw logs into columns of numbers, natively if `dlrm/_host.so` loads.
 
-A line is `label <tab> integers <tab> hexadecimal hashes`; it ends as lines of Unix or of Windows
-do. Fields that are empty, or that are cut off at the end of the line, are missing. Both parsers
-give the same numbers and stop at the same line; `benchmarks/preprocess.py` says how fast they are.
+A line is `label <tab> integers <tab> hexadecimal hashes`; it ends like lines of Unix or Windows.
+Fields that are empty, or absent at the end of the line, are missing. The native parser and numpy's
+give the same numbers and stop at the same line; `benchmarks/preprocess.py` times them.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from dlrm.data.sources.columns import (
 )
 from dlrm.limits import check_features
 
-LONGEST_LINE = 1 << 20  # bytes; a longer one is no line of a log, offline or served
+LONGEST_LINE = 1 << 20  # bytes; a longer line is refused, offline and when served
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class LogFormat:
 
     @property
     def num_columns(self) -> int:
-        """Fields of a line, with the label where there is one."""
+        """Fields of a line, with the label if there is one."""
         return self.labelled + self.num_features
 
     def describe(self, column: int) -> str:
-        """Says which field of a line a column is."""
+        """Describes the field of a line that a column is."""
         feature = column - self.labelled
         if feature < 0:
             return "column 0 (label)"
@@ -60,7 +60,7 @@ class LogFormat:
 
 
 class Lines(NamedTuple):
-    """Numbers of some lines: labels `[rows]`, False where there are none, and the columns."""
+    """Numbers of some lines: labels `[rows]`, False if there are none, and the columns."""
 
     labels: np.ndarray
     numerical: list[Parsed]
@@ -94,7 +94,7 @@ def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
     """Reads lines up to the first that cannot be read.
 
     Returns:
-        The lines before that one, and where in `text` it starts: None if all could be read.
+        The lines before that one, and its position in `text`; None if all are readable.
     """
     if native.host is None:
         return _parse_with_numpy(text, log_format)
@@ -165,7 +165,7 @@ def _parse_with_numpy(text: bytes, log_format: LogFormat) -> tuple[Lines, int | 
 
 
 def _find_fields(text: bytes, num_columns: int) -> tuple[TextColumn, int | None]:
-    """Returns the fields of lines, as `[columns, rows]`, and where the first bad line starts.
+    """Returns the fields of lines, as `[columns, rows]`, and the start of the first bad line.
 
     A bad line is empty or has too many fields; the fields are those of the lines before it.
     """

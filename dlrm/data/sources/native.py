@@ -1,7 +1,7 @@
 """The compiled host code, `dlrm/_host.so` of `csrc/host`: the log parser and the lookup of ids.
 
-The library has a plain C interface, so one file serves every Python; `triton/export.py` copies it
-into the model repository. Types and sizes are checked here, before a pointer is passed.
+The library has a plain C interface, so one file works with every Python; `triton/export.py` copies
+it into the model repository. Types and sizes are checked here, before pointers are passed.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class _Table(ctypes.Structure):
 class ParsedText(NamedTuple):
     """Numbers of the first `rows` lines; arrays have room for all lines, `[columns, lines]`.
 
-    `bad_at` is where the first line starts that cannot be read, or None.
+    `bad_at` is the start of the first unreadable line, or None.
     """
 
     labels: np.ndarray
@@ -54,10 +54,10 @@ class ParsedText(NamedTuple):
 
 
 class Tables:
-    """Tables of ids as the library takes them.
+    """Tables of ids in the form that the library takes.
 
     Args:
-        tables: hashes, ids and directory of each, as `IdLookup` has them; they are kept.
+        tables: hashes, ids and directory of each, as in `IdLookup`; references are kept.
     """
 
     def __init__(self, tables: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
@@ -115,9 +115,9 @@ class Host:
         """Parses fields `data[starts[column, row]:ends[column, row]]`: integers, then hashes.
 
         Returns:
-            The numbers as uint64 `[columns, rows]`, of which integers are to be viewed as int64;
-            which are missing; and `row * columns + column` of the first field that cannot be read,
-            after which there are no numbers, or None.
+            The numbers as uint64 `[columns, rows]`, with integers to be viewed as int64; a mask of
+            missing ones; and `row * columns + column` of the first unreadable field, after which
+            there are no numbers, or None.
         """
         columns, rows = starts.shape
         if not 0 <= num_numerical <= columns:
@@ -134,7 +134,7 @@ class Host:
     def look_up(
         self, values: np.ndarray, missing: np.ndarray, tables: Tables, output: np.ndarray
     ) -> None:
-        """Writes the ids of numbers `[rows]` in the first table; `output` has its type of ids."""
+        """Writes the ids of numbers `[rows]` in the first table, in the dtype of `output`."""
         rows = values.size
         if not output.flags.writeable:
             raise ValueError("look_up: expected an output that can be written")
@@ -195,7 +195,7 @@ def _view(hashes: np.ndarray, ids: np.ndarray, directory: np.ndarray) -> _Table:
 
 
 def _pointer(array: np.ndarray, dtype: np.dtype, size: int) -> int:
-    """Returns where an array's data is, once it is known to be what the library expects."""
+    """Returns a pointer to an array's data, after checking that the library accepts it."""
     if array.dtype != dtype or array.size != size or not array.flags.c_contiguous:
         raise ValueError(
             f"sizes do not fit: expected {size} of {dtype} in one piece, got "
@@ -213,4 +213,4 @@ def _load() -> tuple[Host | None, str]:
         return None, str(error)
 
 
-host, why_not = _load()  # None and the reason where numpy runs instead
+host, why_not = _load()  # None and the reason if numpy is used instead

@@ -6,26 +6,25 @@ import torch
 from dlrm.data.text.loader import NO_TOKEN, TextBatch
 
 KINDS = ("pretrain", "squad", "pairs")
-_MOST = 1024  # rows that are made; others are copies of them
+_MOST = 1024  # distinct rows; others are copies of them
 
 
 class GeneratedText:
-    """Random tokens, made on the host once; a row is copied out of them when it is read.
+    """Random tokens, made once on the host, from which rows are copied when they are read.
 
     Args:
-        kind: "pretrain" has masked tokens and whether B comes from elsewhere, "squad" spans, and
-            "pairs" labels.
+        kind: "pretrain" has masked tokens and next-sentence labels, "squad" spans, "pairs" labels.
         num_samples: number of rows; beyond 1,024, row i repeats row i modulo 1,024.
         length: tokens of a row with its padding, at least 8.
         vocab_size: ids are in [1, vocab_size), 0 where there is padding.
-        max_predictions: masked tokens of each row, at least 1; a row of fewer than twice as many
-            has half its tokens masked.
+        max_predictions: masked tokens of each row, at least 1; at most half of a row's tokens are
+            masked.
         num_labels: labels of "pairs" are in [0, num_labels).
-        seed: of everything.
-        lengths: "full" rows without padding, or "random" ones of 8 tokens at least.
+        seed: seed of all random numbers.
+        lengths: "full" rows without padding, or "random" ones of at least 8 tokens.
 
     Raises:
-        ValueError: an impossible value; it is named.
+        ValueError: a value is impossible; the message names it.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
 def _masked(
     random: np.random.Generator, own: np.ndarray, num_masked: np.ndarray, most: int, vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ascending positions of masked tokens, neither first nor last, and the tokens."""
+    """Returns ascending positions of masked tokens, neither first nor last, and the tokens."""
     made, length = len(own), int(own.max())
     keys = random.random((made, length))
     column = np.arange(length)

@@ -7,7 +7,7 @@ tokens_00000.bin    [rows, length + 2 predictions], little-endian uint16, or int
 rows_00000.bin      little-endian uint16 [rows, 4]: length, where B begins, number of masked tokens,
                     and whether B comes from elsewhere (1) or follows A (0)
 
-What a row does not use is 0. Where the manifest has `output_format` "hdf5", rows are in part_*.hdf5
+Unused entries of a row are 0. If the manifest has `output_format` "hdf5", rows are in part_*.hdf5
 instead, which `dlrm.data.text.pretraining.formats` reads.
 """
 
@@ -34,8 +34,8 @@ class Rows(NamedTuple):
     Attributes:
         ids: [CLS] A [SEP] B [SEP] and zeros, some tokens masked, `[rows, length]`.
         facts: `[rows, 4]`, by the columns LENGTH, SECOND, NUM_MASKED and LABEL.
-        masked_positions: ascending, then zeros, `[rows, predictions]`.
-        masked_ids: the tokens that were there, then zeros, `[rows, predictions]`.
+        masked_positions: ascending positions, then zeros, `[rows, predictions]`.
+        masked_ids: the original tokens at these positions, then zeros, `[rows, predictions]`.
     """
 
     ids: np.ndarray
@@ -50,7 +50,7 @@ def shard_files(directory: Path, shard: int) -> tuple[Path, Path]:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns what tokens of a vocabulary are stored as."""
+    """Returns the dtype that tokens of a vocabulary are stored in."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
 
 
@@ -84,12 +84,12 @@ def write_text_manifest(
     """Writes the manifest, last of all files.
 
     Args:
-        directory: where the shards are.
-        rows: of each shard.
+        directory: directory of the shards.
+        rows: rows of each shard.
         max_seq_length: tokens of a row.
-        max_predictions: masked tokens that a row has at most.
+        max_predictions: maximum masked tokens of a row.
         vocab_size: ids are less.
-        checksums: what `write_shard` returned.
+        checksums: results of `write_shard`.
         facts: further entries.
     """
     write_manifest(
@@ -105,7 +105,7 @@ def write_text_manifest(
 
 
 def read_text_manifest(directory: Path, allow_links: bool = False) -> dict[str, Any]:
-    """Returns the manifest of a dataset; its files may be links out of it only if `allow_links`.
+    """Returns the manifest of a dataset; only `allow_links` lets its files be links out of it.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file is missing.
@@ -131,10 +131,10 @@ class Shard(NamedTuple):
     """A shard of a dataset, mapped.
 
     Attributes:
-        path: of its tokens.
+        path: file of its tokens.
         facts: `[rows, 4]`, in memory.
         tokens: `[rows, length + 2 predictions]`.
-        checked: what compares the tokens' file with its checksum, where there is one to compare.
+        checked: compares the tokens' file with its checksum, if there is one.
     """
 
     path: Path
@@ -146,7 +146,7 @@ class Shard(NamedTuple):
         """Returns the tokens of rows.
 
         Raises:
-            ValueError: the file is damaged; it is named.
+            ValueError: the file is damaged; the message names it.
         """
         if self.checked:
             self.checked.touch_rows(rows, self.tokens.strides[0])
@@ -160,13 +160,13 @@ def open_shards(
 
     Args:
         directory: the dataset.
-        verifier: compares its files with their checksums.
+        verifier: verifier of its files.
         allow_links: whether they may be symbolic links out of the directory.
 
     Raises:
         FileNotFoundError: there is no manifest, or a file is missing.
-        ValueError: an entry of the manifest is missing or wrong, its shards are not those it has
-            files of, or a file has another size than the manifest says or is damaged.
+        ValueError: an entry of the manifest is missing or wrong, shards and files do not match, or
+            a file has another size or is damaged.
     """
     manifest = read_text_manifest(directory, allow_links)
     own = {

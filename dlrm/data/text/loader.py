@@ -1,4 +1,4 @@
-"""Token sequences for language models: batches, and the loader that cuts their padding off."""
+"""Token sequences for language models: batches, and the loader that trims their padding."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -10,28 +10,27 @@ from dlrm.data.prefetch import BatchedRows
 from dlrm.data.row_loader import RowLoader
 from dlrm.distributed import World
 
-_MULTIPLE = 8  # batches are cut to a multiple of it, as tensor cores like
-_OF_BATCHES, _IN_BATCH = 1, 2  # ends of keys: numpy takes [1, 2] and [1, 2, 0] for the same
-NO_TOKEN = -1  # in `masked_ids`: nothing is masked in this place
+_MULTIPLE = 8  # lengths of trimmed batches are multiples of it, for tensor cores
+_OF_BATCHES, _IN_BATCH = 1, 2  # ends of keys: numpy does not distinguish [1, 2] from [1, 2, 0]
+NO_TOKEN = -1  # in `masked_ids`: no masked token in this place
 
 
 class TextBatch(NamedTuple):
-    """A process's rows of a global batch; integers are as narrow as they were stored.
+    """A process's rows of a global batch; integers keep the dtypes they are stored in.
 
     Attributes:
         ids: tokens, `[rows, length]`, int32; [CLS] A [SEP] B [SEP] and padding.
         segments: 0 in A, 1 in B, `[rows, length]`, int8.
-        lengths: tokens of each row that are no padding, `[rows]`, int32.
+        lengths: tokens of each row without padding, `[rows]`, int32.
         indices: the source's number of each row, `[rows]`, int64.
-        labels: of the row, `[rows]`, int64: its class, or whether B comes from elsewhere.
-        spans: first and last token of an answer, `[rows, 2]`, int64; 0 and 0 where there is none.
-        masked_positions: of tokens to be predicted, `[rows, predictions]`, int32, 0 where fewer.
-        masked_ids: these tokens, `[rows, predictions]`, int32, NO_TOKEN where fewer.
+        labels: class of each row, or whether B is from another document, `[rows]`, int64.
+        spans: first and last token of an answer, `[rows, 2]`, int64; 0 and 0 if there is none.
+        masked_positions: positions of tokens to predict, `[rows, predictions]`, int32, then 0.
+        masked_ids: these tokens, `[rows, predictions]`, int32, then NO_TOKEN.
         global_size: rows of the global batch.
-        global_masked: tokens to be predicted in the global batch.
+        global_masked: number of tokens to predict in the global batch.
         padded: whether any row is shorter than `length`.
-        parts: of each part, when the batch is split in so many: its length, and whether any of its
-            rows is shorter.
+        parts: for each part of a split batch, its length, and whether any of its rows is shorter.
     """
 
     ids: Tensor
@@ -52,7 +51,7 @@ class TextBatch(NamedTuple):
         return TextBatch(*(function(v) if isinstance(v, Tensor) else v for v in self))  # type: ignore[arg-type]
 
     def split(self, parts: int) -> list["TextBatch"]:
-        """Cuts the rows in `parts`, or one a row where there are fewer; sizes differ by one."""
+        """Splits the rows into `parts`, or one per row if there are fewer; sizes differ by one."""
         bounds = _bounds(len(self.ids), parts)
         batches = [
             self.map(lambda tensor, a=a, b=b: tensor[a:b])._replace(parts=())  # type: ignore[misc]
@@ -69,7 +68,7 @@ class TextBatch(NamedTuple):
 
 
 def _bounds(rows: int, parts: int) -> list[int]:
-    """The first row of each part, and the end of the last."""
+    """Returns the first row of each part, and the end of the last."""
     parts = max(1, min(parts, rows))
     return [-(-rows * part // parts) for part in range(parts + 1)]
 
@@ -79,9 +78,9 @@ class TextSource(Protocol):
 
     Attributes:
         num_samples: number of rows.
-        length: tokens of a row with its padding.
-        lengths: tokens of each row without it, `[num_samples]`.
-        num_masked: tokens to be predicted in each row, `[num_samples]`; None: there are none.
+        length: tokens of a row with padding.
+        lengths: tokens of each row without padding, `[num_samples]`.
+        num_masked: number of tokens to predict in each row, `[num_samples]`; None for none.
     """
 
     num_samples: int
@@ -95,31 +94,32 @@ class TextSource(Protocol):
 
 
 class TextLoader(RowLoader[TextBatch]):
-    """Batches of a source, in a new order each epoch, read ahead by background threads.
+    """Batches of a source, in a new order each epoch, prefetched by background threads.
 
-    Rank r of W takes `World.part` of each batch and reads no others. What a batch holds depends on
-    the arguments, the epoch and its index alone.
+    Each rank reads only `World.part` of a batch. The content of a batch depends only on the
+    arguments, the epoch and its index.
 
     Args:
-        source: what to read.
+        source: rows to read.
         batch_size: rows of a global batch.
         shuffle: whether each epoch takes the rows in a new order.
-        drop_last: leave out the last batch of an epoch where it has fewer rows.
-        window: batches whose rows are sorted by length, so that those of a batch have about the
-            same: less padding. Rows of a batch are in a random order. 0 sorts nothing.
-        cut: cut batches after their longest row; else all have the source's length, as graphs
-            want it.
-        parts: micro-batches that a process's rows will be split in. If they are cut, these rows are
-            sorted by length, so that each micro-batch can be cut after its own longest row.
-        seed: of the order.
-        world: which rows are this process's, and the device on which batches are wanted.
-        depth: batches read ahead.
+        drop_last: leave out the last batch of an epoch if it has fewer rows.
+        window: number of batches within which rows are sorted by length, for less padding. Rows
+            within a batch are in random order. 0: no sorting.
+        cut: trim batches to their longest row; otherwise all have the source's length, as graphs
+            require.
+        parts: number of micro-batches that a process's rows will be split into. If batches are
+            trimmed, these rows are sorted by length, so that each micro-batch is trimmed to its own
+            longest row.
+        seed: seed of the order.
+        world: determines this process's rows, and the device of the batches.
+        depth: number of batches to prefetch.
 
     Attributes:
         num_samples: rows of an epoch, all ranks together.
 
     Raises:
-        ValueError: there is not one batch; the sizes are named.
+        ValueError: there is less than one batch; the message has the sizes.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class TextLoader(RowLoader[TextBatch]):
     def _of_like_length(self, order: np.ndarray, epoch: int) -> np.ndarray:
         """Sorts the rows of each window by length, and puts its batches in a random order.
 
-        The last batch stays where it is if it is short, since batches are of equal size.
+        A short last batch stays where it is, since batches are of equal size.
         """
         size = self._batches.batch_size
         of_window = size * self._window
@@ -173,12 +173,12 @@ class TextLoader(RowLoader[TextBatch]):
     def _by_length(self, windows: np.ndarray) -> np.ndarray:
         lengths = self.source.lengths[windows]
         if self.source.length < 1 << 16:
-            lengths = lengths.astype(np.uint16)  # which numpy sorts ten times as fast
+            lengths = lengths.astype(np.uint16)  # numpy sorts them ten times as fast
         return np.take_along_axis(windows, np.argsort(lengths, axis=1, kind="stable"), axis=1)
 
 
 def _permuted(windows: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
-    """Sorts the batches of each window, `[windows, batches * size]`, by keys of them."""
+    """Sorts the batches of each window, `[windows, batches * size]`, by their keys."""
     batches = windows.reshape(*keys.shape, size)
     order = np.argsort(keys, axis=1, kind="stable")
     return np.take_along_axis(batches, order[:, :, None], axis=1).reshape(windows.shape)
@@ -191,7 +191,7 @@ class Epoch(NamedTuple):
     batches: BatchedRows
     order: np.ndarray
     keys: tuple[int, int] | None
-    parts: int  # that batches are cut in by their lengths; 0 cuts nothing
+    parts: int  # micro-batches to trim batches for; 0: no trimming
     world: World
 
     def rows(self, index: int) -> np.ndarray:
@@ -199,12 +199,12 @@ class Epoch(NamedTuple):
         rows = self.order[slice(*self.batches.rows(index))]
         if self.keys is None:
             return rows
-        # They come sorted by length, and would give the last rank the longest ones.
+        # They are sorted by length, which would give the last rank the longest ones.
         mixed = np.random.SFC64([*self.keys, index, _IN_BATCH]).random_raw(len(rows))
         return rows[np.argsort(mixed, kind="stable")]
 
     def batch(self, index: int) -> TextBatch:
-        """Returns a batch, which depends on `index` and on nothing that was read before."""
+        """Returns a batch, which depends on `index` and not on earlier reads."""
         rows, source = self.rows(index), self.source
         own = rows[self.world.part(len(rows))]
         if self.parts > 1:
@@ -225,7 +225,7 @@ class Epoch(NamedTuple):
         )
 
     def _shape(self, lengths: np.ndarray) -> tuple[int, bool]:
-        """To what rows of these lengths are cut, and whether any is shorter."""
+        """Returns the length to trim rows of these lengths to, and whether any is shorter."""
         longest = int(lengths.max(initial=1))
         length = min(self.source.length, -(-longest // _MULTIPLE) * _MULTIPLE)
         return length, bool((lengths < length).any())

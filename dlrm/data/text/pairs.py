@@ -1,4 +1,4 @@
-"""Pairs of sentences with a class, as the Microsoft Research Paraphrase Corpus (MRPC) has them."""
+"""Pairs of sentences with a class, as in the Microsoft Research Paraphrase Corpus (MRPC)."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +17,12 @@ _SHOWN = 120  # characters of a wrong first line
 
 
 class Pairs(NamedTuple):
-    """Sentences of a file, and whether the two of a pair mean the same.
+    """Pairs of sentences of a file, and whether the two of a pair have the same meaning.
 
     Attributes:
-        first: one of each pair.
-        second: the other.
-        labels: 1 where they mean the same, else 0, int64; None: not known.
+        first: first sentence of each pair.
+        second: second sentence of each pair.
+        labels: 1 if they have the same meaning, else 0, int64; None if unknown.
     """
 
     first: list[str]
@@ -31,15 +31,14 @@ class Pairs(NamedTuple):
 
 
 def read_pairs(path: str | Path) -> Pairs:
-    """Returns the pairs of a tab-separated file with MRPC's columns, of which none is quoted.
+    """Returns the pairs of a tab-separated file with MRPC's columns, without quoting.
 
-    Its first line has their names: `COLUMNS`, or "index" for the first one where labels are not
-    known.
+    Its first line has their names: `COLUMNS`, or "index" as the first one if labels are unknown.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is not UTF-8, has other columns or no pair, or a line has another
-            number of fields or a label other than 0 and 1; file, line and what came are named.
+            number of fields or a label other than 0 and 1; the message has file, line and value.
     """
     path = Path(path)
     try:
@@ -72,19 +71,19 @@ def read_pairs(path: str | Path) -> Pairs:
 class SentencePairs:
     """Rows of [CLS] first [SEP] second [SEP] with a label: a `TextSource`.
 
-    Where a pair has more than `max_seq_length` - 3 tokens, the longer of the two loses its last
-    token until it fits, the second one where both are as long.
+    If a pair has more than `max_seq_length` - 3 tokens, the longer sentence, or else the second,
+    loses its last token until the pair fits.
 
     Args:
-        path: the file; see `read_pairs`, whose errors come, too.
-        tokenizer: makes tokens of it.
+        path: the file; see `read_pairs`, whose errors are raised as well.
+        tokenizer: tokenizer of the sentences.
         max_seq_length: tokens of a row.
 
     Attributes:
-        labels: of each row, `[num_samples]`, int64; None: not known.
+        labels: label of each row, `[num_samples]`, int64; None if unknown.
 
     Raises:
-        ValueError: an impossible length; flag and value are named.
+        ValueError: the length is impossible; the message names flag and value.
     """
 
     num_masked: np.ndarray | None = None
@@ -122,14 +121,14 @@ class SentencePairs:
 def accuracy_and_f1(labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
     """Returns `accuracy`, `f1` of class 1, and `accuracy_and_f1`, the mean of both.
 
-    F1 is 0 where class 1 is neither there nor predicted.
+    F1 is 0 if class 1 neither occurs nor is predicted.
 
     Args:
         labels: classes, `[rows]`, integers.
         predictions: classes that were predicted, `[rows]`, integers.
 
     Raises:
-        ValueError: they are not as many, or none; both numbers are named.
+        ValueError: their numbers differ or are 0; the message has both.
     """
     if len(labels) != len(predictions) or not len(labels):
         raise ValueError(
@@ -144,5 +143,5 @@ def accuracy_and_f1(labels: np.ndarray, predictions: np.ndarray) -> dict[str, fl
 
 
 def majority_baseline(labels: np.ndarray) -> dict[str, float]:
-    """Returns `accuracy_and_f1` of predicting the most frequent label, the least of several."""
+    """Returns `accuracy_and_f1` of predicting the most frequent label, or the lowest of several."""
     return accuracy_and_f1(labels, np.full_like(labels, np.bincount(labels).argmax()))

@@ -1,4 +1,4 @@
-"""SQuAD v1.1: questions about paragraphs, cut into windows; and answers made of a model's logits.
+"""SQuAD v1.1: questions about paragraphs, in windows, and answers from a model's logits.
 
 Rows are those of BERT's paper and program: [CLS] question [SEP] window [SEP], with a window of the
 context every `doc_stride` tokens. The answer is the best start and end in any of them.
@@ -22,28 +22,28 @@ from dlrm.data.text.wordpiece import Slices, Tokenizer
 from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
-_BREAKS = " \t\r\n\u202f"  # what stands between words of a context
+_BREAKS = " \t\r\n\u202f"  # characters between words of a context
 _NUM_BEST = 20  # starts and ends of a window that are paired
 _MAX_ANSWER_LENGTH = 30  # tokens
-_BLOCK = 1024  # windows whose pairs are looked at at once
+_BLOCK = 1024  # windows whose pairs are evaluated at once
 
 
 class Answer(NamedTuple):
-    """A text of a context, and the place of its first character there."""
+    """A text of a context, and the index of its first character there."""
 
     text: str
     start: int
 
 
 class Question(NamedTuple):
-    """A question, the paragraph it is about, and the answers that people gave.
+    """A question, its paragraph, and the answers that people gave.
 
     Attributes:
-        id: its name, which no other has.
+        id: its unique name.
         question: its text.
         context: the paragraph; questions about the same one share the string.
-        answers: of people; none where they are not known.
-        place: where it was read, for errors.
+        answers: answers of people; none if unknown.
+        place: its location in the file, for errors.
     """
 
     id: str
@@ -62,8 +62,8 @@ def read_squad(path: str | Path, with_answers: bool = True) -> list[Question]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no JSON, a field is missing or of another type, a context is empty or an
-            id is there twice; file and place are named.
+        ValueError: the file is not JSON, a field is missing or of another type, a context is empty
+            or an id occurs twice; the message names file and place.
     """
     path = Path(path)
     content = read_json(path, object)
@@ -131,27 +131,28 @@ def _field(record: Any, name: str, kind: type, place: str) -> Any:
 class SquadFeatures:
     """Windows of questions and contexts: a `TextSource`, with spans for training.
 
-    A span is the first and last token of the question's first answer, as tightly as tokens allow,
-    in the window's row; 0 and 0 where the window does not have all of it.
+    A span is the first and last token of the question's first answer, as tight as tokens allow, in
+    the window's row; 0 and 0 if the window does not contain all of it.
 
     Args:
-        questions: those that `read_squad` returns.
-        tokenizer: makes tokens of it.
+        questions: result of `read_squad`.
+        tokenizer: tokenizer of the texts.
         max_seq_length: tokens of a row.
-        doc_stride: tokens between the beginnings of two windows of a context.
-        max_query_length: tokens that are kept of a question.
-        training: whether spans are wanted.
+        doc_stride: tokens between the starts of two windows of a context.
+        max_query_length: maximum tokens of a question; the rest is cut off.
+        training: whether to compute spans.
 
     Attributes:
-        questions: those that were asked.
+        questions: the questions.
         question_of_window: index of each window's question, ascending, `[windows]`.
-        first_places: place of the first token of the context in each row, `[windows]`.
+        first_places: index of the first token of the context in each row, `[windows]`.
         window_starts: token of its context that each window begins with, `[windows]`.
         window_lengths: tokens of the context in each window, `[windows]`.
 
     Raises:
-        ValueError: impossible lengths, a context of no token, or for training a question without an
-            answer or with one that is not in its context; flag and value or the question are named.
+        ValueError: lengths are impossible, a context has no token, or in training a question has no
+            answer or one that is not in its context; the message names flag and value, or the
+            question.
     """
 
     num_masked: np.ndarray | None = None
@@ -267,7 +268,7 @@ def _check_answers(questions: Iterable[Question]) -> None:
 
 
 def _words_around(context: str, answer: Answer) -> tuple[int, int]:
-    """Returns first character, and the one after the last, of the words that an answer is in."""
+    """Returns the first character of an answer's words, and the one after the last."""
     begin = answer.start + len(answer.text) - len(answer.text.lstrip())
     end = answer.start + len(answer.text.rstrip())
     while begin and context[begin - 1] not in _BREAKS:
@@ -278,7 +279,7 @@ def _words_around(context: str, answer: Answer) -> tuple[int, int]:
 
 
 def _tightest(ids: list[int], first: int, stop: int, answer: list[int]) -> tuple[int, int]:
-    """Returns first and last of the tokens of [first, stop) that are the answer's, or of all."""
+    """Returns the first and last of the tokens [first, stop) that are the answer's, or of all."""
     for begin in range(first, stop - len(answer) + 1):
         if answer and ids[begin : begin + len(answer)] == answer:
             return begin, begin + len(answer) - 1
@@ -288,21 +289,20 @@ def _tightest(ids: list[int], first: int, stop: int, answer: list[int]) -> tuple
 def predict_answers(
     features: SquadFeatures, start_logits: np.ndarray, end_logits: np.ndarray
 ) -> dict[str, str]:
-    """Returns the answer to each question by its id, as it stands in the context.
+    """Returns the answer to each question by its id, as a text of the context.
 
-    Of every window the 20 best starts are paired with the 20 best ends. A pair counts where both
-    are tokens of the context, the window has more context around the start than others have, and
-    the answer has no more than 30 tokens. The pair with the greatest sum is the answer; a question
-    without one has the answer "".
+    Of every window the 20 best starts are paired with the 20 best ends. A pair counts if both are
+    tokens of the context, no other window has more context around the start, and the answer has at
+    most 30 tokens. The pair with the greatest sum is the answer; without a pair the answer is "".
 
     Args:
         features: the windows.
-        start_logits: of every place of every window, `[windows, length]`; what comes after a
-            window's own tokens is not looked at.
-        end_logits: the same of ends.
+        start_logits: logits of every token of every window, `[windows, length]`; those after a
+            window's own tokens are ignored.
+        end_logits: the same for ends.
 
     Raises:
-        ValueError: logits of another shape, or one that is NaN or infinite; they are named.
+        ValueError: logits have another shape, or one is NaN or infinite; the message names them.
     """
     shape = (features.num_samples, features.length)
     for name, logits in (("start", start_logits), ("end", end_logits)):
@@ -331,7 +331,7 @@ def _best_pairs(
     end_logits: np.ndarray,
     may_start: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns sum, start and end of the best pair of each window, -inf where there is none."""
+    """Returns sum, start and end of each window's best pair; the sum is -inf without a pair."""
     place = np.arange(features.length)
     used = place < features.lengths[rows][:, None]
     first = features.first_places[rows][:, None]
@@ -362,10 +362,10 @@ def _best_pairs(
 
 
 def _has_most_context(features: SquadFeatures) -> np.ndarray:
-    """Marks the places of a window that have their best context there, of the question's windows.
+    """Marks the tokens of a window with more context there than in the question's other windows.
 
-    That is the least of the tokens to its left and right, plus a hundredth of the window's length;
-    the first window has it where several are equal. `[windows, length]`, bool.
+    Context is the smaller number of tokens to the left and right, plus a hundredth of the window's
+    length; of equal windows, the first counts. `[windows, length]`, bool.
     """
     result = np.ones((features.num_samples, features.length), bool)
     counts = np.bincount(features.question_of_window)
@@ -385,7 +385,7 @@ def _has_most_context(features: SquadFeatures) -> np.ndarray:
 
 
 def _text(features: SquadFeatures, question: int, first: int, last: int) -> str:
-    """Returns what tokens are in the original context, with the marks that a letter lost."""
+    """Returns the text of tokens in the original context, including accents that they lost."""
     spans, context = features.token_spans(question), features.questions[question].context
     begin, end = int(spans[first, 0]), int(spans[last, 1])
     while end < len(context) and unicodedata.category(context[end]) == "Mn":
@@ -393,7 +393,7 @@ def _text(features: SquadFeatures, question: int, first: int, last: int) -> str:
     before = begin
     while before and unicodedata.category(context[before - 1]) in ("Mn", "Cf"):
         before -= 1
-    if not before or context[before - 1] in _BREAKS:  # else they belong to what precedes them
+    if not before or context[before - 1] in _BREAKS:  # else they belong to the letter before
         begin = before
     return context[begin:end]
 
@@ -403,8 +403,8 @@ def exact_match_and_f1(
 ) -> dict[str, float]:
     """Returns `exact_match` and `f1` in percent, by SQuAD's definitions.
 
-    Texts are compared in lower case, without punctuation, articles and superfluous spaces; F1 is
-    of their words. The best of a question's answers counts; one that is not in `answers` gets 0.
+    Texts are compared in lower case, without punctuation, articles and extra spaces; F1 is that of
+    their words. The best of a question's answers counts; a question not in `answers` gets 0.
 
     Raises:
         ValueError: there is no question, or one has no answer to compare with.

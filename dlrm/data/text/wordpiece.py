@@ -1,8 +1,8 @@
-"""WordPiece: texts to the token ids of a BERT vocabulary.
+"""WordPiece: converts texts to token ids of a BERT vocabulary.
 
-Texts are normalised as BERT does it (control characters go, CJK characters stand apart, letters
-become lower case without accents, punctuation is split off), and each word is cut greedily into the
-longest pieces that the vocabulary has. `tokenizers` (extra `text`) does the work.
+Texts are normalized like BERT's: control characters are removed, CJK characters and punctuation are
+split off, and letters become lower case without accents. Each word is then split greedily into the
+longest pieces in the vocabulary. `tokenizers` (extra `text`) does the work.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,16 +17,16 @@ from dlrm.documents import brief, read_bytes
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_VOCABULARY_BYTES = 1 << 26
-_BLOCK = 1024  # texts that are tokenized at once, so that few of their Python objects live
+_BLOCK = 1024  # texts tokenized at once, which limits the number of Python objects
 
 
 class Slices(NamedTuple):
     """Sequences of ids, stored in one array.
 
     Attributes:
-        ids: of all of them, int32.
-        starts: of each in `ids`, `[sequences]`, int64.
-        lengths: of each, `[sequences]`, int64.
+        ids: ids of all sequences, int32.
+        starts: index of each sequence in `ids`, `[sequences]`, int64.
+        lengths: length of each sequence, `[sequences]`, int64.
     """
 
     ids: np.ndarray
@@ -36,13 +36,13 @@ class Slices(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """The tokens of texts one after the other; `[i]` are the ids of text i.
+    """The concatenated tokens of texts; `[i]` returns the ids of text i.
 
     Attributes:
         ids: `[tokens]`, int32.
-        starts: of each text in `ids`, and the end of the last, `[texts + 1]`, int64.
+        starts: start of each text in `ids`, and the end of the last, `[texts + 1]`, int64.
         spans: first character of each token in its text and the one after its last, `[tokens, 2]`,
-            int32; None where they were not asked for.
+            int32; None if not requested.
     """
 
     ids: np.ndarray
@@ -57,18 +57,19 @@ class TokenizedTexts:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each text, `[texts]`."""
+        """Returns the number of tokens of each text, `[texts]`."""
         return np.diff(self.starts)
 
 
 class Tokenizer:
-    """Texts to ids; `load_tokenizer` makes it.
+    """Converts texts to ids; made by `load_tokenizer`.
 
-    Text that looks like a special token is text: `[SEP]` becomes the tokens of `[`, `sep` and `]`.
+    Text that looks like a special token is treated as text: `[SEP]` becomes the tokens of `[`,
+    `sep` and `]`.
 
     Attributes:
-        tokens: the vocabulary; a token's id is its place.
-        vocab_size: how many they are.
+        tokens: the vocabulary; a token's id is its index.
+        vocab_size: number of tokens.
         pad_id, unk_id, cls_id, sep_id, mask_id: ids of `SPECIAL_TOKENS`.
     """
 
@@ -92,11 +93,12 @@ class Tokenizer:
         """Returns the tokens of texts, without special ones.
 
         Args:
-            texts: what to tokenize; they are taken a few thousand at a time, on all cores.
-            spans: whether the tokens' characters are wanted, too.
+            texts: texts to tokenize, a few thousand at a time, on all cores.
+            spans: whether to return the tokens' characters as well.
 
         Raises:
-            ValueError: a text has half of a surrogate pair, which is no character; it is named.
+            ValueError: a text has half of a surrogate pair, which is not a character; the message
+                names it.
         """
         encode = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
         ids: list[np.ndarray] = []
@@ -126,7 +128,7 @@ class Tokenizer:
 
         Args:
             first: segment 0 of each row.
-            second: segment 1 of each row; with `first` and three tokens at most `length`.
+            second: segment 1 of each row; both, with three special tokens, have at most `length`.
             length: tokens of a row.
 
         Returns:
@@ -155,9 +157,9 @@ def load_tokenizer(
 
     Args:
         vocab_file: the file.
-        lower_case: make letters lower case and take their accents away.
-        vocab_size: ids that the model knows, if that is to be checked.
-        max_word_chars: a longer word is [UNK]; Google's program has 200, transformers 100.
+        lower_case: convert text to lower case and strip accents.
+        vocab_size: number of the model's ids, to be checked; None checks nothing.
+        max_word_chars: longer words are [UNK]; 200 in Google's program, 100 in transformers.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -223,7 +225,7 @@ def _check_characters(texts: list[str]) -> None:
 
 
 def _gather(slices: Slices) -> np.ndarray:
-    """Returns the ids of all sequences, one sequence after the other."""
+    """Returns the ids of all sequences, concatenated."""
     before = np.cumsum(slices.lengths) - slices.lengths
     places = np.repeat(slices.starts - before, slices.lengths)
     return slices.ids[places + np.arange(len(places))]

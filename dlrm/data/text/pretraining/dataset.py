@@ -51,23 +51,24 @@ def open_pretraining(
 
     Args:
         path_or_paths: a dataset that `write_shards` wrote, an HDF5 file or a PopART file; a folder
-            of such files; or several of these.
+            of such files; or several of them.
         data_format: "shards" (ours), "hdf5" (NVIDIA's and Gaudi's), "popart" (Graphcore's binary
             records), or "auto": one of the first two. HDF5 files are read into memory.
-        max_seq_length: tokens of a row; None: as in the first file. PopART's files do not say it.
-        max_predictions: masked tokens that a row has at most; None: as in the first file. PopART's
-            files do not say it.
-        pad_to_seq_length: whether rows of fewer tokens and predictions are padded to these.
-        vocab_size: of the model; None: of the dataset, where it is known.
-        unknown_id: replaces tokens outside of the vocabulary, which then are never to be predicted,
-            as Graphcore's models with a smaller vocabulary want it; None: they are errors.
-        verify_data: when our files are compared with their checksums; see `Verifier`.
+        max_seq_length: tokens per row; None: those of the first file. PopART's files do not state
+            it.
+        max_predictions: maximum masked tokens per row; None: that of the first file. PopART's files
+            do not state it.
+        pad_to_seq_length: whether to pad rows of fewer tokens and predictions to these.
+        vocab_size: vocabulary size of the model; None: that of the dataset, if known.
+        unknown_id: id that replaces tokens outside the vocabulary, which then are never predicted,
+            as for Graphcore's models with a smaller vocabulary; None: they are errors.
+        verify_data: whether and when to compare our files with their checksums; see `Verifier`.
         allow_links: whether files of a folder may be symbolic links out of it.
 
     Raises:
         FileNotFoundError: a file or a manifest is missing.
-        ValueError: a file is damaged, or of other sizes, and is named; or h5py is not installed
-            for HDF5. Tokens outside of the vocabulary are found by `read`.
+        ValueError: a file is damaged or has other sizes, and the message names it; or h5py, for
+            HDF5, is not installed. `read` finds tokens outside the vocabulary.
     """
     if data_format not in DATA_FORMATS:
         raise ValueError(
@@ -103,7 +104,7 @@ def _open(
     verify_data: str,
     allow_links: bool,
 ) -> tuple[list[_Part], list[int]]:
-    """The parts of a path, and its vocabulary's size if that is known."""
+    """Returns the parts of a path, and its vocabulary's size if known."""
     if kind == "shards":
         manifest, shards = open_shards(
             path, Verifier(path, KIND, verify_data, allow_links), allow_links
@@ -157,11 +158,11 @@ class PretrainingDataset:
 
     Attributes:
         num_samples: number of rows.
-        length: tokens of a row with its padding.
-        max_predictions: masked tokens that a row has at most.
+        length: tokens of a row with padding.
+        max_predictions: maximum masked tokens of a row.
         lengths: tokens of each row without padding, `[num_samples]`, uint16.
         num_masked: masked tokens of each row, `[num_samples]`, uint16.
-        vocab_size: ids are less; None: that is not checked.
+        vocab_size: upper limit of ids, exclusive; None is unchecked.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class PretrainingDataset:
             )
 
     def _num_known(self, part: _Part) -> np.ndarray:
-        """Masked tokens of each row that are in the vocabulary."""
+        """Returns the number of masked tokens of each row that are in the vocabulary."""
         counts = part.shard.facts[:, NUM_MASKED].copy()
         for start in range(0, len(counts), _BLOCK):
             rows = np.arange(start, min(start + _BLOCK, len(counts)))
@@ -224,8 +225,8 @@ class PretrainingDataset:
         """Returns rows; see `TextSource.read`.
 
         Raises:
-            ValueError: a token is outside of the vocabulary, or a masked one outside of its row;
-                file and row are named.
+            ValueError: a token is outside the vocabulary, or a masked one outside its row; the
+                message names file and row.
         """
         rows = np.asarray(rows, np.int64)
         count, facts = len(rows), self._facts[rows].astype(np.int32)
@@ -265,7 +266,7 @@ class PretrainingDataset:
         positions: np.ndarray,
         masked: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Refuses or replaces tokens outside of the vocabulary."""
+        """Refuses or replaces tokens outside the vocabulary."""
         assert self.vocab_size is not None
         if max(ids.max(initial=0), masked.max(initial=0)) < self.vocab_size:
             return ids, positions, masked

@@ -1,6 +1,6 @@
-"""Pre-training rows in the files of others: NVIDIA's and Gaudi's HDF5, Graphcore's PopART binary.
+"""Pre-training rows in foreign files: NVIDIA's and Gaudi's HDF5, Graphcore's PopART binary.
 
-Each is opened as shards of `dlrm.data.text.layout`, so that whatever comes after knows one form.
+Each is opened as shards of `dlrm.data.text.layout`, so that later steps deal with one form.
 """
 
 import math
@@ -28,20 +28,20 @@ _WORD = np.dtype("<i4")
 
 
 def is_hdf5(path: Path) -> bool:
-    """Returns whether a file begins as HDF5 does."""
+    """Returns whether a file begins like HDF5."""
     with open(path, "rb") as file:
         return file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
 
 
 def open_hdf5(path: Path) -> tuple[Shard, int, int]:
-    """Reads a file of NVIDIA's or Gaudi's into memory, in which a row takes less than compressed.
+    """Reads a file of NVIDIA or Gaudi into memory, where a row takes less than in the file.
 
     Returns:
-        The rows, the tokens of one, and the masked tokens that one has at most.
+        The rows, the tokens per row, and the maximum masked tokens per row.
 
     Raises:
         ValueError: h5py is not installed, a field is missing or has another shape, or a row is not
-            tokens and then padding; the file, and the row, are named.
+            tokens followed by padding; the message names the file and the row.
     """
     try:
         with _h5py().File(path, "r") as file:
@@ -92,7 +92,7 @@ def _fields(file: Any, path: Path) -> dict[str, Any]:
 
 
 def _check_stored(fields: dict[str, Any], path: Path) -> None:
-    """Raises ValueError where a file claims more rows than its bytes can be."""
+    """Raises ValueError if a file claims more rows than its bytes can hold."""
     for name, field in fields.items():
         if field.is_virtual or field.external:
             raise ValueError(f"{path}: {name}: expected rows in the file, got those of others")
@@ -116,7 +116,7 @@ def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> Rows:
             f"{path}: row {part.start + row}: expected tokens of at least 0 and then padding, got "
             f"input_mask {mask[row].tolist()} of input_ids {ids[row].tolist()}"
         )
-    # Positions end with zeros: there is [CLS], which is never masked.
+    # Positions end with zeros: position 0 is [CLS], which is never masked.
     num_masked = np.cumprod(positions != 0, axis=1).sum(axis=1)
     unused = np.arange(positions.shape[1]) >= num_masked[:, None]
     masked[unused] = 0
@@ -172,7 +172,7 @@ def _second(in_b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _check_range(facts: np.ndarray, path: Path, start: int) -> None:
-    """Refuses what would not survive being stored as uint16, and labels of no class."""
+    """Refuses values beyond uint16, and labels of no class."""
     wrong = ((facts < 0) | (facts > MAX_LENGTH)).any(axis=1) | (facts[:, 3] > 1)
     if wrong.any():
         row = int(wrong.argmax())
@@ -183,14 +183,14 @@ def _check_range(facts: np.ndarray, path: Path, start: int) -> None:
 
 
 class PopartShard(NamedTuple):
-    """A file of PopART records, mapped; each record's tokens are put where they belong when read.
+    """A file of PopART records, mapped; reading puts each record's tokens into order.
 
     A record is 3 S + M + 3 words: ids, positions and segments of S slots each, the number of masked
-    tokens, the slot after the last that is used, the M tokens that were masked, and the label. The
+    tokens, the slot after the last one used, the M tokens that were masked, and the label. The
     masked tokens are in the first slots, the others from slot M on.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         facts: `[rows, 4]`.
         records: `[rows, 3 S + M + 3]`.
         length: S.
@@ -204,12 +204,12 @@ class PopartShard(NamedTuple):
     predictions: int
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Returns rows as they are in our shards."""
+        """Returns rows in the form of our shards."""
         fields = _popart_fields(self.records[rows], self.length, self.predictions)
         unscrambled = np.full((len(rows), self.length), -1, _WORD)
         row, slot = np.nonzero(fields.used)
         unscrambled[row, fields.positions[row, slot]] = fields.ids[row, slot]
-        filled = np.count_nonzero(unscrambled >= 0, axis=1)  # fewer where positions are alike
+        filled = np.count_nonzero(unscrambled >= 0, axis=1)  # fewer if positions repeat
         _check_popart(fields, filled != self.facts[rows, LENGTH], self.path, rows)
         np.maximum(unscrambled, 0, out=unscrambled)
         unused = np.arange(self.predictions) >= fields.num_masked[:, None]
@@ -239,11 +239,11 @@ def _popart_fields(records: np.ndarray, length: int, predictions: int) -> _Popar
 
 
 def open_popart(path: Path, length: int, predictions: int) -> PopartShard:
-    """Opens a file of PopART records, and reads through it once.
+    """Opens a file of PopART records, and reads it once.
 
     Raises:
-        ValueError: the file is not a whole number of such records, or a record is none; file and
-            row are named.
+        ValueError: the file is not a whole number of such records, or a record is invalid; the
+            message names file and row.
     """
     if not 1 <= predictions <= length <= MAX_LENGTH:
         raise ValueError(
@@ -278,7 +278,7 @@ def _popart_facts(block: _Popart, path: Path, start: int, length: int) -> np.nda
     lengths = np.where(used, block.positions, -1).max(axis=1) + 1
     in_b = used & (block.segments == 1)
     second = np.minimum(np.where(in_b, block.positions, length).min(axis=1), lengths)
-    wrong |= lengths != used.sum(axis=1)  # that none is there twice is seen when they are read
+    wrong |= lengths != used.sum(axis=1)  # reading finds repeated ones
     segments = block.positions >= second[:, None]
     wrong |= (used & (block.segments != segments)).any(axis=1)
     _check_popart(block, wrong, path, np.arange(start, start + len(wrong)))

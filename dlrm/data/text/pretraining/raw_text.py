@@ -1,9 +1,9 @@
-"""Text files to sentences that know their document.
+"""Splits text files into sentences, with their documents.
 
-"sentences": a sentence a line, and a blank line between documents.
-"wikitext": as WikiText has it, a paragraph a line. A heading of the first level (` = Title = `)
-begins a document and other headings are left out; a paragraph is cut after ` . `, ` ! ` and ` ? `,
-and ` @-@ `, ` @,@ ` and ` @.@ ` become the characters that they stand for.
+"sentences": one sentence per line, and a blank line between documents.
+"wikitext": as in WikiText, one paragraph per line. A heading of the first level (` = Title = `)
+begins a document and other headings are left out; a paragraph is split after ` . `, ` ! ` and ` ?
+`, and ` @-@ `, ` @,@ ` and ` @.@ ` become the characters that they stand for.
 
 A document ends with its file.
 """
@@ -27,8 +27,8 @@ class Sentences(NamedTuple):
 
     Attributes:
         texts: the sentences.
-        documents: the number of each one's document, ascending.
-        bytes_read: of the files, up to here.
+        documents: number of each sentence's document, ascending.
+        bytes_read: bytes of the files read so far.
     """
 
     texts: list[str]
@@ -37,7 +37,7 @@ class Sentences(NamedTuple):
 
 
 def text_files(paths: list[Path]) -> list[Path]:
-    """Returns files, and those in folders and their folders, hidden ones left out, by name.
+    """Returns files, and those in directories and below, without hidden ones, by name.
 
     Raises:
         FileNotFoundError: a path does not exist, or a folder has no files.
@@ -48,7 +48,7 @@ def text_files(paths: list[Path]) -> list[Path]:
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file or directory")
         if not path.is_dir():
-            if not path.is_file():  # which would be waited for
+            if not path.is_file():  # opening a pipe would wait
                 raise ValueError(f"{path}: expected a regular file or a folder")
             found.append(path)
             continue
@@ -65,11 +65,11 @@ def text_files(paths: list[Path]) -> list[Path]:
 def read_sentences(
     files: list[Path], text_format: str = "sentences", block_bytes: int = 1 << 20
 ) -> Iterator[Sentences]:
-    """Yields the sentences of files, plain or compressed by gzip, in blocks of about so many bytes.
+    """Yields the sentences of files, plain or gzip, in blocks of about the given bytes.
 
     Raises:
-        ValueError: a file is not UTF-8 or has a line of 4 MiB, and the line is named, or is not
-            whole.
+        ValueError: a file is truncated, is not UTF-8 or has a line of 4 MiB; the message names the
+            line.
     """
     parse = _PARSERS[text_format]
     texts: list[str] = []
@@ -109,7 +109,7 @@ def _lines(path: Path, raw: IO[bytes]) -> Iterator[str]:
 
 
 def _sentence_a_line(line: str) -> tuple[list[str], bool]:
-    """Sentences of a line, and whether a document begins with it."""
+    """Returns the sentences of a line, and whether a document begins with it."""
     text = line.strip()
     return ([text], False) if text else ([], True)
 

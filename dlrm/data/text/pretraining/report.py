@@ -24,12 +24,12 @@ class Bars:
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """Ends the last one."""
+        """Ends the last bar."""
         self._bar.close()
 
 
 def summary_text(summary: TextSummary, seconds: float) -> str:
-    """Returns what the command prints at the end."""
+    """Returns the text that the command prints at the end."""
     read = f"{summary.files:,} file{'s' * (summary.files != 1)}"
     if summary.documents:
         read += (

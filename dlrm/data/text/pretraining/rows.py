@@ -1,10 +1,11 @@
-"""Documents to the rows of BERT's pre-training: pairs of segments, and masked tokens.
+"""Makes BERT's pre-training rows from documents: pairs of segments, and masked tokens.
 
-The procedure is that of Devlin et al., 2019, appendix A.2, as Google's, NVIDIA's and Graphcore's
-programs have it. Everything is a function of its arguments: random numbers are keyed by the seed
-and by their purpose, and are those that Python and numpy guarantee across versions.
+The procedure is that of Devlin et al., 2019, appendix A.2, as in Google's, NVIDIA's and Graphcore's
+programs. All functions are pure: random numbers are keyed by the seed and by their purpose, and are
+those that Python and numpy guarantee across versions.
 
-A pair is made of places in the tokens of all documents, and rows are filled for many pairs at once.
+A pair is a set of indices into the tokens of all documents, and rows are filled for many pairs at
+once.
 """
 
 from bisect import bisect_left
@@ -19,18 +20,18 @@ from dlrm.data.text.wordpiece import Slices, Tokenizer
 
 A_BEGIN, A_END, B_BEGIN, B_END, IS_RANDOM = range(5)  # columns of pairs
 _NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
-_PAIRS, _MASKS = 1, 2  # what random numbers are for
-_SHARE_MASK, _SHARE_KEPT = 0.8, 0.1  # of the tokens to be predicted; the rest become random ones
+_PAIRS, _MASKS = 1, 2  # purposes of random numbers
+_SHARE_MASK, _SHARE_KEPT = 0.8, 0.1  # of the tokens to predict; the rest become random ones
 
 
 class Documents(NamedTuple):
     """Documents of sentences of tokens.
 
     Attributes:
-        tokens: of all sentences, one after the other, `[tokens]`.
-        sentences: where each begins in `tokens`, and the end of the last, `[sentences + 1]`, int64;
-            none is empty.
-        documents: which sentence each begins with, and the end of the last, `[documents + 1]`,
+        tokens: tokens of all sentences, concatenated, `[tokens]`.
+        sentences: start of each sentence in `tokens`, and the end of the last, `[sentences + 1]`,
+            int64; none is empty.
+        documents: first sentence of each document, and the end of the last, `[documents + 1]`,
             int64; none is empty.
     """
 
@@ -41,17 +42,17 @@ class Documents(NamedTuple):
 
 @dataclass(frozen=True)
 class RowConfig:
-    """Configures how documents become rows; the fields are the flags of the same names.
+    """The lengths, shares and seed of rows; field names are those of the flags.
 
     Attributes:
-        max_seq_length: tokens of a row.
-        max_predictions_per_seq: masked tokens that a row has at most.
-        masked_lm_prob: share of a row's tokens that are masked.
-        short_seq_prob: how often a document is cut into shorter rows than would fit.
+        max_seq_length: tokens per row.
+        max_predictions_per_seq: maximum masked tokens per row.
+        masked_lm_prob: share of a row's tokens to mask.
+        short_seq_prob: probability of cutting a document into shorter rows than would fit.
         seed: of everything random.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     max_seq_length: int = 128
@@ -70,7 +71,7 @@ class RowConfig:
                 "--max_predictions_per_seq: expected 1 to --max_seq_length - 3 = "
                 f"{self.max_seq_length - _NUM_SPECIAL}, got {self.max_predictions_per_seq}"
             )
-        if not 0 < self.masked_lm_prob <= 0.5:  # of more, a row of five tokens has not enough
+        if not 0 < self.masked_lm_prob <= 0.5:  # with more, five tokens are too few
             raise ValueError(f"--masked_lm_prob: expected (0, 0.5], got {self.masked_lm_prob}")
         if not 0 <= self.short_seq_prob <= 1:
             raise ValueError(f"--short_seq_prob: expected [0, 1], got {self.short_seq_prob}")
@@ -83,19 +84,20 @@ def segment_pairs(
 ) -> np.ndarray:
     """Cuts documents into pairs of segments, which together fill a row or are shorter.
 
-    Of consecutive sentences that fill a row, the first few are A. In half the pairs, and where A is
-    all of them, B comes from another document, and what follows A is used again; else B is that.
+    Of consecutive sentences that fill a row, the first few are A. In half the pairs, and if A has
+    all of them, B comes from another document, and the sentences after A are used again. Otherwise
+    B is these sentences.
 
     Args:
-        documents: all of them, at least two.
+        documents: all documents, at least two.
         first: the first document to cut.
-        last: the one after the last.
-        repetition: counted from 0; each cuts the documents in another way.
-        config: of lengths and seed.
+        last: the document after the last one to cut.
+        repetition: number from 0; each cuts the documents differently.
+        config: lengths and seed.
 
     Returns:
-        Where A and B begin and end in the tokens, and whether B is from elsewhere, `[pairs, 5]`,
-        int64.
+        Start and end of A and of B in the tokens, and whether B is from another document, `[pairs,
+        5]`, int64.
     """
     sentences = memoryview(np.ascontiguousarray(documents.sentences))  # type: ignore[arg-type]
     starts = memoryview(np.ascontiguousarray(documents.documents))  # type: ignore[arg-type]
@@ -157,7 +159,7 @@ def _excess(a: int, b: int, most: int) -> tuple[int, int]:
 
 
 def _cut_ends(segment: tuple[int, int], number: int, random) -> tuple[int, int]:
-    """Takes so many tokens away, each from the front or the back by the throw of a coin."""
+    """Removes a number of tokens, each from the front or the back at random."""
     from_front, left = 0, number
     while left > 0:
         coins = min(left, 32)
@@ -172,11 +174,11 @@ def make_rows(
     """Fills rows with pairs and masks their tokens.
 
     Args:
-        tokens: of all documents.
-        pairs: from `segment_pairs`, in any order.
-        tokenizer: for its special tokens, and the vocabulary that random tokens come from.
-        config: of lengths, shares and seed.
-        part: another number for each call, so that each has random numbers of its own.
+        tokens: tokens of all documents.
+        pairs: results of `segment_pairs`, in any order.
+        tokenizer: source of special tokens and of random ones.
+        config: lengths, shares and seed.
+        part: a different number for each call, so that each has its own random numbers.
     """
     a, b = (
         Slices(tokens, pairs[:, begin], pairs[:, end] - pairs[:, begin])
@@ -201,7 +203,7 @@ def make_rows(
 
 
 def masked_count(lengths: np.ndarray, config: RowConfig) -> np.ndarray:
-    """Returns how many tokens are masked in rows of so many, special ones counted."""
+    """Returns the numbers of masked tokens in rows of given lengths, which include special ones."""
     share = np.rint(lengths * config.masked_lm_prob).astype(np.int64)
     return np.minimum(config.max_predictions_per_seq, np.maximum(1, share))
 
@@ -213,7 +215,7 @@ def _positions(
     num_masked: np.ndarray,
     config: RowConfig,
 ) -> np.ndarray:
-    """Random places of tokens that are not special, ascending; those after `num_masked` are any."""
+    """Returns random ascending positions of ordinary tokens; any after the first `num_masked`."""
     place = np.arange(config.max_seq_length)
     special = (place == 0) | (place == a_lengths[:, None] + 1) | (place >= lengths[:, None] - 1)
     keys = random.random_raw(special.size).reshape(special.shape)

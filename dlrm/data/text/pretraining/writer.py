@@ -1,9 +1,9 @@
-"""Raw text to datasets of pre-training rows; `rows` says how rows are made.
+"""Writes datasets of pre-training rows from raw text; the module `rows` makes the rows.
 
-Texts are tokenized once, into files that all processes map. Of these, each repetition is cut into
-pairs of segments; all pairs are put into a random order, and each shard is filled from its part of
-it. Whatever is done in parallel has random numbers of its own, so that any number of processes
-writes the same bytes. Rows that others prepared are only converted, a file to a shard.
+Texts are tokenized once, into files that all processes map. Each repetition cuts these into pairs
+of segments; all pairs are put into a random order, and each shard is filled from its part of it.
+Parallel tasks have their own random numbers, so that any number of processes writes the same bytes.
+Rows prepared by other programs are only converted, one file to one shard.
 """
 
 import shutil
@@ -46,20 +46,20 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class PretrainingTextConfig(RowConfig):
-    """Configures a dataset made from raw text; the fields are the flags of the same names.
+    """The options of a dataset made from raw text; field names are those of the flags.
 
     Attributes:
-        vocab_file: WordPiece vocabulary, a token a line.
-        lower_case: make letters lower case and take their accents away.
-        dupe_factor: how often each document is cut and masked, in another way each time.
-        input_format: "sentences" or "wikitext" (see `raw_text`), or prepared rows: "hdf5"
-            as NVIDIA and Habana have them, or Graphcore's "popart", of these lengths.
-        output_format: "shards", which training maps, or "hdf5" as NVIDIA's programs read it.
-        num_shards: files to write; None: one for 262,144 rows, or one for a file of prepared rows.
-        processes: that work at a time; the bytes are the same at any number.
+        vocab_file: WordPiece vocabulary, one token per line.
+        lower_case: convert text to lower case and strip accents.
+        dupe_factor: number of times that each document is cut and masked, each time differently.
+        input_format: "sentences" or "wikitext" (see `raw_text`), or prepared rows: NVIDIA's and
+            Habana's "hdf5", or Graphcore's "popart", of these lengths.
+        output_format: "shards", which training maps, or "hdf5" for NVIDIA's programs.
+        num_shards: number of files; None: one per 262,144 rows, or one per file of prepared rows.
+        processes: number of processes, which does not affect the bytes.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     vocab_file: str = ""
@@ -89,23 +89,23 @@ class PretrainingTextConfig(RowConfig):
 
     @property
     def is_text(self) -> bool:
-        """Is True if the input is text."""
+        """Returns whether the input is text."""
         return self.input_format in TEXT_FORMATS
 
 
 class TextSummary(NamedTuple):
-    """Counts of what was read and written.
+    """Counts of the data read and written.
 
     Attributes:
-        files: that were read.
-        documents: in them; 0 of prepared rows, as are the next two.
-        sentences: in them.
-        tokens: in them.
-        rows: that were written.
-        masked_tokens: in these.
-        random_share: of them, where B is from another document.
-        padding_share: of all their places.
-        shards: files that were written.
+        files: files read.
+        documents: documents in them; 0 for prepared rows, like the next two.
+        sentences: sentences in them.
+        tokens: tokens in them.
+        rows: rows written.
+        masked_tokens: masked tokens in them.
+        random_share: share of rows in which B is from another document.
+        padding_share: share of padding among their tokens.
+        shards: files written.
     """
 
     files: int
@@ -125,19 +125,19 @@ def write_shards(
     output: str | Path,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> TextSummary:
-    """Writes a dataset of pre-training rows, which appears when it is whole.
+    """Writes a dataset of pre-training rows, which appears when it is complete.
 
     Args:
-        config: how.
-        source: a text file, a folder of them, or several.
+        config: the options.
+        source: a text file, a directory of files, or several of these.
         output: the directory; an earlier dataset there is replaced.
-        on_progress: called with "tokenize" and bytes, "cut" and documents, "write" and rows, or
-            "convert" and files that are done, and how many there are.
+        on_progress: called with a stage, the amount done and the total: "tokenize" and bytes, "cut"
+            and documents, "write" and rows, or "convert" and files.
 
     Raises:
         FileNotFoundError: a file is missing.
-        FileExistsError: something stands at `output` that may not be replaced.
-        ValueError: a file is not UTF-8 or not whole, or of other lengths; the vocabulary lacks a
+        FileExistsError: `output` exists and may not be replaced.
+        ValueError: a file is not UTF-8, is truncated or has other lengths; the vocabulary lacks a
             special token; there are fewer than two documents, or fewer rows than shards.
         ChildProcessError: a process was killed.
     """
@@ -188,7 +188,7 @@ class _Task(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _tokenizer(vocab_file: str, lower_case: bool, crc: str) -> Tokenizer:
-    """The vocabulary, read once in each process; `crc` tells it from an earlier one of the name."""
+    """Returns the tokenizer, read once per process; `crc` detects another file of the same name."""
     return load_tokenizer(vocab_file, lower_case)
 
 
@@ -198,7 +198,7 @@ class _Block(NamedTuple):
 
 
 def _encode(block: _Block) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Tokens; those of each sentence that has any, and its document; bytes read."""
+    """Returns tokens, their number and document for each sentence with any, and the bytes read."""
     tokenizer, sentences = block.task.tokenizer, block.sentences
     encoded = tokenizer.encode(sentences.texts)
     kept = encoded.lengths > 0
@@ -210,7 +210,7 @@ def _encode(block: _Block) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
 def _tokenize(
     task: _Task, files: list[Path], in_order: InOrder, on_progress: OnProgress
 ) -> Documents:
-    """Writes the tokens of all files, and where sentences and documents begin."""
+    """Writes the tokens of all files, and the starts of sentences and documents."""
     total = sum(file.stat().st_size for file in files)
     blocks = (_Block(task, block) for block in read_sentences(files, task.config.input_format))
     num_tokens = num_sentences = 0
@@ -255,7 +255,7 @@ def _cut(
     task: _Task, documents: Documents, in_order: InOrder, on_progress: OnProgress
 ) -> np.ndarray:
     """Returns the pairs of all repetitions in their final order."""
-    starts = documents.sentences[documents.documents]  # the first token of each document
+    starts = documents.sentences[documents.documents]  # first token of each document
     count = len(starts) - 1
     edges = np.searchsorted(starts, np.arange(0, starts[-1], _TASK_TOKENS)).tolist()
     edges = sorted({*edges, count})
@@ -405,7 +405,7 @@ def _blocks_of(file: _File, shard: Shard | PopartShard) -> Iterator[Rows]:
 def _totals(
     config: PretrainingTextConfig, written: list[_Written]
 ) -> tuple[int, int, float, float, int]:
-    """The last fields of `TextSummary`."""
+    """Returns the last fields of `TextSummary`."""
     rows, tokens, masked, random = (sum(column) for column in list(zip(*written, strict=True))[1:])
     if not rows:
         raise ValueError("expected rows, found none in any file")
