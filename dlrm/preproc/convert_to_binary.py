@@ -1,14 +1,14 @@
-"""Turns Parquet that is transformed already into a dataset.
+"""Turns Parquet files with transformed values into a dataset.
 
     python -m dlrm.preproc.convert_to_binary --source PARQUET --output DATASET
 
-PARQUET is a folder with train/, test/ and perhaps validation/, as Spark writes them, or a file or
-folder of which --held_out, the last part, becomes test/ and validation/, half each. Row k of the
-dataset is row k of the Parquet, files being taken in the order of their names.
+PARQUET is a directory with train/, test/ and optionally validation/, as Spark writes them, or a
+file or directory whose last rows, the share --held_out, become test/ and validation/, half each.
+Row k of the dataset is row k of the Parquet, with files in the order of their names.
 
-The first column is the label. Of the others, floating-point columns are numbers, which are taken
-as they are, and integers are ids. Table sizes are those of model_size.json beside the folders, if
-it is there, else one more than the greatest id.
+The first column is the label. Floating-point columns are numbers, which are copied, and integer
+columns are ids. Table sizes are those of model_size.json beside the directories, if it exists,
+otherwise the greatest id plus one.
 """
 
 import sys
@@ -53,8 +53,8 @@ def convert(source: Path, output: Path, output_format: str, held_out: float) -> 
 
     Raises:
         FileNotFoundError: there is no Parquet.
-        ValueError: a file is no Parquet or has other columns, or a value does not fit.
-        FileExistsError: something stands at `output` that may not be replaced.
+        ValueError: a file is not Parquet or has other columns, or a value is out of range.
+        FileExistsError: `output` exists and may not be replaced.
     """
     if not 0 < held_out < 1:
         raise ValueError(f"--held_out {held_out}: expected a number in (0, 1)")
@@ -88,11 +88,11 @@ class _BinaryFile(SplitWriter):
     def write(
         self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray | Bags]
     ) -> None:
-        """Appends samples, whose categorical features have one id a row."""
+        """Appends samples, whose categorical features have one id per row."""
         columns = [ids for ids in categorical if not isinstance(ids, Bags)]
         for name, ids in zip(self._spec.categorical, columns, strict=True):
             self._check_ids(name, ids)
-        self._to_half(numerical)  # a number that a split-binary dataset could not hold is refused
+        self._to_half(numerical)  # refuses numbers that a split-binary dataset cannot hold
         words = [labels[:, None].astype("<i4"), numerical.astype("<f4").view("<i4")]
         words += [ids[:, None].astype("<i4") for ids in columns]
         self._file.write(np.concatenate(words, axis=1).data)
@@ -100,7 +100,7 @@ class _BinaryFile(SplitWriter):
 
 
 def _sources(source: Path, held_out: float) -> dict[str, Source]:
-    """Split -> its part of the Parquet."""
+    """Returns the part of the Parquet of each split."""
     if (source / "train").is_dir():
         names = [name for name in layout.SPLITS if (source / name).is_dir()]
         if "test" not in names:
@@ -143,7 +143,7 @@ def _rows(files: list[Path]) -> int:
 
 
 def _columns(files: list[Path]) -> Columns:
-    """Tells the columns of the first file apart, and checks that the others have the same."""
+    """Returns the columns of the first file, and checks that the others have the same."""
     import pyarrow.types as types
 
     schema = _open(files[0]).schema_arrow

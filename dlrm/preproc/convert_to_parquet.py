@@ -1,12 +1,12 @@
-"""Turns a dataset back into Parquet: ids as they are, or the values that they stand for.
+"""Converts a dataset to Parquet, with ids or with the values that they stand for.
 
     OUTPUT/train/part-0.parquet  test/part-0.parquet  validation/part-0.parquet  manifest.json
 
 Row k of a split is row k of the dataset. The first column is the label, bool; numerical features
-are float32, transformed as the dataset has them; then come the categorical features, with the
-weights of lists after these, and the sample weight, the groups (64-bit hashes) and the time where
-the dataset has them. Columns have the names of the source; a group or another of the latter that is
-an input as well is `group_<column>`, `weight` or `time`.
+are float32, transformed as in the dataset; then come the categorical features, each list followed
+by its weights, and the sample weight, the groups (64-bit hashes) and the time if the dataset has
+them. Columns have the names of the source; a weight, group or time that is also an input is named
+`weight`, `group_<column>` or `time`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +33,10 @@ from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
 
 VALUES = ("decoded", "ids")
-KIND = "Parquet of a dataset"  # what its manifest says that it is of
+KIND = "Parquet of a dataset"  # kind in its manifest
 _PART = "part-0.parquet"
 _GROUP_ROWS = 1 << 16
-_FEWEST_DIGITS = 8  # of a hexadecimal value, as in Criteo's logs
+_FEWEST_DIGITS = 8  # digits of a hexadecimal value, as in Criteo's logs
 _TIME = pa.timestamp("us", "UTC")
 Decode = Callable[[np.ndarray], pa.Array]
 
@@ -49,22 +49,22 @@ def convert_to_parquet(
     verify_data: str = "first",
     allow_links: bool = False,
 ) -> dict[str, int]:
-    """Writes a split-binary dataset as Parquet, a row group at a time; returns rows by split.
+    """Writes a split-binary dataset as Parquet, one row group at a time; returns rows by split.
 
     Args:
-        dataset: of tables or of logs.
-        output: directory that appears whole, or not at all.
-        values: "ids" of categorical features, or "decoded": the texts or integers that have them,
-            hexadecimal digits of logs. Id 0 and those of hash buckets are null then.
-        replace: whether earlier output there may be replaced.
-        verify_data: when files are compared with the dataset's checksums; see `Verifier`.
+        dataset: dataset made from tables or logs.
+        output: directory to write, which appears when it is complete.
+        values: "ids" of categorical features, or "decoded": their texts, integers or, for logs,
+            hexadecimal digits, with null for id 0 and ids of hash buckets.
+        replace: whether to replace earlier output.
+        verify_data: whether and when to compare files with the dataset's checksums; see `Verifier`.
         allow_links: whether files of the dataset may be symbolic links out of it.
 
     Raises:
         FileNotFoundError: a file of the dataset is missing.
-        FileExistsError: something that may not be replaced stands at `output`.
-        ValueError: a file is damaged, or a value is not as the dataset's specification says; file
-            and row are named.
+        FileExistsError: `output` exists and may not be replaced.
+        ValueError: a file is damaged, or a value contradicts the dataset's specification; the
+            message names file and row.
     """
     if values not in VALUES:
         raise ValueError(f"--values {values}: expected one of {', '.join(VALUES)}")
@@ -91,7 +91,7 @@ def _check_apart(dataset: Path, output: Path) -> None:
 
 
 def _fitted(dataset: Path, spec: FeatureSpec, verifier: Verifier, values: str) -> Fitted | None:
-    """Returns the transform of a dataset; None where there is none and ids are wanted."""
+    """Returns the transform of a dataset; None if there is none and ids are written."""
     directory = dataset / layout.TRANSFORM
     if not directory.is_dir():
         if values == "ids":
@@ -111,14 +111,14 @@ def _fitted(dataset: Path, spec: FeatureSpec, verifier: Verifier, values: str) -
 
 
 class _Column(NamedTuple):
-    """A file of a split, and the columns of Parquet that its rows become.
+    """A file of a split, and the Parquet columns made from its rows.
 
     Attributes:
         path: the file.
-        names: of the columns.
-        dtype: of a row of the file.
+        names: names of the columns.
+        dtype: dtype of a row of the file.
         kind: type of the columns.
-        make: turns rows, and the number of the first, into an array for each column.
+        make: converts rows, given the index of the first, into an array for each column.
     """
 
     path: Path
@@ -134,13 +134,13 @@ class _Column(NamedTuple):
 
 
 class _Lists(NamedTuple):
-    """A list field of a split, and the column of Parquet that it becomes, or two with weights.
+    """A list field of a split, and its Parquet column, or two columns with weights.
 
     Attributes:
         column: its files.
-        names, kinds: of the columns.
+        names, kinds: names and types of the columns.
         size: rows of the table.
-        decode: turns ids into what the lists have.
+        decode: converts ids into the values of the lists.
     """
 
     column: ListColumn
@@ -150,7 +150,7 @@ class _Lists(NamedTuple):
     decode: Decode
 
     def read(self, begin: int, end: int) -> list[pa.Array]:
-        """Returns rows, an array for each column."""
+        """Returns rows as an array for each column."""
         rows = self.column.read(begin, end)
         field = self.column.field
         if (problem := first_problem(rows, field, self.size)) is not None:
@@ -206,7 +206,7 @@ def _columns(
 
 
 def _extra_sources(schema: Schema) -> dict[str, str]:
-    """Returns the columns of the source that the names of `extra_dtypes` stand for."""
+    """Returns the source's columns for the names of `extra_dtypes`."""
     sources = {f"group_{name}": name for name in schema.groups}
     sources |= {"weight": schema.weight} if schema.weight else {}
     return sources | ({"time": schema.time.column} if schema.time else {})
@@ -263,7 +263,7 @@ def _row_groups(
 def _reader(
     column: _Column, verifier: Verifier, stack: ExitStack
 ) -> Callable[[int, int], list[pa.Array]]:
-    """Returns what reads the rows of a file, each once and in their order."""
+    """Returns a function that reads the rows of a file, each once and in order."""
     file = stack.enter_context(open(column.path, "rb"))  # noqa: SIM115
     check, width = verifier.open(column.path), column.dtype.itemsize
 
@@ -303,7 +303,7 @@ def _extra(kind: pa.DataType, values: np.ndarray, first_row: int) -> list[pa.Arr
 
 
 def _decoder(fitted: Fitted, table: int) -> tuple[pa.DataType, Decode]:
-    """Returns the type of the values of a table, and what turns ids into them."""
+    """Returns the type of a table's values, and a function from ids to values."""
     if not isinstance(fitted, TableTransform):
         fitted.check(table)
         keys = fitted.dictionaries[table]
@@ -321,7 +321,7 @@ def _decoder(fitted: Fitted, table: int) -> tuple[pa.DataType, Decode]:
 
 
 def _decoded(own: int, found: Decode, ids: np.ndarray) -> pa.Array:
-    """Returns the values of ids from 1 to `own`, and null for others; each is looked up once."""
+    """Returns the values of ids from 1 to `own`, and null for others; looks each up once."""
     has_value = (ids > 0) & (ids <= own)
     distinct, inverse = np.unique(ids[has_value].astype(np.int64), return_inverse=True)
     places: np.ndarray = np.zeros(len(ids), np.int64)

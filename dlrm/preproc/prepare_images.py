@@ -3,12 +3,12 @@
     python -m dlrm.preproc.prepare_images --source IMAGES --output DATASET --test_fraction 0.2
 
 IMAGES is a folder of class folders, the same in an uncompressed tar file, or a folder of ImageNet's
-TFRecords (train-00000-of-01024, ..., validation-00000-of-00128, ...). Where the class folders lie
-in train/ and val/ (or validation/, or test/), these are the splits; else --test_fraction of the
+TFRecords (train-00000-of-01024, ..., validation-00000-of-00128, ...). If the class folders are in
+train/ and val/ (or validation/, or test/), these are the splits; otherwise --test_fraction of the
 images, drawn with --seed, are for testing.
 
-Each image is stored as the largest centred square, resized to --size. Any number of --cores writes
-the same bytes. The dataset appears when it is whole; an earlier one is replaced.
+Each image is stored as the largest centered square, resized to --size. Any number of --cores writes
+the same bytes. The dataset appears when it is complete; an earlier one is replaced.
 """
 
 import os
@@ -40,10 +40,10 @@ _MAX_SIZE = 4096
 
 @dataclass(frozen=True)
 class Options:
-    """Options of preparing images; the fields are the flags of the same names.
+    """Options of preparing images; field names are those of the flags.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     size: int = 256
@@ -74,7 +74,7 @@ class Options:
 
 
 class Summary(NamedTuple):
-    """Results: images of each split; classes, and how many have no image; unreadable files."""
+    """Results: images of each split; classes, and the number without images; unreadable files."""
 
     images: dict[str, int]
     classes: list[str]
@@ -87,9 +87,9 @@ def prepare(source: Path, output: Path, options: Options) -> Summary:
 
     Raises:
         FileNotFoundError: there are no images.
-        ValueError: an image cannot be used, the source is no source, or the output lies in it; file
-            and reason are named.
-        FileExistsError: something stands at `output` that may not be replaced.
+        ValueError: an image cannot be used, the source is invalid, or contains the output; the
+            message names file and reason.
+        FileExistsError: `output` exists and may not be replaced.
     """
     if output.resolve().is_relative_to(source.resolve()):  # the next run would read it
         raise ValueError(f"--output {output}: expected a folder outside of --source {source}")

@@ -1,13 +1,13 @@
 """Turns raw click logs into a dataset, or does one step of it, with Spark.
 
-    --mode verify           are all the day files there?
+    --mode verify           check that all day files exist
     --mode prepare          the whole dataset: dictionary, train, test, validation (the default)
     --mode generate_models  fit a transform on days: writes --model_folder
     --mode transform        apply a fitted transform to days: writes --output_folder
 
 Input is day_0, day_1, ..., or Kaggle's train.txt, which is cut into --num_days (7) days of equally
-many lines, with test.txt beside it, if it is there; each plain, .gz or .zst. A run that was stopped
-goes on where it was when the same command is given again.
+many lines, with test.txt beside it, if it is there; each plain, .gz or .zst. The same command
+resumes a run that was stopped.
 """
 
 import argparse
@@ -39,7 +39,7 @@ DATASET = "binary_dataset"
 
 
 _KAGGLE_DAYS = 7
-# NVIDIA's settings of Spark's shuffles and joins, of which there are none here.
+# NVIDIA's settings of Spark's shuffles and joins, which are not used here.
 _TUNING = (
     "dict_build_shuffle_parallel_per_day",
     "apply_shuffle_parallel_per_day",
@@ -90,7 +90,7 @@ def _check_mode(flags: argparse.Namespace) -> None:
 
 
 class _Input(NamedTuple):
-    """Files of days, or one file and into how many days it is cut; and a log without labels."""
+    """Files of days, or one file and its number of days; and a log without labels."""
 
     files: list[Path]
     num_days: int | None

@@ -1,4 +1,4 @@
-"""Turns tables of named columns into a dataset, in one call: what `dlrm.scripts.prepare` does."""
+"""Turns tables of named columns into a dataset, in one call; used by `dlrm.scripts.prepare`."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,26 +28,26 @@ def prepare_tables(
     say: Callable[[str], None] = print,
     query: SparkQuery | None = None,
 ) -> dict[str, Any]:
-    """Writes a dataset, which appears when it is whole; goes on with an unfinished run.
+    """Writes a dataset, which appears when it is complete; resumes an unfinished run.
 
     Args:
-        options: the schema, and how rows are divided.
-        tables: "train" -> files, of which the division takes the other splits; or splits -> files,
-            which then say the split of their rows. A run of tables in memory never goes on with an
-            unfinished one, and leaves none.
+        options: the schema, and the division of rows.
+        tables: "train" -> files, which the division splits; or splits -> files, if files determine
+            the split of their rows. A run of tables in memory neither resumes an unfinished run nor
+            leaves one.
         output: the directory of the dataset.
-        engine: starts who runs the tasks.
-        replace: whether an earlier dataset there may be replaced.
-        restart: whether an unfinished run is given up.
-        say: is called with lines about the stages and the result.
-        query: what Spark, the engine then, reads in place of `tables`.
+        engine: starts the engine of the tasks.
+        replace: whether to replace an earlier dataset.
+        restart: whether to discard an unfinished run.
+        say: called with lines about the stages and the result.
+        query: query that Spark, then the engine, reads instead of `tables`.
 
     Returns:
         `totals` of each split, and `cardinalities`.
 
     Raises:
-        ValueError, FileExistsError: the options, the tables and the output do not fit.
-        TaskError: a value is not as the schema says, or a file cannot be written.
+        ValueError, FileExistsError: the options, the tables or the output cannot be used together.
+        TaskError: a value does not match the schema, or a file cannot be written.
         EngineError: tasks could not be run.
     """
     began = time.perf_counter()

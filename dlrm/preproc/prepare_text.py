@@ -2,14 +2,14 @@
 
     python -m dlrm.preproc.prepare_text --source TEXT --vocab_file vocab.txt --output DATASET
 
-TEXT are files, plain or .gz, or folders of them. A line is a sentence, and a blank line is between
-documents; --input_format wikitext takes WikiText's paragraphs and headings instead. Rows are
-[CLS] A [SEP] B [SEP], where B is what follows A or, in half of them, from another document; 15 % of
-the tokens are masked, in another way in each of --dupe_factor repetitions.
+TEXT is one or more files, plain or .gz, or directories of files. Each line is a sentence, and blank
+lines separate documents; --input_format wikitext reads WikiText's paragraphs and headings instead.
+Rows are [CLS] A [SEP] B [SEP], where B follows A or, in half of them, is from another document. 15
+% of the tokens are masked, differently in each of --dupe_factor repetitions.
 
---input_format hdf5 and popart convert what NVIDIA's, Habana's or Graphcore's programs prepared.
+--input_format hdf5 and popart convert rows prepared by NVIDIA's, Habana's or Graphcore's programs.
 
-Any number of --processes writes the same bytes. The dataset appears when it is whole; an earlier
+Any number of --processes writes the same bytes. The dataset appears when it is complete; an earlier
 one is replaced.
 """
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     started, bars = time.monotonic(), Bars()
     try:
         config = PretrainingTextConfig(**flags)
-        if config.processes > 1:  # which tokenize a part each, and not each on all cores
+        if config.processes > 1:  # each process uses one core
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         summary = write_shards(config, source, output, bars)
     except (ValueError, OSError) as error:

@@ -3,15 +3,15 @@
     python -m dlrm.preproc.simulate_logs --output /tmp/raw --rows 700000 --days 8
 
 Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
-follow power laws, a share of them is new each day, fields are missing, and fields that are missing
-at the end of a line are cut off. Labels are drawn from a planted logistic model:
+follow power laws, a share of them is new each day, and some fields are missing; those at the end of
+a line are left out. Labels are drawn from a planted logistic model:
 
     logit = bias + drift(day) + effects of each feature's value + products of pairs of features
 
-The effect of a value is a hash of it and shrinks as the value gets rarer, so that what can be
-learned at all can be learned from some hundred thousand rows. A missing field, and an id too rare
-to be told apart after preprocessing, has the effect of what it is preprocessed to. `planted.json`
-says which AUC and log loss the true probabilities reach on the last day: nothing can do better.
+The effect of a value is a hash of it and is smaller for rarer values, so that some hundred thousand
+rows suffice to learn the effects. Missing fields, and ids too rare to be distinguished after
+preprocessing, have the effect of their preprocessed value. `planted.json` has the AUC and log loss
+of the true probabilities on the last day, which no model can surpass.
 
 Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
 """
@@ -80,7 +80,7 @@ class Simulation:
             raise ValueError(f"--missing {self.missing}: expected a number in [0, 1]")
 
     def day_rows(self, day: int) -> int:
-        """Returns how many of the rows a day has."""
+        """Returns the number of rows of a day."""
         return (day + 1) * self.rows // self.days - day * self.rows // self.days
 
 
@@ -103,10 +103,10 @@ class Simulator:
         self._calibrate()
 
     def _choose_pairs(self) -> list[tuple[int, int]]:
-        """Pairs of the smaller categorical features, or of numerical ones where these are too few.
+        """Returns pairs of smaller categorical features, or of numerical ones if these are too few.
 
-        Their values are seen often and have vectors of their own, so that a model can learn the
-        products: products of numerical features take a DLRM many more steps.
+        Their values are frequent and have their own vectors, so that a model can learn the
+        products; products of numerical features take a DLRM many more steps.
         """
         s = self.simulation
         by_size = sorted(range(s.num_categorical), key=lambda i: self._categoricals[i].cardinality)
@@ -164,7 +164,7 @@ class Simulator:
 
 
 class _Column(NamedTuple):
-    """A column of a chunk: values, which are missing, and their parts in the logit."""
+    """A column of a chunk: values, a mask of missing ones, and their parts of the logit."""
 
     values: np.ndarray
     missing: np.ndarray
@@ -192,7 +192,7 @@ class _Numerical:
         values = np.exp(mean + self._deviation * normal).astype(np.int64) - self._shift
         np.minimum(values, _LARGEST_INTEGER, out=values)
         missing = random.random(rows, dtype=np.float32) < self._missing
-        # The model sees ln(x + 2) with missing as 0: so does the planted effect.
+        # Like the model, the planted effect uses ln(x + 2) with missing values as 0.
         seen = np.log(np.maximum(np.where(missing, 0, values), -1) + 2.0)
         standard = (seen - self._mean) / self._deviation
         factor = np.tanh(standard)
@@ -232,7 +232,7 @@ class _Categorical:
 
 
 def _power_law(uniform: np.ndarray, size: int, exponent: float) -> np.ndarray:
-    """Ranks in [0, size) whose density falls as (rank + 1) ** -exponent."""
+    """Returns ranks in [0, size) whose density falls as (rank + 1) ** -exponent."""
     power = 1.0 - exponent
     mass = 1.0 - uniform * np.float32(1.0 - (size + 1.0) ** power)
     rank = np.exp(np.log(mass) * np.float32(1.0 / power)).astype(np.int64) - 1
@@ -240,7 +240,7 @@ def _power_law(uniform: np.ndarray, size: int, exponent: float) -> np.ndarray:
 
 
 def _normal(bits: np.ndarray) -> np.ndarray:
-    """About normal, from 32 bits: the sum of their four bytes, standardised."""
+    """Returns approximately normal numbers from 32 bits: the standardized sum of their bytes."""
     total = np.zeros(len(bits), np.float32)
     for shift in (0, 8, 16, 24):
         total += ((bits >> np.uint64(shift)) & np.uint64(0xFF)).astype(np.float32)
@@ -248,7 +248,7 @@ def _normal(bits: np.ndarray) -> np.ndarray:
 
 
 def _mix32(values: np.ndarray, seed: int) -> np.ndarray:
-    """A bijection of 32-bit numbers (the finaliser of MurmurHash3), so that ids do not collide."""
+    """Maps 32-bit numbers one-to-one (MurmurHash3's finalizer), so that ids do not collide."""
     x = values ^ np.uint32(seed & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x ^= x >> np.uint32(shift)
@@ -257,7 +257,7 @@ def _mix32(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _table(texts: list[str]) -> np.ndarray:
-    """Four-byte texts as integers, so that writing one is one store; short ones end in zeros."""
+    """Returns four-byte texts as integers, each written by one store; short ones end in zeros."""
     return np.array([text.encode() for text in texts], "S4").view("<u4")
 
 
@@ -267,7 +267,7 @@ _SHORT_DIGITS = _table([f"{i}" for i in range(10_000)])
 
 
 def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Column]) -> bytes:
-    """Lines of text: fixed-width fields side by side, out of which the zero bytes are dropped."""
+    """Returns lines of text, made of fixed-width fields without their zero bytes."""
     fields: list[tuple[str, str]] = [("label", "u1")]
     fields += [
         (f"{part}{i}", kind)
@@ -304,7 +304,7 @@ def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Co
 
 
 class StreamingMetrics:
-    """AUC and log loss of the true probabilities, in memory that does not grow with the rows."""
+    """AUC and log loss of the true probabilities, in constant memory."""
 
     _BINS = 1 << 20
 
@@ -313,14 +313,14 @@ class StreamingMetrics:
         self._loss = 0.0
 
     def add(self, probability: np.ndarray, label: np.ndarray) -> None:
-        """Takes in some rows: their true probabilities and the labels drawn, `[rows]` each."""
+        """Adds rows: their true probabilities and the labels drawn, `[rows]` each."""
         bins = (probability * self._BINS).astype(np.int64)
         for value in (0, 1):
             self._counts[value] += np.bincount(bins[label == value], minlength=self._BINS)
         self._loss -= np.log(np.where(label, probability, 1 - probability)).sum()
 
     def summary(self) -> dict[str, float | int | None]:
-        """Rows, click rate, AUC (ties count half; None with one class) and log loss."""
+        """Returns rows, click rate, AUC (ties count half; None with one class) and log loss."""
         negatives, positives = self._counts
         below = np.cumsum(negatives) - negatives / 2
         possible = int(negatives.sum()) * int(positives.sum())
@@ -334,14 +334,14 @@ class StreamingMetrics:
 
 
 def simulate(simulation: Simulation, output: Path) -> dict:
-    """Writes the day files and `planted.json` into a new directory; returns what the latter says.
+    """Writes the day files and `planted.json` into a new directory; returns the latter's content.
 
     Raises:
         FileExistsError: `output` exists and is not an earlier simulation.
         ValueError: the disk has no room for the rows.
     """
     columns = simulation.num_numerical + simulation.num_categorical
-    least = 2 + columns  # bytes of a row: its label, its end and a tab a field
+    least = 2 + columns  # bytes of a row: its label, its end and one tab per field
     check_disk(output, simulation.rows * least, f"--rows {simulation.rows}")
     simulator = Simulator(simulation)
     last = simulation.days - 1
@@ -367,7 +367,7 @@ def simulate(simulation: Simulation, output: Path) -> dict:
 
 
 def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows: int) -> None:
-    """Adds a chunk of the last day, of which the first `test_rows` rows are in its first half."""
+    """Adds a chunk of the last day, whose first `test_rows` rows are in the first half."""
     metrics["last_day"].add(chunk.probability, chunk.label)
     metrics["test"].add(chunk.probability[:test_rows], chunk.label[:test_rows])
     metrics["validation"].add(chunk.probability[test_rows:], chunk.label[test_rows:])

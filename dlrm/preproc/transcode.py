@@ -1,4 +1,4 @@
-"""CSV to a dataset by flags alone: the columns are named, and the schema is made of them.
+"""Turns CSV into a dataset by flags only, which name the columns and give the schema.
 
 It is `dlrm.preproc.prepare_tables` with the flags of earlier versions; `dlrm.scripts.prepare` takes
 a schema and any table. `dlrm.preproc.transcode_spec` is for NVIDIA's specifications of CSV.
@@ -20,35 +20,35 @@ from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 
 NUMERIC_TRANSFORMS = ("log", "standardise", "none")
-_INLINE_BYTES = 64 << 20  # of input, below which starting processes takes longer than they save
+_INLINE_BYTES = 64 << 20  # bytes of input below which starting processes does not pay off
 
 
 @dataclass(frozen=True)
 class CsvConfig:
-    """A CSV file (or a directory of them) and what its columns mean; fields are flag names.
+    """A CSV file, or a directory of them, and the roles of columns; fields are flag names.
 
     Attributes:
         input: a file, or a directory whose CSV files are read in order of their names.
         output: the dataset's directory; it must not exist, or be empty.
         label: column of the label.
         numerical: columns of numbers, in the order of the model's inputs.
-        categorical: columns of anything, a table each.
-        positive: value of the label that counts as 1, any other being 0; without it labels must be
+        categorical: columns of any values, with one table each.
+        positive: value of the label that counts as 1, all others being 0; without it labels must be
             0 or 1.
         header: whether the first line names the columns; None means unless `columns` does.
         columns: names of the columns; without header and names they are 0, 1, ...
         delimiter: one character.
         missing_values: cells that mean "missing", besides empty ones; "nan" and "inf" are refused
             in numerical columns unless they are among them.
-        numeric_transform: of all numerical columns, as in `NumericalField`.
-        frequency_limit: values that fewer training rows have become id 0.
-        test_fraction: part of the rows, chosen at random, that the test split gets.
-        seed: of that choice and of the order of the training rows.
+        numeric_transform: transform of all numerical columns, as in `NumericalField`.
+        frequency_limit: values in fewer training rows get id 0.
+        test_fraction: share of the rows to choose at random for the test split.
+        seed: seed of that choice and of the order of the training rows.
         chunk_size: rows parsed at a time.
-        feature_spec_out: name of the specification that is written.
+        feature_spec_out: name of the specification to write.
 
     Raises:
-        ValueError: an impossible value; the flag is named.
+        ValueError: a value is impossible; the message names the flag.
     """
 
     input: str
@@ -87,7 +87,7 @@ class CsvConfig:
         self.options()  # checks the others
 
     def options(self) -> TableOptions:
-        """Returns the options of the pipeline that these are."""
+        """Returns these options as options of the pipeline."""
         schema = Schema(
             Label(self.label, self.positive, any_negative=self.positive is not None),
             tuple(NumericalField(name, self.numeric_transform) for name in self.numerical),
@@ -125,11 +125,11 @@ class Report:
 
 
 def transcode_csv(config: CsvConfig) -> Report:
-    """Writes a split-binary dataset from CSV files, or leaves nothing.
+    """Writes a split-binary dataset from CSV files, or nothing.
 
     Raises:
-        FileNotFoundError, FileExistsError: no input, or something stands at the output.
-        ValueError: bad input; the file, line, column and value are named.
+        FileNotFoundError, FileExistsError: there is no input, or the output exists.
+        ValueError: the input is bad; the message has file, line, column and value.
     """
     files = find_tables([config.input], CSV)
     output = Path(config.output)

@@ -1,6 +1,6 @@
-"""CSV to split-binary, NVIDIA's way: a feature specification with chunks of type csv.
+"""Turns CSV into split-binary NVIDIA's way: by a feature specification with csv chunks.
 
-Ids are integers already and rows stay in their order; `dlrm.preproc.transcode` takes any other CSV.
+Ids are integers, and rows keep their order; `dlrm.preproc.transcode` reads any other CSV.
 """
 
 import shutil
@@ -32,14 +32,14 @@ def transcode_spec(
 ) -> Report:
     """Writes a split-binary dataset from the CSV files (no header) of a feature specification.
 
-    Ids are integers and stay as they are; a cardinality "auto" is the greatest id of all splits
-    plus one, a declared one must hold every id. Numbers stay as they are, a missing one becomes 0.
-    Columns that no channel has are passed over. Files
-    are within the specification's folder, and links out of it need `allow_links`.
+    Ids are integers and are kept; a cardinality "auto" is the greatest id of all splits plus one,
+    and a declared one must be greater than every id. Numbers are kept, and missing ones become 0.
+    Columns without a channel are ignored. Files are in the specification's directory; links out of
+    it need `allow_links`.
 
     Raises:
-        FileNotFoundError, FileExistsError: no input, or something stands at the output.
-        ValueError: bad input; the file, line, column and value are named.
+        FileNotFoundError, FileExistsError: there is no input, or the output exists.
+        ValueError: the input is bad; the message has file, line, column and value.
     """
     layout.check_spec_name(feature_spec_out)
     path = Path(input) / feature_spec_in
@@ -80,10 +80,10 @@ def transcode_spec(
 def _write_split(
     spec: FeatureSpec, split: str, columns: Columns, ids: dict[str, np.ndarray], report: Report
 ) -> None:
-    """Writes the files of a split and notes in `report` what is in them.
+    """Writes the files of a split, and adds their counts to `report`.
 
     Raises:
-        ValueError: a number is too large for float16; its file, line and column are named.
+        ValueError: a number is too large for float16; the message has file, line and column.
     """
     labels = columns.load(spec.label)
     report.rows[split], report.positives[split] = len(labels), int(labels.sum())
@@ -118,10 +118,10 @@ def _read_chunks(
 def check_csv_spec(
     path: Path, sections: dict[str, Any], allow_links: bool
 ) -> tuple[str, list[str], dict[str, int | None]]:
-    """Returns label, numericals, and each categorical's cardinality, None where it is "auto".
+    """Returns the label, the numericals, and each categorical's cardinality, None for "auto".
 
     Raises:
-        ValueError: the specification breaks a rule; file, rule and what was found are named.
+        ValueError: the specification breaks a rule; the message has file, rule and value.
     """
     channels = sections["channel_spec"]
     lists = all(is_list_of_text(names) for names in channels.values())

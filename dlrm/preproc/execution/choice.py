@@ -21,15 +21,15 @@ def open_engine(
     memory_gib: int = 4,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
-    """Starts an engine and stops it with the block.
+    """Starts an engine, and stops it at the end of the block.
 
     Args:
         name: "local" for processes of this machine, or "spark".
-        cores: of this machine, for either.
-        log: where Spark's messages go.
-        master: Spark's; None is that of spark-submit, or else this machine.
+        cores: number of cores of this machine, for either engine.
+        log: file for Spark's messages.
+        master: Spark's master; None is that of spark-submit, or else this machine.
         memory_gib: memory of Spark, in GiB.
-        settings: of Spark.
+        settings: settings of Spark.
 
     Raises:
         ValueError: too many cores.

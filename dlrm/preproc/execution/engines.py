@@ -24,7 +24,7 @@ class TaskError(RuntimeError):
 
 
 class EngineError(RuntimeError):
-    """The tasks could not be run: no Spark, or a process that was killed again and again."""
+    """Tasks could not be run: Spark is missing, or a process was killed repeatedly."""
 
 
 class Engine(Protocol):
@@ -32,14 +32,14 @@ class Engine(Protocol):
 
     @property
     def cores(self) -> int:
-        """Tasks that run at a time."""
+        """Returns the number of tasks that run at a time."""
 
     @property
     def address(self) -> str | None:
-        """Address where its progress can be watched; None if there is none."""
+        """Returns the address of a page that shows its progress; None if there is none."""
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Calls a task with every item, in any order, a task possibly more than once.
+        """Calls a task with every item, in any order, possibly more than once.
 
         Raises:
             TaskError: a task raised a ValueError or OSError.
@@ -82,7 +82,7 @@ class LocalEngine:
 
 
 class InlineEngine:
-    """Runs tasks in this process, one after another: for inputs of some megabytes."""
+    """Runs tasks in this process, one after another, for small inputs."""
 
     address, cores = None, 1
 
@@ -96,20 +96,20 @@ class InlineEngine:
 
 
 def return_memory() -> None:
-    """Lets Arrow return memory in processes that start from now on, unless the user chose a pool.
+    """Makes Arrow return memory in processes started from now on, unless the user chose a pool.
 
-    Its own pool, mimalloc, reserves 1 GiB and keeps freed memory: 50 MB more in each process.
+    Its default pool, mimalloc, reserves 1 GiB and keeps freed memory: 50 MB more per process.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 @contextmanager
 def local_engine(cores: int) -> Iterator[LocalEngine]:
-    """Starts processes, one a core, and ends them with the block, or with this process."""
+    """Starts one process per core, and ends them with the block, or with this process."""
     return_memory()
     pool = process_pool(cores)
     for _ in range(cores):
-        pool.submit(os.getpid)  # starts a process, which imports while this one prepares
+        pool.submit(os.getpid)  # starts a process, whose imports overlap with ours
     engine = LocalEngine(cores, pool)
     try:
         yield engine
@@ -120,8 +120,8 @@ def local_engine(cores: int) -> Iterator[LocalEngine]:
 class ThreadEngine:
     """Runs tasks in threads of this process.
 
-    No process is started, so a program that calls the library needs no `if __name__ == "__main__"`,
-    and nothing is imported again. Most of the work is NumPy's and Arrow's, which run side by side.
+    It starts no process, so a program that calls the library needs no `if __name__ == "__main__"`,
+    and imports nothing again. Most of the work is in NumPy and Arrow, which run in parallel.
     """
 
     address = None
@@ -138,7 +138,7 @@ class ThreadEngine:
 
 
 def _tried(task: Callable[[Any], None], item: Any) -> None:
-    """Calls a task, again where Python fails at opening an array of NumPy in two threads at once.
+    """Calls a task, and repeats it if Python fails to open NumPy arrays in two threads at once.
 
     Before 3.11.8 its parser then raises SystemError now and then (python/cpython#106905).
     """
@@ -152,7 +152,7 @@ def _tried(task: Callable[[Any], None], item: Any) -> None:
 
 @contextmanager
 def thread_engine(cores: int) -> Iterator[ThreadEngine]:
-    """Starts threads, one a core, and waits for their tasks at the end of the block."""
+    """Starts one thread per core, and waits for their tasks at the end of the block."""
     with ThreadPoolExecutor(cores) as pool:
         yield ThreadEngine(cores, pool)
 

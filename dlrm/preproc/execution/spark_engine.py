@@ -1,7 +1,7 @@
-"""Runs tasks on Spark: it schedules them, on this machine or a cluster, and retries what failed.
+"""Runs tasks on Spark, which schedules them on this machine or a cluster and retries failures.
 
 Rows and counts do not pass through Spark: tasks read the logs and write files, on storage that
-every node sees under the same name, so that Spark has nothing to convert, to sort or to keep.
+every node mounts at the same path, so Spark converts, sorts and keeps nothing.
 """
 
 import gc
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 _MARK = "dlrm-task-error:"
 _JVM = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# These save 50 of the 80 ms that an empty task took on 2 cores with Spark 4.3. The JVM only
-# schedules, so that the cores which its best compiler takes are better left to the tasks; and over
-# TCP a task waits 40 ms for the acknowledgement of a small packet. Clusters of others have settings
-# of their own, and folders of YARN have names that are too long for a socket.
+# These save 50 of the 80 ms of an empty task on 2 cores with Spark 4.3. The JVM only schedules, so
+# its optimizing compiler would take cores from the tasks; and over TCP a task waits 40 ms for the
+# acknowledgement of a small packet. Other clusters have their own settings, and YARN's directories
+# have names that are too long for a socket.
 _OWN_CLUSTER = {
     "spark.driver.defaultJavaOptions": _JVM,
     "spark.executor.defaultJavaOptions": _JVM,
     "spark.python.unix.domain.socket.enabled": "true",  # from Spark 4.1 on
-    # An executor that came later would start while others work: the first stage would be theirs.
+    # Otherwise late executors would start while others already run the first stage.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # of spark.cores.max
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "15s",
 }
@@ -50,19 +50,19 @@ class SparkEngine:
 
     @property
     def cores(self) -> int:
-        """Tasks that run at a time."""
+        """Returns the number of tasks that run at a time."""
         return max(self._spark.defaultParallelism, 1)
 
     @property
     def address(self) -> str | None:
-        """Address of Spark's own progress pages, if they are enabled."""
+        """Returns the address of Spark's own pages, if they are enabled."""
         return self._spark.uiWebUrl
 
     def session(self) -> "SparkSession":
-        """Returns what reads tables; times that it writes as Parquet are moments in UTC."""
+        """Returns the session, which reads tables and writes times to Parquet in UTC."""
         from pyspark.sql import SparkSession
 
-        # Errors are raised as well, and need no page of JSON on the terminal.
+        # Errors are raised as well, and need not be printed as JSON.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         session = SparkSession(self._spark)
         session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -76,11 +76,11 @@ class SparkEngine:
 
 
 def _nothing(_: int) -> None:
-    """A task that only lets a process start."""
+    """A task that only starts a process."""
 
 
 class _named:  # noqa: N801  (used as a function)
-    """A task whose errors about input and output are distinct from Spark's own."""
+    """A task whose errors of input and output differ from Spark's own."""
 
     def __init__(self, task: Callable[[Any], None]) -> None:
         self.task = task
@@ -95,9 +95,9 @@ class _named:  # noqa: N801  (used as a function)
 
 @cache
 def _freeze_what_is_loaded() -> None:
-    """Lets the garbage collection after every task of Spark pass over what is loaded for good.
+    """Excludes loaded modules from the garbage collection after every Spark task.
 
-    It takes 25 ms else, for pyspark's modules alone.
+    It would take 25 ms, for pyspark's modules alone.
     """
     importlib.import_module("dlrm.preproc.stages.tasks")
     gc.collect()
@@ -106,7 +106,7 @@ def _freeze_what_is_loaded() -> None:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Turns Spark's errors into one line: what the task said, else the cause that Spark found."""
+    """Turns Spark's errors into one line: the task's message, otherwise Spark's cause."""
     from py4j.protocol import Py4JError
 
     try:
@@ -132,13 +132,13 @@ def spark_engine(
 
     Args:
         master: "local[N]" or the address of a cluster; None: that of `spark-submit`.
-        memory_gib: memory in all, and on a cluster that of the driver and of each executor; half is
+        memory_gib: total memory, and on a cluster that of the driver and of each executor; half is
             for the JVM, half for Python's workers.
-        log: what the JVM prints goes there, not to the terminal.
-        settings: Spark's own, which prevail.
+        log: file for the JVM's output, instead of the terminal.
+        settings: Spark's own settings, which take precedence.
 
     Raises:
-        EngineError: there is no pyspark, or Spark does not start.
+        EngineError: pyspark is not installed, or Spark does not start.
     """
     try:
         from pyspark import SparkConf, SparkContext
@@ -153,7 +153,7 @@ def spark_engine(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # absl shows its messages on connections
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # absl would print its messages
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
@@ -164,7 +164,7 @@ def spark_engine(
                 spark = SparkContext(conf=conf)
             try:
                 engine = SparkEngine(spark)
-                # Python's processes start here, and report what they lack before any work.
+                # Starts Python's processes, which report missing packages before any work.
                 engine.run("start", _nothing, range(engine.cores))
                 yield engine
             finally:
@@ -199,9 +199,9 @@ def configuration(
 
 
 def _stop(spark: "SparkContext") -> None:
-    """Stops Spark and its JVM, which removes the last of its temporary files when it ends."""
+    """Stops Spark and its JVM, which removes its last temporary files on exit."""
     gateway = spark._gateway
-    assert gateway is not None  # it is there from the start of a SparkContext on
+    assert gateway is not None  # present once a SparkContext has started
     spark.stop()
     if gateway.proc is None:
         return  # spark-submit started the JVM, and ends it
@@ -214,10 +214,10 @@ def _stop(spark: "SparkContext") -> None:
 
 @contextmanager
 def own_local_folders() -> Iterator[None]:
-    """Gives Spark a folder of this process in each of SPARK_LOCAL_DIRS, and removes it at the end.
+    """Gives Spark a directory of this process in each of SPARK_LOCAL_DIRS, and removes it later.
 
-    Those of processes of this machine that were killed go first. A folder of SPARK_LOCAL_DIRS that
-    this or a killed process made goes, too, if it is empty then.
+    It first removes those of killed processes of this machine. A directory of SPARK_LOCAL_DIRS that
+    this or a killed process created is removed as well if it is empty.
     """
     given = os.environ.get("SPARK_LOCAL_DIRS")
     if not given:
@@ -249,7 +249,7 @@ def _log4j() -> Path:
 
 @contextmanager
 def _standard_error_to(log: Path | None) -> Iterator[None]:
-    """Lets processes that start in the block write their standard error to a file."""
+    """Redirects the standard error of processes started in the block to a file."""
     if log is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""Reads a table of Spark, or a query, into Parquet files that tasks read like any other.
+"""Reads a Spark table or query into Parquet files, which tasks read like any others.
 
-Spark knows lakes, catalogs and formats that we need not know: Iceberg, Delta, Hive, JDBC, ORC.
+Spark supports lakes, catalogs and formats that we do not: Iceberg, Delta, Hive, JDBC, ORC.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from dlrm.preproc.execution.spark_engine import SparkEngine
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_GROUP_BYTES = 16 << 20  # of a row group, so that a file can be read by several tasks
+_GROUP_BYTES = 16 << 20  # of a row group, so that several tasks can read a file
 _VERSIONS = {  # provider of a table -> its newest version
     "iceberg": "SELECT snapshot_id FROM {}.snapshots ORDER BY committed_at DESC LIMIT 1",
     "delta": "SELECT version FROM (DESCRIBE HISTORY {} LIMIT 1)",
@@ -24,10 +24,10 @@ _VERSIONS = {  # provider of a table -> its newest version
 
 @dataclass(frozen=True)
 class SparkQuery:
-    """Table or query that Spark reads.
+    """A table or query that Spark reads.
 
     Attributes:
-        table: the name of a table or view, with its catalog and namespace where it has them.
+        table: name of a table or view, with its catalog and namespace, if any.
         sql: a query. One of the two is None.
     """
 
@@ -40,7 +40,7 @@ class SparkQuery:
 
     @property
     def flag(self) -> str:
-        """The flag with its value."""
+        """Returns the flag with its value."""
         return f"--spark_table {self.table}" if self.table else f"--spark_sql {self.sql}"
 
     def facts(self) -> dict[str, str]:
@@ -55,26 +55,28 @@ def read_query(
     folder: Path,
     optional: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Writes the rows of a query as Parquet, a file for each partition that has rows.
+    """Writes the rows of a query as Parquet, one file per partition with rows.
 
-    The rows are those of the partitions, in their order. Two runs have the same order where the
-    query gives it, as `ORDER BY` unique columns does; else Spark may divide and order rows anew.
-    Spark writes the files itself, so that a task which fails or runs twice leaves its rows once.
+    The rows are in the order of the partitions. Two runs have the same order if the query
+    determines it, as `ORDER BY` unique columns does; otherwise Spark may divide and order rows
+    differently. Spark writes the files itself, so a task that fails or runs twice leaves its rows
+    once.
 
     Args:
         engine: Spark.
-        query: rows to read.
-        columns: which of its columns.
-        folder: for the files, on storage that every node sees; its content is replaced.
-        optional: columns that are read where the query has them.
+        query: query or table to read.
+        columns: columns to read.
+        folder: directory for the files, on storage that every node mounts; its content is replaced.
+        optional: columns to read if the query has them.
 
     Returns:
-        `files`, in the order of their rows; and for the `manifest` the query, how many `partitions`
-        had rows, the version of `spark`, and of a table of Iceberg or Delta the `snapshot` that was
-        read.
+        `files`, in the order of their rows; and for the `manifest` the query, the number of
+        `partitions` with rows, the version of `spark`, and the `snapshot` of an Iceberg or Delta
+        table.
 
     Raises:
-        ValueError: the engine is not Spark, there is no such table or column, or the query is none.
+        ValueError: the engine is not Spark, there is no such table or column, or the query is
+            invalid.
         EngineError: Spark failed.
     """
     if not isinstance(engine, SparkEngine):
@@ -95,13 +97,13 @@ def read_query(
 
 @contextmanager
 def _failures(query: SparkQuery) -> Iterator[None]:
-    """Turns Spark's errors into one line: a ValueError where the query is at fault."""
+    """Turns Spark's errors into one line: a ValueError if the query is at fault."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 
     try:
         yield
-    except AnalysisException as error:  # of what a query says, ParseException among them
+    except AnalysisException as error:  # errors in a query, such as ParseException
         raise ValueError(f"{query.flag}: {_first_line(error)}") from None
     except (PySparkException, Py4JError) as error:
         raise EngineError(f"{query.flag}: Spark failed: {_first_line(error)}") from error
@@ -112,7 +114,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _frame(session: "SparkSession", query: SparkQuery, version: int | None) -> "DataFrame":
-    """Returns what a query gives, before any of it is computed."""
+    """Returns a query's data frame, without computing it."""
     if query.sql is not None:
         return session.sql(query.sql)
     if version is not None:
@@ -121,7 +123,7 @@ def _frame(session: "SparkSession", query: SparkQuery, version: int | None) -> "
 
 
 def _version(session: "SparkSession", table: str) -> int | None:
-    """Returns the snapshot of a table of Iceberg, or the version of one of Delta; else None."""
+    """Returns the snapshot of an Iceberg table or the version of a Delta table, otherwise None."""
     described = session.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
     providers = [row["data_type"] for row in described if row["col_name"] == "Provider"]
     newest = _VERSIONS.get(providers[-1].lower()) if providers else None

@@ -1,12 +1,12 @@
-"""Folder of an unfinished run: its finished tasks, options and input.
+"""The directory of an unfinished run: its finished tasks, options and input.
 
     OUTPUT.unfinished/run.json           the options and the input
-    OUTPUT.unfinished/<digest>/output/   what becomes OUTPUT when it is whole
-    OUTPUT.unfinished/<digest>/...       a file a task, written when it is done; what tasks leave
+    OUTPUT.unfinished/<digest>/output/   becomes OUTPUT when it is complete
+    OUTPUT.unfinished/<digest>/...       one file per finished task, and the tasks' output
 
-A finished task is not run again, so a run that was killed resumes where it was. The digest is
-of options and input, so that nothing of one run gets into another. A run whose output is neither
-here nor at OUTPUT, according to its manifest, starts from the beginning.
+Finished tasks are not repeated, so a killed run resumes where it stopped. The digest is that of
+options and input, so runs never mix. A run whose output is neither here nor at OUTPUT, according to
+its manifest, starts from the beginning.
 """
 
 import fcntl
@@ -43,12 +43,12 @@ _KIND = "dlrm preprocessing"
 
 @dataclass
 class WorkFolder:
-    """A run's folder; see `open_work_folder`.
+    """The directory of a run; see `open_work_folder`.
 
     Attributes:
         path: directory of finished work.
         final: place of the finished output.
-        resumed: whether an earlier run had begun.
+        resumed: whether the run continues an earlier one.
     """
 
     path: Path
@@ -61,13 +61,13 @@ class WorkFolder:
         return self.path / "output"
 
     def folder(self, name: str) -> Path:
-        """Returns a folder in here, created if need be."""
+        """Returns a subdirectory, created if need be."""
         folder = self.path / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def result(self, stage: str) -> Any:
-        """Returns what `finish` was given for a stage, or None if the stage is not finished."""
+        """Returns the result passed to `finish` for a stage, or None if it is not finished."""
         path = self._marker(stage)
         return read_json(path, object) if path.exists() else None
 
@@ -76,13 +76,13 @@ class WorkFolder:
         _write(self._marker(stage), result)
 
     def finish_output(self, result: Any) -> None:
-        """Marks the output as whole, `result("described")` from now on, once it is on the disk."""
+        """Marks the output as complete, as `result("described")`, once it is on disk."""
         sync_tree(self.output)
         self.finish("manifest", _digest(self.output / MANIFEST))
         self.finish("described", result)
 
     def is_published(self) -> bool:
-        """Returns True if `final` is the output of this run, with all its files."""
+        """Returns whether `final` is the output of this run, with all its files."""
         manifest = self.final / MANIFEST
         if self.output.exists() or not manifest.is_file():
             return False
@@ -108,11 +108,11 @@ class WorkFolder:
         """Runs a task on every unfinished item; returns all results.
 
         Args:
-            engine: who runs them.
-            stage: names the folder of the results, which are JSON.
+            engine: engine to run them on.
+            stage: name of the directory of the results, which are JSON.
             task: a function that can be pickled.
             items: numbered by their order, which must be the same when a run is resumed.
-            on_progress: called now and then with the numbers of the items that are done.
+            on_progress: called from time to time with the indices of finished items.
         """
         results = self.folder(f"{stage}.tasks")
         left = [i for i in range(len(items)) if i not in _done(results)]
@@ -122,7 +122,7 @@ class WorkFolder:
         return [read_json(results / f"{i}.json") for i in range(len(items))]
 
     def publish(self) -> None:
-        """Makes the output `final`; the folder is removed."""
+        """Moves the output to `final` and removes the directory."""
         if not self.is_published():  # by a run that was killed before the next
             publish_directory(self.output, self.final)
         remove_work_folder(self.path.parent)
@@ -168,17 +168,17 @@ def _watched(results: Path, on_progress: Callable[[list[int]], None]) -> Iterato
 def open_work_folder(
     final: Path, facts: dict[str, Any], replace: bool | str, restart: bool
 ) -> Iterator[WorkFolder]:
-    """Opens the folder of a new or resumed run; other processes are locked out meanwhile.
+    """Opens the directory of a new or resumed run, which it locks against other processes.
 
     Args:
-        final: what the run writes; the folder is beside it.
+        final: output of the run; the directory is beside it.
         facts: options, by flag, and input, by file, that determine the output; JSON.
         replace: whether an earlier output of ours may be replaced, other than this run's.
-        restart: whether an unfinished run may be given up.
+        restart: whether to discard an unfinished run.
 
     Raises:
-        FileExistsError: `final` may not be replaced, or the folder is not ours or in use.
-        ValueError: an unfinished run has other facts; they are named.
+        FileExistsError: `final` may not be replaced, or the directory is not ours or is in use.
+        ValueError: an unfinished run has other facts, which the message names.
     """
     final = final.resolve()
     folder = final.with_name(f"{final.name}.unfinished")
@@ -208,9 +208,9 @@ def open_work_folder(
 
 
 def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
-    """Returns True if any run in the folder has finished a task, beyond dividing its work.
+    """Returns whether any run in the directory has finished a task other than dividing its work.
 
-    A run whose output has left the folder resumes only to report it, if that output is intact.
+    A run whose output was moved resumes only to report it, if that output is intact.
     """
     described = [path.parent for path in folder.glob("*/described.done")]
     if any(not (run / "output").exists() for run in described):
@@ -221,14 +221,14 @@ def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
 
 
 def remove_work_folder(folder: Path) -> None:
-    """Removes a folder of a run; what says that it is ours goes last."""
+    """Removes the directory of a run, and last the file that marks it as ours."""
     _empty(folder)
     (folder / _FACTS).unlink()
     folder.rmdir()
 
 
 def _empty(folder: Path) -> None:
-    """Removes all but the facts; if it is killed half-way, the rest does not look like a run."""
+    """Removes all but the facts; if interrupted, the rest does not look like a run."""
     for entry in folder.iterdir():
         if entry.is_dir():
             removed = entry.rename(entry.with_name(f"{entry.name}{_REMOVED}"))
@@ -282,7 +282,7 @@ def _check_same(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns facts in which the entries of a map have names of their own."""
+    """Returns facts with the entries of maps flattened under names of their own."""
     flat: dict[str, Any] = {}
     for name, value in facts.items():
         parts = value if isinstance(value, dict) else {}
@@ -295,7 +295,7 @@ def _shown(value: Any) -> str:
 
 
 class Progress:
-    """A line on the terminal, or one a minute in a file: rows, speed and time left of a stage."""
+    """A line on the terminal, or one per minute in a file: rows, speed and time left of a stage."""
 
     def __init__(
         self, stage: str, items: int, sizes: Sequence[int] | None, rows: Sequence[int] | None
@@ -307,7 +307,7 @@ class Progress:
         self._live = sys.stderr.isatty()
 
     def __call__(self, done: list[int]) -> None:
-        """Shows how far it is, with the numbers of the items that are done."""
+        """Shows the progress, given the indices of finished items."""
         size, total = sum(self._sizes[i] for i in done), sum(self._sizes)
         if self._at_start is None:
             self._at_start = size  # done by an earlier run

@@ -17,20 +17,20 @@ from dlrm.preproc.images.sources import Item, read
 
 
 class BadImageError(ValueError):
-    """An image that cannot be used; the message says why."""
+    """An image that cannot be used; the message gives the reason."""
 
 
 class Shard(NamedTuple):
-    """Share of the images that one task writes.
+    """The images that one task writes.
 
     Attributes:
         items: the images, in order.
-        directory: of the dataset.
+        directory: directory of the dataset.
         split: the split.
-        number: of the shard in its split.
-        size: height and width.
-        first_label: the least label of TFRecords.
-        skip_bad: leave bad images out; else the first ends the run.
+        number: number of the shard in its split.
+        size: height and width, in pixels.
+        first_label: lowest label of TFRecords.
+        skip_bad: leave bad images out; otherwise the first one ends the run.
     """
 
     items: list[Item]
@@ -48,13 +48,13 @@ class Shard(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Counts of what a task wrote.
+    """Counts of a task's output.
 
     Attributes:
-        images: how many.
-        class_names: label -> name, where the source says it.
+        images: number of images.
+        class_names: label -> name, if the source has names.
         bad: names and reasons of images that were left out.
-        checksums: of the two files, see `dlrm.manifest.Checksum`.
+        checksums: checksums of the two files; see `dlrm.manifest.Checksum`.
     """
 
     images: int
@@ -74,7 +74,7 @@ def write_shard(shard: Shard) -> None:
     """Writes a shard's images, labels and report.
 
     Raises:
-        BadImageError: an image cannot be used and `skip_bad` is not set; it is named.
+        BadImageError: an image cannot be used and `skip_bad` is not set; the message names it.
     """
     images_file, labels_file = image_layout.shard_files(shard.directory, shard.split, shard.number)
     labels: list[int] = []
@@ -108,25 +108,25 @@ def write_shard(shard: Shard) -> None:
 
 
 def decode(data: bytes, size: int) -> np.ndarray:
-    """Returns the largest centred square of an encoded image as uint8 `[3, size, size]`.
+    """Returns the largest centered square of an encoded image as uint8 `[3, size, size]`.
 
-    The image is turned as its EXIF says. Grey, palette and CMYK become RGB, 16 bits become 8, and
-    what is transparent becomes white. Of an animation the first picture is taken.
+    The image is rotated by its EXIF orientation. Gray, palette and CMYK become RGB, 16 bits become
+    8, and transparent pixels become white. Of an animation, the first picture is used.
 
     Raises:
-        BadImageError: it is no image, is cut off, has more pixels than Pillow accepts, or pixels
-            of floating point or 32 bits, of which nothing says what is white.
+        BadImageError: it is not an image, is truncated, has more pixels than Pillow accepts, or has
+            floating-point or 32-bit pixels, whose white level is undefined.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # damaged EXIF, which Pillow passes over
+            warnings.simplefilter("ignore", UserWarning)  # damaged EXIF, which Pillow ignores
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data)) as image:
                 image.draft("RGB", (2 * size, 2 * size))  # JPEG: decode at a lower resolution
                 _check_range(image)
                 rgb = _to_rgb(ImageOps.exif_transpose(image))
-    except Exception as error:  # Pillow's decoders raise whatever their parsing stumbles over
-        # Pillow shows the object that it read from, whose address differs from run to run.
+    except Exception as error:  # Pillow's decoders raise errors of any type
+        # Pillow's message has the address of an object, which differs from run to run.
         reason = re.sub(r" <_io\.BytesIO object at \w+>", "", str(error)) or type(error).__name__
         raise BadImageError(f"not a readable image: {reason}") from error
     side = min(rgb.size)

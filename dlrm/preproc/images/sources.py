@@ -11,18 +11,18 @@ from dlrm.preproc.images.tfrecord import Record, find_records, parse_example, re
 
 _TRAIN, _OTHERS = "train", ("test", "val", "validation")
 _DIGITS = "[0-9]" * 5
-_MAX_CLASSES = 1 << 20  # of TFRecords: one wrong label must not make millions
+_MAX_CLASSES = 1 << 20  # of TFRecords, so that one wrong label does not make millions
 _TAR_BLOCK = 512
 
 
 class Item(NamedTuple):
-    """An encoded image: a file, or bytes of one.
+    """An encoded image: a file, or part of one.
 
     Attributes:
-        name: what messages call it.
+        name: name in messages.
         path: the file.
-        record: where in the file it is; None: it is the file.
-        label: its class; None: a tf.train.Example, which says it.
+        record: position in the file; None if it is the file.
+        label: its class; None for a tf.train.Example, which contains it.
     """
 
     name: str
@@ -32,24 +32,24 @@ class Item(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The bytes of an image file, its label, and the label's name where a record says it."""
+    """The bytes of an image file, its label, and the label's name if a record has it."""
 
     data: bytes
     label: int
     class_name: str | None = None
 
 
-# Name, file, and where in the file, or why it is left out.
+# Name, file, and position in the file, or the reason for leaving it out.
 _Found = Iterator[tuple[PurePosixPath, Path, Record | str | None]]
 
 
 class Source(NamedTuple):
-    """Images that were found.
+    """The images found.
 
     Attributes:
-        splits: split -> images; one split "train" where the source has none.
-        classes: names of the labels; None: the records say them.
-        left_out: names of files that are no image of a class, with reasons.
+        splits: split -> images; only "train" if the source is not split.
+        classes: names of the labels; None if the records have them.
+        left_out: names of files that are not images of a class, with reasons.
     """
 
     splits: dict[str, list[Item]]
@@ -64,9 +64,9 @@ def find_images(path: Path) -> Source:
     dot are skipped.
 
     Raises:
-        FileNotFoundError: there is nothing at `path`, or no image in it.
-        ValueError: a class has images in another split and none in `train`, a class folder holds
-            only folders, it is no whole tar file, or some of the TFRecords are missing.
+        FileNotFoundError: `path` does not exist, or has no image.
+        ValueError: a class has images in another split but none in `train`, a class folder holds
+            only folders, a tar file is damaged, or some of the TFRecords are missing.
     """
     if path.is_dir():
         records = _find_record_files(path)
@@ -82,7 +82,7 @@ def read(item: Item, first_label: int) -> Encoded:
     """Reads an encoded image.
 
     Raises:
-        ValueError: a file cannot be read, or a record is damaged, or has no image or no label.
+        ValueError: a file is unreadable, or a record is damaged or lacks its image or label.
     """
     if item.record is None:
         assert item.label is not None
@@ -111,7 +111,7 @@ def read(item: Item, first_label: int) -> Encoded:
 
 def _read_file(path: Path) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait forever
             raise ValueError("expected a regular file, got a pipe, socket or device")
         return path.read_bytes()
     except OSError as error:
@@ -119,7 +119,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def _find_record_files(folder: Path) -> dict[str, list[Path]]:
-    """Split -> files such as train-00000-of-01024, by name."""
+    """Returns split -> files such as train-00000-of-01024, by name."""
     pattern = f"-{_DIGITS}-of-{_DIGITS}"
     files = {split: sorted(folder.glob(split + pattern)) for split in (_TRAIN, *_OTHERS)}
     for found in filter(None, files.values()):
@@ -152,7 +152,9 @@ def _files(folder: Path) -> _Found:
 
 
 def _members(path: Path) -> _Found:
-    members: dict[PurePosixPath, Record | str] = {}  # as unpacking does: the last of a name stays
+    members: dict[
+        PurePosixPath, Record | str
+    ] = {}  # as in unpacking, the last file of a name counts
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
@@ -186,7 +188,7 @@ def _check_end(path: Path, offset: int) -> None:
         header = file.read(_TAR_BLOCK)
         if len(header) < _TAR_BLOCK:
             raise ValueError(f"{expected}, the file ends: cut off")
-        if any(header):  # tarfile ends there in silence
+        if any(header):  # tarfile stops there without an error
             raise ValueError(f"{expected}, what is there is damaged")
         while block := file.read(1 << 20):
             if any(block):
@@ -238,7 +240,7 @@ def _from_paths(found: _Found, source: Path) -> Source:
 
 
 def _named(splits: dict[str, list[Item]]) -> dict[str, list[Item]]:
-    """Names the splits: training watches our test split, which is `test` or else the other one."""
+    """Names the splits; our test split is `test` or, without it, the other one."""
     if "val" in splits and "validation" in splits:
         raise ValueError("expected a split val or validation, got both")
     renamed = {("validation" if name == "val" else name): items for name, items in splits.items()}

@@ -30,10 +30,10 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def find_records(path: Path) -> Iterator[Record]:
-    """Yields where the records of a file are; their data are not read.
+    """Yields the positions of a file's records, without reading their data.
 
     Raises:
-        ValueError: a length is damaged or the file ends within a record; both are named.
+        ValueError: a length is damaged or the file ends within a record; the message has the place.
     """
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -59,7 +59,7 @@ def read_record(path: Path, record: Record) -> bytes:
     """Returns the data of a record.
 
     Raises:
-        ValueError: they are damaged.
+        ValueError: the data are damaged.
     """
     with open(path, "rb") as file:
         file.seek(record.offset)
@@ -70,12 +70,12 @@ def read_record(path: Path, record: Record) -> bytes:
 
 
 def parse_example(data: bytes) -> dict[str, list[Any]]:
-    """Returns the features of a serialised tf.train.Example: name -> bytes or integers.
+    """Returns the features of a serialized tf.train.Example: name -> bytes or integers.
 
     Lists of floats are left out.
 
     Raises:
-        ValueError: it is no such message.
+        ValueError: the bytes are not such a message.
     """
     features: dict[str, list[Any]] = {}
     for message in _messages(data, 1):  # Example.features
@@ -96,12 +96,12 @@ def _text(data: bytes) -> str:
 
 
 def _messages(data: bytes | int, number: int) -> list[bytes]:
-    """The length-delimited fields of a message that have a number."""
+    """Returns the length-delimited fields of a message with a given number."""
     return [value for n, value in _fields(data) if n == number and isinstance(value, bytes)]
 
 
 def _integers(data: bytes | int) -> list[int]:
-    """The integers of an Int64List, packed or one by one."""
+    """Returns the integers of an Int64List, packed or not."""
     numbers: list[int] = []
     for number, value in _fields(data):
         if number != 1:
@@ -117,7 +117,7 @@ def _integers(data: bytes | int) -> list[int]:
 
 
 def _fields(data: bytes | int) -> Iterator[tuple[int, bytes | int]]:
-    """Yields number and value of each field of a protocol-buffers message."""
+    """Yields the number and value of each field of a protocol-buffers message."""
     if isinstance(data, int):
         raise ValueError("not a tf.train.Example: a number where a message belongs")
     place = 0
@@ -141,7 +141,7 @@ def _fields(data: bytes | int) -> Iterator[tuple[int, bytes | int]]:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Returns a number of 7 bits a byte, least first, and the place after it."""
+    """Returns a number with 7 bits per byte, lowest first, and the position after it."""
     value = shift = 0
     while place < len(data) and shift < 64:
         byte = data[place]

@@ -1,4 +1,4 @@
-"""Splits of raw logs that know their rows: the stages unpack, cut and count."""
+"""Splits of raw logs with known rows: the stages unpack, cut and count."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -24,13 +24,13 @@ from dlrm.preproc.stages.dictionary_merge import CountJob, count_split
 from dlrm.preproc.stages.pipeline import count_buckets
 from dlrm.preproc.stages.stage import QUARANTINE, Run
 
-_SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless it is given
+_SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless given
 _SPLITS_PER_CORE = 4
 _COUNT_BUCKET_BYTES = 256 << 20  # of text
 
 
 def counted_splits(run: Run, files: Sequence[Path], num_days: int | None) -> list[Split]:
-    """Unpacks and cuts the input, and reads every line once; the splits then know their rows."""
+    """Unpacks and cuts the input, and reads every line once; returns splits with known rows."""
     days = _unpacked(run, files, "input")
     if num_days is not None:
         (day,) = days
@@ -53,7 +53,7 @@ def counted_splits(run: Run, files: Sequence[Path], num_days: int | None) -> lis
 def numbered_splits(
     run: Run, name: str, files: Sequence[Path], log_format: LogFormat
 ) -> list[Split]:
-    """Unpacks the input and reads every line once, to know the rows alone."""
+    """Unpacks the input and reads every line once, only to count rows."""
     splits = _splits(run, name, _unpacked(run, files, name))
     job = CountJob(LogSource(log_format), "", 1, run.options.quarantine)
     return _counted(run, f"{name} count", f"{name}.count", splits, job)
@@ -67,7 +67,7 @@ def _counted(
         task = partial(count_split, job=job)
         counted = stage.tasks(name, task, list(enumerate(splits)), sizes)
         splits = number_rows(splits, [result["rows"] for result in counted])
-        # Runs that version 0.1.0 began know no checksums.
+        # Runs started by version 0.1.0 have no checksums.
         crcs = [result.get("crc") for result in counted]
         splits = [replace(split, crc=crc) for split, crc in zip(splits, crcs, strict=True)]
         stage.rows, stage.size = num_rows(splits), sum(sizes)
@@ -76,7 +76,7 @@ def _counted(
 
 
 def _unpacked(run: Run, files: Sequence[Path], name: str) -> list[Day]:
-    """Returns the days of the files, of which compressed ones are unpacked into the work folder."""
+    """Returns the days of the files, with compressed ones unpacked into the work folder."""
     packed = [path for path in files if path.suffix in SUFFIXES]
     paths = {path: path for path in files}
     if packed:
@@ -97,7 +97,7 @@ def _unpack(item: tuple[str, str]) -> dict[str, Any]:
 
 
 def _cut(run: Run, day: Day, num_days: int) -> list[Day]:
-    """Cuts a file into days of equally many lines; the first ones have the remaining lines."""
+    """Cuts a file into days of equally many lines; the first days get one more for a remainder."""
     with run.stage("cut") as stage:
         chunks = _splits(run, "cut", [day])
         sizes = [chunk.size for chunk in chunks]
@@ -144,7 +144,7 @@ def _splits(run: Run, name: str, days: Sequence[Day]) -> list[Split]:
 
 
 def num_rows(splits: Sequence[Split], first_day: int = 0, last_day: int | None = None) -> int:
-    """Rows of the splits of some days, or of all."""
+    """Returns the rows of the splits of some days, or of all."""
     return sum(
         split.rows
         for split in splits
@@ -153,9 +153,9 @@ def num_rows(splits: Sequence[Split], first_day: int = 0, last_day: int | None =
 
 
 def _quarantine(run: Run, splits: Sequence[Split], rejected: Sequence[list]) -> None:
-    """Writes the lines that were left out, a file a day, and refuses when they are too many.
+    """Writes the lines that were left out, one file per day; raises an error if they are too many.
 
-    A line there: its number, why it was left out, and its text.
+    Each line has its number, the reason, and its text.
     """
     bad = sum(len(lines) for lines in rejected)
     if not run.options.quarantine:

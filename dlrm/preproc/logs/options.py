@@ -1,4 +1,4 @@
-"""Options of preprocessing: what decides how raw logs become numbers."""
+"""Options of preprocessing raw logs."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,13 +14,13 @@ HALVES = ("all", "first", "second")
 
 @dataclass(frozen=True)
 class Options:
-    """Options of preprocessing logs. All but `split_bytes` and `max_bad_lines` change the output.
+    """Options of preprocessing logs; all but `split_bytes` and `max_bad_lines` change the output.
 
     Attributes:
-        dictionary_days: first and last day whose values get ids; None: all.
-        bad_lines: "fail", or "quarantine": leave them out and write them beside.
-        max_bad_lines: the share of all lines that may be left out.
-        report: whether `report.html` and `report.json` are written.
+        dictionary_days: first and last day whose values get ids; None is all.
+        bad_lines: "fail", or "quarantine": leave out unreadable lines, and list them.
+        max_bad_lines: maximum share of all lines to leave out.
+        report: whether to write `report.html` and `report.json`.
     """
 
     log_format: LogFormat = LogFormat()
@@ -51,10 +51,10 @@ class Options:
         self.parse_limit()
 
     def parse_limit(self) -> FrequencyLimit:
-        """Returns what `frequency_limit` says of each column.
+        """Returns the limits of columns in `frequency_limit`.
 
         Raises:
-            ValueError: it is no limit, or has one for a column that is not categorical.
+            ValueError: it is not a limit, or has one for a column that is not categorical.
         """
         shape = self.log_format
         return FrequencyLimit.parse(
@@ -63,18 +63,18 @@ class Options:
 
     @property
     def quarantine(self) -> bool:
-        """Is True if lines that cannot be read are left out."""
+        """Returns whether unreadable lines are left out."""
         return self.bad_lines == "quarantine"
 
     def facts(self) -> dict[str, Any]:
-        """Returns the options that determine the bytes that are written, by flag."""
+        """Returns, by flag, the options that determine the bytes of the output."""
         values = asdict(self)
         shape = values.pop("log_format")
         del values["split_bytes"], values["max_bad_lines"]
         return {f"--{name}": value for name, value in (shape | values).items()}
 
     def manifest_facts(self) -> dict[str, Any]:
-        """Returns the manifest's record of how the numbers were transformed."""
+        """Returns the manifest's entries about the transform."""
         return {
             "numeric_transform": self.numeric_transform,
             "frequency_limit": self.frequency_limit,

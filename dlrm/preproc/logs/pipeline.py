@@ -2,13 +2,13 @@
 
     unpack      compressed files, if there are any
     cut         one file into days of equally many lines, if there is one file
-    count       read every line once: rows, how often each value is there, lines that cannot be read
+    count       read every line once: rows, the count of each value, unreadable lines
     dictionary  merge the counts, and give ids to the values that are frequent enough
     transform   read every line once more and write rows; those to be shuffled go into buckets
     shuffle     sort each bucket and write its rows
     describe    the report, the files that describe the dataset, and their checksums
 
-Every task leaves a file when it is done, and every stage a marker, in a `WorkFolder`.
+Every finished task leaves a file, and every finished stage a marker, in a `WorkFolder`.
 """
 
 from collections.abc import Sequence
@@ -51,20 +51,20 @@ UNLABELLED = "unlabelled"
 def prepare(
     run: Run, files: Sequence[Path], num_days: int | None = None, unlabelled: Path | None = None
 ) -> dict[str, Any]:
-    """Writes a whole dataset; returns its cardinalities, and totals of each split.
+    """Writes a whole dataset; returns its cardinalities, and the totals of each split.
 
-    The days but the last are train/; the first floor(n/2) rows of the last are test/, the rest of
-    it is validation/.
+    All days except the last are train/; of the n rows of the last day, the first floor(n/2) are
+    test/, the others validation/.
 
     Args:
         run: the engine, the folder and the options.
-        files: one a day; or one for all days, with `num_days`.
-        num_days: into how many days a single file is cut, of equally many lines.
-        unlabelled: a log without labels, which is transformed too.
+        files: one file per day; or one for all days, with `num_days`.
+        num_days: number of days of equally many lines to cut a single file into.
+        unlabelled: a log without labels to transform as well.
 
     Raises:
-        ValueError: the options do not fit the days.
-        TaskError: a line is not as it should be, or a file cannot be written.
+        ValueError: the options do not match the days.
+        TaskError: a line is unreadable, or a file cannot be written.
         EngineError: tasks could not be run.
     """
     if (facts := run.work.result("described")) is not None:
@@ -89,7 +89,7 @@ def prepare(
 
 
 def fit(run: Run, splits: Sequence[Split], directory: Path) -> None:
-    """Makes dictionaries of the counts, and writes a transform."""
+    """Makes dictionaries from the counts, and writes a transform."""
     shape, limit = run.options.log_format, run.options.parse_limit()
     first, last = run.options.dictionary_days or (0, splits[-1].day)
     counted = [i for i, split in enumerate(splits) if first <= split.day <= last]
@@ -130,7 +130,7 @@ def _describe(
 
 
 def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> None:
-    """Fits a transform alone, as `--mode generate_models` does."""
+    """Fits a transform only, as `--mode generate_models` does."""
     if run.work.result("described") is None:
         splits = counted_splits(run, files, num_days)
         fit(run, splits, run.work.output)
@@ -145,7 +145,7 @@ def transform_days(
     """Applies a fitted transform to days or half their rows, as `--mode transform` does.
 
     Returns:
-        Totals of the rows, as `transform_split` counts them.
+        Totals of the rows; see `transform_split`.
     """
     options, fitted = run.options, Transform.load(directory)
     shape = options.log_format

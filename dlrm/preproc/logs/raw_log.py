@@ -1,4 +1,4 @@
-"""Raw logs on disk: which files there are, and how they are cut into splits and read.
+"""Raw logs on disk: their files, the splits of these, and the reading of lines.
 
 A split is a byte range of a file and owns the lines that start in it, so that any set of splits
 that covers the files gives the same rows.
@@ -17,13 +17,13 @@ from dlrm.files import sync
 from dlrm.preproc.stages.source import Rejected
 
 SUFFIXES = (".gz", ".zst")  # of compressed files
-_BLOCK_BYTES = 4 << 20  # of text, whose columns then fit the caches
+_BLOCK_BYTES = 4 << 20  # of text, small enough for its columns to fit the caches
 
 
 class Day(NamedTuple):
     """The lines of a day: those that start in bytes [begin, end) of `path`.
 
-    `source` is the file that the user has, which is a compressed one where `path` was unpacked.
+    `source` is the user's file, which is compressed if `path` was unpacked.
     """
 
     path: str
@@ -38,9 +38,8 @@ class Split:
 
     Attributes:
         day: index of the day.
-        first_row, rows: where its rows stand among those of all days; set by `number_rows`.
-        crc: CRC-32 of its lines when they were counted, which later reads must have; None where it
-            is not known.
+        first_row, rows: position and number of its rows among all days; set by `number_rows`.
+        crc: CRC-32 of its lines when they were counted, which later reads verify; None if unknown.
     """
 
     path: str
@@ -59,11 +58,11 @@ class Split:
 
 
 class BadLineError(ValueError):
-    """A line that cannot be read; the message names file, line and column."""
+    """An unreadable line; the message names file, line and column."""
 
 
 class Block(NamedTuple):
-    """Some lines of a split: `first_row` counts the rows of the split before them."""
+    """Some lines of a split; `first_row` is the index of the first one in the split."""
 
     first_row: int
     lines: Lines
@@ -78,13 +77,14 @@ def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
     """Returns `day_0`, `day_1`, ... of a folder, each plain, `.gz` or `.zst`.
 
     Args:
-        folder: where they are; files of other names do not matter, but there may be no `day_N.*`
-            that cannot be read: the last day is held out, so it must be known which is last.
+        folder: their directory. Files with other names are ignored, except unknown forms `day_N.*`,
+            which are errors, since the last day is held out and must be known.
         num_days: expected number of days; None takes all.
 
     Raises:
-        FileNotFoundError: no folder, or a missing day.
-        ValueError: a day of an unknown form, twice there or empty, fewer than 2, or not `num_days`.
+        FileNotFoundError: the folder or a day is missing.
+        ValueError: a day has an unknown form, occurs twice or is empty; there are fewer than 2, or
+            not `num_days`.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of day files (INPUT_PATH)")
@@ -120,14 +120,14 @@ def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Returns a file of a folder, plain, `.gz` or `.zst`, or None where there is none."""
+    """Returns a file of a folder, plain, `.gz` or `.zst`, or None if there is none."""
     forms = [folder / (name + suffix) for suffix in ("", *SUFFIXES)]
     present = [path for path in forms if path.exists()]
     return _one_form(present) if present else None
 
 
 def _one_form(forms: list[Path]) -> Path:
-    """The one form of a file that is there; nothing tells whether two are the same rows."""
+    """Returns the only form of a file; several are an error, since their rows may differ."""
     path = forms[0]
     if len(forms) > 1:
         raise ValueError(f"{forms[1]}: expected one of the two, got {path.name} too")
@@ -151,7 +151,7 @@ def split_days(days: Sequence[Day], split_bytes: int) -> list[Split]:
 
 
 def number_rows(splits: Sequence[Split], rows: Sequence[int]) -> list[Split]:
-    """Tells each split how many rows it has and how many come before."""
+    """Returns splits with the number of their rows and of the rows before."""
     numbered, first = [], 0
     for split, count in zip(splits, rows, strict=True):
         numbered.append(replace(split, first_row=first, rows=count))
@@ -173,7 +173,7 @@ def count_lines(split: Split) -> int:
 
 
 def start_of_line(split: Split, line: int) -> int:
-    """Returns where the line of that number, from 0, of a split starts in the file."""
+    """Returns the position in the file of a split's line, given its index."""
     if line == 0 and split.begin == 0:
         return 0
     wanted = line if split.begin == 0 else line + 1  # newlines up to it
@@ -201,14 +201,14 @@ def read_blocks(
     """Yields the lines of a split, a few megabytes at a time.
 
     Args:
-        split: what to read.
+        split: split to read.
         log_format: the columns of a line.
-        rejected: gets the lines that cannot be read, which are left out.
-        crcs: gets the CRC-32 of all lines, once they are read.
+        rejected: receives unreadable lines, which are left out.
+        crcs: receives the CRC-32 of all lines once they are read.
 
     Raises:
-        BadLineError: a line cannot be read and there is no `rejected`, or the lines are others
-            than those that were counted.
+        BadLineError: a line is unreadable and `rejected` is None, or the lines differ from those
+            that were counted.
     """
     rows = skipped = crc = 0
     with open(split.path, "rb") as file:
@@ -276,7 +276,7 @@ def _rest_of_line(file: BinaryIO, split: Split, position: int) -> bytes:
 
 
 def _line_number(path: str, offset: int) -> int:
-    """Counts the lines up to the one at `offset`; reads the file, so for errors only."""
+    """Counts the lines up to the one at `offset`; reads the file, so used for errors only."""
     lines = 1
     with open(path, "rb") as file:
         while offset > 0 and (block := file.read(min(_BLOCK_BYTES, offset))):
@@ -286,10 +286,10 @@ def _line_number(path: str, offset: int) -> int:
 
 
 def unpack(source: str, target: str) -> dict[str, Any]:
-    """Unpacks a `.gz` or `.zst` file; `target` appears when it is whole.
+    """Unpacks a `.gz` or `.zst` file; `target` appears when it is complete.
 
     Raises:
-        ValueError: the file is damaged or cut off; it is named.
+        ValueError: the file is damaged or truncated; the message names it.
     """
     partial, size = Path(target + ".partial"), 0
     try:

@@ -16,7 +16,7 @@ from dlrm.preproc.stages.stage import QUARANTINE, Run
 def log_facts(
     run: Run, splits: Sequence[Split], fitted: Transform, totals: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
-    """Returns the report on raw logs, all rows of which are transformed."""
+    """Returns the report on raw logs after all rows are transformed."""
     folder = run.work.folder("transform.statistics")
     counted = Counted(fitted.num_numerical, fitted.num_categorical)
     for number, split in enumerate(splits):

@@ -1,4 +1,4 @@
-"""Raw logs as the stages read them."""
+"""Raw logs as a source of rows for the stages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class LogSource:
     ) -> tuple[dict[str, Any], list[Counts] | None]:
         """Reads a split once; see `Source`.
 
-        Every field is parsed here, so that no later stage meets a line that cannot be read.
+        Every field is parsed here, so that no later stage meets an unreadable line.
         """
         counted = self.days[0] <= part.day <= self.days[1]
         parts: list[list[Counts]] = [[] for _ in range(self.log_format.num_categorical)]
@@ -45,7 +45,7 @@ class LogSource:
     def divide(
         self, part: Split, targets: Sequence[Target], quarantine: bool
     ) -> Iterator[tuple[Target, np.ndarray, Columns]]:
-        """Yields lines as the ranges of the targets divide them; see `Source`."""
+        """Yields lines by the ranges of the targets; see `Source`."""
         for block in read_blocks(part, self.log_format, [] if quarantine else None):
             first, last = (part.first_row + block.first_row + n for n in (0, block.rows))
             for target in targets:
@@ -55,5 +55,5 @@ class LogSource:
                     yield target, np.arange(begin, end), lines
 
     def where(self, part: Split, number: int) -> str:
-        """Says where a row is; see `Source`."""
+        """Returns the location of a row; see `Source`."""
         return f"{part.source}: row {number - part.first_row} from byte {part.begin}"

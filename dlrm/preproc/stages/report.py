@@ -2,7 +2,7 @@
 
 Both depend only on the input and the options, so that the same input has the same report. The
 counts below are the same for every source; `dlrm.preproc.logs.report` and
-`dlrm.preproc.tables.report` add the facts of theirs.
+`dlrm.preproc.tables.report` add facts of their own.
 """
 
 import json
@@ -19,7 +19,7 @@ from dlrm.preproc.stages.report_page import page
 
 JSON, HTML = "report.json", "report.html"
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-_SHARE_FLOOR = 1e-4  # share of a bin that is empty on one side of a comparison
+_SHARE_FLOOR = 1e-4  # share assumed for a bin that is empty on one side of a comparison
 _TRAIN = layout.SPLITS[0]
 Histogram = Callable[[Statistics], np.ndarray]
 
@@ -77,7 +77,7 @@ class Counted:
         return round(float(((found - usual) * np.log(found / usual)).sum()), 4)
 
     def tenths(self, i: int) -> Histogram:
-        """Returns what counts rows in the tenths of the training rows, and those without a value.
+        """Returns a function that counts rows by tenths of the training rows, and missing ones.
 
         Args:
             i: the numerical field.
@@ -90,20 +90,20 @@ class Counted:
         ]
 
     def id_groups(self, table: int) -> Histogram:
-        """Returns what counts rows by the digits of their ids, and those without a value."""
+        """Returns a function that counts rows by the digits of their ids, and missing ones."""
         column = self.num_numerical + table
         return lambda part: np.r_[part.missing[column], part.ids[table]]
 
     def quantile_bins(self, i: int) -> np.ndarray | None:
-        """Returns the bins in which the `QUANTILES` of a numerical field are, of training rows."""
+        """Returns the bins of a numerical field's `QUANTILES` in training rows."""
         return _quantile_bins(self.train.numbers[i])
 
     def lists(self, i: int, names: Sequence[str]) -> dict[str, Any]:
-        """Returns what the lists of a list field are like: lengths of training rows, and shares.
+        """Describes the lists of a list field: lengths in training rows, and shares.
 
         Args:
             i: the number of the list field.
-            names: of the splits.
+            names: names of the splits.
         """
         parts, train = {name: self.split(name) for name in names}, self.train
         lengths: dict[str, Any] = dict.fromkeys(map(str, QUANTILES))
@@ -129,7 +129,7 @@ def _quantile_bins(histogram: np.ndarray) -> np.ndarray | None:
 
 
 def share(part: Any, whole: Any) -> float | None:
-    """Returns a share with six digits; None of nothing."""
+    """Returns a share with six digits; None if the whole is 0."""
     return round(float(part) / float(whole), 6) if whole else None
 
 

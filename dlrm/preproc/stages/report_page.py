@@ -1,7 +1,7 @@
-"""The page of a report: tables with bars, without scripts or anything from elsewhere.
+"""The page of a report: tables with bars, without scripts or external resources.
 
-It is one column on a phone and two on a wide screen. Tables that are wider scroll within their
-frame. What a colour or a bar says is also written.
+It has one column on a phone and two on a wide screen. Wider tables scroll within their frame.
+Colors and bars only repeat what the text says.
 """
 
 import html
@@ -43,12 +43,12 @@ summary { cursor: pointer; padding: .4rem 0; font-weight: 600 }
 
 
 class Bar(NamedTuple):
-    """A cell whose text is written on a bar.
+    """A cell with text on a bar.
 
     Attributes:
-        text: what is written.
+        text: text of the cell.
         share: length of the bar, 0 to 1.
-        level: class of its colour, which the text of another cell says.
+        level: class of its color, which another cell repeats as text.
     """
 
     text: str
@@ -85,7 +85,7 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def _of_logs(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns the report of logs in the words of one of tables."""
+    """Returns a report of logs in the form of a report of tables."""
 
     def renamed(one: dict[str, Any]) -> dict[str, Any]:
         return one | {"positives": one["clicks"], "positive_rate": one["click_through_rate"]}
@@ -142,7 +142,7 @@ def _section(title: str, content: str, whole: bool = False) -> str:
 
 
 def _drifts(facts: dict[str, Any]) -> tuple[str, str]:
-    """Returns the features that drift most, and what shows all of them to whoever opens it."""
+    """Returns the features that drift most, and a section to expand with all of them."""
     features = [*facts["numerical"], *facts["categorical"]]
     parts = {name: facts["splits"][name]["rows"] for name in features[0]["drift"]["splits"]}
     rows = [*parts.values(), *(one["rows"] for one in facts["slices"])]
@@ -313,7 +313,7 @@ def _bar_of(share: float | None) -> Cell:
 
 
 def _table(caption: str, head: Head, rows: Sequence[Sequence[Cell]], full: bool = False) -> str:
-    """Returns a table within a frame that scrolls; the first cell of a row names it."""
+    """Returns a table in a scrolling frame; the first cell of each row is its header."""
     lines = []
     if len(head) > 1:
         groups = [

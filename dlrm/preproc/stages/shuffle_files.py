@@ -1,8 +1,8 @@
-"""Files between two stages: what a task made for each bucket, for the buckets' tasks to read.
+"""Files between two stages: the rows of each bucket, for the buckets' tasks to read.
 
-A task writes one file with the bytes of bucket 0, 1, ... one after the other, and beside it an
-index of what belongs to each bucket. Like a shuffle of Spark's, but on the storage of the dataset:
-it outlives the processes, so that a run that was killed goes on, and every engine has it.
+A task writes one file with the concatenated bytes of bucket 0, 1, ..., and beside it an index of
+the buckets. It is like a shuffle in Spark, but on the storage of the dataset, so that it outlives
+the processes and killed runs can resume, and it works with every engine.
 """
 
 import io
@@ -15,7 +15,7 @@ from dlrm.files import staged_file
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Removes what killed processes were writing by `staged_file` anywhere in a directory."""
+    """Removes unfinished files of `staged_file` by killed processes, anywhere in a directory."""
     for partial in directory.rglob(".*.partial-[0-9]*"):
         partial.unlink(missing_ok=True)
 
@@ -26,13 +26,13 @@ def write_buckets(
     counts: np.ndarray,
     sizes: np.ndarray | None = None,
 ) -> None:
-    """Writes buckets, and counts that go with them, `[buckets, ...]`.
+    """Writes buckets, and their counts, `[buckets, ...]`.
 
     Args:
-        path: of the file.
-        contents: the bytes of the buckets, one after another.
-        counts: what `read_bucket` gives with them.
-        sizes: bytes of each bucket; None where each is one of `contents`.
+        path: path of the file.
+        contents: the bytes of the buckets, in order.
+        counts: counts that `read_bucket` returns with the buckets.
+        sizes: bytes of each bucket; None if each is one of `contents`.
     """
     lengths = []
     with staged_file(path) as partial, open(partial, "wb") as file:
@@ -45,14 +45,14 @@ def write_buckets(
         [("begin", np.int64), ("end", np.int64), ("counts", np.int64, counts.shape[1:])],
     )
     index["begin"], index["end"], index["counts"] = ends - np.diff(ends, prepend=0), ends, counts
-    text = io.BytesIO()  # np.save does not say why it could not write to a file
+    text = io.BytesIO()  # np.save does not report why a write failed
     np.save(text, index, allow_pickle=False)
     with staged_file(_index(path)) as partial:
         partial.write_bytes(text.getbuffer())
 
 
 def read_bucket(paths: Sequence[Path], bucket: int) -> Iterator[tuple[bytes, np.ndarray]]:
-    """Yields the bytes and the counts of a bucket out of every file."""
+    """Yields the bytes and the counts of a bucket from every file."""
     for path in paths:
         entry = np.load(_index(path), mmap_mode="r", allow_pickle=False)[bucket]
         with open(path, "rb") as file:
@@ -61,7 +61,7 @@ def read_bucket(paths: Sequence[Path], bucket: int) -> Iterator[tuple[bytes, np.
 
 
 def bucket_files(directory: Path) -> list[Path]:
-    """Returns what `write_buckets` wrote in a directory."""
+    """Returns the files of `write_buckets` in a directory."""
     ends = len(".index.npy")
     return sorted(path.with_name(path.name[:-ends]) for path in directory.glob("[0-9]*.index.npy"))
 

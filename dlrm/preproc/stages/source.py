@@ -1,4 +1,4 @@
-"""The source of rows as the tasks see it: counted once, then divided among the splits."""
+"""Interface of a source of rows: counted once, then divided among the splits."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +10,7 @@ from dlrm.data.transform.dictionaries import Counts
 
 
 class Rejected(NamedTuple):
-    """A line that was left out: its number in the split, from 0, why, and its text."""
+    """A line that was left out: its index in the split, the reason, and its text."""
 
     line: int
     reason: str
@@ -18,7 +18,7 @@ class Rejected(NamedTuple):
 
 
 class Columns(Protocol):
-    """Rows that are read: labels, and a column a field."""
+    """Rows that were read: labels, and one column per field."""
 
     @property
     def labels(self) -> Any:
@@ -26,27 +26,27 @@ class Columns(Protocol):
 
     @property
     def numerical(self) -> list[Parsed]:
-        """Numbers, a column a field."""
+        """Numbers, one column per field."""
 
     @property
     def categorical(self) -> Any:
-        """Keys, `Parsed` or `Coded`, or a `ListValues` of these, a column a field."""
+        """Keys, `Parsed` or `Coded`, or a `ListValues` of these, one column per field."""
 
     @property
     def extra(self) -> dict[str, np.ndarray]:
-        """Columns of a dataset beside the model's inputs, by name."""
+        """Columns of a dataset besides the model's inputs, by name."""
 
 
 class Target(NamedTuple):
-    """A split of the dataset, and which rows it gets.
+    """A split of the dataset, and its rows.
 
     Attributes:
-        name: of the split: "train", "test", ...; or "" for one that is the whole output.
-        first_row, last_row: of a log, the rows [first_row, last_row) of all days; else 0 and how
-            many there are.
+        name: name of the split: "train", "test", ...; or "" if it is the whole output.
+        first_row, last_row: for a log, the rows [first_row, last_row) of all days; otherwise 0 and
+            the number of rows.
         shuffled: whether the rows come in random order.
         labelled: whether the rows have labels.
-        num_ids: of each list field, how many ids the rows have.
+        num_ids: number of ids of the rows, for each list field.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Target(NamedTuple):
 
     @property
     def binary_file(self) -> str:
-        """Name of its file of NVIDIA's binary format."""
+        """Returns the name of its file in NVIDIA's binary format."""
         return f"{self.name}_data.bin" if self.name else "data.bin"
 
 
 class Source(Protocol):
-    """Reads rows in parts; what it gives does not depend on how they were cut."""
+    """Reads rows in parts; the result does not depend on the division into parts."""
 
     def count(
         self, part: Any, rejected: list[Rejected] | None
@@ -81,18 +81,18 @@ class Source(Protocol):
         """Reads a part once.
 
         Args:
-            part: what to read.
-            rejected: gets the rows that cannot be read, which are left out; None refuses the first.
+            part: part to read.
+            rejected: receives unreadable rows, which are left out; None raises the first.
 
         Returns:
-            Facts as JSON, `rows` among them, and how often each value of each counted column
-            occurs; None where the part counts for no dictionary.
+            Facts as JSON, including `rows`, and the counts of the values of each counted column;
+            None if the part is not counted for dictionaries.
         """
 
     def divide(
         self, part: Any, targets: Sequence[Target], quarantine: bool
     ) -> Iterator[tuple[Target, np.ndarray, Columns]]:
-        """Yields the rows of a part some at a time: their target, and their numbers among all."""
+        """Yields the rows of a part some at a time, with their target and indices among all."""
 
     def where(self, part: Any, number: int) -> str:
-        """Says where a row is, by its number among all."""
+        """Returns the location of a row, given its index among all."""

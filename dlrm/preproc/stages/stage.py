@@ -1,4 +1,4 @@
-"""A run of preprocessing and its stages: who works, where results lie, what is said."""
+"""A run of preprocessing and its stages: the engine, the results and the messages."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator["Stage"]:
-        """Says, at the end of a stage, how long it took."""
+        """Prints, at the end of a stage, the time that it took."""
         stage, start = Stage(self, name), time.perf_counter()
         yield stage
         seconds = max(time.perf_counter() - start, 1e-9)
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass
 class Stage:
-    """A stage that goes on, and what it has to say at its end."""
+    """A running stage, and the message for its end."""
 
     run: Run
     name: str
@@ -51,7 +51,7 @@ class Stage:
         sizes: Sequence[int] | None = None,
         rows: Sequence[int] | None = None,
     ) -> list[dict[str, Any]]:
-        """Runs a task on items, of `sizes` in bytes and of `rows`, and shows how it goes."""
+        """Runs a task on items, of `sizes` in bytes and of `rows`, and shows the progress."""
         progress = Progress(self.name, len(items), sizes, rows)
         try:
             return self.run.work.run(self.run.engine, name, task, items, progress)

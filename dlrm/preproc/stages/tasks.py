@@ -41,29 +41,29 @@ class Job(NamedTuple):
     dataset: str  # directory to write to
     output_format: str
     targets: list[Target]
-    shuffle: str  # directory of the rows on their way, by bucket
+    shuffle: str  # directory of intermediate rows, by bucket
     buckets: int
     seed: int
     quarantine: bool
     statistics: str | None  # directory for them
-    extra: dict[str, np.dtype] = {}  # columns beside the model's inputs: name -> type
+    extra: dict[str, np.dtype] = {}  # columns besides the model's inputs: name -> type
     starts: list[list[int]] | None = None  # first row of each part in each target
     list_starts: list[list[list[int]]] = []  # first id of each part, target and list field
     periods: Periods | None = None  # counted separately in the statistics, of rows with a time
 
     def fitted(self) -> Fitted:
-        """The transform, loaded once a process as long as its files stay the same."""
+        """Returns the transform, loaded once per process while its files are unchanged."""
         status = facts_file(self.transform).stat()
         return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
 
     def start(self, number: int, split: Any, target: Target) -> int:
-        """Returns which row of a target is the first that a part has of it."""
+        """Returns the index, in a target, of a part's first row of it."""
         if self.starts is None:
             return max(split.first_row - target.first_row, 0)
         return self.starts[number][self.targets.index(target)]
 
     def list_start(self, number: int, target: Target) -> list[int]:
-        """Returns which ids of a target, of each list field, are the first of a part."""
+        """Returns the index, in a target, of a part's first id of each list field."""
         return self.list_starts[number][self.targets.index(target)] if target.num_ids else []
 
     def lists(self, target: Target) -> list[ListColumns]:
@@ -75,7 +75,7 @@ class Job(NamedTuple):
         ]
 
     def files(self, target: Target) -> dict[str, np.dtype]:
-        """File, relative to the dataset -> dtype of its rows; of list fields that of lengths."""
+        """Returns file, relative to the dataset -> dtype of its rows, or of lengths of lists."""
         fitted = self.fitted()
         if self.output_format == "binary":
             words = 1 + fitted.num_numerical + fitted.num_categorical
@@ -90,7 +90,7 @@ class Job(NamedTuple):
         return found | {one.lengths: one.dtypes[one.lengths] for one in self.lists(target)}
 
     def columns(self, target: Target, read: Columns, rows: Transformed) -> dict[str, np.ndarray]:
-        """File -> its rows, or values of their lists; `rows` has what `numerical_dtype` says."""
+        """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""
         labels, ids = (
             read.labels,
             {i: c for i, c in enumerate(rows.ids) if isinstance(c, np.ndarray)},
@@ -112,7 +112,7 @@ class Job(NamedTuple):
 
     @property
     def numerical_dtype(self) -> np.dtype:
-        """Of logarithms in this output format: NVIDIA's binary rows have them as float32."""
+        """Returns the dtype of numericals in the output format: float32 in NVIDIA's binary rows."""
         return np.dtype("<f4") if self.output_format == "binary" else layout.NUMERICAL_DTYPE
 
 
@@ -136,11 +136,11 @@ def create_files(job: Job) -> None:
 
 
 def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
-    """Transforms a split: rows of targets in file order are written, others put into buckets.
+    """Transforms a split: writes rows of targets in file order, and puts others into buckets.
 
     Returns:
-        For each target that the split has rows of: rows, clicks, values clamped to 1, and of the
-        categorical fields how many are there and how many have an id.
+        For each target with rows of the split: rows, clicks, values clamped to 1, and for
+        categorical fields the numbers of values and of those with an id.
     """
     number, split = item
     held = {target.name: _Held(number, split, target, job) for target in job.targets}
@@ -172,7 +172,7 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
 
 
 def _transformed(job: Job, target: Target, numbers: np.ndarray, read: Columns) -> Transformed:
-    """Transforms rows; those of training are encoded by the rows of other folds."""
+    """Transforms rows; training rows are encoded by the rows of other folds."""
     fitted, columns = job.fitted(), (read.numerical, read.categorical)
     if isinstance(fitted, TableTransform) and fitted.encoded and target.name == layout.SPLITS[0]:
         hashes = splitmix64(job.seed + FOLD, numbers)
@@ -205,7 +205,7 @@ def _count(
 
 
 class _Held:
-    """Rows of a target that a task transformed, until there are enough to be written at once."""
+    """Transformed rows of a target, kept until there are enough to write."""
 
     def __init__(self, number: int, split: Any, target: Target, job: Job) -> None:
         self._target, self._job = target, job
@@ -216,7 +216,7 @@ class _Held:
         self._blocks: list[dict[str, np.ndarray]] = []
 
     def add(self, columns: dict[str, np.ndarray], rows: int) -> None:
-        """Adds rows, by file; writes when there are many."""
+        """Adds rows, by file; writes them when there are many."""
         self._blocks.append(columns)
         self._rows += rows
         self._ids += sum(len(columns[one.values]) for one in self._lists)
@@ -224,7 +224,7 @@ class _Held:
             self.write()
 
     def write(self) -> None:
-        """Writes what is held: rows in file order to the dataset, others into buckets."""
+        """Writes the rows: those in file order to the dataset, others into buckets."""
         if not self._blocks:
             return
         if self._target.shuffled:
@@ -263,17 +263,17 @@ def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict
 
 
 def _packed_dtype(target: Target, job: Job) -> np.dtype:
-    """A row while it is shuffled: its hash, and what will be written by file name."""
+    """Returns the dtype of a row in the shuffle: its hash, and its fields by file name."""
     return np.dtype([("key", np.uint64), *job.files(target).items()])
 
 
 def _write_to_buckets(
     path: Path, blocks: list[dict[str, np.ndarray]], target: Target, job: Job
 ) -> None:
-    """Rows are sorted by a hash of seed and row number; a bucket is a range of hashes.
+    """Writes rows into buckets, which are ranges of a hash of seed and row number.
 
-    After the rows of a bucket come the values of their lists and the weights of these, field by
-    field. `blocks` is emptied, so that the rows are in memory once.
+    The rows of a bucket are followed by the values and weights of their lists, field by field.
+    `blocks` is emptied, so that the rows are in memory once.
     """
     dtype, lists, columns = _packed_dtype(target, job), job.lists(target), {}
     for name in list(blocks[0]):
@@ -310,12 +310,12 @@ def _write_to_buckets(
 def write_bucket(
     item: tuple[int, int, Sequence[int]], sources: Sequence[str], job: Job
 ) -> dict[str, Any]:
-    """Sorts the rows of a bucket by their hash and writes them from a row of the target on.
+    """Sorts the rows of a bucket by their hash, and writes them from a row of the target on.
 
     Args:
         item: the bucket, its first row, and its first id of each list field.
-        sources: what `transform_split` put into buckets.
-        job: has one shuffled target.
+        sources: files of buckets that `transform_split` wrote.
+        job: the job, with one shuffled target.
     """
     bucket, first_row, first_ids = item
     (target,) = (target for target in job.targets if target.shuffled)

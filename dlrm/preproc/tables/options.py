@@ -12,7 +12,7 @@ from dlrm.preproc.tables.division import Division, facts
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Options of preparing tables. Only `split_bytes` and `max_bad_lines` change no byte.
+    """Options of preparing tables. All except `split_bytes` and `max_bad_lines` change the output.
 
     Attributes:
         schema: the meaning of the columns.
@@ -21,7 +21,7 @@ class TableOptions:
         output_ordering: "total_random" shuffles the training rows, "input" keeps their order.
         split_bytes: size on disk of a task's input.
         bad_lines: "fail", or "quarantine": leave out unreadable rows, and list them.
-        max_bad_lines: the share of all rows that may be left out.
+        max_bad_lines: maximum share of all rows to leave out.
         report: write `report.html` and `report.json`.
         output_format: format of the dataset.
         feature_spec_out: name of the specification to write.
