@@ -1,4 +1,4 @@
-"""Looks into checkpoints, compares and converts them, and changes the rows of tables.
+"""Inspects, compares and converts checkpoints, and changes the rows of their tables.
 
     python -m dlrm.scripts.checkpoint inspect DIR [--check] [--noweights] [--json]
     python -m dlrm.scripts.checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
@@ -6,16 +6,16 @@
     python -m dlrm.scripts.checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
     python -m dlrm.scripts.checkpoint evict --rows FILE --output OUT SRC
 
-grow appends rows to tables, for ids that a later dictionary appends; evict lets rows begin anew,
-for other ids. Both keep all else, the state of optimizers included.
+grow appends rows to tables, for ids that a later dictionary appends; evict initializes rows again,
+for other ids. Both keep everything else, including the state of optimizers.
 
 `convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
 
-A directory is a checkpoint, a run's directory of checkpoints (of which the best is taken, else the
-last, but inspect lists them), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are
-read some megabytes at a time, and no code that is in a file is run.
+A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
+while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
+some megabytes at a time, and no code in a file is run.
 
-The exit code is 0; 1 where diff finds a difference; 2 after an error, which is said.
+The exit code is 0; 1 if diff finds a difference; 2 after an error, which is printed.
 """
 
 import csv
@@ -72,7 +72,7 @@ _FLAGS_OF = {
 }
 # Flags of any network that determine the shapes of its weights.
 _ARCHITECTURES = dict.fromkeys((*ARCHITECTURE, *cnn_flags.ARCHITECTURE, *bert_flags.ARCHITECTURE))
-_SHOWN = 5  # tensors that diff shows for different networks, whose shapes are of little use
+_SHOWN = 5  # number of tensors that diff shows for different networks
 # Flags about locations, and about whether a run was resumed, that do not describe the model.
 _PLACES = (
     *("save_checkpoint_path", "load_checkpoint_path", "log_path", "resume"),
@@ -414,7 +414,7 @@ def _own_checkpoint(source: Path) -> SavedModel:
 
 
 def _read_rows(path: str) -> dict[int, list[int]]:
-    """Reads which rows of which tables a file names."""
+    """Reads the tables and rows that a file lists."""
     found: dict[int, list[int]] = {}
     with open(path, newline="", encoding="utf-8") as file:
         for line, cells in enumerate(csv.reader(file), 1):
@@ -436,7 +436,7 @@ def _number(text: str, where: str) -> int:
 
 
 def _architectures(one: SavedModel, other: SavedModel) -> dict[str, list[Any]]:
-    """The architecture flags that both were saved with and that differ: the two values."""
+    """Returns the differing architecture flags that both were saved with, with both values."""
     a, b = (saved.config.get("flags", {}) for saved in (one, other))
     known = [name for name in _ARCHITECTURES if name in a and name in b]
     return {name: [a[name], b[name]] for name in known if a[name] != b[name]}
@@ -459,7 +459,7 @@ def _without_state(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _progress(saved: SavedModel) -> dict[str, Any]:
-    """Step, what was measured there, and what at the best step up to there."""
+    """Returns the step, its metrics, and those of the best step so far."""
     step, best = saved.progress.get("step"), dict(saved.progress.get("best") or {})
     history = saved.progress.get("history") or []
     tested = [entry for entry in history if "lr" not in entry and entry.get("step") == step]
@@ -477,7 +477,7 @@ def _progress(saved: SavedModel) -> dict[str, Any]:
 
 
 def _metrics(record: dict[str, float]) -> dict[str, float]:
-    """Returns what was measured, of a record that says where, too."""
+    """Returns the metrics of a record, without its step and epoch."""
     return {name: value for name, value in record.items() if name not in ("step", "epoch")}
 
 
@@ -585,7 +585,7 @@ def _size(count: float) -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """The same with None for numbers that JSON has not."""
+    """Returns the same with None for numbers that JSON does not have."""
     if isinstance(value, dict):
         return {key: _without_nan(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -594,7 +594,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def parse(arguments: list[str]) -> list[str]:
-    """Parses flags; returns the rest. A mistake ends with 2, since 1 is an answer of diff."""
+    """Parses flags; returns the rest. Errors exit with 2, since 1 is a result of diff."""
     try:
         return parse_flags(FLAGS, arguments)
     except (ValueError, OSError) as error:

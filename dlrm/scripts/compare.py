@@ -3,10 +3,10 @@
     python -m dlrm.scripts.compare RUN RUN ... [--sort auc] [--output DIR]
     python -m dlrm.scripts.compare FOLDER_OF_RUNS
 
-A run is the directory that --save_checkpoint_path named, one that contains it as `checkpoints/`, or
-a single checkpoint. Its `log.json` is read where it is beside the checkpoints. Metrics are those of
-the best test. With --output a page has the same table, which sorts, and the curves of all runs in
-one chart; a picture of the curves and all numbers as JSON are beside it.
+A run is the directory of --save_checkpoint_path, one that contains it as `checkpoints/`, or a
+single checkpoint. Its `log.json` is read if it is beside the checkpoints. Metrics are those of the
+best test. --output writes a page with the same table, sortable, and the curves of all runs in one
+chart, with a picture of the curves and all numbers as JSON beside it.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from dlrm.train.checkpoints.directory import last_checkpoint, run_directory
 
 HTML, JSON, PNG = "comparison.html", "comparison.json", "comparison.png"
 _LOG, _PREFIX = "log.json", "DLLL "
-_KIND = "comparison"  # what the manifest of a page says that it is of
+_KIND = "comparison"  # kind in the manifest of a page
 _MAX_LOG_BYTES = 1 << 28
 _SPEED = "average_train_throughput"
 _LOWER_IS_BETTER = ("log_loss", "loss", "normalized_entropy", "step_time")
@@ -39,7 +39,7 @@ _PLACES = (
     *("tensorboard", "mlflow"),
 )
 _MOST_CURVES = 6
-# Sorts the rows of the table by the column whose head is pressed.
+# Sorts the rows of the table by the column whose head is clicked.
 _SORT = """<script>
 document.querySelectorAll('th button').forEach((button, column) => button.onclick = () => {
   const table = button.closest('table'), head = button.closest('th');
@@ -56,16 +56,16 @@ document.querySelectorAll('th button').forEach((button, column) => button.onclic
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as its newest checkpoint and its log describe it.
+    """A run, from its newest checkpoint and its log.
 
     Attributes:
         name: its directory.
         path: the checkpoint that was read.
-        flags: of the run, without places.
-        metrics: of the best test, and of the summary of the log.
-        tested: names of those of the best test.
-        step: steps done.
-        best_step: that of the best test; None where nothing was tested.
+        flags: flags of the run, without paths.
+        metrics: metrics of the best test, and of the log's summary.
+        tested: names of the metrics of the best test.
+        step: number of finished steps.
+        best_step: step of the best test; None without a test.
         curve: "step" and training "loss".
         tests: "step" and the metrics of each test.
     """
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the comparison.
 
     Raises:
-        ValueError, OSError: what the user can fix.
+        ValueError, OSError: an error that the user can fix.
     """
     if options.output:
         check_replaceable(options.output.resolve(), replace=_KIND)
@@ -135,10 +135,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the newest checkpoint of each run; a folder stands for the runs in it.
+    """Returns the newest checkpoint of each run; a directory stands for the runs in it.
 
     Raises:
-        FileNotFoundError: a path is, and has, no run.
+        FileNotFoundError: a path neither is nor contains a run.
     """
     found = []
     for path in paths:
@@ -160,7 +160,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def left_out(paths: Sequence[Path]) -> list[Path]:
-    """Returns runs in folders of runs that have a log and no checkpoint, as after a divergence."""
+    """Returns runs in directories that have a log but no checkpoint, as after divergence."""
     folders = [
         folder for path in paths if not _checkpoint(path) for folder in sorted(path.iterdir())
     ]
@@ -180,10 +180,10 @@ def _checkpoint(path: Path) -> Path | None:
 
 
 def read_run(checkpoint: Path) -> Run:
-    """Reads what a checkpoint and the log beside it say of a run.
+    """Reads a run from a checkpoint and the log beside it.
 
     Raises:
-        ValueError: a file is damaged; it is named.
+        ValueError: a file is damaged; the message names it.
     """
     config, progress = read_config(checkpoint), read_progress(checkpoint)
     folder = run_directory(checkpoint.absolute().parent)
@@ -209,7 +209,7 @@ def read_run(checkpoint: Path) -> Run:
 
 
 def _summary(log: Path) -> dict[str, float]:
-    """The summary of the last run in a log; nothing where it has not ended."""
+    """Returns the summary of the last run in a log; nothing if it has not ended."""
     summary: dict[str, float] = {}
     for line in read_bytes(log, _MAX_LOG_BYTES).splitlines():
         if not line.startswith(_PREFIX.encode()):
@@ -223,13 +223,13 @@ def _summary(log: Path) -> dict[str, float]:
 
 
 def different_flags(runs: Sequence[Run]) -> list[str]:
-    """Returns the flags in which runs differ; one that a run does not know counts as None."""
+    """Returns the flags in which runs differ; one that a run lacks counts as None."""
     names = dict.fromkeys(name for one in runs for name in one.flags)
     return [n for n in names if len({repr(one.flags.get(n)) for one in runs}) > 1]
 
 
 def metric_columns(runs: Sequence[Run]) -> list[str]:
-    """Returns the metrics to show: those of tests, then of the validation, and the speed."""
+    """Returns the metrics to show: of tests, then of the validation, then the speed."""
     tested = list(dict.fromkeys(name for one in runs for name in one.tested))
     known = {name for one in runs for name in one.metrics}
     validation = [f"validation_{name}" for name in tested[:2]]
@@ -237,7 +237,7 @@ def metric_columns(runs: Sequence[Run]) -> list[str]:
 
 
 def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Run]:
-    """The runs by a metric, the best first, or by a flag; those without it come last."""
+    """Returns runs sorted by a metric, best first, or by a flag; those without it come last."""
     if key is None:
         return runs
     known = {name for one in runs for name in (*one.metrics, *one.flags)}
@@ -255,7 +255,7 @@ def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Ru
 
 
 def lines_of(runs: Sequence[Run], columns: Sequence[str]) -> list[str]:
-    """Returns a table: a run a line, its metrics and the flags in which it differs."""
+    """Returns a table with a line per run: its metrics and the flags in which runs differ."""
     return aligned(*_cells(runs, columns))
 
 
@@ -282,7 +282,7 @@ def _flag(value: Any) -> str:
 
 
 def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
-    """Returns the page: the table, which sorts, and the curves."""
+    """Returns the page: the sortable table and the curves."""
     heads, rows = _cells(runs, columns)
     head = "".join(f"<th scope='col'><button>{html.escape(name)}</button></th>" for name in heads)
     body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
@@ -304,12 +304,12 @@ def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
 
 
 def _tested(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
-    """The first metric that any run was tested for."""
+    """Returns the first metric of any run's tests."""
     return next((n for n in columns if any(n in e for r in runs for e in r.tests)), None)
 
 
 def draw(runs: Sequence[Run], columns: Sequence[str], path: Path) -> str | None:
-    """Draws the curves of runs over each other; returns None, or why there is no picture."""
+    """Draws the curves of runs in one picture; returns None, or the reason for having none."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib

@@ -1,9 +1,9 @@
-"""Turns a dataset back into Parquet: python -m dlrm.scripts.convert --dataset DIR --output DIR
+"""Converts a dataset to Parquet: python -m dlrm.scripts.convert --dataset DIR --output DIR
 
     python -m dlrm.scripts.convert --dataset adult --output adult_parquet                # values
     python -m dlrm.scripts.convert --dataset adult --output adult_parquet --values ids
 
-Each split is a folder with a Parquet file, whose rows are those of the dataset in its order.
+Each split is a directory with a Parquet file, whose rows are in the order of the dataset.
 """
 
 from pathlib import Path

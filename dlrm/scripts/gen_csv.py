@@ -1,9 +1,9 @@
-"""Writes random CSV files by a feature specification, to try `dlrm.scripts.transcode` with.
+"""Writes random CSV files by a feature specification, for trying `dlrm.scripts.transcode`.
 
     python -m dlrm.scripts.gen_csv --feature_spec_in feature_spec.yaml --output DIR --size 1000
 
 DIR gets the specification and the files that it names, without headers: labels 0 and 1, numbers
-from 0 to 1, and ids below their cardinality, or below 10 where that is "auto".
+from 0 to 1, and ids below their cardinality, or below 10 if that is "auto".
 """
 
 import shutil
@@ -20,7 +20,7 @@ from dlrm.preproc.transcode_spec import check_csv_spec
 from dlrm.scripts.common.command import no_arguments, run_command
 
 FLAGS = flags.FLAGS
-_AUTO = 10  # ids of a table whose cardinality is to be found
+_AUTO = 10  # ids of a table with the cardinality "auto"
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -41,7 +41,7 @@ def generate(path: Path, output: Path, size: int, seed: int) -> None:
     """Writes the files; those of a chunk share the rows of its split.
 
     Raises:
-        FileNotFoundError, FileExistsError: no specification, or something stands at `output`.
+        FileNotFoundError, FileExistsError: there is no specification, or `output` exists.
         ValueError: the specification breaks a rule.
     """
     sections = read_sections(path)

@@ -40,7 +40,7 @@ from dlrm.train.trainer import Trainer
 def main(
     arguments: list[str], defaults: Mapping[str, Any] | None = None, doc: str | None = __doc__
 ) -> None:
-    """Acts on a command line and ends the process.
+    """Runs a command line and ends the process.
 
     Args:
         arguments: arguments after the command's name.
@@ -53,7 +53,7 @@ def main(
 
 
 def run(values: Values) -> dict[str, float]:
-    """Does what the flags say and returns the summary; see `dlrm.scripts.common.run`."""
+    """Runs the mode of the flags and returns the summary; see `dlrm.scripts.common.run`."""
     if values["seeds"]:
         return train_seeds(values, run)
     may_differ = dlrm_flags.RANKS_MAY_DIFFER
@@ -63,7 +63,7 @@ def run(values: Values) -> dict[str, float]:
 
 
 def _notices(setup: DLRMSetup, chosen: str | None) -> Iterator[str]:
-    """Lines about what runs, and about flags that are accepted and do nothing here.
+    """Returns lines about the run, and about flags that are accepted but have no effect.
 
     Args:
         setup: data and model of the run.

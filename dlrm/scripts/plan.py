@@ -1,11 +1,11 @@
-r"""Plans where embedding tables are, and what a training takes: python -m dlrm.scripts.plan ...
+r"""Plans the placement of tables, and predicts memory and time: python -m dlrm.scripts.plan ...
 
     python -m dlrm.scripts.plan --dataset data --ranks 8 --memory_gb 80 --machine h100 \
         --output plan.yaml
     torchrun --nproc_per_node 8 -m dlrm.scripts.main --dataset data --placement plan.yaml
 
-Neither the ranks nor a GPU are needed. Where the tables do not fit in --memory_gb, no file is
-written and the exit code is 3.
+It needs neither the ranks nor a GPU. Where the tables do not fit in --memory_gb, no file is written
+and the exit code is 3.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -107,7 +107,7 @@ _CONFIGS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Acts on a command line; returns the exit code.
+    """Runs a command line; returns the exit code.
 
     Raises:
         ValueError, OSError: the user's error; the message names it.

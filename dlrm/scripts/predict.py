@@ -1,9 +1,10 @@
 """Scores rows with a trained model: python -m dlrm.scripts.predict --checkpoint DIR --input FILE
 
-The input is a log as it was trained on (`day_0`: a label, integers and hashes, separated by tabs;
-"-" reads standard input), a table (Parquet, CSV or JSON lines, in a file or a folder), a table or
-query of Spark (`--spark_table`, `--spark_sql`), or a dataset's directory. It is read and scored
-some megabytes at a time, and the scores, a float32 each, are written in the order of the rows.
+The input is a log in the format of the training data (`day_0`: a label, integers and hashes,
+separated by tabs; "-" reads standard input), a table (Parquet, CSV or JSON lines, in a file or a
+directory), a table or query of Spark (`--spark_table`, `--spark_sql`), or a dataset's directory. It
+is read and scored some megabytes at a time, and the scores, float32, are written in the order of
+the rows.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -123,7 +124,7 @@ def define_flags() -> None:
 
 
 def define_source_flags(dataset: str) -> None:
-    """Defines the flags of a model and of how the rows are read that it scores.
+    """Defines the flags of a model and of the rows that it scores.
 
     Args:
         dataset: help of `--dataset`.
@@ -177,7 +178,7 @@ def main(argv: list[str]) -> None:
 
 
 def run() -> None:
-    """Does what the flags say.
+    """Runs the command.
 
     Raises:
         ValueError, OSError: an error that the user can fix.
@@ -196,7 +197,7 @@ def run() -> None:
 
 @contextmanager
 def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
-    """Yields a folder beside the output with the rows as Spark writes them, for the block."""
+    """Yields a directory beside the output with the rows written by Spark, for the block."""
     table = predictor.transform.table if predictor.transform else None
     if table is None:
         raise ValueError(f"{query.flag}: expected a model of tables, got {predictor.path}")
@@ -212,13 +213,13 @@ def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
             yield folder
         except EngineError as error:
             raise ValueError(str(error)) from None
-        except ValueError as error:  # of a row of a file that will be gone
+        except ValueError as error:  # the place of a row in a temporary file
             message = str(error).removeprefix(f"{query.flag}: ").replace(f"{folder}/", "")
             raise ValueError(f"{query.flag}: {message}") from None
 
 
 def _score(predictor: Predictor, source: str, name: str) -> None:
-    """Writes the scores of a source, which messages call by a name, and says how good they are."""
+    """Writes the scores of a source, which has a name for messages, and prints their metrics."""
     began, labels, logits = time.perf_counter(), [], []
     shares = value_shares(predictor)
 
@@ -283,7 +284,7 @@ def _shown_ids(predictor: Predictor, table: int, ids: list[int]) -> str:
 
 
 def open_predictor(checkpoint: str, source: str | None) -> Predictor:
-    """Loads a model; what it is to score, if it is a dataset, must have its transform."""
+    """Loads a model; a dataset to score must have the model's transform."""
     is_dataset = source is not None and Path(source).is_dir() and _is_dataset(Path(source))
     scored = source if is_dataset else None
     allowed = FLAGS.allow_other_transform
@@ -373,7 +374,7 @@ class ScoreFile:
         self.rows += len(scores)
 
     def finish(self) -> None:
-        """Writes how many scores there are."""
+        """Writes the number of scores."""
         header = self._header()
         assert len(header) == self._header_bytes, "numpy leaves room for a longer number"
         self._file.seek(0)
@@ -393,7 +394,7 @@ def taken(
     take: Callable[[Block], T],
     schema: Schema | None = None,
 ) -> Iterator[T]:
-    """Yields what `take` returns of each block of a source's rows, in their order.
+    """Yields the result of `take` for each block of a source's rows, in order.
 
     Args:
         predictor: applies its transform to raw rows.
@@ -462,7 +463,7 @@ def _take_dataset(
 
 
 def open_split(path: Path, config: DLRMConfig) -> Dataset:
-    """Opens the rows of a dataset that `--split` names, which must be those of a model."""
+    """Opens the split of a dataset that `--split` names, which must match the model."""
     datasets = open_datasets(
         DataConfig(
             dataset=str(path),
@@ -519,7 +520,7 @@ def _take_tables(
     take: Callable[[Block], T],
     schema: Schema | None,
 ) -> Iterator[T]:
-    """Takes the rows of Parquet, CSV or JSON lines, in a file or a folder."""
+    """Applies `take` to rows of Parquet, CSV or JSON lines, in a file or a directory."""
     label = table.schema.label.column
     for folder in (path, *path.absolute().parents[:2]):
         if (folder / MANIFEST).is_file() and _kind(folder) == CONVERTED:
@@ -563,9 +564,9 @@ def _kind(folder: Path) -> str | None:
 
 
 def _text_format(file: TableFile, table: TableTransform) -> TextFormat:
-    """Returns how a CSV is read: a file without a header has the columns of the training data.
+    """Returns the format of a CSV; a file without a header has the columns of the training data.
 
-    A first row without the name of any column that the model needs is no header.
+    A first row without the name of a column that the model needs is not a header.
     """
     columns, header = tuple(FLAGS.columns), FLAGS.header
     if file.kind == CSV and table.columns and not columns and not header:

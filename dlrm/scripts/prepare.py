@@ -4,9 +4,9 @@
     python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
     python -m dlrm.scripts.main --mode train --dataset dataset
 
-Input is Parquet, CSV or JSON lines, in files or folders of them, or with `--engine spark` a table
-or query of Spark (`--spark_table`, `--spark_sql`). The schema says what the columns mean;
-`--schema criteo` is built in, and reads folders of `day_0`, `day_1`, ... as
+Input is Parquet, CSV or JSON lines, in files or directories, or with `--engine spark` a table or
+query of Spark (`--spark_table`, `--spark_sql`). The schema defines the meaning of the columns;
+`--schema criteo` is built in, and reads directories of `day_0`, `day_1`, ... as
 `preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
 """
 
@@ -32,7 +32,7 @@ from dlrm.scripts.common.table_flags import define_text_flags, text_format
 FLAGS = flags.FLAGS
 CRITEO = "criteo"
 DEFAULT_TEST_FRACTION = 0.2
-_TABLE_FLAGS = (  # that logs have no use for
+_TABLE_FLAGS = (  # not for logs
     *("spark_table", "spark_sql"),
     *("test_input", "validation_input", "test_fraction", "validation_fraction", "split_key"),
     *("test_from", "validation_from", "split_column", "keep_negatives"),
@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int | None:
 
 
 def _query() -> SparkQuery | None:
-    """Returns what Spark reads, or None where files are read."""
+    """Returns Spark's query, or None if files are read."""
     query = spark_query("input", "test_input", "validation_input")
     if query is not None and FLAGS.engine != "spark":
         raise ValueError(f"{query.flag}: expected --engine spark, got {FLAGS.engine}")

@@ -1,4 +1,4 @@
-"""Writes a synthetic dataset, fresh rows throughout, in the split-binary format."""
+"""Writes a synthetic dataset of random rows in the split-binary format."""
 
 import sys
 from pathlib import Path

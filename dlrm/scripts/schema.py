@@ -3,8 +3,8 @@
     python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
     python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
 
-Input is Parquet, CSV or JSON lines, in files or folders of them; the first rows are read. The
-schema has a comment with observations for every column; edit it where you know better.
+Input is Parquet, CSV or JSON lines, in files or directories; the first rows are read. The schema
+has a comment with observations for every column; edit it where it is wrong.
 `dlrm.data.tables.draft.draft` documents the rules.
 """
 
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int | None:
 
 
 def with_derived(schema: Schema, encode: Sequence[str], cross: Sequence[str]) -> Schema:
-    """Returns a schema with encodings and crosses, as `--encode` and `--cross` say them.
+    """Returns a schema with the encodings and crosses of `--encode` and `--cross`.
 
     Raises:
         ValueError: a flag has another form, or a field of it cannot be encoded or crossed.

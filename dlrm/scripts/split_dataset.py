@@ -1,8 +1,8 @@
-"""Turns rows in NVIDIA's binary format into a dataset of one file a feature, in the same order.
+"""Turns rows in NVIDIA's binary format into a dataset of one file per feature, in order.
 
     python -m dlrm.scripts.split_dataset --dataset DIR --output DATASET
 
-`main` trains on the rows as they are, too (`--dataset_type binary`); a file a feature has narrower
+`main` also trains on the binary rows (`--dataset_type binary`); one file per feature has narrower
 ids and half the bytes.
 """
 
@@ -45,12 +45,12 @@ def main(argv: list[str]) -> None:
 def split_dataset(
     source: Path, output: Path, num_numerical: int, batch_size: int = 32768
 ) -> dict[str, int]:
-    """Writes a dataset of a binary one; returns the rows of each split.
+    """Converts a binary dataset; returns the rows of each split.
 
     Raises:
         FileNotFoundError: a file of the binary dataset is missing.
-        ValueError: one is damaged, or a value does not fit.
-        FileExistsError: something stands at `output`.
+        ValueError: a file is damaged, or a value is out of range.
+        FileExistsError: `output` exists.
     """
     verifier = Verifier(source, layout.KIND, "first")
     opened = {

@@ -1,11 +1,11 @@
 """Turns CSV files into a split-binary dataset that `dlrm.scripts.main` trains on.
 
-Any CSV with a header, from whose columns dictionaries and means are found:
+Any CSV with a header; dictionaries and means are fitted to its columns:
 
     python -m dlrm.scripts.transcode --input logs.csv --output dataset --label clicked \\
         --numerical age,price --categorical user,item,country
 
-or NVIDIA's way: `--input` is a directory with CSV files without headers and the feature
+or as in NVIDIA's program: `--input` is a directory with CSV files without headers and the feature
 specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "auto" or declared).
 """
 
@@ -19,7 +19,7 @@ from dlrm.scripts.common.command import no_arguments, run_command
 FLAGS = flags.FLAGS
 _MOST_NEGATIVES = 10  # values in the summary
 
-_CSV_FLAGS = (  # that mean nothing to a feature specification
+_CSV_FLAGS = (  # without effect with a feature specification
     *("positive", "numerical", "categorical", "header", "columns", "delimiter", "missing_values"),
     *("numeric_transform", "frequency_limit", "test_fraction", "seed"),
 )

@@ -1,11 +1,11 @@
 """Checks a dataset on disk: `python -m dlrm.scripts.verify_dataset DIR`.
 
-Sizes and CRC-32 of the manifest, the specification, every id against the cardinality of its table,
-every label, number and weight, and the lengths of lists. All that is wrong is said, not the
-first of it; the exit status is 1 where something is. Files that the manifest does not name are said
-too, and are wrong where a reader would take them for a part of the dataset.
+It checks sizes and CRC-32 of the manifest, the specification, every id against the cardinality of
+its table, every label, number and weight, and the lengths of lists. It reports all errors; the exit
+status is 1 if there are any. Files that the manifest does not list are also reported, and are
+errors if a reader would take them for a part of the dataset.
 
-Of datasets of images and of pre-training rows, the files are checked against the manifest, and the
+For datasets of images and of pre-training rows, it checks the files against the manifest, and the
 labels of images.
 """
 
@@ -68,10 +68,10 @@ def main(argv: list[str]) -> None:
 
 
 def verify(directory: Path, num_numerical: int = 13, allow_links: bool = False) -> Iterator[str]:
-    """Yields what is wrong with a dataset, as sentences.
+    """Yields the errors of a dataset, as sentences.
 
-    What a dataset is of, its manifest says: images, pre-training rows, or rows of numbers and ids,
-    split-binary or binary. One of the last that has no manifest, as of other software, is checked
+    The manifest states the kind of dataset: images, pre-training rows, or rows of numbers and ids,
+    split-binary or binary. One of the latter without a manifest, from other software, is checked
     without sizes and checksums.
 
     Args:
@@ -117,15 +117,15 @@ def verify(directory: Path, num_numerical: int = 13, allow_links: bool = False) 
 
 
 def _fitted(directory: Path) -> tuple[int, list[int]]:
-    """Numbers of a row and rows of each table by the dataset's transform."""
+    """Returns the numbers in a row and the rows of each table, from the dataset's transform."""
     transform = load_transform(directory / layout.TRANSFORM)
-    if not (directory / MANIFEST).is_file():  # else they are checked with all other files
+    if not (directory / MANIFEST).is_file():  # otherwise they are checked with all other files
         transform.check_all()
     return transform.num_numerical, transform.cardinalities
 
 
 def _kind(directory: Path) -> str | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):  # which `_of_manifest` says
+    with suppress(OSError, ValueError, KeyError, TypeError):  # reported by `_of_manifest`
         return str(read_json(directory / MANIFEST)["kind"])
     return None
 
@@ -150,9 +150,9 @@ def _of_manifest(directory: Path, kind: str, allow_links: bool) -> Iterator[str]
 
 
 def _of_extra_files(directory: Path, named: set[Path], allow_links: bool) -> Iterator[str]:
-    """Prints the files that the manifest does not name; those that readers would take are wrong."""
+    """Prints files that the manifest does not list; those that readers would use are errors."""
     taken = {directory / name for name in (layout.FEATURE_SPEC, layout.MODEL_SIZE, *_BINARY_FILES)}
-    with suppress(OSError, ValueError):  # which are said elsewhere
+    with suppress(OSError, ValueError):  # reported elsewhere
         spec = FeatureSpec.load(directory, allow_links)
         features = [spec.label, *spec.numerical, *spec.categorical]
         taken |= {spec.file(split, name) for split in spec.splits for name in features}
@@ -186,7 +186,7 @@ def _of_images(directory: Path, allow_links: bool) -> Iterator[str]:
 def _of_texts(directory: Path, allow_links: bool) -> Iterator[str]:
     try:
         manifest = text_layout.read_text_manifest(directory, allow_links)
-        if manifest.get("output_format") != "hdf5":  # whose files have no size to compare
+        if manifest.get("output_format") != "hdf5":  # their files have no size to compare
             text_layout.open_shards(
                 directory, Verifier(directory, text_layout.KIND, "never", allow_links), allow_links
             )
@@ -305,7 +305,7 @@ def _and_more(wrong: int) -> str:
 
 
 def _blocks(path: Path, row_bytes: int) -> Iterator[np.ndarray]:
-    """Yields a file as bytes, some megabytes and whole rows at a time."""
+    """Yields a file as bytes, some megabytes of whole rows at a time."""
     size = max(_BLOCK_BYTES // row_bytes, 1) * row_bytes
     with open(path, "rb") as file:
         while block := file.read(size):

@@ -1,6 +1,6 @@
 """Pre-trains, fine-tunes, evaluates or times BERT: python -m dlrm.scripts.bert --mode finetune ...
 
-Flags of the optimizer, its rates and the length of a run that are not given are those of --recipe.
+--recipe sets flags of the optimizer, its learning rates and the length of a run that are not given.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -46,8 +46,8 @@ from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.trainer import Trainer
 
-HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # may be another task's
-_TEST_WINDOW = 50  # batches of a test set whose rows are sorted by length
+HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # possibly of another task
+_TEST_WINDOW = 50  # test batches within which rows are sorted by length
 
 AnyTask = PreTraining | QuestionAnswering | SequenceClassification
 
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
 
 
 def run(values: Values) -> dict[str, float]:
-    """Does what the flags say and returns the summary; see `dlrm.scripts.common.run`."""
+    """Runs the mode of the flags and returns the summary; see `dlrm.scripts.common.run`."""
     return network.run_network(values, bert_flags.TRAINING, _set_up, _notices, _act)
 
 
@@ -66,8 +66,8 @@ class TextSetup(NetworkSetup):
     """See `NetworkSetup`.
 
     Attributes:
-        train, test: rows; None where there are none.
-        scorer: of answers to questions.
+        train, test: rows; None if there are none.
+        scorer: scorer of answers to questions.
         initial: names of weights that `--init_checkpoint` lacks.
     """
 
@@ -151,7 +151,7 @@ def _check_task_of(checkpoint: Path | None, task: str) -> None:
 
 
 def _own_checkpoint(path: str | None) -> Path | None:
-    """The checkpoint of ours that `--init_checkpoint` names, if it is one."""
+    """Returns the checkpoint that `--init_checkpoint` names, if it is one of ours."""
     return find_checkpoint(path) if path and Path(path).is_dir() else None
 
 
@@ -199,13 +199,13 @@ class AnswerScorer:
 
 
 def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
-    """`--batch_size` as a number: `max` is the largest that fits on all devices."""
+    """Returns the flags with a number for `--batch_size max`, the largest that fits all devices."""
     size = values["batch_size"]
     if size != "max":
         return Values({**values, "batch_size": int(size)}, values.given)
 
     def step(rows: int) -> None:
-        """All that a step needs memory for; the rate is 0, so that no weight changes."""
+        """Runs the parts of a step that need memory, with a rate of 0, so weights stay the same."""
         (batch,) = TextLoader(made_up(values, rows), rows, cut=False).batches()
         batch = batch.map(lambda tensor: tensor.to(world.device))
         if values["mode"] in bert_flags.TRAINING:
@@ -223,7 +223,7 @@ def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
 
 
 def _load_initial(task: AnyTask, values: Values) -> list[str]:
-    """Loads `--init_checkpoint`; returns the names of weights that it lacks, of the head."""
+    """Loads `--init_checkpoint`; returns the names of the head's weights that it lacks."""
     path = values["init_checkpoint"]
     own = _own_checkpoint(path)
     kept = load_bert_weights(task.model, str(own / "dense.safetensors") if own else path, HEADS)
@@ -241,7 +241,7 @@ def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
 
 
 def _notices(setup: TextSetup) -> Iterator[str]:
-    """Yields notices: what runs, and where that differs from what the flags suggest."""
+    """Yields notices about the run, and where it differs from what the flags suggest."""
     values = setup.values
     shape = values.config(BertConfig).shape
     known = SIZES[values["size"]] == shape
@@ -272,7 +272,7 @@ def _notices(setup: TextSetup) -> Iterator[str]:
     elif setup.checkpoint is None and values["mode"] == "inference_benchmark":
         yield "note: no --load_checkpoint_path, so these are the initial weights"
     elif values["resume"]:
-        return  # a line says what from
+        return  # another line reports the checkpoint
     elif setup.checkpoint is None and values["mode"] == "finetune":
         yield "note: no --init_checkpoint, so the training begins with initial weights"
     elif setup.checkpoint is None and values["phase"] == 2:
@@ -280,7 +280,7 @@ def _notices(setup: TextSetup) -> Iterator[str]:
 
 
 def _loader(setup: TextSetup, source: TextSource, batch_size: int, train: bool) -> Any:
-    """The batches of rows; training leaves the last short one out, graphs have fixed shapes."""
+    """Returns the batches; training leaves out a short last one, and graphs have fixed shapes."""
     values, is_graph = setup.values, setup.values["execution"] == "graph"
     window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
     of_one_shape = is_graph or (train and setup.pipelines.parts.size > 1)
@@ -329,7 +329,7 @@ def _train(setup: TextSetup, watch: Watch) -> dict[str, float]:
 
 
 def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -> None:
-    """Loads weights and moments of phase 1; steps and random numbers start afresh."""
+    """Loads weights and moments of phase 1; steps and random numbers start anew."""
     load_checkpoint(checkpoint, trainer.parameters, resume=True, world=trainer.world)
     torch.manual_seed(seed + trainer.world.rank)
     for weight, optimizer in trainer.parameters.optimizer_of():
@@ -339,7 +339,7 @@ def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -
 
 
 def _evaluate(setup: TextSetup, watch: Watch) -> dict[str, float]:
-    """Tests a checkpoint, or all of a directory; writes the answers of the best."""
+    """Tests a checkpoint, or all checkpoints of a directory; writes the answers of the best."""
     values, path, log = setup.values, setup.values["load_checkpoint_path"], watch.log
     test = _test_loader(setup)
     if path is not None and not _is_one(path):

@@ -1,4 +1,4 @@
-"""The command line of `dlrm.scripts.bert`, and what recipes make of it."""
+"""The command line of `dlrm.scripts.bert`, and the effect of recipes on it."""
 
 from dlrm.data.text.pretraining.dataset import DATA_FORMATS
 from dlrm.data.text.pretraining.writer import PretrainingTextConfig
@@ -15,7 +15,7 @@ TRAINING = MODES[:2]
 TASKS = ("pretrain", "squad", "mrpc")
 DATA = ("dataset", "generated", "synthetic")
 LATENCIES = ("low", "minimum")
-CPU_BATCH = 8  # what --batch_size max is on the CPU, where nothing says what fits
+CPU_BATCH = 8  # --batch_size max on the CPU, where the largest that fits is unknown
 
 _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
     ("Network", BertConfig): {
@@ -190,7 +190,7 @@ FLAGS = ConfigFlags(
 RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {
     *("test_dataset", "latency", "batches_per_step", "predictions"),
     *("layers_per_stage", "encoder_start_stage"),
-    # Of runs of 0.1.0, whose command prepared data, too.
+    # Flags of runs of 0.1.0, whose command also prepared data.
     *("source", "output", "processes", "dupe_factor", "masked_lm_prob", "short_seq_prob"),
     *("input_format", "output_format", "num_shards"),
 }
@@ -201,7 +201,7 @@ ARCHITECTURE = (
     *("max_position_embeddings", "norm_eps", "attention_bias"),
 )
 
-# Flags of what the network reads: the same for evaluating a checkpoint.
+# Flags of the network's input, which an evaluation takes from the checkpoint.
 INPUT = (
     *("task", "vocab_file", "lower_case", "max_seq_length", "max_predictions_per_seq"),
     *("doc_stride", "max_query_length", "unknown_id", "precision", "half_dtype"),
@@ -209,10 +209,10 @@ INPUT = (
 
 
 def parse(arguments: list[str]) -> Values:
-    """Returns the flags of a command line; see `resolved` for what a recipe adds.
+    """Returns the flags of a command line; `resolved` adds those of a recipe.
 
     Raises:
-        ValueError: flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
     values = FLAGS.parse(arguments)
     if values["mode"] is None:
@@ -243,10 +243,10 @@ def parse(arguments: list[str]) -> Values:
 def resolved(values: Values) -> tuple[Values, frozenset[str]]:
     """Returns the values with the recipe's, and the names of these.
 
-    What follows from the task and other flags is in the values, too.
+    The values include those that follow from the task and other flags.
 
     Raises:
-        ValueError: values that do not fit together; flags and values are named.
+        ValueError: values contradict each other; the message names flags and values.
     """
     task, phase = values["task"], values["phase"]
     if task is None:
@@ -285,7 +285,7 @@ def help_text() -> str:
 
 
 def _splits(values: Values) -> tuple[str, ...]:
-    """The stages that begin a part, from layers of each part."""
+    """Returns the stages that begin a part, given the layers of each part."""
     layers, start = values["layers_per_stage"], values["encoder_start_stage"]
     total = values.config(BertConfig).shape.num_layers
     if "pipeline_splits" in values.given:

@@ -1,4 +1,4 @@
-"""The largest micro-batch that a device has memory for."""
+"""Finds the largest micro-batch that a device has memory for."""
 
 from collections.abc import Callable
 

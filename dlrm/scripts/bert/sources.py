@@ -1,4 +1,4 @@
-"""Flags to the rows of text that BERT trains and is tested on."""
+"""Opens the rows of text that BERT trains and is tested on, given the flags."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dlrm.files import MANIFEST
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.common.config_flags import Values
 
-FILES = {  # of a folder: training and test rows
+FILES = {  # files in a directory: training and test rows
     "squad": ("train-v1.1.json", "dev-v1.1.json"),
     "mrpc": ("train.tsv", "dev.tsv"),
 }
@@ -25,7 +25,7 @@ _GENERATED = {"pretrain": "pretrain", "squad": "squad", "mrpc": "pairs"}
 
 @dataclass(frozen=True)
 class Sources:
-    """Rows to train on and to test on, None where there are none.
+    """Rows to train on and to test on; None if there are none.
 
     Attributes:
         train: rows to train on.
@@ -39,15 +39,15 @@ class Sources:
 
 
 def open_sources(values: Values, vocab_is_fixed: bool) -> Sources:
-    """Opens what the flags name, or makes rows up.
+    """Opens the rows that flags name, or generates rows.
 
     Args:
         values: the flags.
-        vocab_is_fixed: whether `--vocab_size` is that of weights, or was given; else it becomes
-            that of the data.
+        vocab_is_fixed: whether `--vocab_size` is that of weights, or was given; otherwise it
+            becomes that of the data.
 
     Raises:
-        ValueError, OSError: a flag is missing, or a file has another content than expected.
+        ValueError, OSError: a flag is missing, or a file is missing or has unexpected content.
     """
     training = values["mode"] in bert_flags.TRAINING
     tested = not (training and values["no_validation"])
@@ -123,7 +123,7 @@ def _pairs(path: str, tokenizer: Tokenizer, length: int) -> TextSource:
 
 
 def _pretraining(values: Values, path: str) -> TextSource:
-    """Opens pre-training rows; sizes that nobody gave are those of the files, if they say them."""
+    """Opens pre-training rows; sizes that are not given are those of the files, if known."""
     flags = {"max_seq_length": "max_seq_length", "max_predictions": "max_predictions_per_seq"}
     unsaid = values["data_format"] == "popart"
     sizes: dict[str, Any] = {
@@ -154,11 +154,11 @@ def made_up(values: Values, rows: int) -> GeneratedText:
 
 
 class SameBatch:
-    """A loader that gives the first batch of another again and again, from the device: no input.
+    """A loader that repeats the first batch of another from the device, without any input.
 
     Args:
-        loader: whose batches are as many.
-        device: where the batch is kept.
+        loader: loader of the first batch, with the same number of batches.
+        device: device of the batch.
     """
 
     def __init__(self, loader: TextLoader, device: str):
@@ -175,11 +175,11 @@ class SameBatch:
 
 
 class ReadWhenAsked:
-    """A loader that reads a batch when it is asked for it, and none ahead.
+    """A loader that reads each batch on request, and prefetches none.
 
     Args:
-        loader: whose batches are read.
-        device: where they are wanted.
+        loader: loader of the batches.
+        device: device of the batches.
     """
 
     def __init__(self, loader: TextLoader, device: str):
@@ -190,7 +190,7 @@ class ReadWhenAsked:
         return len(self._loader)
 
     def batches(self, epoch: int = 0, start: int = 0) -> Generator[TextBatch, None, None]:
-        """Yields the batches of an epoch from the one with index `start` on."""
+        """Yields the batches of an epoch from index `start` on."""
         read = self._loader.epoch(epoch)
         for index in range(start, len(self)):
             yield read.batch(index).map(lambda tensor: tensor.to(self._device))

@@ -41,7 +41,7 @@ from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 TRAINING = ("train", "benchmark_training")
-_LOADED_BYTES = 1 << 30  # of batches that are read ahead
+_LOADED_BYTES = 1 << 30  # of prefetched batches
 
 
 def main(arguments: list[str]) -> None:
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
 
 
 def run(values: Values) -> dict[str, float]:
-    """Does what the flags say and returns the summary; see `dlrm.scripts.common.run`."""
+    """Runs the mode of the flags and returns the summary; see `dlrm.scripts.common.run`."""
     return network.run_network(values, TRAINING, _set_up, _notices, _act)
 
 
@@ -121,10 +121,10 @@ def _check(values: Values) -> None:
 
 
 def _check_validated(values: Values, checkpoint: Path) -> None:
-    """Raises ValueError where the checkpoint is of another network or of other classes."""
+    """Raises ValueError if the checkpoint is of another network or of other classes."""
     saved = read_config(checkpoint)
     for flag in ("model", "norm", "groups", "group_dim", "expand_ratio", "depths", "width"):
-        known = saved["flags"].get(flag)  # older checkpoints have only published depths and widths
+        known = saved["flags"].get(flag)  # older checkpoints have published depths and widths only
         known = tuple(known) if isinstance(known, list) else known
         if flag in values.given and values[flag] != known:
             raise ValueError(f"--{flag} {values[flag]}: {checkpoint} has {known}")
@@ -143,7 +143,7 @@ def _shown(classes: Sequence[str]) -> str:
 
 
 def _notices(setup: NetworkSetup) -> Iterator[str]:
-    """Yields notices: what runs, and where that differs from what the flags suggest."""
+    """Yields notices about the run, and where it differs from what the flags suggest."""
     values = setup.values
     yield network.device_line(setup, values["model"])
     yield from network.common_notices(setup)
@@ -160,7 +160,7 @@ def _notices(setup: NetworkSetup) -> Iterator[str]:
 
 
 class _Float32:
-    """A source whose images travel as float32, four times the bytes."""
+    """A source whose images are copied as float32, four times the bytes."""
 
     def __init__(self, source: ImageSource):
         self.num_samples, self.num_classes = source.num_samples, source.num_classes
@@ -172,7 +172,7 @@ class _Float32:
 
 
 def _loader(setup: NetworkSetup, split: str, batch_size: int) -> Loader:
-    """Returns the batches of a split; training leaves the last short one out."""
+    """Returns the batches of a split; training leaves out a short last one."""
     values, world, train = setup.values, setup.pipelines.replicas, split == "train"
     size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
     count = values["synthetic_dataset_num_entries"]

@@ -1,4 +1,4 @@
-"""The command line of `dlrm.scripts.cnn`, and what recipes and replicas make of it."""
+"""The command line of `dlrm.scripts.cnn`, and the effect of recipes and replicas on it."""
 
 from dlrm.data.images.augmentation import Augmentation
 from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
@@ -144,10 +144,10 @@ ARCHITECTURE = (
 
 
 def parse(arguments: list[str]) -> Values:
-    """Returns the flags of a command line; see `resolved` for what a recipe adds.
+    """Returns the flags of a command line; `resolved` adds those of a recipe.
 
     Raises:
-        ValueError: flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
     values = FLAGS.parse(arguments)
     check_choices(
@@ -165,17 +165,17 @@ def parse(arguments: list[str]) -> Values:
 
 
 def resolved(values: Values, global_batch: int) -> Values:
-    """Returns the values with the recipe's, and with what follows from the global batch.
+    """Returns the values with the recipe's, and with those that follow from the global batch.
 
     Raises:
-        ValueError: two flags say different things of the learning rate.
+        ValueError: two flags set different learning rates.
     """
     if values["recipe"]:
         recipe = RECIPES[values["recipe"]](values["model"], global_batch)
         if values["data"] in ("synthetic", "generated"):  # there is nothing to mix
             recipe = {k: v for k, v in recipe.items() if k not in ("mixup_alpha", "cutmix_lambda")}
         values = values.filled(recipe)
-    if values["data"] == "synthetic":  # one batch, without the partners that mixing needs
+    if values["data"] == "synthetic":  # one batch, without partners to mix with
         values = Values({**values, "mixup_alpha": 0.0, "cutmix_lambda": 1.0}, values.given)
     if values["base_lr_exp"] is not None:
         if "lr" in values.given:

@@ -1,4 +1,4 @@
-"""All checkpoints of a run: their average, and a table of how each of them tests."""
+"""All checkpoints of a run: their average, and a table of their test metrics."""
 
 import csv
 import hashlib
@@ -21,7 +21,7 @@ from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.task import Task
 from dlrm.train.trainer import Trainer
 
-AVERAGED = "averaged"  # begins the name of an average of checkpoints
+AVERAGED = "averaged"  # prefix of the name of an average of checkpoints
 _NAMES = ("checkpoint", "weights", "tested_on")
 _Results = dict[tuple[str, str, str], dict[str, float]]
 
@@ -32,7 +32,7 @@ class Best(NamedTuple):
     Attributes:
         path: the checkpoint.
         weights: "trained" or "average".
-        metrics: its step, and how it tests.
+        metrics: its step and its test metrics.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Best(NamedTuple):
     metrics: dict[str, float]
 
     def summary(self) -> dict[str, float]:
-        """The metrics as those of the best."""
+        """Returns the metrics with the prefix best_."""
         return {f"best_{name}": value for name, value in self.metrics.items()}
 
 
@@ -82,7 +82,7 @@ def _progress_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def checkpoints_of(path: str) -> list[Path]:
-    """The checkpoints of a directory in the order of their steps, averages last.
+    """Returns the checkpoints of a directory in the order of their steps, averages last.
 
     Raises:
         FileNotFoundError: there is none.
@@ -107,16 +107,16 @@ def validate_all(
 
     Args:
         task: the network, whose weights change.
-        test: what to test on.
-        directory: of checkpoints; averages of weights are tested as well.
-        results: CSV with what is known; it is written after each test.
+        test: the test set.
+        directory: directory of checkpoints; averages of weights are tested as well.
+        results: CSV with known results; it is written after each test.
         world: the ranks.
         log: where to report.
-        tested_on: data and whatever else a result depends on (`name_of`); results of others do not
-            count.
+        tested_on: the data and everything else that a result depends on (`name_of`); other results
+            are ignored.
 
     Raises:
-        FileNotFoundError, ValueError: there is no checkpoint, or a file is not what it should be.
+        FileNotFoundError, ValueError: there is no checkpoint, or a file is damaged.
     """
     known = _read_results(results, (task.metric, task.loss_metric))
     for path in checkpoints_of(directory):
@@ -146,12 +146,12 @@ def validate_all(
 def load_tested(task: Task, path: Path, weights: str, world: World) -> dict[str, Any]:
     """Loads a checkpoint's "trained" weights or their "average"; returns its progress."""
     average = dict(task.model.state_dict()) if weights == "average" else {}
-    # One that diverged has metrics that are NaN, and is not the best.
+    # A diverged one has metrics that are NaN, and is not the best.
     return load_checkpoint(path, Parameters(task.model, average=average), world=world, finite=False)
 
 
 def name_of(data: str, facts: Mapping[str, Any]) -> str:
-    """Names what a result depends on: the data, and a digest of all facts."""
+    """Returns a name for what a result depends on: the data, and a digest of all facts."""
     text = json.dumps(facts, sort_keys=True, default=str)
     return f"{data} ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 

@@ -1,4 +1,4 @@
-"""Flags that are the fields of configurations: name, default and type are written once, there."""
+"""Flags made from fields of configurations, which define their names, defaults and types."""
 
 import re
 import signal
@@ -15,10 +15,10 @@ Config = TypeVar("Config")
 
 
 class HelpAsked(Exception):  # noqa: N818  # no error
-    """The command line asks for the help and not for a run.
+    """The command line asks for the help instead of a run.
 
     Attributes:
-        full: whether it asks for the flags of absl, too.
+        full: whether it also asks for absl's flags.
     """
 
     def __init__(self, full: bool):
@@ -27,7 +27,7 @@ class HelpAsked(Exception):  # noqa: N818  # no error
 
 
 class UsageError(ValueError):
-    """An unknown flag, a value that a flag cannot have, or an argument that is no flag."""
+    """An unknown flag, a value that a flag cannot have, or an argument that is not a flag."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Help:
     """The help of a flag whose value is checked where it is parsed.
 
     Attributes:
-        text: the help; absl adds what is expected.
+        text: the help; absl adds the expected values.
         choices: the only values that the flag takes.
         least, most: bounds of a number, both included.
         short_name: another name.
@@ -48,7 +48,7 @@ class Help:
     short_name: str | None = None
 
     def options(self) -> dict[str, Any]:
-        """Returns what the flag's definition takes beside name, default and text."""
+        """Returns the arguments of a flag's definition besides name, default and text."""
         given = {
             "enum_values": None if self.choices is None else list(self.choices),
             "lower_bound": self.least,
@@ -67,10 +67,10 @@ class ConfigFlags:
     The flags are not absl's global ones, so that several commands can live in one process.
 
     Args:
-        own: topic -> flags that are no field, the type as in a field. The help shows these topics
-            first, in this order; one may have fields only.
+        own: topic -> flags that are not fields, with types as in a field. The help shows these
+            topics first, in this order; a topic may have fields only.
         configs: (topic, configuration) -> the name and help of each field that is a flag.
-        defaults: values that take the place of defaults, by name.
+        defaults: other defaults, by name.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ConfigFlags:
         """Returns the values of a command line, without the command's name.
 
         Raises:
-            UsageError: an unknown flag, a value of another type, or an argument that is no flag.
+            UsageError: a flag is unknown, a value is of another type, or an argument is not a flag.
             ValueError: an item of a list is of another type.
             HelpAsked: a flag asks for the help.
         """
@@ -153,7 +153,7 @@ class ConfigFlags:
         """Returns every flag but those of the help with its default and meaning, by topic.
 
         Args:
-            defaults: what is said instead of the default that is defined.
+            defaults: texts to show instead of a flag's default, by name.
         """
         text = "\n".join(self._flags.module_help(topic) for topic in self._topics)
         for name, default in (defaults or {}).items():
@@ -168,7 +168,7 @@ def help_of_absl() -> str:
 
 
 class _HelpFlag(flags.BooleanFlag):
-    """Ends the parsing: what else the command line says, right or wrong, does not matter."""
+    """Ends parsing, whatever else the command line has, right or wrong."""
 
     def __init__(self, name: str, full: bool):
         super().__init__(name, False, "show the flags", "?" if name == "help" else None)
@@ -220,12 +220,12 @@ ALLOW_LINKS_HELP = "Allow files of the dataset to be symbolic links to files out
 
 
 def one_of(choices: Iterable[str], text: str) -> str:
-    """Returns the help of a flag with these values only, as absl writes that of its own."""
+    """Returns the help of a flag with these values only, in absl's form."""
     return f"<{'|'.join(choices)}>: {text}"
 
 
 def show(text: str) -> None:
-    """Prints a help; where its reader has seen enough, as `head`, the process ends."""
+    """Prints a help; the process ends if the reader of a pipe, such as `head`, closes it."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(text)
 
@@ -234,7 +234,7 @@ class Values(dict[str, Any]):
     """Flags with their values.
 
     Args:
-        values: of every flag.
+        values: the value of every flag.
         given: the flags that the user gave, also with their default values.
     """
 
@@ -252,7 +252,7 @@ class Values(dict[str, Any]):
         """Makes a configuration from the flags that have its fields' names, and `others`.
 
         Raises:
-            ValueError: what the configuration refuses.
+            ValueError: the configuration refuses a value.
         """
         own = {f.name: self[f.name] for f in fields(cls) if f.name in self}  # type: ignore[arg-type]
         return cls(**{**own, **others})
@@ -263,7 +263,7 @@ def _default(field: Field) -> Any:
 
 
 def _without_none(kind: Any) -> Any:
-    """`int` of `int | None`."""
+    """Returns `int` for `int | None`."""
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = (one for one in get_args(kind) if one is not type(None))
     return kind

@@ -1,7 +1,7 @@
 """The command line of `dlrm.scripts.main` and `dist_main`.
 
 Names, defaults and meanings are those of NVIDIA's PyTorch DLRM of June 2020, with its later flags
-and ours beside them.
+and ours added.
 """
 
 from collections.abc import Mapping
@@ -46,9 +46,8 @@ from dlrm.train.precision import PRECISIONS, PrecisionConfig
 from dlrm.train.schedule import SCHEDULES, UNITS, ScheduleConfig
 from dlrm.train.task import TrainConfig
 
-# What NVIDIA's program of October 2021 and later has for flags that are not given, on one GPU and
-# on several, where that of 2020 has something else. The defaults of 2020 are those of the flags,
-# and those of `dist_main`.
+# The defaults of NVIDIA's program of October 2021 and later, on one GPU and on several, if they
+# differ from those of 2020, which are the defaults here and those of `dist_main`.
 NVIDIA_2021: dict[str, Any] = {
     "batch_size": 65536,
     "test_batch_size": 65536,
@@ -479,7 +478,7 @@ def fields_of(config: type, *names: str) -> dict[str, str | Help]:
     return {name: found[name] for name in names}
 
 
-# Flags that a resumed run may change: how long it is, where things lie, what it reports and when.
+# Flags that a resumed run may change: its length, locations, and its reports.
 RESUME_MAY_CHANGE = frozenset(
     [
         *("mode", "epochs", "max_steps", "resume", "auc_device", "backend", "seeds"),
@@ -510,7 +509,7 @@ RESUME_MAY_CHANGE = frozenset(
     ]
 )
 
-# Flags in which the ranks of a run may differ: where each finds the same data.
+# Flags in which the ranks of a run may differ: locations of the same data.
 RANKS_MAY_DIFFER = frozenset(["dataset", "synthetic_dataset_dir", "log_path", "output_dir"])
 
 # NVIDIA's switches for Adam, and the flag that each stands for.
@@ -520,13 +519,13 @@ ADAM_SWITCHES = {
 }
 
 
-# What the errors of NVIDIA's earlier flags contain, and what does it here.
+# Parts of errors about NVIDIA's earlier flags, and their replacements here.
 _GONE = {
     "--mode=prof-train": "--mode train --profile 10 records steps",
     "'fp16'": "--amp computes in half precision",
     "'nofp16'": "float32 is the default",
     "'self_interaction'": "NVIDIA's later versions have none, either",
-    # It was a switch; a name now, which has to follow.
+    # Formerly a switch, now followed by a name.
     **dict.fromkeys(
         ("flag --synthetic_dataset ", "flag --synthetic_dataset="),
         "--dataset_type synthetic_gpu makes random rows",
@@ -540,14 +539,14 @@ def make_flags(defaults: Mapping[str, Any] | None = None) -> ConfigFlags:
 
 
 def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
-    """Returns the flags of a command line, by name; a preset goes before other defaults.
+    """Returns the flags of a command line, by name; a preset overrides other defaults.
 
     Args:
         arguments: what follows the command's name.
-        flags: of the command; those of `dlrm.scripts.main` by default.
+        flags: flags of the command; by default those of `dlrm.scripts.main`.
 
     Raises:
-        ValueError: an unknown flag, or a value that a flag cannot have; flag and value are named.
+        ValueError: a flag is unknown, or cannot have the value; the message names both.
     """
     try:
         values = (flags or make_flags()).parse(arguments)
@@ -562,7 +561,7 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
 
 
 def _with_preset(values: Values) -> Values:
-    """Fills in the preset's values, those of its data unless the user names other data."""
+    """Fills in the preset's values, including those of its data unless other data are given."""
     preset = DLRM_PRESETS.get(values["preset"], {})
     named, shape = values["dataset"], values["synthetic_dataset_use_feature_spec"]
     kind = values["dataset_type"] if "dataset_type" in values.given else None
@@ -576,7 +575,7 @@ def _is_of_data(name: str) -> bool:
 
 
 def optimizer_config(values: Values) -> OptimizerConfig:
-    """Returns the optimizers; NVIDIA's two switches for Adam are other names of ours.
+    """Returns the optimizers, with NVIDIA's two switches for Adam translated to our flags.
 
     Raises:
         ValueError: a switch and the flag it stands for contradict each other.

@@ -1,4 +1,4 @@
-"""The data and the model of a DLRM's run, agreed on by all ranks."""
+"""The data and the model of a DLRM's run, on which all ranks agree."""
 
 import zlib
 from contextlib import ExitStack
@@ -52,8 +52,8 @@ class DLRMSetup(Setup):
     """See `Setup`.
 
     Attributes:
-        whole: the dataset as one process would read it.
-        adopted: where weights and architecture are from, and the flags of the latter.
+        whole: the dataset as a single process would read it.
+        adopted: source of weights and architecture, and the latter's flags.
         note: remarks about the dataset's transform and its numerical fields.
         unrecorded: why `--cuda_graphs` is not used, if it is not.
     """
@@ -80,7 +80,7 @@ class DLRMSetup(Setup):
 
 
 def check(values: Values, world: World) -> None:
-    """Raises ValueError for flags that are impossible, or contradict each other."""
+    """Raises ValueError for flags that are impossible or contradict each other."""
     values.config(PrecisionConfig)
     _check_mode(values, world)
     training(values)
@@ -90,7 +90,7 @@ def training(values: Values) -> ClickTraining:
     """Returns the configurations of a training.
 
     Raises:
-        ValueError: flags that are impossible; they are named.
+        ValueError: flags are impossible; the message names them.
     """
     check_schedule(values["schedule"], values.given)
     return ClickTraining(
@@ -160,7 +160,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
     """Opens the data and makes the model; see `dlrm.scripts.common.run.run`.
 
     Raises:
-        ValueError, OSError: the user's mistake, which is named.
+        ValueError, OSError: the user's error; the message names it.
         OtherRankError: another rank raises one of these.
     """
     torch.manual_seed(values["seed"] + world.rank)  # of dropout, which differs between ranks
@@ -224,11 +224,11 @@ def _may_change(values: Values) -> frozenset[str]:
 
 
 def _open_datasets(values: Values, world: World) -> Datasets:
-    """Opens the whole dataset on every rank, on the first one first: it may have to be written."""
+    """Opens the whole dataset on every rank, first on rank 0, which may have to write it."""
     for turn in (world.rank == 0, world.rank > 0):
         with agreed(world, *session.USER_ERRORS):
             if turn:
-                # Each rank compares what it reads itself, in `own_part`.
+                # Each rank compares the part that it reads, in `own_part`.
                 config = values.config(DataConfig, device=world.device, verify_data="never")
                 datasets = open_datasets(config)
     return datasets
@@ -241,7 +241,7 @@ def _check_numericals(values: Values, datasets: Datasets) -> None:
 
 
 def _poolings(checkpoint: Path | None, data: Dataset) -> tuple[str | None, ...] | None:
-    """Returns the poolings of the data set that a checkpoint was trained on, else of this one."""
+    """Returns the poolings of the checkpoint's training data, otherwise of this dataset."""
     saved = read_config(checkpoint)["dataset"].get("poolings") if checkpoint else None
     return data.poolings if saved is None else tuple(saved)
 
@@ -249,7 +249,7 @@ def _poolings(checkpoint: Path | None, data: Dataset) -> tuple[str | None, ...] 
 def _compare_transforms(
     values: Values, checkpoint: Path | None, fitted: Path | None, world: World
 ) -> str | None:
-    """Refuses, on rank 0, a dataset whose ids mean other values; returns a line to be said."""
+    """Refuses, on rank 0, a dataset whose ids mean other values; returns a line to print."""
     if checkpoint is None or world.rank > 0:
         return None
     return compare_transforms(
@@ -285,7 +285,7 @@ def _agree_that_tables_fit(
 
 
 def _place(values: Values, config: DLRMConfig, world: World, whole: Datasets) -> Placement:
-    """Returns where the tables are; "auto" asks the planner."""
+    """Returns the placement of the tables; "auto" uses the planner."""
     chosen, batch_size = optimizer_config(values), values["batch_size"]
     optimizer = None if values["mode"] != "train" else chosen.embedding_optimizer
     if config.placement == AUTO and world.size > 1:
@@ -368,11 +368,11 @@ def _make_task(
 
 
 def own_part(setup: DLRMSetup) -> Datasets:
-    """Returns the dataset as this rank reads it.
+    """Returns this rank's part of the dataset.
 
     Raises:
-        ValueError, OSError: a file that can be compared already is damaged.
-        OtherRankError: one of another rank is.
+        ValueError, OSError: a file that is compared as a whole is damaged.
+        OtherRankError: a file of another rank is damaged.
     """
     world = setup.world
     model = setup.task.model

@@ -21,18 +21,18 @@ _HEAD = f"{'batch':>6}  {'runtime':<12}{'p50 ms':>10}{'p95 ms':>10}{'p99 ms':>10
 def inference_benchmark(
     task: Recommendation, test: Dataset, values: Values, log: RunLog
 ) -> dict[str, float]:
-    """Returns the latencies and rates; keys without a runtime are of the model as it is.
+    """Returns latencies and throughput; keys without a runtime are those of the native model.
 
-    The run ends with them as a table.
+    The results are also printed as a table at the end.
 
     Args:
         task: the model.
         test: the test set.
         values: the flags.
-        log: where to report.
+        log: destination of reports.
 
     Raises:
-        ValueError: a batch size or a runtime is impossible; flag and value are named.
+        ValueError: a batch size or a runtime is impossible; the message names flag and value.
     """
     sizes = values["inference_benchmark_batch_sizes"]
     if not sizes:
@@ -83,7 +83,7 @@ def _latency(predict: Callable[[Batch], Any], size: int, values: Values, device:
     steps = warmup + values["inference_benchmark_steps"]
     config = values.config(DataConfig, device=device, test_batch_size=size)
     batches = Batches(open_datasets(config).test, device)
-    # They are in memory before the clock runs: reading them would take the same cores.
+    # Batches are read before timing starts, since reading would use the same cores.
     with closing(batches.repeated(min(steps, -(-_HELD_ROWS // size)))) as repeated:
         held = list(repeated)
     return measure_inference(predict, islice(cycle(held), steps), size, warmup, device)

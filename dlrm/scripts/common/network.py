@@ -1,4 +1,4 @@
-"""Runs of image and language networks: the part that both share."""
+"""Runs of image and language networks: their common part."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ def run_network(
     notices: Callable[[AnySetup], Iterable[str]],
     act: Callable[[AnySetup, Watch], dict[str, float]],
 ) -> dict[str, float]:
-    """Does what the flags say and returns the summary; see `run.run`.
+    """Runs the mode of the flags and returns the summary; see `run.run`.
 
     Args:
         values: the flags.
@@ -80,10 +80,10 @@ def run_network(
 
 
 def divide(task: NetworkTask, values: Values, divided: Pipelines, plan: BatchPlan) -> None:
-    """Leaves a network the part of this process, if the processes form pipelines.
+    """Reduces a network to the part of this process, if the processes form pipelines.
 
     Raises:
-        ValueError: network, flags and number of processes do not fit together.
+        ValueError: network, flags and number of processes contradict each other.
     """
     parts, schedule = divided.parts.size, values["pipeline_schedule"]
     if parts == 1:
@@ -97,7 +97,7 @@ def divide(task: NetworkTask, values: Values, divided: Pipelines, plan: BatchPla
 
 
 def device_line(setup: NetworkSetup, model: str) -> str:
-    """Says what runs where: device, network, precision and batch."""
+    """Returns a line about the run: device, network, precision and batch."""
     task, world, plan = setup.task, setup.world, setup.plan
     half = str(task.precision.dtype(world.device)).removeprefix("torch.")
     threads = f" ({torch.get_num_threads()} threads)" if world.device == "cpu" else ""
@@ -110,7 +110,7 @@ def device_line(setup: NetworkSetup, model: str) -> str:
 
 
 def common_notices(setup: NetworkSetup) -> Iterator[str]:
-    """Lines about what is not as the flags might suggest."""
+    """Returns lines about differences from what the flags suggest."""
     values, task = setup.values, setup.task
     if setup.plan.note:
         yield setup.plan.note
@@ -124,7 +124,7 @@ def common_notices(setup: NetworkSetup) -> Iterator[str]:
 
 
 def _pipeline_notice(setup: NetworkSetup) -> str:
-    """Says which parts of the network run where."""
+    """Returns a line about the parts of the network and their processes."""
     values, world = setup.values, setup.world
     schedule, count = values["pipeline_schedule"], setup.plan.accumulation
     parts = partition(setup.task.stages(), values["pipeline_splits"])
@@ -156,7 +156,7 @@ class EmptyLoader:
 
 
 def train_config(setup: NetworkSetup, steps_per_epoch: int) -> TrainConfig:
-    """Returns how long to train, with the plan's micro-batches and `--ckpts_per_epoch`."""
+    """Returns the length of training, with the plan's micro-batches and `--ckpts_per_epoch`."""
     values = setup.values
     config = values.config(TrainConfig, gradient_accumulation_steps=setup.plan.accumulation)
     if values["ckpts_per_epoch"]:
@@ -174,7 +174,7 @@ def train(
     num_steps: int,
     begin: Callable[[Trainer], object],
 ) -> dict[str, float]:
-    """Trains, or continues a training, and returns the summary.
+    """Trains, or resumes training, and returns the summary.
 
     Args:
         setup: flags and network.
@@ -188,7 +188,7 @@ def train(
     values, decay = setup.values, setup.values["ema_decay"]
     optimizer = values.config(NetworkOptimizerConfig)
     limits = [values["max_grad_norm"]]
-    if setup.pipelines.parts.size > 1:  # an optimizer knows the gradients of its part only
+    if setup.pipelines.parts.size > 1:  # an optimizer has only the gradients of its part
         limits.append(optimizer.max_grad_norm)
     trainer = run.make_trainer(
         setup,
@@ -218,16 +218,16 @@ def train(
 def time_inference(
     setup: NetworkSetup, log: RunLog, loader: Loader, unit: str, with_reading: bool = False
 ) -> dict[str, float]:
-    """Passes over a data set; without the first, their mean throughput over all processes.
+    """Times passes over a dataset; returns mean throughput over processes, and latencies.
 
-    A sample's latency is that of its batch: from batch in hand to answer in hand.
+    A sample's latency is that of its batch, from receiving the batch to having its result.
 
     Args:
         setup: flags and network.
         log: destination of reports.
         loader: the batches.
         unit: name of a sample, in the plural.
-        with_reading: start a batch's latency at the request for it.
+        with_reading: whether latencies include reading.
     """
     world, task, repeat = setup.world, setup.task, setup.values["repeat"]
     task.model.eval()

@@ -1,4 +1,4 @@
-"""Flags that the commands of image and language networks share, and the batch they make."""
+"""Flags that the commands of image and language networks share, and their global batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -217,10 +217,10 @@ class BatchPlan:
 
 
 def pipeline_parts(values: Values, processes: int, training_modes: Sequence[str]) -> int:
-    """Returns the processes of a pipeline; 1 where each process runs the whole network.
+    """Returns the processes of a pipeline; 1 if each process runs the whole network.
 
     Raises:
-        ValueError: there are more processes than replicas, but not one for each part of each.
+        ValueError: there are more processes than replicas, but not one per part of each replica.
     """
     layers, replicas = values.get("layers_per_stage"), values["replicas"]
     parts = len(values["pipeline_splits"]) + 1
@@ -238,7 +238,7 @@ def pipeline_parts(values: Values, processes: int, training_modes: Sequence[str]
 
 
 def batch_plan(values: Values, processes: int) -> BatchPlan:
-    """Returns how the batch of the flags is computed.
+    """Returns the division of the flags' global batch.
 
     Args:
         values: the flags.
@@ -269,7 +269,7 @@ def batch_plan(values: Values, processes: int) -> BatchPlan:
 
 
 def check_choices(values: Values, choices: Mapping[str, Sequence[str | None]]) -> None:
-    """Raises ValueError for a flag with none of the values that it may have."""
+    """Raises ValueError for a flag with a value that it cannot have."""
     for flag, allowed in choices.items():
         if values[flag] not in allowed:
             shown = ", ".join(choice for choice in allowed if choice)

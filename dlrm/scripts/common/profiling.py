@@ -1,4 +1,4 @@
-"""Shows where the time of a training step goes: `--profile N` records some steps of a run."""
+"""Shows how a training step spends its time: `--profile N` records some steps of a run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -24,10 +24,10 @@ _REST = "other"
 
 
 class StepProfiler:
-    """Records steps of a training after its warm-up, and leaves a trace and a picture of one.
+    """Records training steps after a warm-up, and writes a trace, and a picture of one step.
 
     The trace, `profile-rank<r>.json.gz`, opens in Perfetto (ui.perfetto.dev). The picture,
-    `profile-rank0.png`, is drawn where matplotlib is installed. Other steps cost nothing.
+    `profile-rank0.png`, is drawn if matplotlib is installed. Other steps are not slowed down.
 
     Args:
         steps: number of steps to record.
@@ -53,7 +53,7 @@ class StepProfiler:
         self._profile: profile | None = None
 
     def beat(self, step: int) -> None:
-        """Says that a step of the training, or a part of a test after it, is done."""
+        """Counts a finished step of the training, or a part of a test after it."""
         if step == self._latest:
             return
         self._latest, self._done = step, self._done + 1
@@ -65,7 +65,7 @@ class StepProfiler:
             self._report(self._stop())
 
     def finish(self) -> None:
-        """Ends the recording; says so where the run was too short for it."""
+        """Ends the recording, with a note if the run was too short for it."""
         if self._done < self._warmup + self._steps:
             self._line(
                 f"note: no profile: --profile {self._steps} follows {self._warmup} steps of "
@@ -74,7 +74,7 @@ class StepProfiler:
         self.close()
 
     def close(self) -> None:
-        """Ends a recording that is under way, without a report."""
+        """Ends a running recording, without a report."""
         if self._profile:
             self._stop()
 
@@ -108,7 +108,7 @@ class StepProfiler:
 
 
 def _longest(done: profile, steps: int) -> Iterable[str]:
-    """Lines about the operators that took longest themselves, without those that they call."""
+    """Returns lines about the longest operators by their own time, without those they call."""
     found = [e for e in done.key_averages() if not e.key.startswith("ProfilerStep")]
     device = any(e.self_device_time_total for e in found)
 
@@ -123,13 +123,13 @@ def _longest(done: profile, steps: int) -> Iterable[str]:
 
 
 def category(name: str) -> str:
-    """Returns what kind of work an operator or a kernel does, by its name."""
+    """Returns the category of an operator or kernel, by its name."""
     fits = (kind for kind, parts in _CATEGORIES.items() if any(part in name for part in parts))
     return next(fits, _REST)
 
 
 def timeline(events: Sequence[FunctionEvent]) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Returns when the last recorded step did what.
+    """Returns the operators and kernels of the last recorded step over time.
 
     Args:
         events: events of a profile, whose steps are named "ProfilerStep#<number>".
@@ -170,7 +170,7 @@ def _is_shown(event: FunctionEvent) -> bool:
 
 
 def draw_step(events: Sequence[FunctionEvent], path: Path) -> str | None:
-    """Draws the `timeline` of a profile, a row for each category.
+    """Draws the `timeline` of a profile, with a row for each category.
 
     Args:
         events: events of the profile.

@@ -54,21 +54,21 @@ class Setup:
     transform: Path | None = None
 
     def recorded(self) -> dict[str, Any]:
-        """Returns how the run is configured, as its checkpoints have it.
+        """Returns the configuration of the run, as stored in its checkpoints.
 
-        Paths of data are absolute, so that they can be found from any folder.
+        Paths of data are absolute, so that they are valid in any directory.
         """
         flags = dict(self.values)
         flags |= {name: os.path.abspath(flags[name]) for name in _DATA_PATHS if flags.get(name)}
         return {"dlrm_version": __version__, "flags": flags, "dataset": self.dataset}
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
-        """Returns what must stay the same when a run is resumed, by name.
+        """Returns the settings that a resumed run must keep, by name.
 
         Args:
             run: the configuration in a checkpoint.
         """
-        # A flag that is newer than the run must have its default, which is what the run did.
+        # A flag newer than the run must have its default, which is what the run used.
         newer = {k: v for k, v in self.values.items() if k not in self.values.given}
         run = json.loads(json.dumps({**run, "flags": {**newer, **run["flags"]}}))
         kept = {f"--{k}": v for k, v in run["flags"].items() if k not in self.may_change}
@@ -96,7 +96,7 @@ class Watch:
     profiler: StepProfiler | None = None
 
     def beat(self, step: int) -> None:
-        """Says that the training has got on to a step."""
+        """Reports that training has reached a step."""
         self.dog.beat(step)
         if self.profiler:
             self.profiler.beat(step)
@@ -108,7 +108,7 @@ def main(
     help_text: Callable[[], str],
     act: Callable[[Values], object],
 ) -> None:
-    """Acts on a command line and ends the process, or shows the help."""
+    """Runs a command line and ends the process, or shows the help."""
     try:
         values = parse([word for word in arguments if not _LOCAL_RANK.fullmatch(word)])
     except HelpAsked as asked:
@@ -128,12 +128,12 @@ def run(
     check: Callable[[Values, World], object] = lambda values, world: None,
     ranks_may_differ: frozenset[str] = frozenset(),
 ) -> dict[str, float]:
-    """Does what the flags say and returns the summary, on every rank.
+    """Runs the mode of the flags and returns the summary, on every rank.
 
     Args:
         values: the flags.
-        set_up: opens the data and makes the task, on all ranks in step; contexts that it enters are
-            left when the run ends.
+        set_up: opens the data and makes the task, on all ranks in step; contexts that it enters end
+            with the run.
         notices: lines about the run.
         act: carries out the mode.
         check: raises errors about the flags of a rank.
@@ -178,7 +178,7 @@ def run(
 
 
 def _with_log_path(values: Values) -> Values:
-    """Puts the log beside the checkpoints, where some are saved and no other place is named."""
+    """Puts the log beside the checkpoints, if some are saved and --log_path is not given."""
     folder = values["save_checkpoint_path"]
     if not folder:
         return values
@@ -186,7 +186,7 @@ def _with_log_path(values: Values) -> Values:
 
 
 def _open_trackers(setup: Setup, log: RunLog) -> None:
-    """Lets a training report to `--tensorboard` and `--mlflow`, from the first rank."""
+    """Opens `--tensorboard` and `--mlflow` for training, on the first rank."""
     values = setup.values
     asked = [name for name in ("tensorboard", "mlflow") if values[name]]
     if asked and not setup.trains:
@@ -230,13 +230,13 @@ def _checkpoints(setup: Setup, dog: Watchdog, at_the_end: ExitStack) -> Checkpoi
 
 
 def known_checkpoint(values: Values, checkpoint: Path | None) -> Path | None:
-    """Returns the last checkpoint of the run that is resumed, if one is, else `checkpoint`."""
+    """Returns the last checkpoint of a resumed run, otherwise `checkpoint`."""
     path = values["save_checkpoint_path"]
     return (last_checkpoint(path) if values["resume"] and path else None) or checkpoint
 
 
 def with_saved_flags(values: Values, checkpoint: Path | None, names: Iterable[str]) -> Values:
-    """Takes flags that were not given from those a checkpoint was saved with, if there is one."""
+    """Takes flags that were not given from a checkpoint, if there is one."""
     if checkpoint is None:
         return values
     return values.filled(saved_flags(checkpoint, names))
@@ -250,7 +250,7 @@ def saved_flags(checkpoint: Path, names: Iterable[str]) -> dict[str, Any]:
 
 
 def load_weights(setup: Setup, parameters: Parameters, log: RunLog) -> bool:
-    """Loads the checkpoint of `--load_checkpoint_path` and says so; whether one is named."""
+    """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
     if setup.checkpoint:
         load_checkpoint(setup.checkpoint, parameters, world=setup.world)
         log.line(f"weights from {setup.checkpoint}")
@@ -258,7 +258,7 @@ def load_weights(setup: Setup, parameters: Parameters, log: RunLog) -> bool:
 
 
 def make_trainer(setup: Setup, watch: Watch, **own: Any) -> Trainer:
-    """Returns a trainer of the task that reports, saves and is watched as the flags say.
+    """Returns a trainer of the task with the reports, checkpoints and watchdog of the flags.
 
     Args:
         setup: flags and task.
@@ -286,7 +286,7 @@ def train(
     validation: Loader | None = None,
     told: Iterable[str] = (),
 ) -> dict[str, float]:
-    """Trains, or continues a training, and returns the summary.
+    """Trains, or resumes training, and returns the summary.
 
     Args:
         setup: flags and task.

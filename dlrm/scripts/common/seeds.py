@@ -29,7 +29,7 @@ def parse_seeds(text: str) -> list[int]:
     """Returns the seeds of `--seeds`, such as "1-5" or "1,2,7".
 
     Raises:
-        ValueError: it names fewer than two, or one twice.
+        ValueError: there are fewer than two seeds, or one occurs twice.
     """
     seeds: list[int] = []
     for part in text.split(","):
@@ -43,7 +43,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def train_seeds(values: Values, train: Callable[[Values], Mapping[str, float]]) -> dict[str, float]:
-    """Trains the seeds one after another, and writes and judges the ensemble; returns its metrics.
+    """Trains the seeds in sequence, and writes and tests the ensemble; returns its metrics.
 
     Args:
         values: the flags, with `--seeds`.

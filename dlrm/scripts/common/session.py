@@ -37,7 +37,7 @@ from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.trainer import Trainer
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-STOPPED = 75  # EX_TEMPFAIL: stopped by a signal, and saved; the same command with --resume goes on
+STOPPED = 75  # EX_TEMPFAIL: stopped by a signal and saved; the same command with --resume continues
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
 _LESS_MEMORY = (
@@ -48,10 +48,10 @@ _LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", r
 
 
 def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
-    """Runs a command and ends the process as it went.
+    """Runs a command and ends the process with its exit code.
 
-    Exit codes: 0; 1 an error that is printed on one line; 75 stopped by SIGTERM; 76 a rank hangs
-    (`dlrm.train.watchdog`); 130 interrupted from the keyboard.
+    Exit codes: 0; 1 after an error, which is printed on one line; 75 stopped by SIGTERM; 76 a rank
+    hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard.
 
     Args:
         run: the command.
@@ -92,7 +92,7 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
 
 
 def _named(reason: str) -> str:
-    """The line of an error, with the rank that met it where that is not the first."""
+    """Returns the line of an error, with its rank unless that is the first."""
     named = _rank() == 0 or reason.startswith("rank")
     return f"error: {'' if named else f'rank {_rank()}: '}{reason}"
 
@@ -102,13 +102,13 @@ def _rank() -> int:
 
 
 def set_deterministic(wanted: bool) -> None:
-    """Lets all operators repeat their bits from run to run, or take what is fastest.
+    """Makes all operators reproducible bit for bit, or as fast as possible.
 
     Call it before CUDA starts, since cuBLAS reads its variable then. cuDNN follows torch's setting.
     """
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Memory that is overwritten anyway need not be filled first.
+        # Do not fill memory that is overwritten anyway.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(wanted)
 
@@ -136,7 +136,7 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
 
 
 def end_with_launcher() -> None:
-    """Lets this process have SIGTERM when its launcher dies, so that it saves and ends (Linux)."""
+    """Sends this process SIGTERM when its launcher dies, so that it saves and ends (Linux)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
@@ -180,7 +180,7 @@ def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
 
 
 def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
-    """Takes a directory of checkpoints for this run, unless an earlier run's are not to go on.
+    """Claims a directory of checkpoints; refuses one with checkpoints unless resuming.
 
     Raises:
         FileExistsError: the directory has checkpoints; the message names the last.
@@ -199,7 +199,7 @@ def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
 def resume(
     trainer: Trainer, log: RunLog, frozen: Callable[[dict[str, Any]], Mapping[str, Any]]
 ) -> bool:
-    """Goes on from the last checkpoint of the trainer's directory, if it has one.
+    """Resumes from the last checkpoint of the trainer's directory, if it has one.
 
     Args:
         trainer: the trainer to resume.
@@ -226,7 +226,7 @@ def resume(
 
 
 def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
-    """Draws the curves and says where they and the checkpoints are."""
+    """Draws the curves, and reports the paths of curves and checkpoints."""
     if trainer.checkpoints:
         last, found = trainer.checkpoints.last(), trainer.checkpoints.best()
         best = found or "none, as nothing was tested"

@@ -5,14 +5,14 @@ from absl import flags
 from dlrm.preproc.execution.spark_query import SparkQuery
 
 FLAGS = flags.FLAGS
-# A query has work for the JVM, and so for its best compiler, which tasks alone do without.
+# Queries run in the JVM and need its optimizing compiler; tasks alone do not.
 _COMPILED = {
     f"spark.{who}.defaultJavaOptions": "-XX:+UseSerialGC" for who in ("driver", "executor")
 }
 
 
 def define_spark_flags() -> None:
-    """Defines the flags of a query and of the session of Spark."""
+    """Defines the flags of a Spark query and session."""
     flags.DEFINE_string("spark_table", None, "Spark table or view to read instead of --input")
     flags.DEFINE_string("spark_sql", None, "Spark SQL query to read instead of --input")
     flags.DEFINE_string("master", None, "Spark master")
@@ -21,13 +21,13 @@ def define_spark_flags() -> None:
 
 
 def spark_query(*others: str) -> SparkQuery | None:
-    """Returns what Spark reads, or None where files are read.
+    """Returns Spark's query, or None if files are read.
 
     Args:
-        others: flags about files.
+        others: flags that only files have.
 
     Raises:
-        ValueError: both a table and a query are given, or one of `others` with them.
+        ValueError: both a table and a query are given, or one of them with one of `others`.
     """
     if FLAGS.spark_table is None and FLAGS.spark_sql is None:
         return None
@@ -39,7 +39,7 @@ def spark_query(*others: str) -> SparkQuery | None:
 
 
 def spark_settings(query: SparkQuery | None) -> dict[str, str]:
-    """Returns the settings of a session, by which a query is compiled.
+    """Returns the settings of a session, with an optimizing compiler for a query.
 
     Raises:
         ValueError: a setting is not of the form NAME=VALUE.

@@ -1,4 +1,4 @@
-"""Flags of commands that read tables: how CSV is written."""
+"""Flags of commands that read tables: the format of CSV."""
 
 from absl import flags
 
@@ -21,5 +21,5 @@ def define_text_flags() -> None:
 
 
 def text_format() -> TextFormat:
-    """Returns how the flags say that CSV is read."""
+    """Returns the format of CSV that the flags describe."""
     return TextFormat(tuple(FLAGS.columns), FLAGS.header, FLAGS.delimiter)

@@ -20,11 +20,11 @@ class Result:
     """Finding of a check about one part of the installation.
 
     Attributes:
-        name: the thing.
+        name: name of the part.
         state: a key of `MEANINGS`.
-        value: its state on this machine.
-        cost: the loss that it causes, if any.
-        fix: the command that changes that, if there is one.
+        value: its value on this machine.
+        cost: the resulting loss, if any.
+        fix: the command that fixes it, if there is one.
     """
 
     name: str
@@ -48,7 +48,7 @@ def report(results: list[Result], works: bool) -> str:
         if found.cost:
             lines += _wrapped(f"{'':<25} costs: ", found.cost, width)
         if found.fix:
-            lines.append(f"{'':<25} fix:   {found.fix}")  # unbroken, to be copied
+            lines.append(f"{'':<25} fix:   {found.fix}")  # not wrapped, for copying
     used = [state for state in MEANINGS if any(found.state == state for found in results)]
     lines += ["", *(f"{state:<7} {MEANINGS[state]}" for state in used), ""]
     if works:
@@ -65,5 +65,5 @@ def _wrapped(head: str, text: str, width: int) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of its message."""
+    """Returns the first line of an error's message."""
     return (str(error).splitlines() or [""])[0]

@@ -1,9 +1,9 @@
-"""Reports the live and absent parts of this installation, their cost and how to fix them.
+"""Reports the working and missing parts of this installation, their cost and their fixes.
 
     python -m dlrm.scripts.doctor          a report to read
     python -m dlrm.scripts.doctor --json   the same for programs
 
-The exit code is 0 if training works, which is tried on a small model, and 1 if it does not.
+The exit code is 0 if training a small model works, and 1 otherwise.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -72,7 +72,7 @@ def native_operators() -> Iterator[Result]:
 
 
 def linear_layers() -> Iterator[Result]:
-    """Names the linear layers that the MLPs run on a CPU."""
+    """Reports the linear layers that the MLPs use on a CPU."""
     import torch
 
     from dlrm import ops
@@ -91,7 +91,7 @@ def linear_layers() -> Iterator[Result]:
 
 
 def training() -> Iterator[Result]:
-    """Trains a small model and looks at its loss."""
+    """Trains a small model and checks its loss."""
     import torch
 
     from dlrm.distributed import World

@@ -1,4 +1,4 @@
-"""Checks of GPUs: what a run would use there, and what would keep it from doing so."""
+"""Checks of GPUs: what a run would use, and what would prevent it."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ def _devices() -> Iterator[Result]:
         cost = "tables and batches above that do not fit: 26 tables of 100,000 rows of 128 floats "
         cost += "take 1.3 GiB"
         fix = "nvidia-smi    # names the programs that hold the memory"
-        if total < LEAST_FREE:  # no program to end would help
+        if total < LEAST_FREE:  # ending other programs would not help
             fix = "use --base_device=cpu, --embedding_dtype=bf16 or a smaller --batch_size"
         yield Result("GPU memory", NOTE, value, cost, fix)
 
@@ -66,7 +66,7 @@ def _no_device() -> Result:
 
 
 def _driver() -> Iterator[Result]:
-    """The version of CUDA that the driver supports, beside the one that torch was built for."""
+    """Reports the CUDA version that the driver supports, and the one that torch was built for."""
     import torch
 
     version = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
@@ -134,11 +134,11 @@ def _operators() -> Result:
 
 
 def code_for(capability: tuple[int, int], compiled: tuple[str, ...]) -> str | None:
-    """Names the code that a GPU would run of a library for architectures such as ("80", "90").
+    """Returns the code that a GPU would run of a library for architectures such as ("80", "90").
 
-    Machine code runs on GPUs of its major version and of no lesser minor one; PTX, which the
-    library has of the last architecture, on all that are not older. "a" and "f" after the number
-    tie code to its own architecture, or to its family.
+    Machine code runs on GPUs of its major version and the same or a greater minor version. PTX,
+    which the library has for the last architecture, runs on that one and all later ones. "a" and
+    "f" after the number tie code to its own architecture, or to its family.
     """
     parsed = [(int(name.rstrip("af")[:-1]), int(name.rstrip("af")[-1]), name) for name in compiled]
     fitting = [

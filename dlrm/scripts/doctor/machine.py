@@ -1,4 +1,4 @@
-"""Checks of the machine: cores and threads, pages of memory, room."""
+"""Checks of the machine: cores and threads, memory pages, free memory and disk space."""
 
 import os
 import re
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def threads() -> Iterator[Result]:
-    """The cores that this process may use, and the threads that torch takes."""
+    """Reports the cores that this process may use, and torch's threads."""
     import torch
 
     cores, why = available_cores()
@@ -54,7 +54,7 @@ def threads() -> Iterator[Result]:
 
 
 def available_cores() -> tuple[float, str]:
-    """The cores that this process may use, and what sets the limit."""
+    """Returns the cores that this process may use, and the origin of the limit."""
     total = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
     cores, why = float(allowed), "all" if allowed == total else f"affinity, of {total}"
@@ -65,7 +65,7 @@ def available_cores() -> tuple[float, str]:
 
 
 def memory_set_up() -> Iterator[Result]:
-    """Huge pages, and whether freed memory is kept."""
+    """Reports huge pages, and whether freed memory is kept."""
     import torch
 
     kernel = read("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -74,7 +74,7 @@ def memory_set_up() -> Iterator[Result]:
     setting = os.environ.get("THP_MEM_ALLOC_ENABLE", "not set")
     megabytes = 64
     first = _faults_of_touching(torch, megabytes << 20)
-    # A small block may have taken the head of the freed one, so one try does not tell.
+    # A small block may have taken the start of the freed one, so one try is not enough.
     again = min(_faults_of_touching(torch, megabytes << 20) for _ in range(5))
     value = (
         f"kernel: {mode}; THP_MEM_ALLOC_ENABLE {setting}; touching {megabytes} MB takes {first} "
@@ -102,7 +102,7 @@ def memory_set_up() -> Iterator[Result]:
 
 
 def room() -> Iterator[Result]:
-    """Memory and disk."""
+    """Reports free memory and disk space."""
     if (memory := host_memory()) is not None:
         free, total = memory
         value = f"{free / GIB:.1f} GiB free of {total / GIB:.1f} that this process may take"
@@ -131,14 +131,14 @@ def _fix_of_freed_memory() -> str:
 
 
 def offered_instructions() -> list[str]:
-    """Those of the processor's instruction sets that matter here."""
+    """Returns the processor's instruction sets that the kernels use."""
     flags = set(read("/proc/cpuinfo").partition("flags")[2].partition("\n")[0].split())
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
     return [name for name in wanted if name in flags]
 
 
 def _faults_of_touching(torch, size: int) -> int:
-    """Page faults of this process while a tensor is allocated and written, and freed after."""
+    """Returns the page faults of allocating and writing a tensor, which is then freed."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     tensor = torch.empty(size, dtype=torch.uint8)
     tensor.zero_()
@@ -146,7 +146,7 @@ def _faults_of_touching(torch, size: int) -> int:
 
 
 def _cgroup_cpus() -> float | None:
-    """Cores that the control group allows, version 2 or 1; None where it sets no limit."""
+    """Returns the cores that the control group, version 2 or 1, allows; None without a limit."""
     for directory in control_groups():
         quota, _, period = read(str(directory / "cpu.max")).partition(" ")
         if quota.isdecimal() and period.strip().isdecimal():

@@ -25,8 +25,8 @@ class Package:
 
     Attributes:
         module: name to import.
-        requirement: as pip and pyproject.toml name it.
-        purpose: what does not work without it.
+        requirement: name and version for pip and pyproject.toml.
+        purpose: features that need it.
     """
 
     module: str
@@ -52,7 +52,7 @@ OPTIONAL = (
 
 
 def versions() -> Iterator[Result]:
-    """This package, Python, and the packages that training needs."""
+    """Reports this package, Python, and the packages that training needs."""
     yield Result("dlrm", OK, f"{dlrm.__version__} in {PACKAGE}")
     python = ".".join(map(str, sys.version_info[:3]))
     yield Result("python", OK, f"{python}, {sys.executable}")
@@ -66,7 +66,7 @@ def versions() -> Iterator[Result]:
 
 
 def preprocessing() -> Iterator[Result]:
-    """Java, and the optional packages."""
+    """Reports Java and the optional packages."""
     version, problem = java_version()
     if problem is None:
         yield Result("java", OK, f"{version}, for Spark")
@@ -108,7 +108,7 @@ def java_version() -> tuple[str | None, str | None]:
 def _version(package: Package) -> tuple[str | None, str | None]:
     """Returns the version of a package that can be imported and is new enough, or the problem."""
     try:
-        with contextlib.redirect_stderr(None):  # what it prints when it fails is not for readers
+        with contextlib.redirect_stderr(None):  # its own output on failure is not useful
             module = importlib.import_module(package.module)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == package.module
@@ -129,7 +129,7 @@ def _version(package: Package) -> tuple[str | None, str | None]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """1.26.4+cpu -> (1, 26, 4)."""
+    """Returns (1, 26, 4) for 1.26.4+cpu."""
     release = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, release.group().split("."))) if release else ()
 
@@ -140,7 +140,7 @@ def pip_install() -> str:
 
 
 def rebuild() -> str:
-    """The command that builds the native operators."""
+    """Returns the command that builds the native operators."""
     root = PACKAGE.parent
     source = f"-e {shlex.quote(str(root))}" if (root / "setup.py").exists() else "<repository>"
     tools = f"{pip_install()} setuptools wheel ninja"

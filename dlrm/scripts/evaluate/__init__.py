@@ -1,1 +1,1 @@
-"""Judges models on rows: python -m dlrm.scripts.evaluate --checkpoint RUN --dataset DIR"""
+"""Evaluates models on rows: python -m dlrm.scripts.evaluate --checkpoint RUN --dataset DIR"""

@@ -6,7 +6,7 @@ from dlrm.scripts import predict
 from dlrm.scripts.common.command import run_command
 from dlrm.scripts.evaluate import command
 
-__doc__ = command.__doc__  # what --help begins with
+__doc__ = command.__doc__  # the first line of --help
 
 if __name__ == "__main__":
     command.define_flags()

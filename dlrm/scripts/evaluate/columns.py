@@ -1,4 +1,4 @@
-"""Columns beside a model's inputs: a group for each row, such as a user, a weight, and a time.
+"""Columns besides a model's inputs: a group for each row, such as a user, a weight, and a time.
 
 Each is a file of its own, or a column of a dataset or a table.
 """
@@ -28,7 +28,7 @@ class Columns:
     """Locations of the columns of some rows.
 
     Attributes:
-        files: "groups", "weights" or "times" -> the file that has them.
+        files: "groups", "weights" or "times" -> their file.
         schema: schema of tables, which names the columns without a file; None for other rows.
     """
 
@@ -36,7 +36,7 @@ class Columns:
     schema: Schema | None = None
 
     def groups(self, read: Mapping[str, np.ndarray], rows: int) -> np.ndarray | None:
-        """Returns a group for each row, as integers, or None where none were asked for.
+        """Returns a group for each row, as integers, or None if not requested.
 
         Args:
             read: columns of tables by their names in a dataset.
@@ -50,13 +50,13 @@ class Columns:
         return next((read[name] for name in read if name.startswith("group_")), None)
 
     def weights(self, read: Mapping[str, np.ndarray], rows: int) -> np.ndarray | None:
-        """Returns a weight for each row, or None where none were asked for; see `groups`."""
+        """Returns a weight for each row, or None if not requested; see `groups`."""
         if "weights" in self.files:
             return read_weights(self.files["weights"], rows)
         return read.get("weight")
 
     def times(self, read: Mapping[str, np.ndarray], rows: int) -> np.ndarray | None:
-        """Returns microseconds since 1970 in UTC, or None where they were not asked for."""
+        """Returns microseconds since 1970 in UTC, or None if not requested."""
         if "times" in self.files:
             return _read(self.files["times"], rows, "--slices day:")
         return read.get("time")
@@ -65,7 +65,7 @@ class Columns:
 def of_dataset(
     split: Path, schema: Schema | None, groups: str | None, weights: str | None, times: bool
 ) -> Columns:
-    """Returns where the columns of a split of a dataset are.
+    """Returns the locations of the columns of a dataset's split.
 
     Args:
         split: directory of the split's files.
@@ -102,7 +102,7 @@ def of_dataset(
 
 
 def of_table(schema: Schema, groups: str | None, weights: str | None, times: bool) -> Columns:
-    """Returns where the columns of a table's rows are.
+    """Returns the locations of the columns of a table's rows.
 
     Args:
         schema: schema of the model.
@@ -133,7 +133,7 @@ def of_table(schema: Schema, groups: str | None, weights: str | None, times: boo
 
 
 def of_files(groups: str | None, weights: str | None, times: bool) -> Columns:
-    """Returns where the columns of a log's rows are.
+    """Returns the locations of the columns of a log's rows.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -152,7 +152,7 @@ def of_files(groups: str | None, weights: str | None, times: bool) -> Columns:
 
 
 def read_groups(path: str | os.PathLike, rows: int) -> np.ndarray:
-    """Reads a group for each row, as integers; texts are numbered in the order of the alphabet.
+    """Reads a group for each row, as integers; texts are numbered alphabetically.
 
     Args:
         path: `.npy` of integers or texts, a text file with one group per line, or a dataset's file.

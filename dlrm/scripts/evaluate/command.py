@@ -1,10 +1,10 @@
-"""Judges a trained model on rows it has not seen, alone or against another one.
+"""Evaluates a trained model on new rows, alone or against another model.
 
     python -m dlrm.scripts.evaluate --checkpoint RUN --dataset DIR [--against OTHER] [--output DIR]
     python -m dlrm.scripts.evaluate --checkpoint RUN --input day_7,day_8 --slices "categorical 3"
 
-Every metric has an interval. With --output the results are written as one self-contained page,
-`evaluation.html`, and as `evaluation.json` and `evaluation.png` beside it.
+Every metric has an interval. --output writes the results as one self-contained page,
+`evaluation.html`, with `evaluation.json` and `evaluation.png` beside it.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -129,10 +129,10 @@ def main(argv: list[str]) -> None:
 
 
 def run() -> None:
-    """Does what the flags say.
+    """Runs the command.
 
     Raises:
-        ValueError, OSError: what the user can fix.
+        ValueError, OSError: an error that the user can fix.
     """
     sources = _sources()
     models = [predict.open_predictor(path, sources[0]) for path in _checkpoints()]
@@ -176,7 +176,7 @@ def _write(facts: dict[str, Any]) -> None:
 
 
 def _sources() -> list[str]:
-    """Returns the sources to judge: the files of `--input`, or else the dataset."""
+    """Returns the sources of rows: the files of `--input`, or else the dataset."""
     if not FLAGS.input and not FLAGS.dataset:
         raise ValueError("--dataset or --input: expected the rows to judge, got none")
     if FLAGS.output:
@@ -193,7 +193,7 @@ def _checkpoints() -> list[str]:
 
 
 def _correction(model: Predictor) -> Recalibration | None:
-    """The correction for the sampling of negatives, if one is asked for."""
+    """Returns the correction for the sampling of negatives, if requested."""
     asked = [name for name in ("sampling_rate", "recalibrate") if FLAGS[name].value is not None]
     if len(asked) > 1:
         raise ValueError("--sampling_rate contradicts --recalibrate, which corrects for it as well")
@@ -212,7 +212,7 @@ def _correction(model: Predictor) -> Recalibration | None:
 
 
 def _is_day(model: Predictor, name: str) -> bool:
-    """Returns whether a name of `--slices` means the days; a field of this name hides them."""
+    """Returns whether a name in `--slices` means days, which a field of this name hides."""
     return name == _DAY and not any(name in kind for kind in field_names(model))
 
 
@@ -240,7 +240,7 @@ def _corrected(rows: ScoredRows, correction: Recalibration) -> ScoredRows:
 
 
 def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, dict[str, Any]]:
-    """Fits to all rows; judges on each half of them what was fitted to the other half."""
+    """Fits to all rows; evaluates on each half of them a fit to the other half."""
     logits, labels, weights = rows.logits[0], rows.labels, rows.weights
     even = np.arange(len(labels)) % 2 == 0
     mapped = np.empty(len(labels), np.float32)
@@ -253,7 +253,7 @@ def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, dict[str, Any]]:
 
 
 def _importance(model: Predictor, found: Collected) -> list[dict[str, Any]]:
-    """The fields by importance, the greatest first, of JSON values; none without two classes."""
+    """Returns the fields by descending importance, as JSON values; none without two classes."""
     if len(np.unique(found.kept[1])) < 2:
         return []
     names = [name for kind in field_names(model) for name in kind]
@@ -286,7 +286,7 @@ def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) 
 
 
 def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
-    """The flags in which the runs of two models differ, with both values."""
+    """Returns the flags in which the runs of two models differ, with both values."""
     runs = [read_run(model.path) for model in models]
     return [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
 

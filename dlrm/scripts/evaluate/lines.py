@@ -86,7 +86,7 @@ def slice_table(sliced: dict[str, Any], compared: bool) -> tuple[list[str], list
 
 
 def number_text(value: float | None, digits: int = 6, sign: str = "") -> str:
-    """Returns a number, or a dash where a metric is undefined."""
+    """Returns a number, or a dash if a metric is undefined."""
     return "–" if value is None else f"{value:{sign}.{digits}f}"
 
 

@@ -1,4 +1,4 @@
-"""The results of an evaluation as files: a self-contained page, its figures as JSON, a picture."""
+"""The results of an evaluation as files: a self-contained page, JSON, and a picture."""
 
 import json
 import logging
@@ -13,11 +13,11 @@ from dlrm.scripts.evaluate.lines import MEANINGS, metric_table, slice_table
 
 HTML, JSON, PNG = "evaluation.html", "evaluation.json", "evaluation.png"
 _MOST_BARS = 40
-_LONGEST = 24  # characters of the name of a slice, beside a chart
+_LONGEST = 24  # maximum characters of a slice's name beside a chart
 
 
 def curves_of(ranked: RankedRows) -> dict[str, Any]:
-    """Returns the curves of a model's scores, of JSON values."""
+    """Returns the curves of a model's scores, as JSON values."""
     weight, predicted, observed = ranked.reliability()
     shares, gains = ranked.gains()
     recall, precision = ranked.precision_recall()
@@ -30,7 +30,7 @@ def curves_of(ranked: RankedRows) -> dict[str, Any]:
 
 
 def write_files(directory: Path, facts: dict[str, Any]) -> str | None:
-    """Writes JSON, page and picture into a directory; returns why there is no picture, or None."""
+    """Writes JSON, page and picture; returns the reason for having no picture, or None."""
     (directory / JSON).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (directory / HTML).write_text(page(facts), encoding="utf-8")
     return _draw(facts, directory / PNG)
@@ -81,7 +81,7 @@ def _summary(facts: dict[str, Any]) -> str:
 
 
 def _verdict(facts: dict[str, Any]) -> str:
-    """Says in words how the models differ in AUC."""
+    """Describes the difference of the models in AUC."""
     found = facts["differences"]["auc"]
     if found["value"] is None or found["p"] is None:
         return "Their AUC cannot be compared."
@@ -159,7 +159,7 @@ def _told_reliability(facts: dict[str, Any]) -> str:
 
 
 def _slice_chart(sliced: dict[str, Any]) -> str:
-    """The AUC of each slice that has one, with its interval."""
+    """Returns a chart of each slice's AUC, if defined, with its interval."""
     aucs = [(part["name"], part["models"][0]["auc"]) for part in sliced["slices"]]
     known = [(name, auc) for name, auc in aucs if auc["value"] is not None]
     if len(known) < 2:
@@ -170,11 +170,11 @@ def _slice_chart(sliced: dict[str, Any]) -> str:
 
 
 def _fields(facts: dict[str, Any]) -> list[str]:
-    """The fields with the most values that say nothing to the model."""
+    """Returns a table of the fields with the most missing and unknown values."""
     fields = sorted(facts["fields"], key=lambda field: -(field[1] or 0) - field[2])
     shown = [(name, *shares) for name, *shares in fields if any(shares)]
     heads = ["field", "missing", "without an id"]
-    if all(missing is None for _, missing, _ in shown):  # of a dataset only ids are known
+    if all(missing is None for _, missing, _ in shown):  # datasets have only ids
         shown, heads = (
             [(name, unknown) for name, _, unknown in shown],
             ["field", "missing or without an id"],
@@ -228,7 +228,7 @@ def _list(values: Any) -> list[float | None]:
 
 
 def _draw(facts: dict[str, Any], path: Path) -> str | None:
-    """Draws the curves in a picture; returns None, or why there is none."""
+    """Draws the curves; returns None, or the reason for having no picture."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib

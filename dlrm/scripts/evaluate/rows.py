@@ -1,4 +1,4 @@
-"""Rows of all sources, scored by one model or two: read once, by the code of predict."""
+"""Rows of all sources, scored by one model or two, and read once by the code of predict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dlrm.serving.shares import Shares
 
 @dataclass
 class Collected:
-    """Scored rows, and what they may be divided by.
+    """Scored rows, and columns to divide them by.
 
     Attributes:
         rows: scores of each model, and labels.
@@ -112,7 +112,7 @@ def collect(
 
 
 def _columns(predictor: Predictor, fields: Sequence[str]) -> dict[str, int]:
-    """Name of a field -> its place among the numerical fields, then the tables."""
+    """Returns field name -> index among the numerical fields followed by the tables."""
     names = [name for kind in field_names(predictor) for name in kind]
     if unknown := [name for name in fields if name not in names]:
         raise ValueError(
@@ -123,7 +123,7 @@ def _columns(predictor: Predictor, fields: Sequence[str]) -> dict[str, int]:
 
 
 def _values(model: Predictor, inputs: Inputs, field: int) -> tuple[np.ndarray, bool]:
-    """Returns what divides rows by a field, `[rows]`, and whether it is how many ids they have."""
+    """Returns values to divide rows by, `[rows]`, and whether these are numbers of ids."""
     table = field - inputs.numerical.shape[1]
     if table < 0:
         return inputs.numerical[:, field], False
@@ -153,7 +153,7 @@ def _inputs(model: Predictor, first: Predictor, block: predict.Block) -> Inputs:
 
 
 class _Sample:
-    """Rows at even distances, `most` at most, of blocks whose number is not known."""
+    """Keeps at most `most` evenly spaced rows of blocks whose number is unknown."""
 
     def __init__(self, most: int) -> None:
         self._most, self._stride, self._seen = most, 1, 0

@@ -1,14 +1,14 @@
-"""Searches settings of a training by successive halving, on the training rows of a dataset alone.
+"""Searches training settings by successive halving, using only the training rows of a dataset.
 
     python -m dlrm.scripts.tune --dataset DIR --output tuning [--trials 27] [--folds 5]
     python -m dlrm.scripts.main --dataset DIR --flagfile tuning/best.flags
 
 Trials are judged on a held-out share of the training rows, or on folds of them; test and validation
-rows are never opened. What the space does not choose is as `--recipe auto` has it; so is, in the
-first trial, what the space does not fix. The same command resumes a search that was stopped, or
-killed, with the same results, and with more --trials extends it. The directory of --output gets the
+rows are never opened. Settings outside the space are those of `--recipe auto`, as are, in the first
+trial, all that the space does not fix. The same command resumes a search that was stopped or
+killed, with the same results, and with more --trials extends it. The directory --output gets a
 table, tuning.txt, a picture, tuning.png, all numbers, tuning.json, and the best settings as flags,
-best.flags. --space names a YAML file of what may be chosen:
+best.flags. --space names a YAML file of the settings to search:
 
     lr: {low: 0.0005, high: 0.004, log: true}   # of a range, evenly in its logarithm
     embedding_dim: [8, 16, 32]                  # one of these
@@ -35,7 +35,7 @@ from dlrm.scripts.tune.halving import METRICS, Search, Trial, plan
 from dlrm.scripts.tune.report import FLAGS, PNG, table, write
 from dlrm.scripts.tune.space import Space, default_space
 
-_BEGUN = "search.json"  # what a resumed search must have in common with its beginning
+_BEGUN = "search.json"  # settings that a resumed search must keep
 # Settings of the search itself, or that need checkpoints.
 _NOT_SEARCHED = ("seed", "dataset_subset", "early_stop", "auc_threshold", "verify_data")
 
@@ -104,10 +104,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Does what the options say.
+    """Runs the search.
 
     Raises:
-        ValueError, OSError: what the user can fix.
+        ValueError, OSError: an error that the user can fix.
     """
     _check(options)
     processes = options.processes or _cores()
@@ -172,11 +172,11 @@ def _parts(options: argparse.Namespace, shares: set[float]) -> dict[tuple[int, f
 
 
 def _begin(options: argparse.Namespace, space: Space) -> None:
-    """Notes how a search begins, or compares how it goes on with how it began.
+    """Records the settings of a new search, or compares those of a resumed one.
 
     Raises:
-        FileExistsError: something else is at --output.
-        ValueError: rows, space or flags are others than before; they are named.
+        FileExistsError: --output is not a search.
+        ValueError: rows, space or flags have changed; the message names them.
     """
     output, path = options.output, options.output / _BEGUN
     flags = {

@@ -1,4 +1,4 @@
-"""Divides the training rows of a dataset into rows to fit and rows to judge by.
+"""Divides the training rows of a dataset into rows to fit and held-out rows.
 
 Each part is a dataset of its own, with the judged rows as its test split. The test and validation
 rows of the divided dataset are never opened. Rows keep their order, and the transform is that of
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Tells the part from others of the same search."""
+        """Returns a name of the part, unique within a search."""
         return f"fold-{self.fold}-share-{self.share:.4f}"
 
     def roles(self, rows: int) -> Iterator[np.ndarray]:
@@ -89,7 +89,7 @@ def read_checksums(dataset: Path) -> dict[str, str]:
 
 
 def write_part(dataset: Path, part: Part, directory: Path) -> None:
-    """Writes a part of a dataset's training rows as a dataset, unless it is there.
+    """Writes a part of a dataset's training rows as a dataset, unless it exists.
 
     Raises:
         ValueError: the part has no rows to fit, or none to judge.
@@ -170,7 +170,7 @@ class _Columns:
         writer.write(labels[chosen], self.numerical[own][chosen], ids)
 
     def copy_weights(self, part: Part, role: int, folder: Path) -> None:
-        """Writes the weights of the rows of a role, where the dataset has weights."""
+        """Writes the weights of the rows of a role, if the dataset has weights."""
         if self.weights is None:
             return
         with open(folder / layout.WEIGHT_FILE, "xb") as file:

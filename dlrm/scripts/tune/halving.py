@@ -1,8 +1,8 @@
-"""Successive halving (Jamieson and Talwalkar, 2016; Li et al., 2018): the best go on to a rung.
+"""Successive halving (Jamieson and Talwalkar, 2016; Li et al., 2018): the best trials advance.
 
 The first rung judges all trials cheaply, the next one in `eta` of them at higher cost, and so on.
-The higher cost is more folds or, with a single split, more rows to fit. Each training writes a file
-when it is done; a resumed search reads it instead of training again.
+The higher cost is more folds or, with a single split, more rows to fit. Each finished training
+writes a file, which a resumed search reads instead of training again.
 """
 
 import json
@@ -23,7 +23,7 @@ from dlrm.documents import read_json
 from dlrm.files import make_directories, write_atomically
 from dlrm.scripts.tune.folds import Part, write_part
 
-METRICS = {"auc": -1, "log_loss": 1}  # name -> sign by which less is better
+METRICS = {"auc": -1, "log_loss": 1}  # name -> sign that makes lower values better
 _WHY = "diverged"  # in a result: the reason why it has no metrics
 
 
@@ -47,7 +47,7 @@ def plan(trials: int, rungs: int, eta: int, folds: int) -> list[Rung]:
     Args:
         trials: trials of the first rung.
         rungs: maximum number of rungs; one is a random search.
-        eta: one of so many trials continues.
+        eta: one trial in this many advances.
         folds: number of folds; with one, the rungs differ in the number of fitted rows.
     """
     stages: list[Rung] = []
@@ -63,7 +63,7 @@ def plan(trials: int, rungs: int, eta: int, folds: int) -> list[Rung]:
 
 @dataclass
 class Trial:
-    """Settings, and how good they are.
+    """Settings, and their results.
 
     Attributes:
         number: number of the trial, which determines its settings.
@@ -78,12 +78,12 @@ class Trial:
     results: dict[int, list[dict[str, float] | None]] = field(default_factory=dict)
 
     def values(self, metric: str, rung: int | None = None) -> list[float]:
-        """Returns a metric of each fold of a rung, by default the highest; NaN where diverged."""
+        """Returns a metric of each fold of a rung, by default the highest; NaN for divergence."""
         folds = self.results.get(self.rung if rung is None else rung, [])
         return [math.nan if one is None else one[metric] for one in folds]
 
     def mean(self, metric: str, rung: int | None = None) -> float:
-        """Returns the mean of a metric over folds; NaN where one diverged."""
+        """Returns the mean of a metric over folds; NaN if one diverged."""
         return float(np.mean(self.values(metric, rung)))
 
 
@@ -98,7 +98,7 @@ def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
 
 
 class Job(NamedTuple):
-    """A training of a search: which trial, on which part of the rows, and where its result goes."""
+    """A training of a search: its trial, its part of the rows, and the path of its result."""
 
     trial: int
     settings: Mapping[str, Any]
@@ -109,7 +109,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """A search in a directory, in which it goes on where it was stopped.
+    """A search in a directory, from which it can be resumed.
 
     Attributes:
         dataset: dataset whose training rows are divided.
@@ -148,7 +148,7 @@ class Search:
         return ranked(trials, self.metric)
 
     def _judge(self, number: int, trials: Sequence[Trial], run: InOrder, say: Any) -> None:
-        """Trains what no file has the result of, and gives the trials their results."""
+        """Trains trials without a result file, and sets the results of all trials."""
         rung = self.rungs[number]
         jobs = [self._job(trial, fold, rung) for trial in trials for fold in range(rung.folds)]
         missing = [job for job in jobs if not job.result.exists()]
@@ -176,7 +176,7 @@ class Search:
 
 
 def train(job: Job) -> str:
-    """Trains and judges, writes the result, and returns a line that says it.
+    """Trains and evaluates, writes the result, and returns a line about it.
 
     Raises:
         ValueError: settings do not fit together; the message names the trial.

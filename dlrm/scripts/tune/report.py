@@ -18,7 +18,7 @@ _COLUMNS = 3  # of panels
 
 
 def table(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str) -> list[str]:
-    """Returns a table of trials, the best first; deviations are over folds."""
+    """Returns a table of trials, best first; deviations are over folds."""
     names = dict.fromkeys(name for trial in trials for name in trial.settings)
     varied = [n for n in names if len({repr(one.settings.get(n)) for one in trials}) > 1]
     metrics = [metric, *(name for name in METRICS if name != metric)]
@@ -54,7 +54,7 @@ def write(
     metric: str,
     best: Mapping[str, Any],
 ) -> str | None:
-    """Writes the four files; returns why there is no picture, or None.
+    """Writes the four files; returns the reason for having no picture, or None.
 
     Args:
         directory: destination.
@@ -135,7 +135,7 @@ def _draw_setting(axis: Any, trials: Sequence[Trial], name: str, metric: str, be
     values = [one.settings[name] for one in chosen]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     places: Sequence[Any] = values
-    if not numbers or len(set(values)) <= 6:  # few values at even distances
+    if not numbers or len(set(values)) <= 6:  # few values, evenly spaced
         order = sorted(set(values), key=None if numbers else str)
         places = [order.index(value) for value in values]
         axis.set_xticks(range(len(order)), [text_of(value) for value in order])

@@ -37,7 +37,7 @@ class Range(NamedTuple):
         drawn = math.exp(random.uniform(math.log(self.low), math.log(self.high)))
         if isinstance(self.low, int) and isinstance(self.high, int):
             return min(max(round(drawn), self.low), self.high)
-        return float(f"{drawn:.4g}")  # so that what is printed is what was tried
+        return float(f"{drawn:.4g}")  # so that printed values are exactly those tried
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Space:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any], known: Sequence[str], source: str) -> "Space":
-        """Makes a space of what a file says.
+        """Makes a space from the content of a file.
 
         Args:
             facts: setting -> a value, a list of values, or `{low, high, log}`.
@@ -85,7 +85,7 @@ class Space:
         return cls.of_facts(read_yaml(path), known, str(path))
 
     def facts(self) -> dict[str, Any]:
-        """Returns the space as a file says it."""
+        """Returns the space in the form of a file."""
         ranges = {
             name: values._asdict() if isinstance(values, Range) else list(values)
             for name, values in self.searched.items()
@@ -93,7 +93,7 @@ class Space:
         return {**ranges, **self.fixed}
 
     def draw(self, seed: int, trial: int) -> dict[str, Any]:
-        """Returns the settings of a trial, which depend on nothing but the arguments."""
+        """Returns the settings of a trial, which depend only on the arguments."""
         random = np.random.default_rng([seed, trial])
         chosen = {
             name: values.draw(random)
@@ -105,7 +105,7 @@ class Space:
 
 
 def default_space(facts: Facts) -> Space:
-    """Returns the space of a search that names none, around the settings of `--recipe auto`.
+    """Returns the space of a search without --space, around the settings of `--recipe auto`.
 
     Args:
         facts: facts about the training rows.
