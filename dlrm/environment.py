@@ -5,7 +5,7 @@ A setting that the user made takes precedence; `DLRM_TUNE=0` changes nothing.
 * Huge pages: looking rows up and updating them takes two thirds of the time, since the processor
   finds their addresses sooner (1.6 and 1.5 times as fast on 26 tables of a million rows of 16).
 * Freed memory is kept for the next step. glibc would hand large blocks back to the kernel, and the
-  next step fault them in again: 900 to 3700 page faults a step (Kaggle model, batch 2048), and now
+  next step fault them in again: 82 to 1013 page faults a step (Kaggle model, batch 2048), and now
   tens at most.
 * Threads that wait spin for tens of microseconds and sleep then. With 3,000 spins the demo's model
   trains as fast as with 10,000 where nothing else runs (119,000 and 106,000 samples/s, 2 cores),
