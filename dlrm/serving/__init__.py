@@ -1,1 +1,1 @@
-"""Serving: scores of raw rows, in this process or in a server that has no torch."""
+"""Serving: scores of raw rows, in this process or in a server without torch."""

@@ -1,7 +1,7 @@
-"""Tensors in and out of Triton's python backend, with any numpy.
+"""Converts tensors to and from Triton's python backend, with any numpy.
 
-The backend of Triton 2.51 knows numpy arrays of numpy 1 only (those of numpy 2 arrive as 0 bytes),
-so they pass as DLPack both ways. `triton/export.py` puts a copy of this file into the model
+The backend of Triton 2.51 supports arrays of numpy 1 only (those of numpy 2 arrive as 0 bytes), so
+tensors are passed as DLPack both ways. `triton/export.py` copies this file into the model
 repository.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from dlrm.data.sources import native
 from dlrm.serving.reader import Reader, Request, as_value_error, together_or_alone
 
-_USED = b"used_dltensor"  # the name that the DLPack protocol has for a capsule that was taken over
+_USED = b"used_dltensor"  # the DLPack protocol's name of a consumed capsule
 _set_name = ctypes.pythonapi.PyCapsule_SetName
 _set_name.argtypes = ctypes.py_object, ctypes.c_char_p
 
@@ -22,7 +22,7 @@ _set_name.argtypes = ctypes.py_object, ctypes.c_char_p
 def read(requests: Sequence[Any], reader: Reader) -> list[Request | ValueError]:
     """Returns the tensors of each request by name, or its error.
 
-    Inputs that were left out are not in it. Shapes are checked before data is touched: Triton's own
+    Omitted inputs are not included. Shapes are checked before data are read, since Triton's own
     check of them against the bytes sent overflows.
     """
     return [together_or_alone(lambda one: [_inputs(one[0], reader)], [r])[0] for r in requests]
@@ -39,7 +39,7 @@ def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueE
     """Makes the response to each request.
 
     Args:
-        pb_utils: the module `triton_python_backend_utils`, which only the server has.
+        pb_utils: the server's module `triton_python_backend_utils`.
         answers: arrays by output, or the error of the request.
     """
     return [_response(pb_utils, answer) for answer in answers]
@@ -57,7 +57,7 @@ def _response(pb_utils: Any, answer: Mapping[str, np.ndarray] | ValueError) -> A
 
 
 def log_parser(pb_utils: Any, reader: Reader) -> None:
-    """Says in the server's log, once, where numpy reads raw rows instead of the native parser."""
+    """Logs once, in the server, that numpy reads raw rows instead of the native parser."""
     if reader.transform and not reader.transform.table and native.host is None:
         pb_utils.Logger.log_warn(
             "dlrm: numpy reads raw rows, which takes several times as long, since the native "
@@ -68,14 +68,14 @@ def log_parser(pb_utils: Any, reader: Reader) -> None:
 def _tensor(pb_utils: Any, name: str, array: np.ndarray) -> Any:
     lent = _Lent(np.ascontiguousarray(array))
     tensor = pb_utils.Tensor.from_dlpack(name, lent)
-    # The backend gives the capsule another name than the protocol's, and numpy would print an error
-    # for each request.
+    # The backend's capsule does not have the protocol's name, for which numpy would print an error
+    # per request.
     _set_name(lent.capsule, _USED)
     return tensor
 
 
 class _Lent:
-    """An array as DLPack, whose capsule is kept."""
+    """An array as DLPack, with a reference to its capsule."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array

@@ -22,11 +22,11 @@ class Agreement(NamedTuple):
     """Comparison of the scores of two models on the same rows.
 
     Attributes:
-        rows: how many.
-        auc, auc_before: of the scores, and of those compared with; NaN with one class only.
-        log_loss, log_loss_before: likewise.
-        greatest_difference: of two scores.
-        greatest_score: the magnitude of the greatest score compared with.
+        rows: number of rows.
+        auc, auc_before: AUC of the scores, and of the reference scores; NaN with one class only.
+        log_loss, log_loss_before: log loss of both.
+        greatest_difference: greatest difference of two scores.
+        greatest_score: greatest magnitude of a reference score.
     """
 
     rows: int
@@ -39,13 +39,13 @@ class Agreement(NamedTuple):
 
     @property
     def auc_change(self) -> float:
-        """AUC gained, or lost if negative; 0 with one class only."""
+        """Returns the AUC gained, or lost if negative; 0 with one class only."""
         change = self.auc - self.auc_before
         return 0.0 if math.isnan(change) else change
 
     @property
     def log_loss_change(self) -> float:
-        """Log loss gained; less is better."""
+        """Returns the change of the log loss; lower is better."""
         return self.log_loss - self.log_loss_before
 
 
@@ -75,7 +75,7 @@ def _logits(probabilities: np.ndarray) -> torch.Tensor:
 
 
 def score_rows(score: Score, inputs: Inputs) -> np.ndarray:
-    """Returns the scores `[rows]` of a model, some thousand rows at a time."""
+    """Returns the scores `[rows]` of a model, computed some thousand rows at a time."""
     parts = [
         score(*inputs.part(begin, begin + _BATCH).arrays)[:, 0]
         for begin in range(0, len(inputs.numerical), _BATCH)
@@ -87,9 +87,9 @@ def score_rows(score: Score, inputs: Inputs) -> np.ndarray:
 def compare_tables(
     model: DLRM | Ensemble, tables: QuantizedTables, inputs: Inputs, labels: np.ndarray
 ) -> list[Agreement]:
-    """Returns, for each table, how quantizing it alone changes a model's logits.
+    """Returns, for each table, the effect on a model's logits of quantizing only this table.
 
-    The model's rows are replaced for the while and are as before when this returns.
+    The model's rows are replaced temporarily.
     """
     full = quantize_tables(model, "fp32").values
     exported = exportable(model, QuantizedTables(full), inputs)
@@ -110,7 +110,7 @@ def compare_tables(
 
 
 def _places(model: DLRM | Ensemble) -> list[list[slice]]:
-    """Returns of each table where its rows are among those of all tables, member by member."""
+    """Returns, for each table, the indices of its rows among all, member by member."""
     rows = model.config.embedding_rows
     ends = np.cumsum(rows)
     firsts = [sum(rows) * index for index in range(len(members_of(model)))]
@@ -126,7 +126,7 @@ def table_lines(
     tables: QuantizedTables,
     agreements: Sequence[Agreement],
 ) -> list[str]:
-    """Returns a table to print: size of each table, and what quantizing it alone changes."""
+    """Returns a table to print: size of each table, and the effect of quantizing only this one."""
     lines = [f"{'table':<24}{'rows':>12}{'bytes':>14}{'of fp32':>9}{'AUC':>12}{'log loss':>12}"]
     for name, parts, found in zip(names, _places(model), agreements, strict=True):
         rows = sum(part.stop - part.start for part in parts)

@@ -1,7 +1,7 @@
-"""The network as it is exported: plain operators over tables of 32, 16 or 8 bits.
+"""The exported form of the network: plain operators over tables of 32, 16 or 8 bits.
 
-TorchScript, ONNX and AOTInductor all take this module, so that they agree with one another. An id
-outside its table counts as unknown, which is id 0.
+TorchScript, ONNX and AOTInductor all export this module, so their results agree. An id outside its
+table is treated as id 0, unknown.
 """
 
 import copy
@@ -23,7 +23,7 @@ from dlrm.serving.recalibration import Recalibration
 
 
 class Exportable(nn.Module):
-    """A trained DLRM in plain operators, but for the look-up.
+    """A trained DLRM in plain operators, except for the lookup.
 
     Args:
         model: the trained network; its weights are shared, not copied, but for the first of the
@@ -68,7 +68,7 @@ class Exportable(nn.Module):
     def _known(self, ids: Tensor, sizes: Tensor) -> Tensor:
         if self.hashed:
             return ids.remainder(sizes)
-        return ids * ((ids >= 0) & (ids < sizes))  # another is id 0
+        return ids * ((ids >= 0) & (ids < sizes))  # others become id 0
 
     def _logits(self, numerical: Tensor, embeddings: Tensor) -> Tensor:
         dense = self.bottom_mlp(numerical)
@@ -91,11 +91,11 @@ class Exportable(nn.Module):
 
 
 class ExportableEnsemble(nn.Module):
-    """Exportable networks whose logits are averaged before what scores are made of them.
+    """Exportable networks whose logits are averaged and then turned into scores.
 
     Args:
         members: the networks, which return logits.
-        probability, recalibration: as of `Exportable`.
+        probability, recalibration: see `Exportable`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ExportableEnsemble(nn.Module):
 
 
 class _EnsembleOfIds(ExportableEnsemble):
-    """Of members that take one id a table."""
+    """An ensemble of members that take one id per table."""
 
     def forward(self, numerical: Tensor, ids: Tensor) -> Tensor:
         """See `ExportableDLRM.forward`."""
@@ -123,7 +123,7 @@ class _EnsembleOfIds(ExportableEnsemble):
 
 
 class _EnsembleOfBags(ExportableEnsemble):
-    """Of members that take any number of ids a table."""
+    """An ensemble of members that take any number of ids per table."""
 
     def forward(
         self, numerical: Tensor, ids: Tensor, lengths: Tensor, weights: Tensor | None = None
@@ -148,7 +148,7 @@ def exportable(
         model: the trained network; its weights are shared, not copied, but for the first of the
             top MLP.
         tables: its tables, in the precision in which they are served.
-        inputs: like the rows that it is to take, with one id a table or with lengths.
+        inputs: rows like those that it will take, with one id per table or with lengths.
         probability: return probabilities, not logits.
         recalibration: of the logits; None leaves them as they are.
     """
@@ -165,9 +165,9 @@ def exportable(
 
 
 def example_like(inputs: Inputs) -> tuple[Tensor, ...]:
-    """Returns two rows with the arrays and types of `inputs`, each with the id 0 of each table.
+    """Returns two rows with the arrays and types of `inputs`, with id 0 of each table.
 
-    Of fewer rows, or ids, an exporter would take their number for a constant.
+    With fewer rows or ids, an exporter would treat their number as a constant.
     """
     ids = np.zeros((2, inputs.num_tables), inputs.ids.dtype)
     example = Inputs(np.zeros((2, inputs.numerical.shape[1]), inputs.numerical.dtype), ids)
@@ -179,7 +179,7 @@ def example_like(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 class ExportableDLRM(Exportable):
-    """A trained DLRM in plain operators, for samples of one id a table; see `exportable`."""
+    """A trained DLRM in plain operators, for samples of one id per table; see `exportable`."""
 
     def forward(self, numerical: Tensor, ids: Tensor) -> Tensor:
         """Returns logits (or probabilities), float32 `[batch, 1]`.
@@ -196,7 +196,7 @@ class ExportableDLRM(Exportable):
 
 
 class ExportableBagDLRM(Exportable):
-    """The same for samples of any number of ids a table.
+    """A trained DLRM in plain operators, for samples of any number of ids per table.
 
     The vectors of the ids are added up by their bags with `index_add`, ScatterND in ONNX, which
     ONNX Runtime computes in a fifth of the time of a float64 CumSum and in a twentieth of that of
@@ -224,7 +224,7 @@ class ExportableBagDLRM(Exportable):
         """
         lengths = lengths.long()
         ends = lengths.flatten().cumsum(0)
-        # Of each id, how many bags end before it: its bag.
+        # The number of bags that end before an id is the index of its bag.
         ended = torch.zeros(ids.shape[0] + 1, dtype=torch.long, device=ids.device)
         bags = ended.scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
         tables = bags.remainder(lengths.shape[1])
@@ -244,7 +244,7 @@ class ExportableBagDLRM(Exportable):
         pooled = pooled.index_add(0, bags, vectors)
         pooled = pooled.view(lengths.shape[0], lengths.shape[1], vectors.shape[1])
         if self.any_mean:
-            counts = (lengths * self.means).clamp(min=1)  # 1 of tables that are summed
+            counts = (lengths * self.means).clamp(min=1)  # 1 for tables that are summed
             pooled = pooled / counts.unsqueeze(2)
         return pooled
 
@@ -286,7 +286,7 @@ def _without_norms(layers: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _wide_weights(model: DLRM, tables: QuantizedTables) -> Tensor:
-    """The weight of each id, `[rows, 1]`: float32 beside float32 tables, else float16."""
+    """Returns the weight of each id, `[rows, 1]`: float32 for float32 tables, otherwise float16."""
     if model.wide is None:
         return torch.zeros(0, 1)
     ((weight, _),) = model.wide.table_parameters()
@@ -295,7 +295,7 @@ def _wide_weights(model: DLRM, tables: QuantizedTables) -> Tensor:
 
 
 def _with_columns(layer: nn.Module, columns: list[int]) -> nn.Linear:
-    """Returns a linear layer whose input has `columns` of the given one's, -1 being a new one."""
+    """Returns a linear layer whose input has the given layer's `columns`; -1 is a new column."""
     assert isinstance(layer, nn.Linear)
     with_zeros = F.pad(layer.weight.detach(), (0, 1))
     chosen = copy.copy(layer)

@@ -18,10 +18,10 @@ from dlrm.serving.quantize import quantize_tables
 
 
 class Importance(NamedTuple):
-    """Loss of metrics when the values of a field are permuted over the rows.
+    """Loss of quality when the values of a field are permuted over the rows.
 
     Attributes:
-        field: its place among the numerical fields, then the tables.
+        field: its index among the numerical fields, followed by the tables.
         auc_lost: AUC before minus after, with an interval by DeLong's test of the same rows.
         log_loss_gained: log loss after minus before.
     """
@@ -36,14 +36,14 @@ def permutation_importance(
 ) -> list[Importance]:
     """Returns the importance of every field, in their order (Breiman, 2001).
 
-    The rows are scored once more for each field, several fields at a time; tables and the inputs
-    that are given stay as they are.
+    The rows are scored once more for each field, several fields at a time; tables and inputs are
+    unchanged.
 
     Args:
         predictor: the model.
-        inputs: of rows that it has not seen.
+        inputs: inputs of rows that it was not trained on.
         labels: `[rows]`, 0 or 1.
-        seed: of the permutations.
+        seed: seed of the permutations.
     """
     before = RankedRows(predictor.logits_of(inputs), labels)
     loss = before.metrics()["log_loss"]
@@ -66,7 +66,7 @@ def permutation_importance(
 
 
 def _dealt(inputs: Inputs, table: int, order: np.ndarray) -> Inputs:
-    """Returns the inputs with the ids of a table dealt to other rows."""
+    """Returns the inputs with the ids of a table permuted over the rows."""
     if inputs.lengths is None:
         ids = inputs.ids.copy()
         ids[:, table] = ids[order, table]
@@ -83,8 +83,8 @@ def _dealt(inputs: Inputs, table: int, order: np.ndarray) -> Inputs:
 def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
     """Returns gradient times input of each field for the logit of each row, `[rows, fields]`.
 
-    Of a table the input is the vector of the row's id, so that its contribution is a dot product,
-    and the id's weight in the wide term; of several ids the contributions are added up.
+    The input of a table is the vector of the row's id, so its contribution is a dot product, plus
+    the id's weight in the wide term; contributions of several ids are added up.
     """
     tables = quantize_tables(predictor.model, "fp32")
     model = exportable(predictor.model, tables, inputs, recalibration=predictor.recalibration)

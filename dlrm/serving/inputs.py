@@ -1,6 +1,6 @@
-"""Inputs of a model, and errors of rows that it cannot score.
+"""Inputs of a model, and errors about rows that it cannot score.
 
-The served model uses this file, too: only numpy and the standard library are imported.
+The served model also uses this file, so it imports only numpy and the standard library.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
 
         Args:
             numerical: `[rows, num_numerical]`.
-            ids: of each table, an id a row, or bags.
+            ids: for each table, one id per row, or bags.
         """
         if not any(isinstance(column, Bags) for column in ids):
             return cls(numerical, stack_ids(ids, len(numerical)))
@@ -43,13 +43,13 @@ class Inputs(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Inputs"]) -> "Inputs":
-        """Returns the rows of several inputs, of which all or none have lengths and weights."""
+        """Returns the rows of several inputs, all or none of which have lengths and weights."""
         columns = zip(*(part.arrays for part in parts), strict=True)
         return cls(*(np.concatenate(arrays) for arrays in columns))
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """Tensors that are present, in the order in which an exported model takes them."""
+        """Returns the present tensors, in the order of an exported model's inputs."""
         return tuple(array for array in self if array is not None)
 
     @property
@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
         return Inputs(self.numerical[rows], self.ids[ids], self.lengths[rows], weights)
 
     def take(self, rows: np.ndarray) -> "Inputs":
-        """Returns the rows of a mask, or of places."""
+        """Returns the rows that a mask or indices select."""
         if self.lengths is None:
             return Inputs(self.numerical[rows], self.ids[rows])
         places, _ = places_of(self.lengths.sum(1, dtype=np.int64), rows)
@@ -76,7 +76,7 @@ class Inputs(NamedTuple):
         return Inputs(self.numerical[rows], self.ids[places], self.lengths[rows], weights)
 
     def ids_of(self, row: int, table: int) -> np.ndarray:
-        """Returns the ids that a row has of a table."""
+        """Returns the ids of a row for a table."""
         if self.lengths is None:
             return self.ids[row, table : table + 1]
         one = self.part(row, row + 1)
@@ -85,12 +85,12 @@ class Inputs(NamedTuple):
         return one.ids[first : first + one.lengths[0, table]]
 
     def bags_of_ids(self) -> np.ndarray:
-        """Returns, of each id where there are lengths, its row times the tables, plus its table."""
+        """Returns, for each id of inputs with lengths, its row times the tables, plus its table."""
         assert self.lengths is not None
         return np.repeat(np.arange(self.lengths.size), self.lengths.ravel())
 
     def without_id(self) -> np.ndarray:
-        """Returns of which tables a row has no id above 0, bool `[rows, tables]`."""
+        """Returns a mask of tables for which a row has no id above 0, bool `[rows, tables]`."""
         if self.lengths is None:
             return self.ids == 0
         known = np.zeros(self.lengths.size, bool)
@@ -118,10 +118,10 @@ def check_inputs(
     names: Sequence[str] = (),
     longest: Mapping[int, int] | None = None,
 ) -> None:
-    """Raises ValueError where inputs do not fit a model, a `RowError` where a value does not.
+    """Raises ValueError if inputs do not match a model, or `RowError` if a value does not.
 
     Args:
-        inputs: of any rows; floating numericals and weights, integer ids and lengths.
+        inputs: any rows, with floating-point numericals and weights, integer ids and lengths.
         num_numerical: the model's numerical features.
         table_sizes: the rows of its tables; an empty sequence takes any id.
         names: of the tables, for the message.
@@ -132,7 +132,7 @@ def check_inputs(
 
 
 def check_shapes(inputs: Inputs, num_numerical: int, tables: int) -> None:
-    """Raises ValueError where shapes or types of inputs do not fit a model; reads no value."""
+    """Raises ValueError if shapes or types of inputs do not match a model; reads no value."""
     numerical, ids, lengths, weights = inputs
     if numerical.ndim != 2 or numerical.shape[1] != num_numerical or numerical.dtype.kind != "f":
         raise ValueError(
@@ -163,14 +163,14 @@ def check_values(
     names: Sequence[str] = (),
     longest: Mapping[int, int] | None = None,
 ) -> None:
-    """Raises RowError where a number is not finite, a length impossible or an id not of its table.
+    """Raises RowError if a number is not finite, a length impossible or an id outside its table.
 
     Args:
-        inputs: whose shapes and types fit the model.
+        inputs: rows whose shapes and types match the model.
         table_sizes: the rows of its tables; an empty sequence takes any id.
         names: of the tables, for the message.
-        longest: of inputs with lengths, table -> most ids of a row; each other table has one id a
-            row. None takes any lengths.
+        longest: for inputs with lengths, table -> maximum ids of a row; other tables have one id
+            per row. None accepts any lengths.
 
     Raises:
         ValueError: lengths do not add up to the number of ids.
@@ -194,7 +194,7 @@ def check_values(
 def check_lengths(
     inputs: Inputs, names: Sequence[str] = (), longest: Mapping[int, int] | None = None
 ) -> None:
-    """Raises RowError where a length, if there are any, is impossible; see `check_values`.
+    """Raises RowError if there are lengths and one is impossible; see `check_values`.
 
     Raises:
         ValueError: they do not add up to the number of ids.

@@ -1,7 +1,7 @@
 """Model files of the runtimes that serve: TorchScript, ONNX, AOTInductor.
 
-Each is written by a function and opened by another, as a function from numpy arrays to numpy
-arrays, so that the exported model can be compared with the trained one.
+One function writes each kind, and another opens it as a function from numpy arrays to numpy arrays,
+so that the exported model can be compared with the trained one.
 """
 
 import logging
@@ -21,7 +21,7 @@ OUTPUT = "output__0"
 ONNX_FILE = "model.onnx"
 TORCHSCRIPT_FILE = "model.pt"
 _OPSET = 18
-_IR_VERSION = 10  # that the ONNX Runtime of 2024 reads, and so the Triton images of then
+_IR_VERSION = 10  # supported by the ONNX Runtime of 2024, and so by Triton images of that year
 
 
 def write_torchscript(module: nn.Module, example: tuple[Tensor, ...], path: Path, how: str) -> None:
@@ -34,14 +34,14 @@ def write_torchscript(module: nn.Module, example: tuple[Tensor, ...], path: Path
         how: "trace" or "script".
     """
     with torch.no_grad(), warnings.catch_warnings():
-        # TorchScript is what Triton's PyTorch backend reads, whatever torch would rather have.
+        # Triton's PyTorch backend reads TorchScript, which torch warns is deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted = torch.jit.trace(module, example) if how == "trace" else torch.jit.script(module)
         torch.jit.save(scripted, os.fspath(path))
 
 
 def open_torchscript(path: Path) -> Score:
-    """Opens what `write_torchscript` wrote."""
+    """Opens a file of `write_torchscript`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module = torch.jit.load(os.fspath(path))
@@ -49,14 +49,14 @@ def open_torchscript(path: Path) -> Score:
 
 
 def write_onnx(module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
-    """Writes `model.onnx` and, beside it, the weights, which may exceed 2 GB, into a directory.
+    """Writes `model.onnx` and, beside it, the weights, which may exceed 2 GB.
 
     Raises:
-        ModuleNotFoundError: onnx or onnxscript is not installed; the message says what installs it.
+        ModuleNotFoundError: onnx or onnxscript is not installed; the message has the command.
     """
     _require("onnx", "onnxscript")
     directory.mkdir()
-    # Otherwise they tell of each node, and of packages that are not there and not needed.
+    # Otherwise they report each node, and missing packages that are not needed.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
@@ -77,11 +77,11 @@ def write_onnx(module: nn.Module, example: tuple[Tensor, ...], directory: Path) 
 
 
 def open_onnx(directory: Path, threads: int | None = None) -> Score:
-    """Opens what `write_onnx` wrote, in ONNX Runtime on the CPU.
+    """Opens a directory of `write_onnx` in ONNX Runtime on the CPU.
 
     Args:
-        directory: with `model.onnx`.
-        threads: to compute with; None is one a core.
+        directory: directory with `model.onnx`.
+        threads: number of threads; None is one per core.
     """
     _require("onnxruntime")
     from dlrm.serving.scorer import open_session
@@ -97,7 +97,7 @@ def write_package(module: nn.Module, example: tuple[Tensor, ...], path: Path) ->
 
 
 def open_package(path: Path) -> Score:
-    """Opens what `write_package` wrote."""
+    """Opens a file of `write_package`."""
     return _score_by(torch._inductor.aoti_load_package(os.fspath(path)))
 
 
@@ -110,7 +110,7 @@ def _score_by(module: Callable[..., Any]) -> Score:
 
 
 def _dynamic(example: tuple[Tensor, ...], least: int | None = None) -> tuple[dict, ...]:
-    """Returns the dynamic dimensions of each input: rows and, of bags, the total of their ids."""
+    """Returns the dynamic dimensions of each input: rows and, for bags, the total number of ids."""
     batch = {0: torch.export.Dim("batch", min=least)}
     if len(example) == 2:
         return batch, batch

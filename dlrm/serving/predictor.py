@@ -1,4 +1,4 @@
-"""Scores in this process: `dlrm.load(DIR).predict(rows)` from a checkpoint alone."""
+"""Scores rows in this process, given a checkpoint: `dlrm.load(DIR).predict(rows)`."""
 
 import os
 import shutil
@@ -49,17 +49,17 @@ def load(
     """Loads a trained model to score rows with.
 
     Args:
-        checkpoint: a checkpoint, or a run's directory of checkpoints, of which the best is taken.
-        dataset: whose fitted transform raw rows go through where the checkpoint has none. One
-            trained on a dataset of ours has that dataset's, and the two must be the same.
-        allow_other_transform: accept transforms that differ, and use the checkpoint's.
-        say: is called with a line if they differ, or if the dataset has none.
+        checkpoint: a checkpoint, or a run's directory of checkpoints, whose best one is used.
+        dataset: dataset whose fitted transform to apply to raw rows if the checkpoint has none. A
+            checkpoint trained on one of our datasets has its transform, and both must be the same.
+        allow_other_transform: whether to accept different transforms, and use the checkpoint's.
+        say: called with a line if they differ, or if the dataset has none.
         allow_links: whether the dataset's files may be symbolic links out of it.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ValueError: it is damaged, or the dataset's transform is another; all fields that differ
-            are named, up to three.
+        ValueError: it is damaged, or the dataset's transform differs; the message names up to three
+            differing fields.
     """
     with checkpoint_in_use(checkpoint) as path:
         if dataset:
@@ -73,7 +73,7 @@ def load(
 
 
 def _trained_rows(checkpoint: Path) -> int | None:
-    """Returns how many rows the training data had; None where the checkpoint does not say."""
+    """Returns the number of training rows; None if the checkpoint does not state it."""
     try:
         return int(read_config(checkpoint)["dataset"]["rows"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -81,7 +81,7 @@ def _trained_rows(checkpoint: Path) -> int | None:
 
 
 class ScoreError(RowError):
-    """A row whose score is no finite number."""
+    """A row whose score is not finite."""
 
 
 class Predictor:
@@ -89,13 +89,13 @@ class Predictor:
 
     Args:
         model: the network, whose tables may be on any device.
-        transform: of raw rows; None where the training data had none.
+        transform: transform of raw rows; None if the training data had none.
         path: the checkpoint.
         batch_size: rows scored at a time.
-        recalibration: of the model's logits; None leaves them as they are.
+        recalibration: recalibration of the model's logits; None for none.
 
     Attributes:
-        results: the summary of the training, by name, where `dlrm.fit` made the model; else empty.
+        results: the summary of training, by name, if `dlrm.fit` made the model; otherwise empty.
     """
 
     def __init__(
@@ -126,19 +126,19 @@ class Predictor:
         return probability(self.logits(rows))
 
     def logits(self, rows: Any) -> np.ndarray:
-        """Returns the model's logit for each row, recalibrated where it is, float32 `[rows]`.
+        """Returns the model's logit for each row, with any recalibration, float32 `[rows]`.
 
         Args:
-            rows: a table of pyarrow, Polars, pandas or DuckDB, of which the columns of the
-                training data are read and others passed over. Or raw rows without label, each a
-                line of text with tabs between its fields, a sequence of fields (numerical ones
-                first), or a mapping of the columns' names to fields; or a mapping of names to
-                columns. None, "" and NaN, but for a NaN of other tables than those of pandas, are
-                missing values. A field of lists has a list, or its text as CSV has it.
+            rows: a table of pyarrow, Polars, pandas or DuckDB, from which only the columns of the
+                training data are read. Or raw rows without label, each a line of text with tabs
+                between fields, a sequence of fields (numerical ones first), or a mapping from
+                column names to fields; or a mapping from names to columns. None, "" and NaN are
+                missing values, except for NaN in tables other than those of pandas. A list field
+                has a list, or its text as in CSV.
 
         Raises:
-            ValueError: the model has no transform, a column is missing, or a row cannot be read; it
-                is named.
+            ValueError: the model has no transform, a column is missing, or a row is unreadable; the
+                message names it.
         """
         table, names = self.row_transform.table, self.row_transform.names
         if table is not None and table.lists and not is_frame(rows):
@@ -156,10 +156,10 @@ class Predictor:
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def evaluate(self, frame: Any) -> dict[str, float]:
-        """Returns how well the model predicts the labels of a table.
+        """Returns metrics of the model's predictions for a labelled table.
 
         Args:
-            frame: a table as `logits` takes it, with the column of labels.
+            frame: a table that `logits` accepts, with the column of labels.
 
         Returns:
             `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
@@ -167,8 +167,8 @@ class Predictor:
             rows. See `dlrm.train.metrics.click_metrics`.
 
         Raises:
-            ValueError: the model's training data were no table, the table has no rows, a column is
-                missing, or a value cannot be read; row and column are named.
+            ValueError: the model was not trained on a table, the table has no rows, a column is
+                missing, or a value is unreadable; the message names row and column.
         """
         table = self.row_transform.table
         if table is None or not table.label_known:
@@ -202,20 +202,20 @@ class Predictor:
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Copies the model's checkpoint, with the transform of raw rows, to a directory.
 
-        Rows that are in a store (`--table_store`) are written into files, so that the copy needs no
-        store; optimizers' state is left out then. Members of an ensemble refer to their stores.
+        Rows in a store (`--table_store`) are written into files, so that the copy needs no store;
+        the optimizers' state is then left out. Members of an ensemble refer to their stores.
 
         `dlrm.load`, `dlrm.scripts.predict`, `triton/export.py` and the `--load_checkpoint_path` of
         `dlrm.scripts.main` read it.
 
         Args:
-            directory: appears when it is whole.
-            overwrite: whether a checkpoint, or another directory that this package wrote, may be
-                replaced.
+            directory: directory to write, which appears when it is complete.
+            overwrite: whether to replace a checkpoint, or another directory that this package
+                wrote.
 
         Raises:
-            FileExistsError: something that may not be replaced is there.
-            FileNotFoundError: the checkpoint that the model was loaded from is gone.
+            FileExistsError: `directory` exists and may not be replaced.
+            FileNotFoundError: the checkpoint that the model was loaded from no longer exists.
         """
         with in_use(self.path) as stays:
             if not stays:
@@ -247,7 +247,7 @@ class Predictor:
 
     @property
     def sampling_note(self) -> str | None:
-        """A line that says that scores are those of a sample, where none has corrected them."""
+        """Returns a note that scores reflect sampled negatives, unless they were corrected."""
         table = self.transform.table if self.transform else None
         if table is None or table.keep_negatives == 1 or self.recalibration is not None:
             return None
@@ -267,8 +267,8 @@ class Predictor:
         """Returns the logits of a model's inputs, float32 `[rows]`.
 
         Raises:
-            ValueError: their shapes, types or values do not fit the model.
-            ScoreError: a row's logit is no finite number.
+            ValueError: their shapes, types or values do not match the model.
+            ScoreError: a row's logit is not finite.
         """
         config, device = self.model.config, next(self.model.parameters()).device
         check_model_inputs(inputs, config, self.transform)
@@ -291,7 +291,7 @@ class Predictor:
         """Returns logits and labels of a dataset's batch.
 
         Raises:
-            ValueError: it does not fit the model.
+            ValueError: it does not match the model.
         """
         return self.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()
 
@@ -328,7 +328,7 @@ def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig)
 
 
 def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: RowTransform | None) -> None:
-    """Raises ValueError where inputs do not fit a model; with hashed ids every id does."""
+    """Raises ValueError if inputs do not match a model; with hashed ids, any id does."""
     names = transform.categorical_names if transform else []
     sizes = () if config.hash_indices else config.table_sizes
     if not sizes and not names:
@@ -343,14 +343,14 @@ def probability(logits: np.ndarray) -> np.ndarray:
 
 
 def load_model(path: Path, device: str = "cpu") -> DLRM | Ensemble:
-    """Makes the network, or the networks, that a checkpoint describes, and loads its weights."""
+    """Makes the network or networks that a checkpoint describes, and loads the weights."""
     if members := member_checkpoints(path):
         return Ensemble([load_one(member, device) for member in members]).eval()
     return load_one(path, device)
 
 
 def load_one(path: Path, device: str = "cpu") -> DLRM:
-    """Makes the network of a checkpoint that is no ensemble, and loads its weights."""
+    """Makes the network of a checkpoint without an ensemble, and loads its weights."""
     model = DLRM(model_config(path)).to(device).eval()
     load_checkpoint(path, averaged(Parameters(model, model.table_parameters())))
     return model
@@ -360,7 +360,7 @@ def model_config(path: Path) -> DLRMConfig:
     """Reads the architecture from a checkpoint.
 
     Raises:
-        ValueError: it does not say it.
+        ValueError: the checkpoint does not describe it.
     """
     config = read_config(path)
     try:
@@ -392,10 +392,10 @@ def _num_numerical(path: Path) -> int:
 def load_transform(
     path: Path, config: DLRMConfig, dataset: str | os.PathLike | None = None
 ) -> RowTransform | None:
-    """Returns the transform of a checkpoint, or else of a dataset; None where neither has one.
+    """Returns the transform of a checkpoint, or else of a dataset; None if neither has one.
 
     Raises:
-        ValueError: it does not fit the model, or is damaged.
+        ValueError: it does not match the model, or is damaged.
     """
     sources = [path, *([Path(dataset)] if dataset else [])]
     source = next((one for one in sources if (one / layout.TRANSFORM).is_dir()), None)
@@ -428,7 +428,7 @@ def _row(index: int, row: Any, names: Sequence[str], field: Callable[[Any], T]) 
         row = row.decode()
     if isinstance(row, str):
         row = row.rstrip("\r\n").split("\t")
-        row += [""] * (len(names) - len(row))  # fields that are cut off at the end are missing
+        row += [""] * (len(names) - len(row))  # fields absent at the end are missing
     elif isinstance(row, Mapping):
         row = _named(f"row {index}", row, names)
     elif not isinstance(row, Iterable):

@@ -14,11 +14,11 @@ _LEVELS = 127  # on either side of a row's middle, so that they fit int8
 
 
 class QuantizedTables(NamedTuple):
-    """The rows of all tables, one table after the other.
+    """The rows of all tables, concatenated.
 
     Attributes:
         values: `[rows, dim]`, float32, float16 or int8.
-        scale, offset: of int8 rows, float16 `[rows, 1]`: a value is `values * scale + offset`.
+        scale, offset: for int8 rows, float16 `[rows, 1]`: a value is `values * scale + offset`.
     """
 
     values: Tensor
@@ -27,7 +27,7 @@ class QuantizedTables(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Their size."""
+        """Returns their size in bytes."""
         return sum(t.numel() * t.element_size() for t in self if t is not None)
 
     def rows(self, begin: int, end: int) -> "QuantizedTables":
@@ -35,7 +35,7 @@ class QuantizedTables(NamedTuple):
         return QuantizedTables(*(None if t is None else t[begin:end] for t in self))  # type: ignore[arg-type]
 
     def float(self) -> Tensor:
-        """Returns the rows as the served model computes with them, float32."""
+        """Returns the rows as float32, as the served model computes with them."""
         if self.scale is None or self.offset is None:
             return self.values.float()
         return self.values.float() * self.scale.float() + self.offset.float()
@@ -44,10 +44,10 @@ class QuantizedTables(NamedTuple):
 def quantize_tables(model: DLRM | Ensemble, precision: str) -> QuantizedTables:
     """Quantizes the tables of a model; at "fp32" float32 rows are shared, not copied.
 
-    Those of an ensemble are the rows of its members, one member after the other.
+    The rows of an ensemble are those of its members, concatenated.
 
     Raises:
-        ValueError: a value does not fit float16; the table is named.
+        ValueError: a value is too large for float16; the message names the table.
     """
     members = members_of(model)
     parameters = [
@@ -85,8 +85,8 @@ def _quantized(weight: Tensor, precision: str) -> QuantizedTables:
 def _int8_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Spreads each row over 255 levels around its middle: values are off by half a level at most.
 
-    The levels are those of scale and offset as they are stored, in float16, and the scale is
-    rounded up, so that the row's ends are within them.
+    Levels use the stored float16 scale and offset, and the scale is rounded up, so that they cover
+    the row's range.
     """
     low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
     offset = ((low + high) / 2).half()

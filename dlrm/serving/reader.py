@@ -1,4 +1,4 @@
-"""Requests to a model's inputs, in a server without torch.
+"""Turns requests into a model's inputs, in a server without torch.
 
 `triton/export.py` copies this file, and those that it imports, into the model repository.
 """
@@ -19,14 +19,14 @@ from dlrm.serving.rows import RowTransform, text_of_tensors
 FACTS = "model.json"
 NUMERICAL, IDS, LENGTHS, WEIGHTS = "input__0", "input__1", "input__2", "input__3"
 RAW = "raw__0"
-MOST_IDS = 1 << 27  # of a request, where nothing says how many a row may have
-Request = dict[str, np.ndarray]  # input -> tensor; those that were left out are not in it
+MOST_IDS = 1 << 27  # of a request without a limit per row
+Request = dict[str, np.ndarray]  # input -> tensor, without omitted inputs
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 def max_rows(config: Mapping[str, Any]) -> int:
-    """Returns how many rows a request may have, by a model's configuration.
+    """Returns the maximum rows of a request, from a model's configuration.
 
     Models of lists have `max_batch_size` 0; see triton/README.md.
     """
@@ -38,8 +38,8 @@ def together_or_alone(
 ) -> list[Answer | ValueError]:
     """Returns the answers to items, or the error of one.
 
-    They are answered together, which costs little more than answering one; if that fails, whatever
-    the reason, each is answered alone, so that only the faulty ones fail.
+    They are answered together, which costs little more than one; if that fails for any reason, each
+    is answered separately, so that only faulty ones fail.
     """
     if not items:
         return []
@@ -55,8 +55,8 @@ def together_or_alone(
 def as_value_error(error: Exception) -> ValueError:
     """Returns the message to a client about an error of its request.
 
-    It forgets where it was raised: the frames there hold the arrays of the whole batch, and, as
-    they hold the error too, would keep them until garbage is collected.
+    It drops the traceback, whose frames hold the arrays of the whole batch and the error itself,
+    and would keep them until garbage collection.
     """
     if not isinstance(error, ValueError):
         return ValueError(f"expected a request that can be answered, got {error!r}")
@@ -65,14 +65,14 @@ def as_value_error(error: Exception) -> ValueError:
 
 
 class Reader:
-    """Makes inputs of requests; a bad request fails alone.
+    """Makes inputs from requests; a bad request does not affect others.
 
     Args:
         directory: a version of a served model, with `model.json` and, for raw rows, `transform/`.
-        max_rows: of a request, as the model's configuration says.
+        max_rows: maximum rows of a request, from the model's configuration.
 
     Attributes:
-        transform: of raw rows; None where the model was exported without.
+        transform: transform of raw rows; None if the model was exported without it.
     """
 
     def __init__(self, directory: Path, max_rows: int) -> None:
@@ -87,7 +87,7 @@ class Reader:
         self._names: list[str] = facts["categorical_names"]
         dtypes = (facts["numerical_dtype"], facts["ids_dtype"], np.int32, np.float32)
         self._dtypes = [np.dtype(dtype) for dtype in dtypes]
-        lists: dict | None = facts.get("lists")  # None: one id a row of each table
+        lists: dict | None = facts.get("lists")  # None: one id per row and table
         self._taken = [NUMERICAL, IDS]
         self._longest: dict[int, int] | None = None
         if lists is not None:
@@ -100,7 +100,7 @@ class Reader:
             self._read_raw([{RAW: np.zeros((1, 0), np.uint8)}])  # builds the lookups of ids
 
     def check_shape(self, name: str, shape: Sequence[int]) -> None:
-        """Raises ValueError where an input is larger than any request may be; no data is needed."""
+        """Raises ValueError if an input is larger than any request may be; needs no data."""
         if LENGTHS in self._taken and name in (IDS, WEIGHTS):
             most = self._most_ids()
             if len(shape) != 1 or not 0 <= shape[0] <= most:
@@ -115,7 +115,7 @@ class Reader:
             )
 
     def _most_ids(self) -> int:
-        """Returns the largest number of ids that a request may have."""
+        """Returns the maximum ids of a request."""
         if self._longest is None:
             return MOST_IDS
         of_lists = sum(self._longest.values())
@@ -167,14 +167,14 @@ class Reader:
     def _read_ids(self, requests: Sequence[Request]) -> list[Inputs]:
         parts = [_inputs(request) for request in requests]
         for part in parts:
-            # Or one request would take another's ids.
+            # Otherwise one request would take another's ids.
             check_lengths(part, self._names, self._longest)
         inputs = Inputs.joined(parts)
         check_values(inputs, self._table_sizes, self._names, self._longest)
         return self._divided(inputs, [len(part.numerical) for part in parts])
 
     def _divided(self, inputs: Inputs, rows: Sequence[int]) -> list[Inputs]:
-        """Returns the inputs of each request, by how many rows it has."""
+        """Returns the inputs of each request, given their numbers of rows."""
         arrays = zip(inputs.arrays, self._dtypes, strict=False)
         narrow = Inputs(*(array.astype(dtype, copy=False) for array, dtype in arrays))
         ends = np.cumsum(rows).tolist()
@@ -182,7 +182,7 @@ class Reader:
 
 
 def named(inputs: Inputs) -> Request:
-    """Returns inputs as a request has them."""
+    """Returns inputs in the form of a request."""
     names = (NUMERICAL, IDS, LENGTHS, WEIGHTS)
     return dict(zip(names, inputs.arrays, strict=False))
 

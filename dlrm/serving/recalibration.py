@@ -1,8 +1,8 @@
 """Recalibration of a trained model's scores: fitted after the fact, stored in a checkpoint, served.
 
-Every kind is a strictly increasing map of logits made of straight lines, so that it changes no
-ranking and every runtime computes it with plain operators. `Predictor` and the exported network
-apply it to the network's logit.
+Every kind is a strictly increasing, piecewise linear map of logits, so that it keeps the ranking,
+and every runtime computes it with plain operators. `Predictor` and the exported network apply it to
+the network's logit.
 """
 
 import json
@@ -34,11 +34,11 @@ class Recalibration(nn.Module):
     """A piecewise linear map of logits, with given slopes beyond the first and last knot.
 
     Args:
-        kind: how it was fitted, such as "platt".
+        kind: method of fitting, such as "platt".
         knots: logits, ascending.
         values: images of the knots, ascending.
         below, above: slopes before the first knot and after the last.
-        facts: what else is stored with it, such as the rows that it was fitted to.
+        facts: further entries to store, such as the number of rows that it was fitted to.
 
     Raises:
         ValueError: it would not be strictly increasing.
@@ -85,18 +85,18 @@ class Recalibration(nn.Module):
         return mapped
 
     def of(self, logits: np.ndarray) -> np.ndarray:
-        """Returns recalibrated logits, float32, some at a time."""
+        """Returns recalibrated logits, float32, computed in parts."""
         parts = torch.from_numpy(np.asarray(logits, np.float32)).split(1 << 16)
         return np.concatenate([self(part).numpy() for part in parts] or [np.empty(0, np.float32)])
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` takes."""
+        """Returns the form that `from_json` reads."""
         slopes = {"slope_below": self.below, "slope_above": self.above}
         return {"kind": self.kind, **self._stored, **slopes, "facts": self.facts}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Recalibration":
-        """Makes it from what `to_json` returned.
+        """Makes a recalibration from the result of `to_json`.
 
         Raises:
             KeyError, TypeError, ValueError: it is damaged.
@@ -116,7 +116,7 @@ def of_sampling_rate(rate: float) -> Recalibration:
         rate: share of the negatives that training kept.
 
     Raises:
-        ValueError: it is no share.
+        ValueError: it is not in (0, 1].
     """
     if not 0 < rate <= 1:
         raise ValueError(f"--sampling_rate {rate}: expected a share in (0, 1]")
@@ -129,8 +129,8 @@ def fit(
     """Fits a recalibration to scored rows.
 
     Args:
-        kind: one of `KINDS`. "platt" is a logistic regression on the logit; "isotonic" an
-            increasing step function, of bins, whose steps' middles straight lines join.
+        kind: one of `KINDS`. "platt" is a logistic regression on the logit; "isotonic" is an
+            increasing step function of bins, with lines between the middles of steps.
         logits: `[rows]`.
         labels: `[rows]`, 0 or 1.
         weights: `[rows]`; None counts every row once.
@@ -153,7 +153,7 @@ def fit(
 
 
 def check_fitting() -> None:
-    """Raises ValueError where scikit-learn, which `fit` needs, is missing."""
+    """Raises ValueError if scikit-learn, which `fit` needs, is missing."""
     try:
         import sklearn  # noqa: F401
     except ImportError as error:
@@ -161,7 +161,7 @@ def check_fitting() -> None:
 
 
 def _platt(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
-    """A logistic regression without a penalty on the logit's distance from its mean."""
+    """Fits a logistic regression, without a penalty, on the logit minus its mean."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -190,7 +190,7 @@ def _not_rising(found: str) -> ValueError:
 
 
 def _isotonic(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
-    """Isotonic regression of bins of equal weight; bins of one rate are a knot."""
+    """Fits an isotonic regression of bins of equal weight; bins of one rate become one knot."""
     from sklearn.isotonic import isotonic_regression
 
     order = np.argsort(x, kind="stable")
@@ -203,14 +203,14 @@ def _isotonic(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibratio
     rates = isotonic_regression(bins[1] / bins[0], sample_weight=bins[0])
     block = np.unique(rates, return_inverse=True)[1]
     rows, clicks, logits = (np.bincount(block, part) for part in bins)
-    chances = (clicks + 0.5) / (rows + 1)  # a block of one class has a finite logit, too
+    chances = (clicks + 0.5) / (rows + 1)  # so that a block of one class has a finite logit
     knots, values = logits / rows, np.log(chances / (1 - chances))
     rises = _rising(knots, values)
     return Recalibration("isotonic", knots[rises], values[rises])
 
 
 def _rising(knots: np.ndarray, values: np.ndarray) -> list[int]:
-    """The places of knots above all before them, and so their values."""
+    """Returns the indices of knots that exceed all before them, and whose values do."""
     chosen = [0]
     for place in range(1, len(knots)):
         if knots[place] > knots[chosen[-1]] and values[place] > values[chosen[-1]]:
@@ -222,7 +222,7 @@ def load_recalibration(checkpoint: Path) -> Recalibration | None:
     """Returns the recalibration that a checkpoint has, or None.
 
     Raises:
-        ValueError: it is damaged; the file is named.
+        ValueError: it is damaged; the message names the file.
     """
     path = checkpoint / FOLDER / _FILE
     if not path.is_file():
@@ -234,12 +234,12 @@ def load_recalibration(checkpoint: Path) -> Recalibration | None:
 
 
 def _note_in_card(card: Path, recalibration: Recalibration) -> None:
-    """Adds a section to the model card, where there is one, in a file of its own."""
+    """Adds a section to the model card, if there is one, in a new file."""
     if not card.is_file():
         return
     text = card.read_text(encoding="utf-8")
     facts = ", ".join(f"{name} {value:,}" for name, value in recalibration.facts.items())
-    card.unlink()  # it may be a link to that of the other checkpoint
+    card.unlink()  # it may be a hard link to the other checkpoint's
     note = f"Scores are recalibrated ({recalibration.kind}{': ' + facts if facts else ''})."
     card.write_text(f"{text}\n## Recalibration\n\n{note}\n", encoding="utf-8")
 
@@ -247,10 +247,10 @@ def _note_in_card(card: Path, recalibration: Recalibration) -> None:
 def write_recalibrated(
     checkpoint: Path, recalibration: Recalibration, directory: str | os.PathLike
 ) -> None:
-    """Writes a copy of a checkpoint that has a recalibration; files are hard links where possible.
+    """Writes a copy of a checkpoint with a recalibration, with hard links if possible.
 
     Raises:
-        FileExistsError: something stands there.
+        FileExistsError: the directory exists.
         OSError, ValueError: it cannot be written, or the checkpoint is damaged.
     """
     manifest = read_manifest(checkpoint, "checkpoint")

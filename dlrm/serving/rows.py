@@ -1,7 +1,7 @@
-"""From raw rows to a model's inputs, by the transform that was fitted for the training data.
+"""Turns raw rows into a model's inputs, by the transform fitted to the training data.
 
-Offline scoring and the served model both use this file; `triton/export.py` puts a copy of it, and
-of what it imports, into the model repository. Only numpy and the standard library are imported.
+Offline scoring and the served model both use this file; `triton/export.py` copies it and the
+modules that it imports into the model repository. It imports only numpy and the standard library.
 """
 
 import os
@@ -27,7 +27,7 @@ _BLOCK_BYTES = 4 << 20
 class Text(NamedTuple):
     """The fields of rows: field `[column, row]` is `data[starts[column, row]:ends[column, row]]`.
 
-    `data` is uint8 with 8 bytes or more after the last field; an empty field is a missing value.
+    `data` is uint8, with at least 8 bytes after the last field; an empty field is a missing value.
     """
 
     data: np.ndarray
@@ -40,7 +40,7 @@ class Text(NamedTuple):
         return self.starts.shape[1]
 
     def without_first(self) -> "Text":
-        """Returns all columns but the first, which is the label of a line of a log."""
+        """Returns all columns except the first, the label in a log."""
         return Text(self.data, self.starts[1:], self.ends[1:])
 
     def labels(self) -> np.ndarray:
@@ -66,8 +66,8 @@ class RowTransform:
     """The fitted transform of a dataset of any kind, applied to rows of text.
 
     Args:
-        transform: of logs of integers and hexadecimal hashes, or of named columns.
-        directory: from which it was loaded.
+        transform: transform of logs with integers and hexadecimal hashes, or of named columns.
+        directory: directory that it was loaded from.
     """
 
     def __init__(self, transform: Fitted, directory: Path | None = None) -> None:
@@ -86,7 +86,7 @@ class RowTransform:
 
         Raises:
             FileNotFoundError: there is none.
-            ValueError: a file of it is damaged; it is named.
+            ValueError: a file is damaged; the message names it.
         """
         transform = load_transform(Path(directory) / layout.TRANSFORM)
         transform.check_all()
@@ -94,23 +94,23 @@ class RowTransform:
 
     @property
     def longest(self) -> dict[int, int]:
-        """The most ids that a row has of each table of lists."""
+        """Returns the maximum ids per row of each table of lists."""
         return {table: one.max_length for table, one in self.fitted.lists.items()}
 
     @property
     def table(self) -> TableTransform | None:
-        """The transform where the training data had named columns; None of a log."""
+        """Returns the transform of named columns; None for a log."""
         return self.fitted if isinstance(self.fitted, TableTransform) else None
 
     @property
     def names(self) -> list[str]:
-        """The columns of a row: numerical ones first, no label."""
+        """Returns the columns of a row: numerical ones first, without the label."""
         if isinstance(self.fitted, TableTransform):
             return self.fitted.names
         return self.numerical_names + self.categorical_names
 
     def value(self, table: int, number: int) -> str:
-        """Returns what the source has where a table's id is `number`; 0 is of no single value."""
+        """Returns the source's value for the id `number` of a table; id 0 has no single value."""
         if not number:
             return "(no id)"
         if isinstance(self.fitted, TableTransform):
@@ -121,7 +121,7 @@ class RowTransform:
         """Transforms rows, whose columns are `names`.
 
         Raises:
-            RowError: a field cannot be read; row and column are named.
+            RowError: a field is unreadable; the message names row and column.
         """
         if isinstance(self.fitted, TableTransform):
             try:
@@ -139,10 +139,10 @@ class RowTransform:
 
 
 def text_of_fields(rows: Sequence[Sequence[bytes]], num_columns: int) -> Text:
-    """Makes text of fields, row by row.
+    """Makes a `Text` from fields, row by row.
 
     Raises:
-        RowError: a row has another number of fields.
+        RowError: a row has a wrong number of fields.
     """
     for row, fields in enumerate(rows):
         if len(fields) != num_columns:
@@ -156,7 +156,7 @@ def text_of_fields(rows: Sequence[Sequence[bytes]], num_columns: int) -> Text:
 
 
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> Text:
-    """Makes text of uint8 tensors `[rows, width]`: a line a row, padded with zeros.
+    """Makes a `Text` from uint8 tensors `[rows, width]`: one line per row, padded with zeros.
 
     Rows are stored one after another at their own width, so only their own bytes cost time.
 
@@ -180,7 +180,7 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
 
 
 def text_of_lines(lines: bytes, num_columns: int) -> Text:
-    """Makes text of whole lines; fields that are cut off at a line's end are missing.
+    """Makes a `Text` from whole lines; fields absent at a line's end are missing.
 
     Raises:
         RowError: a line is empty, too long or has too many fields.

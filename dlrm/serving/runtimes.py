@@ -1,4 +1,4 @@
-"""One trained network in every runtime that could serve it, to be timed side by side."""
+"""One trained network in every runtime that can serve it, for timing."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -25,21 +25,21 @@ def open_runtimes(
 ) -> Iterator[dict[str, Predict]]:
     """Yields functions that score a batch, by the name of their runtime.
 
-    eager is plain torch, onnx ONNX Runtime, aot AOTInductor. What cannot run here is left out, and
-    `note` receives the reason.
+    eager is plain torch, onnx ONNX Runtime, aot AOTInductor. Runtimes that cannot run here are left
+    out, and `note` receives the reason.
 
     Args:
-        model: a trained network; on the CPU, as the others are.
-        names: of `RUNTIMES`.
-        example: a batch with what others have: one id a table, or lengths, and weights of ids.
-        note: is called with the reason for each that is left out.
+        model: a trained network, on the CPU, like the runtimes.
+        names: names in `RUNTIMES`.
+        example: a batch like all others: with one id per table or lengths, and any weights of ids.
+        note: called with the reason for each that is left out.
     """
     opened: dict[str, Predict] = {}
     with tempfile.TemporaryDirectory(prefix="dlrm-runtimes-") as directory:
         for name in names:
             try:
                 opened[name] = _of_tensors(_open(name, model, example, Path(directory)))
-            except Exception as error:  # of a compiler or of a package that is not there
+            except Exception as error:  # of a missing compiler or package
                 note(f"{name}: left out, {str(error).splitlines()[0]}")
         yield opened
 
@@ -69,7 +69,7 @@ def _of_tensors(score: Callable[..., object]) -> Predict:
 
 
 def _tensors(batch: Batch) -> tuple[Tensor, ...]:
-    """Returns a batch as exported models take it; see `Inputs.arrays`."""
+    """Returns a batch in the form that exported models take; see `Inputs.arrays`."""
     lengths = None if batch.lengths is None else batch.lengths.long()
     tensors = batch.numerical.float(), batch.categorical.long(), lengths, batch.id_weights
     return tuple(tensor for tensor in tensors if tensor is not None)

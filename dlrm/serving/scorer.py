@@ -1,4 +1,4 @@
-"""Requests to scores by ONNX Runtime, in a server without torch.
+"""Scores requests by ONNX Runtime, in a server without torch.
 
 `triton/export.py` copies this file, and those that it imports, into the model repository.
 """
@@ -19,12 +19,12 @@ _LEAST_ROWS, _MOST_ROWS = 256, 512  # that a thread takes at a time
 
 
 class Scorer:
-    """Scores requests by ONNX Runtime; a bad request fails alone.
+    """Scores requests by ONNX Runtime; a bad request does not affect others.
 
     Args:
-        directory: a version of a served model, with `model.onnx/` too.
-        max_rows: of a request, as the model's configuration says.
-        threads: to compute with; 0 is one a core.
+        directory: a version of a served model, with `model.onnx/`.
+        max_rows: maximum rows of a request, from the model's configuration.
+        threads: number of threads; 0 is one per core.
     """
 
     def __init__(self, directory: Path, max_rows: int, threads: int = 0) -> None:
@@ -48,7 +48,7 @@ class Scorer:
 
 
 def _checked(scores: np.ndarray | ValueError) -> np.ndarray | ValueError:
-    """Returns the scores of a request, or an error where one is no finite number, as JSON wants."""
+    """Returns the scores of a request, or an error if one is not finite, as JSON requires."""
     if isinstance(scores, ValueError) or np.isfinite(scores).all():
         return scores
     row = int(np.isfinite(scores).all(axis=1).argmin())
@@ -60,9 +60,9 @@ def _checked(scores: np.ndarray | ValueError) -> np.ndarray | ValueError:
 def open_session(directory: Path, threads: int | None = None) -> Callable[..., np.ndarray]:
     """Opens `model.onnx` of a directory; returns `Inputs.arrays` -> scores `[rows, 1]`.
 
-    A batch is divided among threads, each of which has the whole network to itself: intermediate
-    values stay in its cache, and it waits for no other between operators (1.4 times as fast at 4096
-    rows on 2 cores of a Zen 4 as ONNX Runtime's own threads).
+    A batch is divided among threads, each of which runs the whole network: intermediate values stay
+    in its cache, and threads do not wait for each other between operators (1.4 times as fast at
+    4096 rows on 2 cores of a Zen 4 as ONNX Runtime's own threads).
     """
     threads = threads or len(os.sched_getaffinity(0))
     options = onnxruntime.SessionOptions()

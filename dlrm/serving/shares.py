@@ -1,10 +1,10 @@
-"""Shares of missing and unknown values in scored rows, which reveal rows of other data."""
+"""Shares of missing and unknown values in scored rows, which reveal data of another kind."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-_MOST_FIELDS = 3  # that the line names
+_MOST_FIELDS = 3  # fields that the line names
 
 
 class Shares:
@@ -12,7 +12,7 @@ class Shares:
 
     Args:
         numerical: names of the numerical fields.
-        categorical: names of the categorical fields, a table each.
+        categorical: names of the categorical fields, with one table each.
     """
 
     def __init__(
@@ -30,8 +30,9 @@ class Shares:
         """Counts fields of rows that have no value, or an empty list, and those without an id.
 
         Args:
-            missing: of the former, bool `[fields, rows]`.
-            without_id: of the latter, bool `[rows, tables]`: the value, or all of a list, is id 0.
+            missing: mask of fields without a value, bool `[fields, rows]`.
+            without_id: mask of fields without an id, bool `[rows, tables]`: the value, or all of a
+                list, is id 0.
         """
         counts = missing.sum(1)
         self._rows += len(without_id)
@@ -40,13 +41,13 @@ class Shares:
         self._unknown[self._first_table :] += without_id.sum(0) - counts[self._first_table :]
 
     def add_ids(self, without_id: np.ndarray) -> None:
-        """Counts rows of which only the ids are known, so that missing and unknown are one."""
+        """Counts rows with ids only, in which missing and unknown values are the same."""
         self._rows += len(without_id)
         self._unknown[self._first_table :] += without_id.sum(0)
         self._word = "without an id"
 
     def line(self) -> str | None:
-        """Says which fields have most such values; None where no field has one."""
+        """Returns a line about the fields with the most such values; None without any."""
         total = self._missing + self._unknown
         order = np.argsort(-total, kind="stable")[:_MOST_FIELDS]
         named = [index for index in order.tolist() if total[index]]
@@ -64,8 +65,8 @@ class Shares:
     def by_field(self) -> list[tuple[str, float | None, float]]:
         """Returns name, share of missing and share of other values without an id of each field.
 
-        Where only ids are known, the share of missing values is None, and they count among those
-        without an id.
+        If only ids are known, the share of missing values is None, and they count as values without
+        an id.
         """
         rows, only_ids = max(self._rows, 1), self._word != "unknown"
         counts = zip(self._names, self._missing.tolist(), self._unknown.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Batches of a table as a model's inputs, by the transform that its training data had."""
+"""Turns batches of a table into a model's inputs, by the transform of its training data."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -20,22 +20,22 @@ Cell: TypeAlias = "str | list[Cell] | None"
 def scoring_reader(
     table: TableTransform, labelled: bool, schema: Schema | None = None
 ) -> RowReader:
-    """Returns what reads the columns of a batch that a model takes, and labels if there are any.
+    """Returns a reader of the columns that a model takes, and of labels if there are any.
 
     Args:
-        table: of the model.
-        labelled: whether labels are read.
-        schema: the model's, whose weight, groups and time are read as well; None reads none.
+        table: transform of the model.
+        labelled: whether to read labels.
+        schema: the model's schema, to read its weight, groups and time as well; None for none.
     """
     return RowReader(schema or table.schema, labelled, table.known_labels, schema is None)
 
 
 def read_inputs(table: TableTransform, reader: RowReader, batch: Any) -> tuple[Inputs, Rows]:
-    """Returns a model's inputs of an Arrow batch, and its rows as the schema has them.
+    """Returns a model's inputs from an Arrow batch, and its rows by the schema.
 
     Raises:
-        RowError: a value cannot be read; row and column are named.
-        ValueError: a column is missing, or of a type that no value can be made of.
+        RowError: a value is unreadable; the message names row and column.
+        ValueError: a column is missing, or has an unsupported type.
     """
     rows, bad = reader.read(batch)
     if bad:
@@ -48,10 +48,10 @@ def read_inputs(table: TableTransform, reader: RowReader, batch: Any) -> tuple[I
 
 
 def frame_of(rows: Sequence[Sequence[Cell]], table: TableTransform) -> pa.Table:
-    """Makes a table of rows of texts and lists, whose fields are those of `table.names`.
+    """Makes a table from rows of texts and lists, whose fields are `table.names`.
 
     Raises:
-        RowError: a row has another number of fields, or a field a list where it should have none.
+        RowError: a row has a wrong number of fields, or an unexpected list.
     """
     lists = Lists.of(table.schema)
     for row, cells in enumerate(rows):
@@ -68,5 +68,5 @@ def frame_of(rows: Sequence[Sequence[Cell]], table: TableTransform) -> pa.Table:
 
 
 def labels_of(rows: Rows) -> np.ndarray | None:
-    """Returns labels as float32 `[rows]`; None where none were read."""
+    """Returns labels as float32 `[rows]`; None if none were read."""
     return None if rows.labels is None else rows.labels.astype(np.float32)
