@@ -1,4 +1,4 @@
-"""Prints what commands say: errors in one line that begins with `error:`, flags and tables."""
+"""Formats the output of commands: errors on one line that begins with `error:`, and tables."""
 
 import argparse
 import sys
@@ -15,10 +15,10 @@ def fail(error: object, code: int = 1) -> NoReturn:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are such a line, with exit code 2; its help shows texts as they are.
+    """A parser that reports errors on such a line, with exit code 2, and keeps line breaks in help.
 
     Args:
-        description: what the help begins with.
+        description: text at the start of the help.
         prog: name of the command, if it is not that of the file.
     """
 
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def text_of(value: Any) -> str:
-    """Returns the value of a flag as a command line has it."""
+    """Returns the value of a flag in the form of a command line."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -1,7 +1,7 @@
 """JSON and YAML read from disk, within limits of size and depth.
 
-Every reader of a specification, manifest, configuration or record goes through here, so that none
-hangs, fills the memory or fails with anything but a ValueError that names the file. Only the
+Every reader of a specification, manifest, configuration or record uses these functions, so that
+none hangs, fills the memory or raises anything but a ValueError that names the file. Only the
 standard library is imported and, to read YAML, PyYAML.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 21  # read in 15 s
-MAX_DEPTH = 64  # of lists and maps within each other
+MAX_DEPTH = 64  # of nested lists and maps
 MAX_NODES = 1 << 20  # of YAML, aliases expanded
 _NAMES = {dict: "a map", list: "a list", str: "a text", int: "an integer", float: "a number"}
 
@@ -27,14 +27,14 @@ _brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 80, 200
 
 
 def brief(value: Any) -> str:
-    """Returns a value as code, shortened: what a message quotes of a file."""
+    """Returns a value as code, shortened, to quote it in a message."""
     return _brief.repr(value)
 
 
 def one_line(error: object) -> str:
     """Returns the message of an error with control characters, as in names of files, escaped.
 
-    Lines that a message continues with are indented, and stay.
+    Indented continuation lines of a message are kept.
     """
     escaped = re.sub(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f]", _escaped, str(error))
     return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -49,7 +49,7 @@ def read_bytes(path: str | os.PathLike, max_bytes: int) -> bytes:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no regular file, or larger; file and sizes are named.
+        ValueError: it is not a regular file, or is larger; the message has file and sizes.
     """
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
@@ -67,22 +67,22 @@ def read_json(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is too large, or not what is expected; the file is named.
+        ValueError: it is too large or of another form; the message names the file.
     """
     return parse_json(read_bytes(path, max_bytes), path, expected)
 
 
 def parse_json(content: bytes | str, path: str | os.PathLike, expected: type = dict) -> Any:
-    """Returns the value that JSON in UTF-8 holds.
+    """Returns the value of JSON in UTF-8.
 
     Args:
         content: the text.
-        path: where it came from, for messages.
+        path: its origin, for messages.
         expected: type of the outermost value.
 
     Raises:
-        ValueError: it is no JSON, deeper than `MAX_DEPTH`, or of another type; file and, where it
-            is known, line and column are named.
+        ValueError: it is not JSON, is deeper than `MAX_DEPTH`, or of another type; the message has
+            the file and, if known, line and column.
     """
     try:
         value = json.loads(content if isinstance(content, str) else content.decode("utf-8-sig"))
@@ -119,8 +119,8 @@ def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is too large, invalid, deeper than `MAX_DEPTH`, larger than `MAX_NODES` once
-            aliases are expanded, or of another type; file and, where it is known, line and column
-            are named.
+            aliases are expanded, or of another type; the message has the file and, if known, line
+            and column.
     """
     import yaml
 
@@ -137,7 +137,7 @@ def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
         problem = (error.problem or error.context or "")[:200]
         raise ValueError(f"{path}: {place}invalid YAML: {problem}") from None
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
-        # The last of a value that is not what its tag says, as !!timestamp of a word.
+        # The last is raised for a value that contradicts its tag, such as !!timestamp of a word.
         raise ValueError(f"{path}: invalid YAML: {brief(str(error))}") from None
     finally:
         if loader is not None:

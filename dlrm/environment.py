@@ -7,9 +7,9 @@ A setting that the user made takes precedence; `DLRM_TUNE=0` changes nothing.
 * Freed memory is kept for the next step. glibc would hand large blocks back to the kernel, and the
   next step fault them in again: 82 to 1013 page faults a step (Kaggle model, batch 2048), and now
   tens at most.
-* Threads that wait spin for tens of microseconds and sleep then. With 3,000 spins the demo's model
-  trains as fast as with 10,000 where nothing else runs (119,000 and 106,000 samples/s, 2 cores),
-  and at twice the rate (39,000 against 18,000) where other programs want the cores. A program that
+* Waiting threads spin for tens of microseconds and then sleep. With 3,000 spins the demo's model
+* trains as fast as with 10,000 on an idle machine (119,000 and 106,000 samples/s, 2 cores), and at
+* twice the rate (39,000 against 18,000) if other programs use the cores. A program that
   imports torch before it calls `dlrm.fit` has torch's own setting.
 """
 
@@ -18,7 +18,7 @@ import os
 
 DEFAULTS = {"THP_MEM_ALLOC_ENABLE": "1", "GOMP_SPINCOUNT": "3000"}
 
-# Of glibc's malloc.h: no block is mapped alone, and the heap's free end is not returned.
+# From glibc's malloc.h: no block is mapped separately, and the heap's free end is not returned.
 _MALLOC_OPTIONS = {"MALLOC_MMAP_MAX_": (-4, 0), "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1)}
 
 
@@ -35,7 +35,7 @@ def malloc_settings() -> dict[str, str]:
 def _set_defaults() -> None:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     for name, (option, number) in _MALLOC_OPTIONS.items():
         if mallopt is not None and name not in os.environ:
             mallopt(option, number)

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole and durable, or not at all.
+"""Files and directories that appear complete and durable, or not at all.
 
 Datasets, checkpoints, exports and scores are written with these functions. Content that appears
 under its final name is on the disk, together with its name and the names of the directories that
@@ -30,7 +30,8 @@ def check_relative(name: Any, source: str | os.PathLike) -> None:
         source: the file that contains it.
 
     Raises:
-        ValueError: it is no text, empty, absolute or has `..`; the message has `source` and name.
+        ValueError: it is not text, is empty, absolute or has `..`; the message has `source` and
+            name.
     """
     is_text = isinstance(name, str) and name not in ("", ".") and "\0" not in name
     if not is_text or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -70,7 +71,7 @@ def within(
 def check_owned(directory: Path) -> None:
     """Refuses another user's directory within one that all may write to, such as /tmp.
 
-    A user who creates it first could choose what is read from it, or where a link leads.
+    A user who creates it first could choose its content, or the target of a link.
 
     Raises:
         PermissionError: it is such a directory, or a link; the message names it.
@@ -111,12 +112,12 @@ def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> It
 
 
 def stage_directory(path: str | os.PathLike, replace: bool | str = False) -> tuple[Path, Path]:
-    """Makes what `staged_directory` yields; returns what it is to become, and it.
+    """Makes the directory of `staged_directory`; returns its final path and its own.
 
     Raises:
-        FileExistsError: something that may not be replaced stands at `path`.
+        FileExistsError: `path` exists and may not be replaced.
     """
-    final = Path(path).resolve()  # what a link points to is replaced, not the link
+    final = Path(path).resolve()  # replaces the target of a link, not the link
     tidy_after_killed(final)
     check_replaceable(final, replace)
     make_directories(final.parent)
@@ -126,7 +127,7 @@ def stage_directory(path: str | os.PathLike, replace: bool | str = False) -> tup
 
 
 def check_replaceable(path: Path, replace: bool | str) -> None:
-    """Raises OSError where `staged_directory` would refuse `path`, before there is any work."""
+    """Raises OSError if `staged_directory` would refuse `path`, before any work."""
     parent = next(folder for folder in path.parents if folder.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"{parent}: expected a directory to write in, got a file")
@@ -157,15 +158,15 @@ def check_replaceable(path: Path, replace: bool | str) -> None:
 
 
 def publish_directory(staging: Path, final: Path) -> None:
-    """Makes a directory that is whole appear as `final`, whose old content goes."""
+    """Moves a complete directory to `final`, and removes its old content."""
     sync_tree(staging)
     _swap(staging, final)
 
 
 def tidy_after_killed(final: Path) -> None:
-    """Removes what processes left that were killed while they wrote `final`.
+    """Removes leftovers of processes killed while they wrote `final`.
 
-    One that was killed between the two renames of `_swap` left no `final`: the old one comes back.
+    If one was killed between the two renames of `_swap`, the old `final` is restored.
     """
     for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):
         if not is_running(old):
@@ -176,14 +177,14 @@ def tidy_after_killed(final: Path) -> None:
 
 
 def _partial(final: Path) -> Path:
-    """Returns where this process prepares what becomes `final`."""
+    """Returns the path at which this process prepares `final`."""
     return final.with_name(f".{final.name}.partial-{os.getpid()}")
 
 
 def tidy_leftovers(directory: Path) -> None:
-    """Removes what killed processes were writing to, or removing from, a directory.
+    """Removes leftovers of killed processes, which were writing or removing, in a directory.
 
-    No other process may write there meanwhile.
+    No other process may write there at the same time.
     """
     for path in directory.glob(".*-[0-9]*"):
         if re.fullmatch(r"\..+\.(partial|removed)-\d+", path.name):
@@ -194,7 +195,7 @@ def tidy_leftovers(directory: Path) -> None:
 
 
 def is_running(leftover: Path) -> bool:
-    """Returns whether the process still runs whose number the name of a leftover ends in."""
+    """Returns whether the process still runs whose id ends the name of a leftover."""
     try:
         os.kill(int(leftover.name.rpartition("-")[2]), 0)
     except ProcessLookupError:
@@ -215,7 +216,7 @@ def _swap(staging: Path, final: Path) -> None:
         except BaseException:
             old.rename(final)
             raise
-        # Half removed it must not come back, as a whole one does in `tidy_after_killed`.
+        # Partly removed, it must not be restored like a complete one in `tidy_after_killed`.
         removed = old.rename(_partial(final))
         shutil.rmtree(removed, ignore_errors=True)
     sync(final.parent)
@@ -239,7 +240,7 @@ def sync(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Creates a directory and the missing ones above it; their names are then on the disk."""
+    """Creates a directory and missing ones above it, and waits until their names are on disk."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -253,14 +254,14 @@ def make_directories(path: Path) -> None:
 def staged_file(path: str | os.PathLike) -> Iterator[Path]:
     """Yields the path of a new file that becomes `path` when the block ends without an error.
 
-    After an error the new file is removed and whatever stood at `path` is as it was. What processes
-    left there that were killed is removed first.
+    After an error the new file is removed and `path` is unchanged. Leftovers of killed processes
+    are removed first.
 
     Args:
-        path: replaced if it is there; its parent must exist.
+        path: file to create or replace; its parent must exist.
 
     Raises:
-        OSError: it cannot be written; `path` is named.
+        OSError: it cannot be written; the message names `path`.
     """
     final = Path(path)
     partial = _partial(final)
@@ -280,7 +281,7 @@ def staged_file(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:
-    """Writes a text file that readers see whole or not at all."""
+    """Writes a text file that readers see complete or not at all."""
     with staged_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
@@ -290,7 +291,7 @@ def in_use(directory: Path) -> Iterator[bool]:
     """Keeps `remove_unused` from removing a directory within the block.
 
     Yields:
-        Whether the directory is there and stays. False: it is being removed.
+        Whether the directory exists and will stay; False if it is being removed.
     """
     lock = None
     try:
@@ -307,10 +308,10 @@ def in_use(directory: Path) -> Iterator[bool]:
 
 
 def remove_unused(directory: Path) -> bool:
-    """Removes a directory unless another process has it in use; returns whether it did.
+    """Removes a directory unless another process uses it; returns whether it did.
 
-    It is renamed first: no process meets a part of it under its name. A link stays. What cannot be
-    removed then, as a file that a reader on another machine has open, is left to `tidy_leftovers`.
+    It is renamed first, so that no process sees a part of it under its name. A link is kept. Files
+    that cannot be removed, such as one open on another machine, are left to `tidy_leftovers`.
     """
     if directory.is_symlink():
         return False
@@ -328,10 +329,10 @@ def remove_unused(directory: Path) -> bool:
 
 
 def _lock(descriptor: int, kind: int) -> None:
-    """Locks a file or directory at once; on a file system without locks nothing happens.
+    """Locks a file or directory without waiting; does nothing on a file system without locks.
 
     Raises:
-        BlockingIOError: another process has it.
+        BlockingIOError: another process holds the lock.
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

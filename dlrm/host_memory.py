@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Files of a group's limit and of what it uses, and what of that gives way, in memory.stat.
+# Files of a group's limit and use, and entries of reclaimable memory in memory.stat.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
 _V2 = ("memory.max", "memory.current", "file|slab_reclaimable")
 

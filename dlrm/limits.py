@@ -1,7 +1,7 @@
-"""Compares what a command would need with what there is, before anything is allocated or begun.
+"""Compares a command's needs with available resources before anything is allocated.
 
-A need is a lower bound and what is free an upper bound, so no job that fits is refused. What a file
-claims is compared with its size by what knows the file's format. Only the standard library is
+Compares a lower bound on the need with an upper bound on free resources, so no job that fits is
+refused. Readers of a format compare a file's claims with its size. Only the standard library is
 imported.
 """
 
@@ -16,38 +16,38 @@ _PROCESSES_A_CORE = 16
 
 
 def check_features(flag: str, count: int) -> None:
-    """Raises ValueError where a row would have fewer than 0 or more than `MAX_FEATURES` features.
+    """Raises ValueError if a row would have fewer than 0 or more than `MAX_FEATURES` features.
 
     Args:
-        flag: what says it, for the message.
-        count: how many.
+        flag: its source, for the message.
+        count: number of features.
     """
     if not 0 <= count <= MAX_FEATURES:
         raise ValueError(f"{flag} {count}: expected 0 to {MAX_FEATURES}")
 
 
 def check_processes(flag: str, count: int) -> None:
-    """Raises ValueError where there would be fewer than 1 or more than 16 processes a core."""
+    """Raises ValueError for fewer than 1 process or more than 16 per core."""
     most = _PROCESSES_A_CORE * (os.cpu_count() or 1)
     if not 1 <= count <= most:
         raise ValueError(f"{flag} {count}: expected 1 to {most}, {_PROCESSES_A_CORE} a core")
 
 
 def check_disk(directory: str | os.PathLike, needed: int, what: str) -> None:
-    """Compares the bytes that will be written with those free on the disk.
+    """Compares the bytes to be written with those free on the disk.
 
     Args:
-        directory: where; it need not exist.
-        needed: bytes.
-        what: what needs them, for the message.
+        directory: directory to write to, which need not exist.
+        needed: number of bytes.
+        what: their purpose, for the message.
 
     Raises:
-        ValueError: fewer are free; both are named.
+        ValueError: fewer are free; the message has both numbers.
     """
     path = Path(directory).absolute()
     existing = next(one for one in (path, *path.parents) if one.exists())
     status = os.statvfs(existing)
-    free = status.f_bfree * status.f_frsize  # with what is kept for root, who may run this
+    free = status.f_bfree * status.f_frsize  # includes the part reserved for root, who may run this
     if needed > free:
         raise ValueError(
             f"{what}: needs {_gb(needed)} on the disk, {existing} has {_gb(free)} free"
@@ -55,10 +55,10 @@ def check_disk(directory: str | os.PathLike, needed: int, what: str) -> None:
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Compares the bytes that will be allocated with the memory and swap that are free.
+    """Compares the bytes to be allocated with free memory and swap.
 
     Raises:
-        ValueError: fewer are free, also because of the limit of a control group; both are named.
+        ValueError: fewer are free, possibly by a control group's limit; the message has both.
     """
     memory = host_memory()
     if memory is not None and needed > memory[0]:

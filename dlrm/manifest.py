@@ -1,4 +1,4 @@
-"""The manifest of a directory that this package wrote: what it is, its files and their checksums.
+"""The manifest of a directory written by this package: its kind, files and checksums.
 
 Only the standard library is imported.
 """
@@ -15,8 +15,8 @@ from typing import Any
 from dlrm.documents import MAX_JSON_BYTES, brief, parse_json, read_bytes
 from dlrm.files import MANIFEST, within, write_atomically
 
-BLOCK_BYTES = 1 << 22  # of a file, that have a checksum of their own
-_VERSIONS = (1, 2)  # 1 has neither sums of blocks nor a sum of itself
+BLOCK_BYTES = 1 << 22  # of a file, each with its own checksum
+_VERSIONS = (1, 2)  # version 1 has neither sums of blocks nor its own sum
 _SEAL = "own_crc32"
 _OWN_SUM = re.compile(rb'("own_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
 _ZEROED = rb"\g<1>00000000\g<3>"
@@ -27,10 +27,10 @@ _PREPARED_BY = {
 
 
 class Checksum:
-    """CRC-32 of a file that is written, or read, part by part.
+    """CRC-32 of a file that is written or read in parts.
 
-    A sum is eight hexadecimal digits for each block of `BLOCK_BYTES` of the file, the last of which
-    may be shorter, so that of a small file it is the CRC-32 of the whole.
+    A sum is eight hexadecimal digits for each block of `BLOCK_BYTES`, the last of which may be
+    shorter; for a small file it is the CRC-32 of the whole.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Checksum:
         self._crc = self._bytes = 0
 
     def update(self, data: Any) -> None:
-        """Takes the next bytes, as any object with a contiguous buffer."""
+        """Adds the next bytes, of any object with a contiguous buffer."""
         view = memoryview(data)
         view = view.cast("B") if view.nbytes else view[:0]
         while len(view):
@@ -56,7 +56,7 @@ class Checksum:
 
 
 def checksum(path: str | os.PathLike) -> str:
-    """Returns the checksum of a file, as `Checksum` makes it."""
+    """Returns the checksum of a file, in the form of `Checksum`."""
     result = Checksum()
     with open(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -81,7 +81,7 @@ def check_file(path: Path, expected: str) -> None:
         expected: a sum of blocks, or, in manifests of version 1, of the whole file.
 
     Raises:
-        ValueError: it is damaged; the file, and the bytes where they are known, are named.
+        ValueError: it is damaged; the message names the file and, if known, the bytes.
     """
     found = crc32(path) if len(expected) == 8 else checksum(path)
     if found != expected:
@@ -116,11 +116,11 @@ def check_files(directory: Path, expected: Mapping[str, str]) -> None:
     """Compares files with their checksums, on all cores.
 
     Args:
-        directory: where they are.
+        directory: their directory.
         expected: relative path -> checksum; see `check_file`.
 
     Raises:
-        ValueError: a file is damaged; it is named.
+        ValueError: a file is damaged; the message names it.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         paths = [directory / name for name in expected]
@@ -134,9 +134,9 @@ def write_manifest(
     """Writes `manifest.json`: `facts`, and size and checksum of every file. Call it last.
 
     Args:
-        directory: what the manifest is of.
+        directory: directory of the manifest.
         kind: "dataset" or "checkpoint".
-        checksums: sums of files, by relative path, where they are known already.
+        checksums: known sums of files, by relative path.
         facts: further entries.
     """
     files = {}
@@ -151,25 +151,25 @@ def write_manifest(
 
 
 def _are_sums(sums: Any, size: int) -> bool:
-    """Returns whether a value is the checksum of a file of that size, by blocks or as a whole."""
+    """Returns whether a value can be the checksum of a file of that size, by blocks or whole."""
     if not isinstance(sums, str) or not re.fullmatch(r"([0-9a-f]{8})+", sums):
         return False
     return len(sums) // 8 in (1, -(-size // BLOCK_BYTES))
 
 
 def sealed_json(entries: Mapping[str, Any]) -> str:
-    """Returns JSON of a map that has a checksum of itself as its last entry, `own_crc32`."""
+    """Returns JSON of a map with its own checksum as the last entry, `own_crc32`."""
     kept = {name: value for name, value in entries.items() if name != _SEAL}
     zeroed = json.dumps({**kept, _SEAL: "0" * 8}, indent=2) + "\n"
     return f"{zlib.crc32(zeroed.encode()):08x}".join(zeroed.rsplit("0" * 8, 1))
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Reads a file that holds a map and, if `sealed_json` wrote it, compares it with its checksum.
+    """Reads a file with a map and, if `sealed_json` wrote it, compares it with its checksum.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no map, or damaged; the file is named.
+        ValueError: it is not a map, or is damaged; the message names the file.
     """
     content = read_bytes(path, MAX_JSON_BYTES)
     own = _OWN_SUM.search(content)
@@ -191,19 +191,19 @@ def read_manifest(
     wanted: Callable[[str], bool] = lambda name: True,
     allow_links: bool | None = None,
 ) -> dict[str, Any]:
-    """Reads `manifest.json` and checks that every file it names is there with its size.
+    """Reads `manifest.json`, and checks the existence and size of every listed file.
 
     Args:
         directory: the dataset or checkpoint.
-        kind: what it should be: "dataset" or "checkpoint".
+        kind: expected kind: "dataset" or "checkpoint".
         check_crc: also read every file and compare its checksum.
-        wanted: which files, by relative path, are read for that.
+        wanted: files, by relative path, to read for that.
         allow_links: whether files may be symbolic links out of the directory; see `within`.
 
     Raises:
-        FileNotFoundError: there is no manifest, or a file it names is missing.
-        ValueError: it is damaged, of another kind or version, a file has another size or sum, or is
-            outside of the directory.
+        FileNotFoundError: there is no manifest, or a listed file is missing.
+        ValueError: it is damaged or of another kind or version, or a file has another size or sum,
+            or is outside the directory.
     """
     path = directory / MANIFEST
     if not path.is_file():
@@ -224,7 +224,7 @@ def read_manifest(
 
 
 def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
-    """Returns a manifest and, by name, the size and checksums of its files, all of a known form."""
+    """Returns a manifest and, by name, the sizes and checksums of its files, after checks."""
     try:
         manifest = read_sealed(path)
         found, version = manifest["kind"], manifest["version"]

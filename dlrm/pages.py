@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: tables and charts in SVG, without scripts or anything from elsewhere.
+"""Self-contained HTML pages: tables and charts in SVG, without scripts or external resources.
 
 Charts have a text for screen readers, pages fit a phone, and text has at least the contrast that
 WCAG 2 asks for at level AA. Only the standard library is imported.
@@ -26,7 +26,7 @@ svg .title { font-weight: 600; fill: #222 }
 """
 COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
 _REFERENCE = "#5c5c5c"
-Head = Sequence[tuple[str, Sequence[str]]]  # of columns: a title over them, and theirs
+Head = Sequence[tuple[str, Sequence[str]]]  # a group of columns: its title, and theirs
 
 
 class Line(NamedTuple):
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 def document(title: str, parts: Sequence[str], style: str = "") -> str:
-    """Returns a whole page of parts that are HTML already; `style` follows the common one."""
+    """Returns a whole page from parts in HTML; `style` follows the common one."""
     return "\n".join(
         [
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
@@ -54,12 +54,12 @@ def document(title: str, parts: Sequence[str], style: str = "") -> str:
 
 
 def table(head: Head, rows: Sequence[Sequence[Any]], label: str = "table") -> str:
-    """Returns a table, which scrolls by itself where it is wider than the page.
+    """Returns a table, which scrolls if it is wider than the page.
 
     Args:
-        head: groups of columns; titles over them are shown where there are several.
+        head: groups of columns; their titles are shown if there are several.
         rows: integers, texts, or None for a dash.
-        label: what screen readers say of it.
+        label: description for screen readers.
     """
     lines = []
     if len(head) > 1:
@@ -72,20 +72,20 @@ def table(head: Head, rows: Sequence[Sequence[Any]], label: str = "table") -> st
 
 
 def scrolled(content: str, label: str) -> str:
-    """Returns content that scrolls by itself, also by keyboard, where it is wider than the page."""
+    """Returns content that scrolls, also by keyboard, if it is wider than the page."""
     name = html.escape(label, quote=True)
     return f"<div class='wide' role='region' tabindex='0' aria-label='{name}'>{content}</div>"
 
 
 def cell(value: str | int | None) -> str:
-    """Returns what a cell of a table shows."""
+    """Returns the text of a table's cell."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else html.escape(value)
 
 
 def side_bars(title: str, names: Sequence[str], values: Sequence[float], digits: int = 4) -> str:
-    """Returns bars that lie, from zero to both sides, with their values beside them."""
+    """Returns horizontal bars from zero to both sides, with their values beside them."""
     left = 8 + 7 * max(map(len, names), default=0)
     low, high = min([*values, 0.0]), max([*values, 0.0])
     scale = 150 / ((high - low) or 1)
@@ -146,9 +146,9 @@ def chart(
     """Returns a chart of lines.
 
     Args:
-        title: over it.
-        x_name, y_name: of the axes.
-        lines: what is drawn, in this order; those without points keep their colours to themselves.
+        title: title of the chart.
+        x_name, y_name: names of the axes.
+        lines: lines to draw, in this order; those without points still use up a color.
         told: description of the chart for screen readers.
         limits: least and greatest x, least and greatest y; by default those of the lines.
     """
@@ -232,7 +232,7 @@ def _floor_log10(value: float) -> int:
 
 
 def number(value: float) -> str:
-    """Returns a number as an axis has it."""
+    """Returns a number as text for an axis."""
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k" if abs(value) < 1e6 else f"{value / 1e6:g}M"
     return f"{value:g}"

@@ -1,7 +1,7 @@
 """Grouped AUC: how well scores order the rows of each user, averaged over the users.
 
 Rows are sorted once by (group, score, label), packed in 64 bits each, and counted some hundred
-thousand at a time, so that 100 million rows need 0.8 GiB beside them.
+thousand at a time, so that 100 million rows need 0.8 GiB of extra memory.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm.metrics.ranked import check_rows
 
-_ROWS_AT_ONCE = 1 << 17  # so that the counts stay in the cache
+_ROWS_AT_ONCE = 1 << 17  # rows counted at once, so that counts stay in the cache
 _SCORE_BITS = 33  # of a key: a float32 and the label below it
 _MOST_GROUPS = 1 << (64 - _SCORE_BITS)
 
@@ -33,18 +33,18 @@ class Groups(NamedTuple):
 
     @property
     def auc(self) -> np.ndarray:
-        """The AUC of each group."""
+        """Returns the AUC of each group."""
         return self.ordered / (2.0 * self.negatives * self.positives)
 
 
 class GroupedAUC(NamedTuple):
-    """The mean AUC of groups that have both classes; NaN where none has.
+    """The mean AUC of groups with both classes; NaN without any.
 
     Attributes:
         by_impressions: each group weighted with its rows (Zhu et al., 2017).
         by_clicks: each group weighted with its clicks.
-        groups: those counted.
-        rows: in them, or the sum of their weights.
+        groups: number of counted groups.
+        rows: rows in them, or the sum of their weights.
     """
 
     by_impressions: float
@@ -56,7 +56,7 @@ class GroupedAUC(NamedTuple):
 def grouped_auc(
     scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
 ) -> GroupedAUC:
-    """Returns the exact grouped AUC; groups of one class, as those of one row, are left out.
+    """Returns the exact grouped AUC; groups of one class, such as single rows, are left out.
 
     Args:
         scores: `[rows]`, float32; other types are rounded to it.
@@ -86,7 +86,7 @@ def _sums(part: Groups) -> tuple[float, float, float, float, float]:
 def all_groups(
     scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
 ) -> Groups:
-    """Returns the groups of both classes at once; arguments and errors as of `grouped_auc`."""
+    """Returns all groups with both classes; arguments and errors are those of `grouped_auc`."""
     parts = list(count_groups(scores, labels, groups, weights))
     return Groups(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -94,7 +94,7 @@ def all_groups(
 def count_groups(
     scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
 ) -> Iterator[Groups]:
-    """Yields the groups of both classes, ascending, once or more."""
+    """Yields the groups with both classes, ascending, in one or more parts."""
     check_rows(scores, labels, weights)
     if groups.shape != labels.shape or groups.dtype.kind not in "iu":
         raise ValueError(
@@ -117,9 +117,9 @@ def count_groups(
 
 
 def _codes(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The least group, and None; or all groups, and each row's place among them.
+    """Returns the least group and None, or all groups and each row's index among them.
 
-    The second where groups are numbers too far apart for the bits that a key has for them.
+    It returns the latter if the range of groups is too large for a key's bits.
     """
     if not len(groups):
         return np.empty(0, np.int64), None
@@ -136,7 +136,7 @@ def _keys(
     least: int,
     codes: np.ndarray | None,
 ) -> np.ndarray:
-    """Numbers that sort as (group, score, label)."""
+    """Returns numbers that sort like (group, score, label)."""
     keys = np.empty(len(scores), np.uint64)
     for begin in range(0, len(scores), _ROWS_AT_ONCE):
         part = slice(begin, begin + _ROWS_AT_ONCE)
@@ -148,7 +148,7 @@ def _keys(
 
 
 def _ordered_bits(scores: np.ndarray) -> np.ndarray:
-    """The bits of float32, changed so that they sort as the numbers; both zeros are one."""
+    """Returns the bits of float32, changed to sort like the numbers; both zeros are equal."""
     bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(np.uint32) ^ np.uint32(1 << 31)
 
@@ -176,12 +176,12 @@ def _counted(keys: np.ndarray, weights: np.ndarray | None) -> Iterator[Groups]:
             positive, negative = positive * own, negative * own
         up_to = np.cumsum(negative) + so_far
         before = np.concatenate([[so_far], up_to[:-1]])
-        # What was counted before a run or a group begins never falls, so the maximum carries it on.
+        # Counts before the start of a run or a group never decrease, so the maximum continues them.
         new_group = np.concatenate([[group[0] != previous[1]], group[1:] != group[:-1]])
         new_run = np.concatenate([[run[0] != previous[0]], run[1:] != run[:-1]])
         of_run = np.maximum.accumulate(np.where(new_run, before, before_run))
         of_group = np.maximum.accumulate(np.where(new_group, before, before_group))
-        # The negatives of a run come before its positives, so that `up_to` has all of them.
+        # The negatives of a run precede its positives, so `up_to` includes all of them.
         ordered = positive * (of_run + up_to - 2 * of_group)
         before_run, before_group, so_far = of_run[-1], of_group[-1], up_to[-1]
         starts = np.flatnonzero(new_group)

@@ -13,7 +13,7 @@ _QUANTILE = 1.959963984540054  # of the normal distribution, at (1 + LEVEL) / 2
 
 
 class Interval(NamedTuple):
-    """A value with the bounds of its interval; NaN where there is none."""
+    """A value with the bounds of its interval, which are NaN without one."""
 
     value: float
     low: float
@@ -26,7 +26,7 @@ class Difference(NamedTuple):
     Attributes:
         value: the first minus the second.
         low, high: bounds of its interval.
-        p: two-sided, of no difference.
+        p: two-sided p-value of no difference.
     """
 
     value: float
@@ -43,13 +43,13 @@ def delong(models: Sequence[RankedRows]) -> tuple[np.ndarray, np.ndarray]:
     ranks as of Sun and Xu (2014).
 
     Args:
-        models: of the same rows, unweighted.
+        models: scores of the same rows, unweighted.
 
     Returns:
-        NaN where rows are of one class; the covariance also where a class has one row.
+        NaN if rows have one class; the covariance is also NaN if a class has one row.
 
     Raises:
-        ValueError: the models' rows are not the same.
+        ValueError: the models' rows differ.
     """
     check_same_rows(models)
     aucs, parts = zip(*(model.auc_components() for model in models), strict=True)

@@ -42,7 +42,7 @@ class RankedRows:
 
     Raises:
         ValueError: shapes differ, a score is NaN or infinite, a label is neither 0 nor 1, or the
-            weights cannot be summed; the first such row is named.
+            weights cannot be summed; the message names the first such row.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ def check_rows(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | Non
 
 
 def check_weights(weights: np.ndarray) -> None:
-    """Raises ValueError where rows cannot have such weights; the row is named."""
+    """Raises ValueError for impossible weights; the message names the row."""
     _check("weight", weights, np.isfinite(weights) & (weights >= 0), "a finite number of 0 or more")
     if len(weights) and not weights.any():
         raise ValueError(f"expected a weight above 0, got {len(weights):,} zeros")

@@ -1,4 +1,4 @@
-"""Parts of the rows that are judged alone: each a name and which rows are in it."""
+"""Parts of the rows to evaluate separately: each has a name and its rows."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,7 @@
 """BERT (Devlin et al., 2018): an encoder of text under three heads, as named stages.
 
-Parameters have the names of Hugging Face's models, so that public checkpoints load. What decodes
-masked tokens is the table of words itself, and has no second name.
+Parameters have the names of Hugging Face's models, so that public checkpoints load. The decoder of
+masked tokens shares the table of words, and has no second name.
 """
 
 from collections.abc import Mapping
@@ -37,21 +37,21 @@ class BertConfig:
     """An encoder's architecture; field names are those of the command line's flags.
 
     Attributes:
-        size: a key of `SIZES`, which gives the values of those of the next four that are None.
-        num_layers: of the encoder.
-        hidden_size: numbers of a token's vector.
-        num_heads: of the attention; a divisor of the hidden size.
-        intermediate_size: numbers of the inner vector of a layer.
-        vocab_size: words there are.
-        max_position_embeddings: tokens that a sequence can have.
-        hidden_dropout: share of the layers' outputs that training drops.
-        attention_dropout: share of the attention's weights that training drops.
+        size: a key of `SIZES`, which sets those of the next four that are None.
+        num_layers: number of the encoder's layers.
+        hidden_size: width of a token's vector.
+        num_heads: number of attention heads; a divisor of the hidden size.
+        intermediate_size: width of the inner vector of a layer.
+        vocab_size: number of tokens in the vocabulary.
+        max_position_embeddings: maximum tokens of a sequence.
+        hidden_dropout: dropout probability of the layers' outputs.
+        attention_dropout: dropout probability of attention weights.
         norm_eps: added to variances; Graphcore's is 1e-3.
         attention_bias: whether the layers of the attention, and that before the decoder of masked
             tokens, have biases; Graphcore's have none.
 
     Raises:
-        ValueError: an impossible value; flag and value are named.
+        ValueError: a value is impossible; the message names flag and value.
     """
 
     size: str = "base"
@@ -90,7 +90,7 @@ class BertConfig:
 
     @property
     def shape(self) -> _Shape:
-        """The four sizes that `size` gives where they are None."""
+        """Returns the four sizes, with those of `size` for None."""
         known = SIZES[self.size]
         given = {name: getattr(self, name) for name in known._fields}
         return known._replace(**{name: n for name, n in given.items() if n is not None})
@@ -101,7 +101,7 @@ class BertForPreTraining(nn.Module):
 
     Args:
         config: the encoder.
-        seed: of the initial weights, normal of deviation 0.02.
+        seed: seed of the initial weights, normal with deviation 0.02.
     """
 
     def __init__(self, config: BertConfig = BertConfig(), seed: int = 0) -> None:
@@ -130,7 +130,7 @@ class BertForPreTraining(nn.Module):
         Args:
             stages: of those of `stages`.
             hidden: the output of the stage before them; None where they are the first.
-            ids, segments, lengths, masked_positions: what `forward` takes.
+            ids, segments, lengths, masked_positions: arguments of `forward`.
         """
         encoder = {name: stage for name, stage in stages.items() if name not in ("pooler", "head")}
         hidden = self.bert.run(encoder, hidden, ids, segments, lengths)
@@ -145,10 +145,10 @@ class BertForPreTraining(nn.Module):
         """Returns logits of the masked tokens, `[rows, predictions, words]`, and of the pair.
 
         Args:
-            ids: tokens, `[rows, length]`; any integers, as all arguments.
-            segments: of each, 0 or 1, `[rows, length]`.
-            lengths: tokens of each row that are no padding, `[rows]`; None: all.
-            masked_positions: of the tokens to predict, `[rows, predictions]`.
+            ids: tokens, `[rows, length]`; like all arguments, of any integer dtype.
+            segments: segment of each token, 0 or 1, `[rows, length]`.
+            lengths: tokens of each row without padding, `[rows]`; None is all.
+            masked_positions: positions of the tokens to predict, `[rows, predictions]`.
 
         Raises:
             ValueError: the sequences are too long for the encoder.
@@ -189,7 +189,7 @@ class _OneHead(nn.Module):
 
 
 class BertForQuestionAnswering(_OneHead):
-    """Finds where an answer begins and ends, as logits `[rows, length, 2]`; without a pooler.
+    """Predicts the start and end of an answer, as logits `[rows, length, 2]`; without a pooler.
 
     Args:
         config: the encoder.
@@ -214,7 +214,7 @@ class BertForSequenceClassification(_OneHead):
 
     Args:
         config: the encoder.
-        num_labels: classes.
+        num_labels: number of classes.
         seed: of the initial weights.
 
     Raises:
@@ -315,7 +315,7 @@ class _Embeddings(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention and two dense layers, each added to its input and normalised after that."""
+    """Attention and two dense layers, each added to its input and then normalized."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ class _Layer(nn.Module):
 class _SelfAttention(nn.Module):
     """Scaled dot-product attention of every token to those that `mask` `[rows, 1, 1, length]` has.
 
-    Queries, keys and values have matrices of their own, as LAMB's ratios of norms want them.
+    Queries, keys and values have separate matrices, as LAMB's ratios of norms require.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -347,7 +347,7 @@ class _SelfAttention(nn.Module):
         self.dropout = config.attention_dropout
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        hidden = _autocast(hidden)  # once, where each of three layers would
+        hidden = _autocast(hidden)  # once, instead of in each of three layers
         query, key, value = (
             layer(hidden).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -358,7 +358,7 @@ class _SelfAttention(nn.Module):
 
 
 def _autocast(hidden: Tensor) -> Tensor:
-    """In the dtype that autocast computes in, if it does."""
+    """Casts to the dtype of autocast, if it is enabled."""
     device = hidden.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return hidden

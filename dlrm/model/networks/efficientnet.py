@@ -1,6 +1,6 @@
 """EfficientNet B0 and B4 for images, with depthwise or grouped convolutions, as named stages.
 
-Parameters have the names of timm's models, so that their checkpoints load as they are.
+Parameters have the names of timm's models, so that their checkpoints load unchanged.
 """
 
 import math
@@ -48,14 +48,14 @@ class EfficientNet(StagedNetwork):
         model: a key of `VARIANTS`.
         num_classes: logits of an image.
         norm: "batch" or "group".
-        groups: of group normalisation; a divisor of all widths, as 4 or 8.
-        norm_eps: added to the variances; timm's `efficientnet_*` have 1e-5.
+        groups: number of groups of group normalization; a divisor of all widths, such as 4 or 8.
+        norm_eps: added to the variances; 1e-5 in timm's `efficientnet_*`.
         norm_momentum: weight of the newest batch in batch normalisation's running averages.
-        group_dim: channels of a group of the spatial convolutions; 1 is depthwise. Where fewer
-            channels remain they make one group of the rest, so that any width does.
-        expand_ratio: of the inner width to the input's, in all stages but the first, which has 1.
-        dropout: share of the features that training drops before the last layer; None: the
-            variant's, 0.2 or 0.4.
+        group_dim: channels per group of the spatial convolutions; 1 is depthwise. Fewer remaining
+            channels form a smaller group, so that any width is allowed.
+        expand_ratio: ratio of the inner width to the input's, in all stages except the first, with
+            1.
+        dropout: dropout probability before the last layer; None: the variant's, 0.2 or 0.4.
         drop_path: probability that training leaves out the last block's residual branch; linear in
             the block's index from 0 (Huang et al., 2016).
         width: factor of all channels, which are then rounded to multiples of 8; None: the
@@ -63,7 +63,7 @@ class EfficientNet(StagedNetwork):
         seed: of the initial weights.
 
     Raises:
-        ValueError: an impossible value; the flag is named.
+        ValueError: a value is impossible; the message names the flag.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class EfficientNet(StagedNetwork):
         }
 
     def stages(self) -> dict[str, nn.Module]:
-        """Name -> module of what `forward` calls one after the other, in that order.
+        """Returns name -> module of the stages that `forward` calls, in order.
 
         The names are Graphcore's: `block0`, `block1a`, `block1b`, ... and `Top`. A block with a
-        residual connection is one stage; of one without, the expansion, the spatial convolution
-        and the projection are three, as `block6a`, `block6a/b` and `block6a/c` (where there is no
-        expansion, two). Each module is one of its own and stays the same.
+        residual connection is one stage; without one, its expansion, spatial convolution and
+        projection are three, such as `block6a`, `block6a/b` and `block6a/c` (two without an
+        expansion). The modules are distinct and never change.
         """
         stages: dict[str, nn.Module] = {"block0": self._ends["block0"]}
         for number, blocks in enumerate(self.blocks, 1):
@@ -141,7 +141,7 @@ def _blocks(
     drop_path: float,
     new_norm: Callable[[int], nn.Module],
 ) -> nn.ModuleList:
-    """The blocks of all stages, whose first takes `channels`."""
+    """Returns the blocks of all stages; the first takes `channels`."""
     depths = [math.ceil(repeats * variant.depth) for _, repeats, _, _ in _STAGES]
     blocks = nn.ModuleList()
     for number, (kernel, _, width, stride) in enumerate(_STAGES):
@@ -166,7 +166,7 @@ def _blocks(
 
 
 class _MBConv(nn.Module):
-    """Expansion, spatial convolution with squeeze and excitation, projection; perhaps residual."""
+    """Expansion, spatial convolution, squeeze and excitation, projection; optionally residual."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class _MBConv(nn.Module):
         self.drop_path = _DropPath(drop_path if self.residual else 0.0)
 
     def stages(self, name: str) -> dict[str, nn.Module]:
-        """Stage name -> module: this block, or its parts where it has no residual connection."""
+        """Returns stage name -> module: this block, or its parts without a residual connection."""
         if self.residual:
             return {name: self}
         return {name if k == "a" else f"{name}/{k}": part for k, part in self._parts.items()}
@@ -239,7 +239,7 @@ class _SqueezeExcite(nn.Module):
 
 
 class _DropPath(nn.Module):
-    """In training zeroes a sample with probability `drop`, and scales the others up for it."""
+    """In training, zeroes a sample with probability `drop`, and scales the others up."""
 
     def __init__(self, drop: float) -> None:
         super().__init__()
@@ -254,6 +254,6 @@ class _DropPath(nn.Module):
 
 
 def _round_channels(channels: float) -> int:
-    """Returns the closest multiple of 8, or the next where that were less than 90 %."""
+    """Returns the closest multiple of 8, or the next one if that is below 90 %."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded

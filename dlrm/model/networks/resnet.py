@@ -1,7 +1,7 @@
 """ResNet-50 and ResNeXt-101 32x4d for images, as named stages.
 
 Parameters have the names of torchvision's models, so that checkpoints of torchvision, timm and
-NVIDIA load as they are.
+NVIDIA load unchanged.
 """
 
 from collections.abc import Sequence
@@ -41,16 +41,16 @@ class ResNet(StagedNetwork):
         model: a key of `VARIANTS`.
         num_classes: logits of an image.
         norm: "batch" or "group".
-        groups: of group normalisation; a divisor of 64.
+        groups: number of groups of group normalization; a divisor of 64.
         norm_eps: added to the variances.
         norm_momentum: weight of the newest batch in batch normalisation's running averages.
-        zero_init_residual: start the last norm of each block at 0, so that each block starts as
-            the identity.
+        zero_init_residual: initialize the last norm of each block with 0, so that each block starts
+            as the identity.
         depths: blocks of each of the four stages; None: the variant's.
         seed: of the initial weights.
 
     Raises:
-        ValueError: an impossible value; the flag is named.
+        ValueError: a value is impossible; the message names the flag.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class ResNet(StagedNetwork):
         self._stem = (nn.Sequential(self.conv1, self.bn1, self.relu, self.maxpool),)
 
     def stages(self) -> dict[str, nn.Module]:
-        """Name -> module of what `forward` calls one after the other, in that order.
+        """Returns name -> module of the stages that `forward` calls, in order.
 
         The names are Graphcore's: `b0`; for block i of stage s `b<s>/<i>`, up to its sum, and
-        `b<s>/<i>/relu`; `reduce_mean`; `fc1`. Each module is one of its own and stays the same.
+        `b<s>/<i>/relu`; `reduce_mean`; `fc1`. The modules are distinct and never change.
         """
         stages: dict[str, nn.Module] = {"b0": self._stem[0]}
         for stage in range(1, 5):
@@ -132,7 +132,7 @@ class _Bottleneck(nn.Module):
             if stride != 1 or inputs != outputs
             else None
         )
-        self.relu = nn.ReLU(inplace=True)  # its input is read by nothing else
+        self.relu = nn.ReLU(inplace=True)  # nothing else reads its input
 
     def forward(self, images: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(images)), inplace=True)

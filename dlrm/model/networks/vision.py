@@ -11,11 +11,11 @@ VariantT = TypeVar("VariantT")
 
 
 def norm_layers(norm: str, groups: int, eps: float, momentum: float) -> Callable[[int], nn.Module]:
-    """Returns a function from a number of channels to its batch or group normalisation.
+    """Returns a function from a number of channels to a batch or group normalization.
 
     Args:
         norm: one of `NORMS`.
-        groups: of group normalisation.
+        groups: number of groups of group normalization.
         eps: added to the variance.
         momentum: weight of the newest batch in the running averages of batch normalisation.
 
@@ -61,10 +61,10 @@ def draw_weight(module: nn.Module, values: torch.Tensor, random: torch.Generator
 
 
 class StagedNetwork(nn.Module):
-    """A network of images that calls named stages one after the other."""
+    """An image network that calls named stages in order."""
 
     def stages(self) -> dict[str, nn.Module]:
-        """Name -> module of what `forward` calls one after the other, in that order."""
+        """Returns name -> module of the stages that `forward` calls, in order."""
         raise NotImplementedError
 
     def run(
@@ -78,7 +78,7 @@ class StagedNetwork(nn.Module):
         Args:
             stages: of those of `stages`.
             hidden: the output of the stage before them; None where they are the first.
-            images: what the first stage takes.
+            images: input of the first stage.
         """
         values = images if hidden is None else hidden
         assert values is not None
@@ -87,7 +87,7 @@ class StagedNetwork(nn.Module):
         return values
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns logits `[batch, num_classes]` of normalised `[batch, 3, height, width]`."""
+        """Returns logits `[batch, num_classes]` of normalized `[batch, 3, height, width]`."""
         return self.run(self.stages(), None, images)
 
 
