@@ -9,7 +9,7 @@ namespace dlrm {
 
 constexpr const char* kBagName = "joint_embedding_bag";
 
-// Number of ids of each bag. `total` is the number of all ids, as the ids themselves have it.
+// Number of ids of each bag. `total` is the size of the tensor of ids.
 struct BagLengths {
   int64_t batch;
   int64_t tables;

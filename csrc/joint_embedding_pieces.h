@@ -9,7 +9,7 @@ namespace dlrm {
 
 constexpr const char* kPiecesName = "joint_embedding_pieces";
 
-// Rows of a table that lie in a weight. A row of the tensor `pieces`.
+// Rows of a table that are stored in a weight; one row of the tensor `pieces`.
 struct Piece {
   int64_t weight;      // its number
   int64_t column;      // of the ids
@@ -17,7 +17,7 @@ struct Piece {
   int64_t table_rows;
   int64_t offset;  // in the weight, of the first row
 
-  // The row of the weight, or -1 where it is that of another piece.
+  // The row of the weight, or -1 if it belongs to another piece.
   int64_t row(int64_t id) const {
     const auto own = static_cast<uint64_t>(id) - static_cast<uint64_t>(first);
     const bool here = own < static_cast<uint64_t>(end - first);

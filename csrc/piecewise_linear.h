@@ -7,7 +7,7 @@ namespace dlrm {
 
 constexpr const char* kPiecewiseName = "piecewise_linear";
 
-// What both calls take: the bins of all fields.
+// Arguments of both calls: the bins of all fields.
 struct Bins {
   int64_t fields;
   int64_t bins;

@@ -1,8 +1,8 @@
 // Sizes and checks of the L2 term of the steps that did not touch a row.
 //
 // An optimizer counts the steps since all rows of a weight were last up to date. `steps` has the
-// numbers of each, `done` how many of them a row has had. Rows get the others, all rows or those of
-// a batch, repeats allowed.
+// parameters of each step, `done` the number of steps that each row has had. All rows, or those of
+// a batch, possibly repeated, get the remaining steps.
 #pragma once
 
 #include <optional>
@@ -48,7 +48,7 @@ struct RowDecayInputs {
     count = rows->size(0);
   }
 
-  // A tensor with `columns` values for each row: [rows, columns], or [rows] where `columns` is 0.
+  // A tensor with `columns` values for each row: [rows, columns], or [rows] if `columns` is 0.
   void check_rows(const char* what, const Tensor& tensor, ScalarType dtype, int64_t columns) const {
     const bool fits =
         columns == 0 ? tensor.dim() == 1 : tensor.dim() == 2 && tensor.size(1) == columns;

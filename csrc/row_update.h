@@ -18,11 +18,11 @@ struct RowUpdateInputs {
   int64_t count;  // of (row, gradient) pairs
   Tensor rows;    // [count] int64, contiguous
   Tensor grad;    // [count, dim], contiguous
-  // Where they are given, the tables' rows follow each other in the weight, and pair i is of table
-  // i % tables: the rows are [batch, tables] flattened.
+  // If given, the tables' rows are consecutive in the weight, and pair i belongs to table i %
+  // tables: the rows are [batch, tables] flattened.
   std::vector<int64_t> table_sizes;
 
-  // `low` has the lower halves of the weight's values where the weight is BFloat16.
+  // `low` has the lower halves of the weight's values if the weight is BFloat16.
   RowUpdateInputs(const char* name_, const Tensor& weight, const std::optional<Tensor>& low,
                   const Tensor& rows_, const Tensor& grad_, const TableSizes& table_sizes_)
       : name(name_) {
@@ -66,7 +66,7 @@ struct RowUpdateInputs {
     }
   }
 
-  // Optimizer state of `columns` values a row: [rows, columns], or [rows] where `columns` is 0.
+  // Optimizer state with `columns` values per row: [rows, columns], or [rows] if `columns` is 0.
   void check_state(const char* state_name, const Tensor& state, const Tensor& weight,
                    int64_t columns) const {
     const bool shape_fits =

@@ -70,8 +70,8 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       "piecewise_linear_backward(Tensor grad, Tensor numerical, Tensor edges)"
       " -> (Tensor grad_weight, Tensor grad_bias)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
-  // Of the CUDA kernels: what the first bad value was on the device of `at`, which is forgotten
-  // then (see cuda/errors.h), and the process's switches (see cuda/switches.h).
+  // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see
+  // cuda/errors.h), and the process's switches (see cuda/switches.h).
   m.def("take_cuda_error(Tensor at) -> Tensor");
   m.def("cuda_switches(int switches=-1) -> int");
   m.def("cpu_isa(int limit=-1) -> int");

@@ -1,4 +1,4 @@
-// What every op needs to take tensors in: names for messages, and dispatch over dtypes.
+// Arguments of all ops: names for messages, and dispatch over dtypes.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -20,8 +20,8 @@ using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Throws a RuntimeError that says only what the user can act on. STD_TORCH_CHECK would put the
-// place in our source in front.
+// Throws a RuntimeError with only what the user can act on. STD_TORCH_CHECK would prepend the
+// location in our source.
 template <typename... Parts>
 void check(bool condition, const Parts&... parts) {
   if (condition) [[likely]]

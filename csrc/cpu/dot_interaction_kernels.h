@@ -103,8 +103,8 @@ int64_t forward_scratch_floats(const InteractionSizes& sizes) {
   return forward_vector_floats<scalar_t>(sizes) + padded * (padded + 1) / 2 + kTileColumns;
 }
 
-// The next sample's embeddings, asked for a few lines at a time while this one is multiplied:
-// memory then works while the arithmetic does.
+// Prefetches the next sample's embeddings a few lines at a time while this one is multiplied, so
+// that memory and arithmetic work in parallel.
 struct NextSample {
   uintptr_t at;
   uintptr_t end;
@@ -122,7 +122,7 @@ struct NextSample {
   }
 };
 
-// The dots of one sample's packed vectors, row i's i of them behind each other.
+// The dots of one sample's packed vectors: i dots of row i, row after row.
 //
 // Tiles at the diagonal write up to four values too many at a row's end: they go right to left, so
 // that the next rows, which come later, overwrite those.

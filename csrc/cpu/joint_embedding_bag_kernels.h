@@ -3,8 +3,8 @@
 // Bytes of rows asked for ahead of the one being added: enough to cover memory's latency.
 constexpr int64_t kBagAheadBytes = 4096;
 
-// Writes the row of the weight that each id of bags [begin, end) stands for. Returns the first
-// position whose id is outside its table, or -1.
+// Writes the weight's row of each id of bags [begin, end). Returns the first position whose id is
+// outside its table, or -1.
 template <typename id_t>
 int64_t find_rows(const id_t* ids, const int64_t* bag_offsets, const int64_t* table_offsets,
                   int64_t tables, int64_t* rows, int64_t begin, int64_t end) {

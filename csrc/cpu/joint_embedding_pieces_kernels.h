@@ -34,7 +34,7 @@ int64_t look_up_piece(const Piece& piece, const weight_t* weight, int64_t dim, c
 }
 
 // Writes the rows that samples [begin, end) look up in `count` pieces of one weight, and the
-// gradients of their vectors, which lie side by side in `grad`. Reads each gradient once.
+// gradients of their vectors, which are side by side in `grad`. Reads each gradient once.
 template <typename scalar_t, typename id_t>
 void gradients_of_pieces(const Piece* pieces, int64_t count, int64_t dim, const id_t* ids,
                          int64_t columns, const scalar_t* grad, int64_t width, int64_t* rows,

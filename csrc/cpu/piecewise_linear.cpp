@@ -11,7 +11,7 @@
 namespace dlrm {
 namespace {
 
-// Where a value is: in which bin, and which share of the bin is below it.
+// Location of a value: its bin, and the share of the bin below it.
 struct BinPlace {
   int64_t bin;
   float share;

@@ -33,8 +33,8 @@ void piecewise_field(const BinsOfField& field, const float* numerical, int64_t s
 }
 
 // The gradients of one field's weight and bias. Reads each value and each gradient once: adds the
-// gradient to `sums` [bins, dim] of its bin, and its share to the bin's weight. A weight has then
-// also the sums of all later bins.
+// gradient to `sums` [bins, dim] of its bin, and its share to the bin's weight. Each weight then
+// also gets the sums of all later bins.
 void piecewise_field_backward(const BinsOfField& field, const float* numerical, int64_t stride,
                               const float* grad, int64_t dim, float* sums, float* grad_weight,
                               float* grad_bias, int64_t batch) {

@@ -57,8 +57,8 @@ namespace {
 
 constexpr int64_t kElementsPerTask = 16384;
 
-// Makes numbers below 1e-38 zero while it lives: decaying values end there, where a processor takes
-// a hundred times as long.
+// Flushes numbers below 1e-38 to zero within its scope: decaying values end there, and processors
+// take a hundred times as long for them.
 class FlushToZero {
  public:
 #if defined(__x86_64__)
@@ -72,7 +72,7 @@ class FlushToZero {
 #endif
 };
 
-// Brings rows together that have missed equally many steps, or 255 and more.
+// Groups rows that have missed equally many steps, or 255 and more.
 void order_by_steps(std::vector<LateRows>& late, std::vector<LateRows>& ordered, int64_t end) {
   const auto bucket = [&](const LateRows& rows) {
     return std::min<int64_t>(end - rows.begin, 255);
@@ -85,7 +85,7 @@ void order_by_steps(std::vector<LateRows>& late, std::vector<LateRows>& ordered,
   late.swap(ordered);
 }
 
-// A task gives the late ones of its rows the steps that they have missed.
+// A task applies to its rows the steps that they have missed.
 template <typename Rule, typename Kernel, typename FindLate>
 void decay_late(const RowDecayInputs& inputs, const Rule& rule, const Kernel& kernel,
                 const FindLate& find_late) {
@@ -102,8 +102,8 @@ void decay_late(const RowDecayInputs& inputs, const Rule& rule, const Kernel& ke
   });
 }
 
-// Of a batch's rows, a task owns those that it is the first of all to say that they are up to date.
-// Rows outside the weight are left to the look-up, which names them.
+// Of a batch's rows, a task owns those that it is first to mark as up to date. Rows outside the
+// weight are left to the lookup, which reports them.
 template <typename Rule, typename Kernel>
 void decay(const RowDecayInputs& inputs, const Rule& rule, const Kernel& kernel, Tensor& done_) {
   if (inputs.num_steps == 0) return;

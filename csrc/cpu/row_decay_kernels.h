@@ -94,7 +94,7 @@ DLRM_INLINE void decay_vectors(const Rule& rule, int64_t i, Part part, int64_t b
   for (int k = 0; k < kVectors; ++k) put(rule, i + k * kLanes, part, elements[k]);
 }
 
-// What an element gets does not depend on the others of its row: a run is one of elements.
+// The steps of an element do not depend on others of its row, so a run covers elements.
 template <typename Rule>
 DLRM_INLINE void decay_run(const Rule& rule, const LateRows& run, int64_t dim, int64_t end) {
   const int64_t last = (run.row + run.count) * dim;
@@ -108,7 +108,7 @@ DLRM_INLINE void decay_run(const Rule& rule, const LateRows& run, int64_t dim, i
   if (i < last) decay_vectors<1>(rule, i, First{last - i}, run.begin, end);
 }
 
-// One row of each run, which get together the steps that all of them have missed.
+// One row of each run at a time; they get the steps missed by all of them together.
 template <typename Rule>
 DLRM_INLINE void decay_together(const Rule& rule, const LateRows* runs, int64_t dim, int64_t end) {
   int64_t together = runs[0].begin;

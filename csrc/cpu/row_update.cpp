@@ -69,7 +69,7 @@ double scalar(const char* name, const char* what, const Tensor& tensor) {
   }
 }
 
-// Applies `rule` to every touched row, unless found_inf says that the gradients are no numbers.
+// Applies `rule` to every touched row, unless found_inf reports infinite or NaN gradients.
 template <typename Rule>
 void update(const RowUpdateInputs& inputs, const Rule& rule, double l2,
             const std::optional<Tensor>& grad_scale, const std::optional<Tensor>& found_inf) {

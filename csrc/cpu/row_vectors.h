@@ -9,7 +9,8 @@ DLRM_INLINE Vec load(SplitFloats from) {
 }
 
 // The high half is rounded to nearest, halfway cases away from 0; the low half is the lower bits,
-// which as a signed number undo the rounding. A NaN keeps no payload, whose rounding might end it.
+// which as a signed number undo the rounding. A NaN loses its payload, which rounding could
+// overflow.
 DLRM_INLINE void store(SplitFloats to, Vec v) {
   const Bits is_nan = (Bits)(v != v);
   const Bits bits = ((Bits)v & ~is_nan) | (is_nan & 0x7fc00000);
@@ -33,7 +34,7 @@ DLRM_INLINE void store_first(SplitFloats to, Vec v, int64_t count) {
   copy_first(low, to.low, count);
 }
 
-// How many elements of a vector are meant: all of them, or the first few.
+// The number of a vector's elements to use: all of them, or the first few.
 struct Whole {};
 struct First {
   int64_t count;
@@ -48,8 +49,8 @@ DLRM_INLINE Vec load(Pointer from, First first) {
   return load_first(from, first.count);
 }
 #if DLRM_LANES == 16
-// In the narrowest register: a wider one would reach into a cache line that nobody asked for, and
-// wait for it although it takes nothing from there.
+// Uses the narrowest register: a wider one would touch a cache line that was not prefetched, and
+// wait for it without using it.
 DLRM_INLINE Vec load(const float* from, First first) {
   const unsigned mask = (1u << first.count) - 1;
   if (first.count <= 4) return (Vec)_mm512_zextps128_ps512(_mm_maskz_loadu_ps(mask, from));

@@ -1,4 +1,4 @@
-// What the kernels of every instruction set share: included outside their regions.
+// Shared by the kernels of every instruction set, and included outside their regions.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,8 @@ class Scratch {
   std::unique_ptr<T, Free> data_;
 };
 
-// Outputs larger than this are written around the caches: what reads them next finds them in
-// memory either way, and the lines need not be read before they are written.
+// Outputs larger than this are written around the caches: the next reader finds them in memory
+// either way, and the lines need not be read before they are written.
 constexpr int64_t kStreamBytes = 32 << 20;
 
 }  // namespace dlrm

@@ -24,7 +24,7 @@ std::vector<int64_t> share_rows(const int64_t* rows, int64_t count, int64_t tota
   if (shares > 1) {
     const int64_t num_samples = std::min(count, shares * kSamplesPerShare);
     std::vector<int64_t> samples(num_samples);
-    // Scattered positions: at regular ones, all samples might be of one table.
+    // Scattered positions, since regular ones might all be of one table.
     for (int64_t i = 0; i < num_samples; ++i) {
       const uint64_t scattered = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15 >> 1;
       samples[i] = std::clamp<int64_t>(rows[scattered % count], 0, total_rows);

@@ -1,8 +1,8 @@
-// Brings equal rows together without disturbing their order, each thread for itself.
+// Groups equal rows in stable order, each thread independently.
 //
 // The rows are cut into as many ranges as there are tasks, about equally many pairs in each. A task
-// looks through all pairs, keeps those of its own range and sorts them where they stay in its own
-// cache: tasks wait for each other only once, at the end of the update.
+// scans all pairs, keeps those of its own range and sorts them within its own cache, so tasks wait
+// for each other only once, at the end of the update.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ class SortedRows {
   SortedRows(const int64_t* rows, int64_t count, int64_t total_rows, int64_t first_row,
              int64_t end_row);
 
-  // Where the first row outside [0, total_rows) is, or -1. Looked for in all pairs, so that every
-  // share finds the same; there are no sorted pairs then.
+  // Position of the first row outside [0, total_rows), or -1. Every share searches all pairs and
+  // finds the same; if there is one, there are no sorted pairs.
   int64_t bad_position() const { return bad_position_; }
 
   int64_t size() const { return size_; }

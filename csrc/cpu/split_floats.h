@@ -1,4 +1,4 @@
-// Where the values of a weight are: float32, or two halves of float32 values.
+// Storage of a weight's values: float32, or two halves of float32 values.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ struct SplitFloats {
   SplitFloats operator+(int64_t count) const { return {high + count, low + count}; }
 };
 
-// Calls f with the weight as its rule points to it.
+// Calls f with a pointer to the weight of the type that rules take.
 template <typename Function>
 void dispatch_weight(const Tensor& weight, const std::optional<Tensor>& low, const Function& f) {
   if (low) {

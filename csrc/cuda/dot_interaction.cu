@@ -30,7 +30,7 @@ struct Interaction {
   }
 };
 
-// Where the gradients of the vectors go.
+// Destination of the vectors' gradients.
 template <typename scalar_t>
 struct Gradients {
   scalar_t* dense;

@@ -1,4 +1,4 @@
-// Bad values that kernels find: kept on the device until the host asks, so that nothing waits.
+// Bad values that kernels find, kept on the device until the host asks, so that nothing waits.
 //
 // Each device has one word in static memory. What the first launch reports is kept until it is
 // taken, and of that launch's reports the one of least position; while the word holds one, row

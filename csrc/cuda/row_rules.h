@@ -1,4 +1,4 @@
-// What the row updates do with the elements of a row, once the sum of its gradients is there.
+// Updates of the elements of a row, given the sum of its gradients.
 #pragma once
 
 #include "vectors.h"
@@ -46,8 +46,8 @@ struct SplitFloats {
       values[k] = __int_as_float(static_cast<int>(bits));
     }
   }
-  // Rounded to nearest, halfway cases away from 0; a NaN keeps no payload, whose rounding might end
-  // it.
+  // Rounded to nearest, halfway cases away from 0; a NaN loses its payload, which rounding could
+  // overflow.
   template <int kVector>
   __device__ void store(int64_t i, const float* values) const {
     Elements<uint16_t, kVector> high_words;
@@ -176,7 +176,7 @@ struct AdamRule {
   }
 };
 
-// What all threads of an update need to know; in device memory.
+// Shared parameters of all threads of an update, in device memory.
 struct StepNumbers {
   float rate;
   float inverse_scale;

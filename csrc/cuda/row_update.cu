@@ -498,7 +498,7 @@ Scalars scalars_of(const char* name, const Tensor& weight, const Tensor& lr,
   return scalars;
 }
 
-// The L2 term needs the steps that a row has missed, which the host counts.
+// The L2 term needs the number of steps that a row has missed, which the host counts.
 void check_no_l2(const char* name, double l2) {
   check(l2 == 0, name, ": expected l2 0 on a GPU, got ", l2);
 }

@@ -41,7 +41,7 @@ __device__ __forceinline__ unsigned char* shared_memory() {
   return memory;
 }
 
-// Throws what a failed call of the runtime means for the user.
+// Throws an error for the user about a failed call of the runtime.
 void check_cuda(const char* name, cudaError_t error);
 
 #endif
@@ -51,7 +51,7 @@ __device__ constexpr unsigned lanes(int first, int count) {
   return (kWholeWarp >> (kWarp - count)) << first;
 }
 
-// What the kernels are chosen by.
+// Device properties by which kernels are chosen.
 struct Device {
   int capability;       // 80 is 8.0
   int64_t most_shared;  // bytes that a block may ask for
@@ -73,7 +73,7 @@ class Launcher {
   cudaStream_t stream() const { return stream_; }
 #endif
 
-  // Does nothing where there are no blocks.
+  // Does nothing without blocks.
   template <typename... Parameters, typename... Arguments>
   void operator()(void (*kernel)(Parameters...), int64_t blocks, dim3 threads, int64_t shared_bytes,
                   Arguments&&... arguments) const {

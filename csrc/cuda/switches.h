@@ -1,4 +1,4 @@
-// What the process has chosen; see cuda_switches in dlrm/ops/library.py.
+// The process's switches; see cuda_switches in dlrm/ops/library.py.
 #pragma once
 
 #include <atomic>

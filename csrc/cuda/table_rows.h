@@ -1,4 +1,4 @@
-// Which row of the weight an id means; bad ids are reported, and row 0 is read instead.
+// Maps an id to a row of the weight; bad ids are reported, and row 0 is read instead.
 #pragma once
 
 #include "errors.h"
@@ -9,7 +9,7 @@ struct TableRows {
   const int64_t* offsets;  // [tables + 1]
   int64_t total_rows;
 
-  // Returns a row of the weight. It is looked up by one thread, which reports what is wrong.
+  // Returns a row of the weight. One thread looks it up, and reports a bad id.
   __device__ int64_t row(int64_t id, int64_t table, int64_t batch_row, int64_t position,
                          const Errors& errors) const {
     const int64_t first = offsets[table], end = offsets[table + 1];

@@ -77,7 +77,7 @@ inline bool is_aligned(const void* pointer, int64_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
-// Integers of 1, 2, 4 or 8 bytes: which, is asked at every load, so that kernels need not be
+// Integers of 1, 2, 4 or 8 bytes. The width is checked at every load, so that kernels need not be
 // compiled four times.
 struct Integers {
   const void* data;

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), by the processor's instruction where it has one.
+// CRC-32C (Castagnoli), with the processor's instruction if it has one.
 #pragma once
 
 #include <array>
@@ -40,7 +40,7 @@ __attribute__((target("sse4.2"))) inline uint32_t crc32c_by_instruction(uint32_t
 }
 #endif
 
-// Of data that follow what has the checksum `before`.
+// The checksum of data that follow other data with the checksum `before`.
 inline uint32_t crc32c(uint32_t before, const char* data, int64_t size) {
 #if defined(__x86_64__)
   static const bool has_instruction = __builtin_cpu_supports("sse4.2");

@@ -1,4 +1,4 @@
-// Threads that share a loop. They wait for the disk more than they compute, so that they are many.
+// Threads that share a loop. There are many, since they mostly wait for the disk.
 #pragma once
 
 #include <algorithm>

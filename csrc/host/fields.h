@@ -1,4 +1,4 @@
-// Fields of rows, given by where they start and end, to numbers: integers, then hexadecimal hashes.
+// Parses fields of rows, given by start and end: integers, then hexadecimal hashes.
 #pragma once
 
 #include "log_parser.h"
@@ -29,7 +29,7 @@ inline bool parse_field(const char* begin, const char* end, bool is_integer, uin
 }
 
 // Fills `values` and `missing`, `[columns, rows]`; returns `row * columns + column` of the first
-// field that cannot be read or does not lie in the data, or -1.
+// field that is unreadable or outside the data, or -1.
 inline int64_t parse_fields(const Fields& fields, uint64_t* values, uint8_t* missing) {
   for (int64_t row = 0; row < fields.rows; ++row) {
     for (int64_t column = 0; column < fields.columns; ++column) {

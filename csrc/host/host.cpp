@@ -1,7 +1,7 @@
-// The library dlrm/_host.so: what preprocessing and serving do to every byte of a log. No torch.
+// The library dlrm/_host.so: the work of preprocessing and serving per byte of a log. No torch.
 //
-// Its interface is plain C, so that one file serves every Python. dlrm/data/sources/native.py is
-// its only caller: it makes the arrays, checks types and sizes, and passes pointers.
+// Its interface is plain C, so that one file works with every Python. dlrm/data/sources/native.py
+// is its only caller: it makes the arrays, checks types and sizes, and passes pointers.
 #include "fields.h"
 #include "id_lookup.h"
 #include "log_parser.h"
@@ -11,7 +11,7 @@
 
 namespace {
 
-// A table of ids as native.py passes it; `ids` are of `id_bytes` bytes each.
+// A table of ids in the form of native.py; `ids` have `id_bytes` bytes each.
 struct TableView {
   const uint64_t* hashes;
   const void* ids;
@@ -40,14 +40,14 @@ DLRM_EXPORT int64_t dlrm_count_lines(const char* text, int64_t size) {
   return dlrm::host::count_lines(text, text + size);
 }
 
-// Parses lines up to the first that cannot be read; returns where that one starts, or -1.
+// Parses lines up to the first unreadable one; returns its start, or -1.
 DLRM_EXPORT int64_t dlrm_parse_lines(const char* text, int64_t size,
                                      dlrm::host::ParsedLines* lines) {
   const char* stopped = dlrm::host::parse_lines(text, text + size, *lines);
   return stopped == text + size ? -1 : stopped - text;
 }
 
-// Parses fields; returns `row * columns + column` of the first that cannot be read, or -1.
+// Parses fields; returns `row * columns + column` of the first unreadable one, or -1.
 DLRM_EXPORT int64_t dlrm_parse_fields(const dlrm::host::Fields* fields, uint64_t* values,
                                       uint8_t* missing) {
   return dlrm::host::parse_fields(*fields, values, missing);

@@ -1,26 +1,26 @@
-// From the number of a categorical value to its id, by a table sorted by a hash of the numbers.
+// Finds the id of a categorical value's number in a table sorted by a hash of the numbers.
 //
-// The hash is a bijection, so that equal hashes are equal numbers. Hashes are evenly spread: the
-// first bits of one lead, by the directory, to the few entries that can hold it. Directory and
-// entries are read where they lie, which may be a mapped file that all processes share.
+// The hash is a bijection, so equal hashes mean equal numbers. Hashes are evenly distributed: the
+// directory maps the first bits of one to the few entries that can hold it. Directory and entries
+// are read in place, possibly in a mapped file that processes share.
 #pragma once
 
 #include <cstdint>
 
 namespace dlrm::host {
 
-inline constexpr uint64_t kHashFactor = 0x9E3779B97F4A7C15;  // odd, as a bijection needs
+inline constexpr uint64_t kHashFactor = 0x9E3779B97F4A7C15;  // odd, as required for a bijection
 
 template <typename Id>
 class IdTable {
  public:
-  // `directory` has 2**k + 1 places: where the entries begin whose hash starts with 0, 1, ...
+  // `directory` has 2**k + 1 entries: the first entry whose hash starts with 0, 1, ...
   IdTable(const uint64_t* hashes, const Id* ids, const int64_t* directory, int64_t places)
       : hashes_(hashes), ids_(ids), directory_(directory) {
     while ((int64_t{1} << bits_) + 1 < places) ++bits_;
   }
 
-  // The id of a number, or 0 where it has none.
+  // The id of a number, or 0 if it has none.
   Id find(uint64_t number) const {
     const uint64_t hash = number * kHashFactor;
     const uint64_t prefix = bits_ == 0 ? 0 : hash >> (64 - bits_);

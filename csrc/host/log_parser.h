@@ -1,7 +1,7 @@
-// Lines `label <tab> integers <tab> hexadecimal hashes` of a log to columns of numbers.
+// Parses lines `label <tab> integers <tab> hexadecimal hashes` of a log into columns of numbers.
 //
-// One pass; each character is looked at once, eight at a time where a hash has eight digits. A line
-// that cannot be read ends the parsing: the caller describes the error.
+// One pass reads each character once, eight at a time if a hash has eight digits. An unreadable
+// line ends the parsing, and the caller describes the error.
 #pragma once
 
 #include <array>
@@ -45,11 +45,11 @@ inline constexpr std::array<uint8_t, 256> kDigits = [] {
 
 constexpr uint64_t repeated(uint8_t byte) { return byte * 0x0101010101010101; }
 
-// Reads eight hexadecimal digits, the first one in the lowest byte; false where one is none.
+// Reads eight hexadecimal digits, the first one in the lowest byte; false if one is not a digit.
 inline bool eight_digits(uint64_t text, uint64_t* value) {
   const uint64_t letters = (text >> 6) & repeated(1);
   const uint64_t nibbles = (text & repeated(0x0F)) + letters * 9;
-  // A digit is what these nibbles would be written as, in lower case; else it was no digit.
+  // Writing these nibbles in lower case must give the digits again.
   const uint64_t above_nine = ((nibbles + repeated(6)) >> 4) & repeated(1);
   const uint64_t written = nibbles + repeated('0') + above_nine * ('a' - '0' - 10);
   if (((written ^ (text | (letters << 5))) | (nibbles & repeated(0x10))) != 0) return false;
@@ -60,8 +60,8 @@ inline bool eight_digits(uint64_t text, uint64_t* value) {
   return true;
 }
 
-// Each reader starts at a field, moves the pointer to what follows it, and is false for no number.
-// An empty field is read as 0, and `missing` set.
+// Each reader starts at a field, moves the pointer behind it, and returns false if it is not a
+// number. An empty field is read as 0, and sets `missing`.
 
 inline bool read_integer(const char*& p, const char* end, int64_t* value, uint8_t* missing) {
   const bool negative = p != end && *p == '-';
@@ -101,12 +101,12 @@ inline bool read_hash(const char*& p, const char* end, uint64_t* value, uint8_t*
   return p - first <= kMaxHexadecimalDigits;
 }
 
-// Is this the end of a line? Those of Windows end in two characters.
+// Whether this is the end of a line, which has two characters in files of Windows.
 inline bool at_line_end(const char* p, const char* end) {
   return p == end || *p == '\n' || (*p == '\r' && (p + 1 == end || p[1] == '\n'));
 }
 
-// Reads one line into row `lines.parsed`; false where it cannot be read.
+// Reads one line into row `lines.parsed`; false if it is unreadable.
 inline bool parse_line(const char*& p, const char* end, ParsedLines& lines) {
   const int64_t row = lines.parsed, rows = lines.capacity;
   if (at_line_end(p, end)) return false;  // an empty line

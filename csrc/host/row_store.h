@@ -1,4 +1,4 @@
-// Rows of tables in a file, of which some are in memory, in slots of the tensors that train.
+// Rows of tables in a file, some of which are in memory, in slots of the trained tensors.
 //
 // A record has the bytes of a row in all fields (weights, state of the optimizer), side by side,
 // then the generation that it was written in and a CRC-32C. Records do not cross pages where they
@@ -34,7 +34,7 @@ inline constexpr int64_t kUndoChunkHeader = 16;     // magic, entries, CRC of bo
 inline constexpr int64_t kUndoChunkBytes = 4 << 20;
 inline constexpr int64_t kRecordsPerTask = 16;
 
-// What a function returns. After kFailed and kDamaged, `Problem` has the details.
+// Result of a function. After kFailed and kDamaged, `Problem` has the details.
 enum Status : int64_t { kOk = 0, kFull = 1, kDamaged = 2, kFailed = 3 };
 
 // A tensor [slots, ...] as the store sees it: bytes of a row. No data: the field is not read.
@@ -92,7 +92,7 @@ struct RecordLayout {
   int64_t payload, bytes, stride, per_page, page;
 };
 
-// Reads or writes all of it; returns 0 or errno. A file that ends too soon is EIO's fault.
+// Reads or writes all of it; returns 0 or errno, which is EIO if a file ends too soon.
 inline int read_all(int file, char* data, int64_t size, int64_t offset) {
   while (size > 0) {
     const ssize_t got = pread(file, data, size, offset);
@@ -144,9 +144,9 @@ class RowStore {
     return counters_;
   }
 
-  // Finds slots for the records of a batch, and reads those that are not there. The batch, whose
-  // number is `*ticket`, keeps its slots until it is released. kFull, where fewer than `reserve`
-  // slots would be left for others, changes nothing.
+  // Finds slots for the records of a batch, and reads those that are not in memory. The batch,
+  // whose number is `*ticket`, keeps its slots until it is released. Returns kFull and changes
+  // nothing if fewer than `reserve` slots would be left for others.
   int64_t prepare(const int64_t* records, int64_t count, int64_t reserve, int64_t* slots,
                   int64_t* ticket) {
     std::lock_guard<std::mutex> working(work_);
@@ -163,7 +163,7 @@ class RowStore {
     return status;
   }
 
-  // The batch's rows are about to be changed.
+  // Announces that the batch's rows will be changed.
   void mark(int64_t ticket) {
     std::lock_guard<std::mutex> lock(meta_);
     for (const int32_t slot : tickets_.at(ticket)) {
@@ -172,7 +172,7 @@ class RowStore {
     }
   }
 
-  // The batch has been used.
+  // Releases the batch after use.
   void release(int64_t ticket) {
     std::lock_guard<std::mutex> lock(meta_);
     for (const int32_t slot : tickets_.at(ticket)) {
@@ -256,8 +256,8 @@ class RowStore {
     return kOk;
   }
 
-  // Reads records, some of which may lie in undo files, as they were in generation `generation`:
-  // of several contents of a record the one that was added first is taken.
+  // Reads records, possibly from undo files, as of generation `generation`: if a record has several
+  // contents, the one added first counts.
   void look_back(uint32_t generation) {
     std::lock_guard<std::mutex> working(work_);
     newest_ = generation;
@@ -319,7 +319,7 @@ class RowStore {
     return total;
   }
 
-  // Finds or makes places for the records of a batch; false where slots are too few.
+  // Finds or makes slots for the records of a batch; false if there are too few.
   bool place(const int64_t* records, int64_t count, int64_t reserve, int64_t* slots,
              std::vector<Move>* writes, std::vector<Move>* reads) {
     const uint32_t now = static_cast<uint32_t>(++ticket_);
@@ -364,7 +364,7 @@ class RowStore {
     return true;
   }
 
-  // Takes back the slots of the batch that was placed last, whose rows could not be read.
+  // Frees the slots of the batch placed last, whose rows could not be read.
   void withdraw(const std::vector<Move>& reads) {
     release(ticket_);
     std::lock_guard<std::mutex> lock(meta_);
@@ -388,7 +388,7 @@ class RowStore {
       const int64_t slot = unused_++;
       if (record_of_[slot] < 0) return static_cast<int32_t>(slot);
     }
-    while (true) {  // the clock: a row that was used since the hand passed stays for a turn
+    while (true) {  // clock algorithm: recently used rows stay for one more turn of the hand
       const int64_t slot = hand_;
       hand_ = hand_ + 1 == slots_ ? 0 : hand_ + 1;
       if (uses_[slot] > 0) continue;
@@ -402,7 +402,7 @@ class RowStore {
     }
   }
 
-  // Writes rows that the hand comes to next, too, so that the undo file is synced less often.
+  // Also writes the rows that the hand reaches next, so that the undo file is synced less often.
   void clean_ahead(std::vector<Move>* writes) {
     const int64_t most = std::min<int64_t>(slots_ / 4, 1 << 16);
     for (int64_t i = 0, slot = hand_; i < most; ++i, slot = slot + 1 == slots_ ? 0 : slot + 1) {
@@ -416,7 +416,7 @@ class RowStore {
     return {record_of_[slot], static_cast<int32_t>(slot)};
   }
 
-  // Writes rows of slots that nobody changes meanwhile.
+  // Writes rows of slots that do not change meanwhile.
   int64_t write_back(std::vector<Move>& writes) {
     if (writes.empty()) return kOk;
     std::sort(writes.begin(), writes.end(),
@@ -442,7 +442,7 @@ class RowStore {
     return status;
   }
 
-  // Appends the content of records that is on disk to the undo file, and waits until it is there.
+  // Appends the records' content on disk to the undo file, and waits until it is written.
   int64_t save_old(const std::vector<Move>& writes) {
     std::vector<Move> fresh;
     for (const auto& move : writes) {
@@ -499,7 +499,7 @@ class RowStore {
       if (const int error = read_all(file, data, layout_.bytes, offset)) {
         status = fail(error, file != file_);
       } else if (!valid(move.record, data)) {
-        // What is shown of another process's store may have been overwritten meanwhile.
+        // Rows read from another process's store may have been overwritten meanwhile.
         status = damaged(move.record, file != file_, newest_ == UINT32_MAX);
       } else {
         const char* source = data;

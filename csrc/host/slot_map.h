@@ -1,4 +1,4 @@
-// From numbers to slots, by open addressing with linear probing; what is erased leaves no marks.
+// Maps numbers to slots by open addressing with linear probing, without marks for erased ones.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class SlotMap {
     slots_[place] = slot;
   }
 
-  // The number must be there. Those after it that could not have its place move up.
+  // The number must be present. Later numbers of its probe sequence move up.
   void erase(int64_t number) {
     uint64_t hole = home(number);
     while (numbers_[hole] != number) hole = (hole + 1) & mask_;

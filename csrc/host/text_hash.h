@@ -1,4 +1,4 @@
-// The number that stands for a text: 64 bits, the same on every machine.
+// The 64-bit number of a text, the same on every machine.
 //
 // A text is read as little-endian words of 8 bytes, the last one filled up with zeros. Each word is
 // mixed into the state by a bijection of 64-bit numbers, so that texts of one length that differ in
@@ -11,7 +11,7 @@
 namespace dlrm::host {
 
 inline constexpr uint64_t kLengthFactor = 0x9E3779B97F4A7C15;
-inline constexpr uint64_t kMixFactor = 0xD6E8FEB86659FD93;  // odd, as a bijection needs
+inline constexpr uint64_t kMixFactor = 0xD6E8FEB86659FD93;  // odd, as required for a bijection
 
 inline uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 32)) * kMixFactor;
