@@ -4,9 +4,9 @@
     python triton/client.py --input day_23 --batch-size 64 --concurrency 1,2,4,8 --plot latency.png
     python triton/client.py --inference_data DATASET/test --dataset_config DATASET/model_size.json
 
-The input is a dataset, whose numericals and ids are sent, or a log, whose lines are sent as they
-are. Tensors are sent binary; a batch that is larger than the server takes goes in several requests.
-The third line has the flags of NVIDIA's client, whose protocol is http.
+The input is a dataset, whose numericals and ids are sent, or a log, whose lines are sent unchanged.
+Tensors are sent in binary form; a batch larger than the server accepts is sent in several requests.
+The third command has the flags of NVIDIA's client, whose protocol is http.
 """
 
 import argparse
@@ -42,7 +42,7 @@ OUTPUT = "output__0"
 
 
 class Batch(NamedTuple):
-    """Rows as a model takes them, or raw ones, and their labels where they are known."""
+    """Rows in a model's form, or raw ones, and their labels, if known."""
 
     rows: Inputs | np.ndarray
     labels: np.ndarray | None
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
         return len(self.rows.numerical if isinstance(self.rows, Inputs) else self.rows)
 
     def part(self, begin: int, end: int) -> dict[str, np.ndarray]:
-        """Returns some of the rows as a request has them."""
+        """Returns some of the rows in the form of a request."""
         if isinstance(self.rows, Inputs):
             return named(self.rows.part(begin, end))
         return {RAW: self.rows[begin:end]}
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Figures:
-    """Measurements at one concurrency; times are of a batch."""
+    """Measurements at one concurrency; times are per batch."""
 
     concurrency: int
     batches: int
@@ -148,10 +148,10 @@ def _with_nvidias(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> list[Figures]:
-    """Does what the command line says; returns the figures of each concurrency.
+    """Runs the command; returns the measurements of each concurrency.
 
     Raises:
-        ValueError, OSError, InferenceServerException: mistakes that the user can fix.
+        ValueError, OSError, InferenceServerException: errors that the user can fix.
     """
     concurrencies = [_positive("concurrency", text) for text in options.concurrency.split(",")]
     _positive("batch-size", options.batch_size)
@@ -240,7 +240,7 @@ class Server:
 def measure(
     server: Server, batches: Iterator[Batch], concurrency: int
 ) -> tuple[Figures, np.ndarray, np.ndarray | None]:
-    """Sends batches, as many at a time as `concurrency`; returns figures, scores and labels.
+    """Sends batches, `concurrency` at a time; returns measurements, scores and labels.
 
     Raises:
         InferenceServerException: the server refuses a request; no further ones are sent.

@@ -6,7 +6,7 @@ from dlrm.command_line import Parser
 
 
 def new_parser(description: str | None) -> Parser:
-    """Returns a parser whose help shows the description as it is."""
+    """Returns a parser whose help keeps the line breaks of the description."""
     return Parser(description)
 
 

@@ -2,8 +2,8 @@
 
     python triton/deployer.py --ts-script --save-dir REPO -- --model_checkpoint DIR --dataset DATA
 
-Flags before `--` are those of `export.py`. The checkpoint behind it is ours or NVIDIA's, and says
-the architecture: flags that contradict it are refused.
+Flags before `--` are those of `export.py`. The checkpoint after it is ours or NVIDIA's, and
+determines the architecture: contradicting flags are refused.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _check_architecture(options: argparse.Namespace) -> None:
-    """Raises ValueError where a flag says something else than the checkpoint."""
+    """Raises ValueError if a flag contradicts the checkpoint."""
     with checkpoint_in_use(options.model_checkpoint) as path:
         config = model_config(path)
     for name in _ARCHITECTURE:

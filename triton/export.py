@@ -3,7 +3,7 @@
     python triton/export.py --checkpoint DIR --save-dir REPO
 
 The architecture is read from the checkpoint. Before anything is written, the exported model scores
-real rows, and must agree with the checkpoint on them; `report.json` beside it says how far.
+real rows, and must agree with the checkpoint; `report.json` beside it has the differences.
 """
 
 import argparse
@@ -172,10 +172,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Does what the command line says.
+    """Runs the command.
 
     Raises:
-        ValueError, OSError, ImportError: mistakes that the user can fix.
+        ValueError, OSError, ImportError: errors that the user can fix.
     """
     model_directory = options.save_dir / options.triton_model_name
     version = _version(options, model_directory)
@@ -190,7 +190,7 @@ MOST_DELAY = 60_000  # milliseconds
 
 
 def _version(options: argparse.Namespace, directory: Path) -> int:
-    """The version to write, after checking that it can be."""
+    """Returns the version to write, after checking that it can be written."""
     for flag, least in (("triton_max_batch_size", 1), ("triton_engine_count", 1), ("threads", 0)):
         if (value := getattr(options, flag)) < least:
             raise ValueError(f"--{flag.replace('_', '-')} {value}: expected {least} or more")
@@ -225,7 +225,7 @@ def _version(options: argparse.Namespace, directory: Path) -> int:
 
 
 def _load(options: argparse.Namespace) -> Export:
-    """Loads the checkpoint and the rows to judge by; the rows must be the model's."""
+    """Loads the checkpoint and the rows to compare on, which must match the model."""
     with checkpoint_in_use(options.checkpoint) as path:
         return _load_from(path, options)
 
@@ -261,7 +261,7 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
 
 
 def _rows_to_compare(path: Path, options: argparse.Namespace) -> tuple[str, str]:
-    """The dataset whose rows are scored, and its type; by default what the model learned from."""
+    """Returns the dataset to score and its type; by default those of the training."""
     trained = read_config(path).get("flags", {})
     if options.dataset and not options.dataset.is_dir():
         raise ValueError(f"--dataset {options.dataset}: expected a dataset's directory, got none")
@@ -315,14 +315,14 @@ def _reference(
 
 
 def _split_with_rows(datasets: Datasets) -> tuple[str, Dataset]:
-    """Returns the first split that has rows: the test split, else others; training always has."""
+    """Returns the first split with rows: the test split, or else others; training has rows."""
     others = (("test", datasets.test), ("validation", datasets.validation))
     found = ((name, rows) for name, rows in others if rows is not None and rows.num_samples)
     return next(found, ("train", datasets.train))
 
 
 def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
-    """Directory in the repository -> configuration; the model itself comes last."""
+    """Returns directory in the repository -> configuration; the model itself comes last."""
     config, serving = export.predictor.model.config, export.serving
     sizes = (config.num_numerical_features, len(config.table_sizes))
     configs = {}
@@ -333,7 +333,7 @@ def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
 
 
 def _write_new(options: argparse.Namespace, export: Export, version: int) -> list[str]:
-    """Writes models that are not there yet: all of them, or none."""
+    """Writes new models: all of them, or none."""
     with ExitStack() as staged:
         for name, config in _configs(options.triton_model_name, export).items():
             top = staged.enter_context(staged_directory(options.save_dir / name))
@@ -350,7 +350,7 @@ def _write_new(options: argparse.Namespace, export: Export, version: int) -> lis
 
 
 def _write_update(options: argparse.Namespace, export: Export, version: int) -> list[str]:
-    """Writes a further version of a model, which must take and give what the others do."""
+    """Writes a further version of a model, with the inputs and outputs of the others."""
     name = options.triton_model_name
     top = options.save_dir / name
     before, after = repository.read_config(top), _configs(name, export)[name]

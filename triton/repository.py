@@ -1,4 +1,4 @@
-"""A Triton model repository: what files a model has, and its `config.pbtxt`.
+"""A Triton model repository: the files of a model, and its `config.pbtxt`.
 
 REPO/NAME/config.pbtxt            written from Triton's own schema
 REPO/NAME/warmup/                 of models of lists, the lengths of the rows to warm up with
@@ -7,8 +7,8 @@ REPO/NAME/1/model.onnx/           ONNX, weights beside it
 REPO/NAME/1/model.py              python backend: scores `model.onnx/` by ONNX Runtime
 REPO/NAME/1/dlrm/                 and what it imports, with the native log parser
 REPO/NAME/1/transform/            the fitted transform, for raw rows
-REPO/NAME/1/model.json            tables, types and what the output is
-REPO/NAME/1/report.json           how far it agrees with the checkpoint
+REPO/NAME/1/model.json            tables, types and the kind of output
+REPO/NAME/1/report.json           its agreement with the checkpoint
 """
 
 import ast
@@ -47,17 +47,17 @@ class Serving:
 
     Attributes:
         platform: a key of `PLATFORMS`.
-        numerical_dtype, ids_dtype: of the inputs.
+        numerical_dtype, ids_dtype: dtypes of the inputs.
         output_kind: "logit" or "probability".
-        raw: whether raw rows are taken, too.
-        lists, weighted: whether a row has several ids of a table, and each a weight.
+        raw: whether to accept raw rows as well.
+        lists, weighted: whether rows have several ids per table, and each id a weight.
         max_batch_size: rows of a request, and of requests batched together.
-        dyn_batching, dyn_batching_delay: whether requests that wait are batched, and milliseconds
-            that one waits for more.
-        engine_count: instances.
-        no_cuda: serve on the CPU where the server has GPUs, too.
-        threads: of an instance of the python platform; 0 is one a core.
-        keep_versions: how many of the newest versions are served.
+        dyn_batching, dyn_batching_delay: whether waiting requests are batched, and the milliseconds
+            to wait for more.
+        engine_count: number of instances.
+        no_cuda: serve on the CPU even if the server has GPUs.
+        threads: threads of an instance of the python platform; 0 is one per core.
+        keep_versions: number of newest versions to serve.
     """
 
     platform: str = "python"
@@ -99,10 +99,10 @@ def model_config(name: str, num_numerical: int, num_tables: int, serving: Servin
 def _tensors(
     num_numerical: int, num_tables: int, serving: Serving
 ) -> Iterator[tuple[str, str, list[int]]]:
-    """Yields name, type and shape of what a model takes in place of raw rows.
+    """Yields name, type and shape of a model's inputs other than raw rows.
 
-    With lists the shapes have the rows, as Triton may not batch requests: it would have all tensors
-    of a request begin with as many rows, and ids of lists do not.
+    With lists the shapes include the rows, as Triton must not batch requests: it would require the
+    same first dimension for all tensors of a request, which ids of lists do not have.
     """
     rows = [-1] * serving.lists
     yield "input__0", TYPES[serving.numerical_dtype], [*rows, num_numerical]
@@ -119,7 +119,7 @@ def _add_output(config: ModelConfig, serving: Serving) -> None:
 
 
 def _add_warmup(config: ModelConfig, rows: int, serving: Serving) -> None:
-    """Has the server score zeros; with lists, the id 0 of each table, whose lengths are a file."""
+    """Makes the server score zeros; with lists, id 0 of each table, with lengths from a file."""
     size = 1 if serving.lists else rows
     warmup = config.model_warmup.add(name=f"{rows} rows", batch_size=size)
     *tensors, last = config.input
@@ -188,7 +188,7 @@ def _config(name: str, serving: Serving) -> ModelConfig:
 
 
 def _add_raw(config: ModelConfig, serving: Serving, optional: bool) -> None:
-    """The text of a row, its fields separated by tabs, padded with zeros to the longest."""
+    """Adds the text of a row, with fields separated by tabs, padded with zeros to the longest."""
     # Requests of other lengths are batched together.
     ragged = config.platform != "ensemble" and not serving.lists
     config.input.add(
@@ -209,7 +209,7 @@ def _add_execution(config: ModelConfig, serving: Serving, cpu: bool) -> None:
 
 
 def write_config(directory: Path, config: ModelConfig) -> None:
-    """Writes `config.pbtxt`, and what the server warms up with."""
+    """Writes `config.pbtxt`, and the data for warming up."""
     text = text_format.MessageToString(config)
     (directory / CONFIG).write_text(text, encoding="utf-8")
     for warmup in config.model_warmup:
@@ -239,7 +239,7 @@ def read_config(directory: Path) -> ModelConfig:
 def write_backend(directory: Path, script: str) -> None:
     """Puts `script` into a version as `model.py`, with the modules of dlrm that it imports.
 
-    The native library goes with it where it was built; it does not depend on Python's version.
+    The native library is included if it was built; it does not depend on Python's version.
     """
     shutil.copyfile(_HERE / script, directory / "model.py")
     library = {native.LIBRARY} if native.LIBRARY.is_file() else set()
@@ -280,5 +280,5 @@ def _imported(path: Path) -> list[str]:
 
 
 def _is_typing(node: ast.AST) -> bool:
-    """Returns True if a block is for type checkers alone."""
+    """Returns whether a block is for type checkers only."""
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"

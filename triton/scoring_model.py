@@ -1,7 +1,7 @@
 """Triton's python backend: scores of ids or of raw rows, by ONNX Runtime and without torch.
 
-`export.py` copies this file into the model repository as `model.py`, with what it imports of dlrm
-beside it.
+`export.py` copies this file into the model repository as `model.py`, with the modules of dlrm that
+it imports beside it.
 """
 
 import json

@@ -1,14 +1,15 @@
-"""Runs the Triton server that the pip package nvidia-pytriton brings, without docker.
+"""Runs the Triton server of the pip package nvidia-pytriton, without docker.
 
     pip install --no-deps nvidia-pytriton
     python triton/server.py --model-repository REPO
 
-Other flags go to tritonserver as they are. It has the python backend only, so it serves what
-`export.py --python` (the default) writes.
+Other flags are passed to tritonserver unchanged. It has the python backend only, so it serves
+models of `export.py --python` (the default).
 
-This server is for trials and tests on one machine: README.md says what it does not withstand. What
-clients do not need is switched off: shared memory, loading and unloading of models, and the
-settings of traces and logs. `--http-restricted-api` and `--grpc-restricted-protocol` replace that.
+This server is for trials and tests on one machine; README.md describes its limits. Functions that
+clients do not need are disabled: shared memory, loading and unloading of models, and the settings
+of traces and logs. `--http-restricted-api` and `--grpc-restricted-protocol` replace these
+restrictions.
 """
 
 import importlib.util
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def find_package() -> Path:
-    """Returns the folder of pytriton, which is not imported, as what it needs may be missing.
+    """Returns the directory of pytriton without importing it, as its dependencies may be missing.
 
     Raises:
         ModuleNotFoundError: it is not installed, or not for this Python.
@@ -85,9 +86,9 @@ def find_package() -> Path:
 
 
 def restrictions(flags: list[str]) -> list[str]:
-    """Returns the flags that refuse what clients do not need, where `flags` have no own ones.
+    """Returns flags that disable what clients do not need, unless `flags` restrict access.
 
-    Whoever sends a header with the key may do it all the same; it is random, and told to nobody.
+    A header with the key would still allow it; the key is random and never shown.
     """
     rule = f"{NOT_FOR_CLIENTS}:dlrm-admin={secrets.token_hex()}"
     names = ("--http-restricted-api", "--grpc-restricted-protocol")
@@ -95,7 +96,7 @@ def restrictions(flags: list[str]) -> list[str]:
 
 
 def link_python_backend(package: Path, directory: Path) -> None:
-    """Puts the python backend together: the common files, and the stub of this Python."""
+    """Assembles the python backend: the common files, and the stub of this Python."""
     target = directory / "python"
     target.mkdir()
     common = package / "tritonserver" / "backends" / "python"
@@ -104,7 +105,7 @@ def link_python_backend(package: Path, directory: Path) -> None:
 
 
 def environment(package: Path) -> dict[str, str]:
-    """The server's environment: this interpreter, its libraries, and those of the server."""
+    """Returns the server's environment: this interpreter, its libraries, and the server's."""
     libraries = [sysconfig.get_config_var("LIBDIR"), package.parent / "nvidia_pytriton.libs"]
     paths = {
         "LD_LIBRARY_PATH": libraries,
@@ -118,7 +119,7 @@ def environment(package: Path) -> dict[str, str]:
 
 
 def run(command: list[object], env: dict[str, str]) -> int:
-    """Runs a command until it ends; signals that end this process are passed on to it."""
+    """Runs a command until it ends, and forwards to it the signals that end this process."""
     process = subprocess.Popen([str(word) for word in command], env=env)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: process.send_signal(received))

@@ -1,7 +1,7 @@
 """Triton's python backend: raw rows to the numericals and ids that another model scores.
 
-`export.py` copies this file into the model repository as `model.py`, with what it imports of dlrm
-beside it, as the first step of an ensemble.
+`export.py` copies this file into the model repository as `model.py`, with the modules of dlrm that
+it imports beside it, as the first step of an ensemble.
 """
 
 import json
