@@ -121,8 +121,8 @@ def fit(
     Raises:
         TypeError: an unknown setting.
         FileNotFoundError: the schema or the dataset does not exist.
-        ValueError: data, schema and settings do not fit together; the message names column and row,
-            or setting and value.
+        ValueError: data, schema and settings contradict each other; the message names column and
+            row, or setting and value.
         FloatingPointError: the loss is NaN or infinite.
     """
     options = {name: settings[name] for name in OPTIONS if name in settings}

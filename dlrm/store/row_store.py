@@ -49,7 +49,7 @@ THREADS = 16  # threads that read and write at the same time
 
 
 class RowStore:
-    """Rows of a process's tables, as many of which are in memory as it has room for.
+    """Rows of a process's tables, with as many in memory as fit.
 
     The model's weights and their optimizer's state have a row for each slot. `prepare` returns the
     slots of a batch's rows, and reads the rows that are not in memory.
@@ -64,7 +64,7 @@ class RowStore:
 
     Attributes:
         slots: rows that are in memory.
-        initial: yields what rows are at the start of a training; the model sets it.
+        initial: yields the initial values of rows; the model sets it.
         waited: seconds that steps have waited for rows.
         trained: records of the batch that is trained on, and their slots; None before the first.
 
@@ -363,7 +363,7 @@ class RowStore:
         return self._native
 
     def _shown(self, read: Callable[[], T]) -> T:
-        """Returns what `read` returns, also where a training overwrites the rows meanwhile."""
+        """Returns the result of `read`, even if a training overwrites the rows meanwhile."""
         for _ in range(_ATTEMPTS if self._is_view else 0):
             try:
                 return read()
@@ -426,7 +426,7 @@ class RowStore:
             )
 
     def _describe(self, saved: bool) -> None:
-        """Writes what the store is; `saved` once a checkpoint of it has appeared."""
+        """Writes the store's description, with `saved` once it has a checkpoint."""
         described = {"version": 1, "id": self._id, "checkpoints": self._checkpoints}
         described |= {"saved": saved} | self.layout.as_json()
         write_atomically(self.directory / STORE, sealed_json(described))

@@ -1,4 +1,4 @@
-"""Undo files: what records were before they were first overwritten after a checkpoint.
+"""Undo files: the content of records before they were first overwritten after a checkpoint.
 
 `undo-<n>.bin` begins when checkpoint n of a store is made. It has a header, then chunks of entries:
 the number of a record and its content as checkpoint n has it. Where a process is killed, the last
@@ -85,7 +85,7 @@ def check_whole(directory: Path, store: str, numbers: list[int]) -> None:
     """Checks that undo files, but for the newest, are as long as when the next one was made.
 
     Raises:
-        ValueError: one is not; it is named.
+        ValueError: one is not; the message names it.
     """
     for number, following in pairwise(numbers):
         path = undo_path(directory, number)

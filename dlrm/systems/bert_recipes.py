@@ -1,4 +1,4 @@
-"""Recipes of BERT: what a published training sets, as values of flags.
+"""Recipes of BERT: the settings of published trainings, as values of flags.
 
 A recipe is for a task, "pretrain", "squad" or "mrpc", a size, and a phase of the pre-training.
 """
@@ -41,7 +41,7 @@ def nvidia(task: str, size: str, phase: int) -> dict[str, Any]:
 
 
 def dlperf(task: str, size: str, phase: int) -> dict[str, Any]:
-    """DLPerf's OneFlow BERT: throughput alone, in 120 steps; the first 20 do not count."""
+    """DLPerf's OneFlow BERT: throughput only, in 120 steps without the first 20."""
     return google(task, size, phase) | {
         "lr_warmup": 0.1,
         "total_steps": 120,
@@ -60,7 +60,7 @@ def graphcore(task: str, size: str, phase: int) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "precision": "16.16",
     }
-    if task != "pretrain":  # by AdamW, whose moments want 32 bits
+    if task != "pretrain":  # by AdamW, whose moments need 32 bits
         return google(task, size, phase) | common | {"precision": "16.32"}
     scale = 64.0 if size == "large" else 512.0 if phase == 1 else 128.0
     return common | {

@@ -16,7 +16,7 @@ DOCUMENTS = {
 
 
 def select(source: str | None = None, model: str | None = None) -> list[System]:
-    """Returns the rows of a document and of a model, those of all where None.
+    """Returns the rows of a document and a model; None selects all.
 
     Raises:
         ValueError: an unknown document, or a model that no row has.

@@ -1,4 +1,4 @@
-"""Presets of DLRM: what a published run sets, as values of flags."""
+"""Presets of DLRM: the settings of published runs, as values of flags."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """The rows of source 000: Habana's models for Gaudi.
 
-The document names configurations in prose; its commands, and what it leaves out, are those of the
+The document describes configurations in prose; commands and omitted settings are those of the
 programs that it describes.
 """
 

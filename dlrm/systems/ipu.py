@@ -1,7 +1,7 @@
 """The rows of Graphcore's IPUs: image networks (source 003) and BERT (source 004).
 
-A row's flags are the translation of the command line that the document prints. Where the heading
-says something else, "as printed" is the command, and a row that ends in "-as-titled" the heading.
+A row's flags are the translation of the command line that the document prints. If the heading
+differs, "as printed" is the command, and a row that ends in "-as-titled" the heading.
 """
 
 import re
@@ -20,7 +20,7 @@ _LAST_NORMS = "the last norm of a block starts at 1; upstream at 0 in blocks wit
 
 
 def _row(name: str, source: str, printed: str, meant: str | None = None, **more: Any) -> System:
-    """A printed command as a row; with the flags of `meant` where that is something else."""
+    """Returns a row of a printed command, with the flags of `meant` if that differs."""
     translation = translate(meant or printed)
     return System(
         id=f"ipu/{name}",
@@ -68,12 +68,12 @@ def _standard(printed: str) -> str:
 def _image_training(
     number: int, network: str, heading: str, printed: Mapping[str, str], notes: str = ""
 ) -> Iterator[System]:
-    """The rows of a heading, a machine each: as printed, as titled where that differs, to the end.
+    """Returns the rows of a heading, one per machine: as printed, as titled if different, in full.
 
     Args:
         number: of the first row in the inventory.
         network: as in the rows' names.
-        heading: what the document calls it.
+        heading: the document's name for it.
         printed: machine -> command.
         notes: of the commands that name no configuration.
     """

@@ -1,4 +1,4 @@
-"""The flags of Graphcore's bert.py: what each becomes here, as data.
+"""The flags of Graphcore's bert.py and their translation, as data.
 
 The program is that of PopART in graphcore/examples, of spring 2021; defaults and named
 configurations are its.
@@ -44,7 +44,7 @@ def _layers(values: Values) -> str:
 
 
 def _accumulation(values: Values) -> str:
-    """The factor that is given, or what makes up the global batch."""
+    """Returns the given factor, or the one that yields the global batch."""
     if "--gradient-accumulation-factor" in values:
         return f"--gradient_accumulation_steps={values['--gradient-accumulation-factor']}"
     whole = int(values["--global-batch-size"])
@@ -143,7 +143,7 @@ BERT = {
 
 
 def bert_defaults(given: Values) -> dict[str, str]:
-    """Returns what bert.py takes for flags that are not given.
+    """Returns the defaults of bert.py.
 
     Raises:
         ValueError: neither pre-training by a configuration nor inference.
@@ -163,7 +163,7 @@ def bert_defaults(given: Values) -> dict[str, str]:
 
 
 def _pretraining(network: str, length: str, micro_batch: int, loss_scale: int) -> str:
-    """A configuration, without its files and its proportions of an IPU's memory."""
+    """Returns a configuration, without its files and its shares of an IPU's memory."""
     return (
         f"--task PRETRAINING {network} {length} --micro-batch-size {micro_batch} "
         f"--loss-scaling {loss_scale} "

@@ -1,4 +1,4 @@
-"""The flags of Graphcore's CNN programs and of poprun: what each becomes here, as data.
+"""The flags of Graphcore's CNN programs and of poprun, and their translation, as data.
 
 The programs are train.py and validation.py of the TensorFlow CNNs in graphcore/examples, of spring
 2021; defaults and named configurations are theirs.
@@ -19,10 +19,10 @@ class Option:
         status: "mapped", "approximated" or "ignored".
         ours: our flags, separated by spaces, with {} for the value; or a function from all values
             to them.
-        why: what differs or, where there is no flag of ours, why there is none.
+        why: the difference or, without a flag of ours, the reason.
         count: values of the flag: 0 for a switch, None for any number from 1 on.
-        choices: what takes the place of each value that the flag may have; None: any value itself.
-        rough: values that are approximated although others are mapped, with what differs.
+        choices: replacement of each value that the flag may have; None keeps any value.
+        rough: values that are approximated although others are mapped, with the difference.
     """
 
     status: str
@@ -34,20 +34,20 @@ class Option:
 
 
 def mapped(ours: str | Callable[[Values], str] = "", why: str = "", **more: Any) -> Option:
-    """Returns how a flag is translated that means the same here."""
+    """Returns the translation of a flag with the same meaning here."""
     return Option("mapped", ours, why, **more)
 
 
 def switch(
     on: str = "", off: str = "", why: str = "", status: str = "mapped", **more: Any
 ) -> Option:
-    """Returns how a flag without a value is translated, given or not."""
+    """Returns the translation of a flag without a value, given or not."""
     choices = {"true": on, "false": off}
     return Option(status, "{}", why, count=0, choices=choices, **more)
 
 
 def ignored(why: str, count: int | None = 1) -> Option:
-    """Returns that nothing here is like the flag."""
+    """Returns the translation of a flag without a counterpart."""
     return Option("ignored", why=why, count=count)
 
 
@@ -172,11 +172,11 @@ _EFFICIENTNET_RATES = {"SGD": "-7", "momentum": "-10", "RMSprop": "-14"}
 
 
 def validation_defaults(given: Values) -> dict[str, str]:
-    """Returns what both programs of the CNNs take for flags that are not given."""
+    """Returns the defaults of both CNN programs."""
     efficientnet = given.get("--model") == "efficientnet"
     pixels = {"4": "380"}.get(given.get("--model-size", ""), "224") if efficientnet else "224"
     found = {"--precision": "16.16", "--image-size": pixels, "--normalise-input": "false"}
-    if given.get("--synthetic-data") != "true":  # whose images do not travel
+    if given.get("--synthetic-data") != "true":  # whose images are not copied
         found["--eight-bit-io"] = "false"
     if given.get("--batch-norm") == "true":
         return found | {"--BN-decay": "0.97"}
@@ -184,7 +184,7 @@ def validation_defaults(given: Values) -> dict[str, str]:
 
 
 def train_defaults(given: Values) -> dict[str, str]:
-    """Returns what train.py takes for flags that are not given.
+    """Returns the defaults of train.py.
 
     Raises:
         ValueError: it has no rate for the optimizer.

@@ -10,14 +10,14 @@ SPREAD_LIMIT = 0.05
 
 @dataclass(frozen=True)
 class Rule:
-    """Says how a document measures a row.
+    """A document's rule for measuring a row.
 
     Attributes:
         title: the rule in one line.
         repeats: runs, each in fresh processes.
-        flags: what the rule adds to the row's command line.
-        quantity: what the rule reports: "throughput", or a metric of the trained model.
-        values: where a run's value comes from: "summary", the throughput that the command reports,
+        flags: flags that the rule adds to the row's command line.
+        quantity: reported quantity: "throughput", or a metric of the trained model.
+        values: source of a run's value: "summary", the throughput that the command reports,
             which leaves the warm-up out; or "series", one for each logged step.
         drop: first values of each run's series to leave out.
         statistic: "median" or "mean" of the values.
@@ -64,7 +64,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Holds the figure of the runs of one setting.
+    """The figure of the runs of one setting.
 
     Attributes:
         value: the rule's statistic of `values`.
@@ -78,7 +78,7 @@ class Measured:
 
     @property
     def warning(self) -> str:
-        """A line about a spread that is too great to compare by, or an empty string."""
+        """Returns a line about a spread that is too large for comparisons, or an empty string."""
         if self.spread <= SPREAD_LIMIT:
             return ""
         return (
@@ -118,7 +118,7 @@ def trend_gap(losses: Sequence[float], reference: Sequence[float], warmup: int) 
 
     Args:
         losses, reference: of each step, on the same batches.
-        warmup: first steps that do not count.
+        warmup: number of first steps to leave out.
 
     Raises:
         ValueError: the curves have different lengths, end within the warm-up, or hold NaN.

@@ -1,4 +1,4 @@
-"""Recipes: what a published training sets, as values of flags, for a model and a global batch."""
+"""Recipes: settings of published trainings, as flags, for a model and a global batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +53,7 @@ def nvidia(model: str, global_batch: int) -> dict[str, Any]:
 
 
 def dlperf(model: str, global_batch: int) -> dict[str, Any]:
-    """DLPerf: NVIDIA's rates for throughput alone, in 120 steps; the first 20 do not count."""
+    """DLPerf: NVIDIA's rates, for throughput only, in 120 steps without the first 20."""
     return {
         **nvidia(model, global_batch),
         "epochs": 1,

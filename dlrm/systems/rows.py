@@ -13,7 +13,7 @@ class Figure:
         value: the number as printed, in `unit`.
         unit: as in the document, such as "images/sec".
         quantity: key of `QUANTITIES`: the measured quantity.
-        system: whose number it is, where the document compares several, such as "OneFlow".
+        system: system of the number, if the document compares several, such as "OneFlow".
     """
 
     value: float
@@ -29,7 +29,7 @@ class Figure:
 
 
 QUANTITIES = {  # measured quantity -> its name before a figure
-    "throughput": "",  # the unit says it
+    "throughput": "",  # stated by the unit
     "auc": "",
     "accuracy": "accuracy",
     "minutes": "time to train",
@@ -47,20 +47,20 @@ class System:
         source: the document and the row of the inventory, such as "003 C6".
         command: module of `dlrm.scripts` that runs it.
         flags: its command line without the data.
-        quotation: what the document says of it, in the document's words.
+        quotation: the document's words about it.
         rule: key of `dlrm.systems.measurement.RULES`: how it is measured.
         published: the document's figures, if it prints any.
-        hardware: what the published figures were measured on.
-        processes: replicas, a process each.
+        hardware: hardware of the published figures.
+        processes: replicas, with one process each.
         nodes: machines that the processes are on.
-        data: the dataset that it needs; None where `flags` choose made-up data.
-        data_flags: what replaces `--dataset` where there is no dataset.
+        data: the dataset that it needs; None if `flags` choose generated data.
+        data_flags: flags that replace `--dataset` without a dataset.
         printed: the command line that the document prints, if it prints one.
         measure: "run", or "trend", "scaling" or "seeds" for rows that compare runs of `of`.
         of: the row whose runs are compared.
-        against: of a trend, the row whose losses are the reference.
-        notes: which reading of the document this is.
-        approximated: what differs from the document's system and is not a flag of `printed`.
+        against: for a trend, the row with the reference losses.
+        notes: the interpretation of the document.
+        approximated: differences from the document's system other than flags of `printed`.
     """
 
     id: str
@@ -95,7 +95,7 @@ class System:
 
     @property
     def parts(self) -> int:
-        """Parts that the document divides the network into, as a pipeline; 1 for none."""
+        """Returns the number of pipeline parts of the network in the document; 1 for none."""
         if layers := self.given.get("layers_per_stage"):
             return len(layers.split(",")) + int(self.given.get("encoder_start_stage", "0"))
         return len([name for name in self.given.get("pipeline_splits", "").split(",") if name]) + 1

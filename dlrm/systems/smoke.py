@@ -1,7 +1,7 @@
-"""The flags with which a row runs at a size that a test can afford.
+"""The flags that reduce a row to a size for tests.
 
-Few blocks, pixels and words, two steps or two passes; precision, execution, norms, how data travel,
-the cuts of the pipeline and the schedule stay the row's own.
+Few blocks, pixels and words, and two steps or two passes; precision, execution, norms, the transfer
+of data, the cuts of the pipeline and the schedule are those of the row.
 """
 
 import re
@@ -20,7 +20,7 @@ def smoke_flags(row: System) -> tuple[str, ...]:
     most.
 
     Raises:
-        ValueError: nothing is known of the row's command.
+        ValueError: the row's command is unknown.
     """
     if row.command not in SMOKE:
         raise ValueError(f"{row.id}: no sizes for {row.command}, only for {', '.join(SMOKE)}")
@@ -29,7 +29,7 @@ def smoke_flags(row: System) -> tuple[str, ...]:
 
 def _cnn(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
     entries = ("--synthetic_dataset_num_entries=64", "--test_batch_size=8")
-    if given["mode"] == "validate":  # the checkpoints know the sizes of the network
+    if given["mode"] == "validate":  # the checkpoints determine the sizes of the network
         return (*_COMMON, *entries)
     if given["model"].startswith("efficientnet"):
         sizes = ("--image_size=64", "--width=0.25")
@@ -96,7 +96,7 @@ def _two_steps(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _depths(splits: str) -> str:
-    """The fewest blocks of a ResNet's stages that have all cuts, such as b1/2/relu."""
+    """Returns the fewest blocks of a ResNet's stages with all cuts, such as b1/2/relu."""
     depths = [1, 1, 1, 1]
     for stage, block in re.findall(r"b(\d)/(\d+)", splits):
         depths[int(stage) - 1] = max(depths[int(stage) - 1], int(block) + 1)

@@ -1,4 +1,4 @@
-"""Translates command lines of Graphcore's programs, as two source documents print them."""
+"""Translates command lines of Graphcore's programs, which two source documents print."""
 
 import difflib
 import re
@@ -16,11 +16,11 @@ class Record:
 
     Attributes:
         name: of the flag, in full.
-        value: its values, separated by spaces; "true" of a switch.
+        value: its values, separated by spaces; "true" for a switch.
         status: "mapped", "approximated" or "ignored".
-        text: our flags, what differs, or why the flag is ignored.
-        origin: "printed", "config " and the configuration that gives it, or "default" of the
-            program for a flag that is not given.
+        text: our flags, the difference, or the reason for ignoring the flag.
+        origin: "printed", "config " and the configuration that sets it, or "default" for a default
+            of the program.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Translation:
-    """A command line of ours, and how it came about.
+    """A command line of ours, and its derivation.
 
     Attributes:
         command: module of `dlrm.scripts`.
         flags: its command line without the data.
-        processes: replicas, a process each.
+        processes: replicas, with one process each.
         nodes: machines that the processes are on.
         dataset: data to read, below $DATASETS_DIR; None if they are synthetic.
         records: one for each flag that is printed, of the configuration, or a default.
@@ -61,7 +61,7 @@ class _Program:
         defaults: from the flags that are given to the values of others.
         configs: its named configurations, as command lines.
         mode: our flags of each of its runs.
-        replicas: the flag that says how many there are; None where only the launcher does.
+        replicas: the flag with the number of replicas; None if only the launcher sets it.
         dataset: the flag that names the data.
     """
 
@@ -98,7 +98,7 @@ _PROGRAMS = {
         ipu_bert_flags.BERT,
         ipu_bert_flags.bert_defaults,
         ipu_bert_flags.BERT_CONFIGS,
-        ("--recipe=graphcore",),  # a flag of its own says the mode
+        ("--recipe=graphcore",),  # a separate flag sets the mode
         "--replication-factor",
         "--input-files",
     ),
@@ -107,14 +107,14 @@ _Given = list[tuple[str, str]]  # flags in full, with their values, in order
 
 
 def translate(printed: str) -> Translation:
-    """Returns what a printed command line is here.
+    """Returns the translation of a printed command line.
 
     Args:
         printed: `python train.py ...`, `validation.py` or `bert.py`, perhaps after `poprun ...`.
-            Variables such as $DATASETS_DIR stay as they are.
+            Variables such as $DATASETS_DIR are kept.
 
     Raises:
-        ValueError: an unknown program, flag, value or configuration; the nearest are named.
+        ValueError: a program, flag, value or configuration is unknown; the message has the nearest.
     """
     launch, name, arguments = _divided(printed)
     program, launcher = _PROGRAMS[name], ipu_flags.POPRUN
@@ -148,7 +148,7 @@ def translate(printed: str) -> Translation:
 
 
 def _divided(printed: str) -> tuple[list[str], str, list[str]]:
-    """The launcher's flags, the program, and the program's flags."""
+    """Returns the launcher's flags, the program, and the program's flags."""
     tokens = shlex.split(printed)
     places = [i for i, token in enumerate(tokens) if token in ("python", "python3")]
     start = places[0] if places else len(tokens)
@@ -201,7 +201,7 @@ def _configured(asked: str | None, program: _Program) -> _Given:
 def _entries(
     given: _Given, origin: str, options: Mapping[str, Option], values: Values
 ) -> Iterator[tuple[Record, str]]:
-    """Yields a record of each flag, and the flags of ours that it becomes."""
+    """Yields a record of each flag, and our flags for it."""
     last = {name: index for index, (name, _) in enumerate(given)}
     for index, (name, value) in enumerate(given):
         if last[name] != index or values[name] != value:
