@@ -35,7 +35,7 @@ class FakeDevice(FakeTensorMode):
         self.copies = True
 
     def place(self, task):
-        """Moves a task, which was made on the CPU, with whatever its network has registered."""
+        """Moves a task made on the CPU, with everything that its network has registered."""
         with self:
             task.model.to(NAME)
         task.world = World(device=NAME)
@@ -53,7 +53,7 @@ class FakeDevice(FakeTensorMode):
             if args[0].dtype != torch.bool:
                 return 1.0 if args[0].is_floating_point() else 1
             return getattr(args[0], "is_not_below", False)  # `0 <= rate`, but not `rate < 0`
-        # These torch does not look at: they read scalars, too, on their device.
+        # torch does not check these, which also read scalars on their device.
         fused = func.name().startswith("aten::_fused_")
         if fused or func.namespace == "dlrm":
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]

@@ -1,8 +1,9 @@
 """Records a function's operators on the CPU as a CUDA graph would record its launches.
 
 Recording changes no memory, what would wait for the device is refused, and a replay runs the same
-operators on the same memory with the same numbers: what the host computed is not computed anew.
-Transfers between ranks are recorded and not made, as under capture, and so are the waits for them.
+operators on the same memory with the same numbers: values computed on the host are not computed
+again. Transfers between ranks are recorded and not made, as under capture, and so are the waits for
+them.
 """
 
 import contextlib
@@ -170,7 +171,7 @@ def _again(op, args, kwargs, replaced, outputs):
 
 
 def _written(op, args, kwargs):
-    """The tensors that an operator's schema says it writes to."""
+    """Returns the tensors that an operator writes to by its schema."""
     for position, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name)

@@ -39,7 +39,7 @@ def hash_text(text):
 
 
 def text_of(value):
-    """The text of any value: what CSV has of it, stripped; None where there is none."""
+    """Returns the text of any value: its form in CSV, stripped; None without a value."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -181,7 +181,7 @@ class Oracle:
                     self.files[f"{name}/{starts}"] = starts_of(lengths.tolist())
 
     def _columns(self):
-        """The bytes of each row, whatever its split, by file."""
+        """Returns the bytes of each row, of any split, by file."""
         schema, rows = self.schema, self.rows
         columns = {"label.bin": [bytes([self._is_positive(row)]) for row in rows]}
         numbers = [self._numbers(field_of(entry)) for entry in schema.get("numerical", ())]
@@ -287,7 +287,7 @@ class Oracle:
         return [half(transformed(value)) for value in values]
 
     def _key(self, field, value):
-        """The key of a value and what stands for it in the order of ids; None where missing."""
+        """Returns the key of a value, and its sort key in the order of ids; None if missing."""
         text = text_of(value)
         if text in self.missing_values:
             return None

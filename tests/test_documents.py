@@ -1,4 +1,4 @@
-"""JSON and YAML that is too deep, too large or no such text is refused in a line, and at once."""
+"""JSON and YAML that is too deep, too large or invalid is refused in one line, without delay."""
 
 import os
 import re

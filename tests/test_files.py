@@ -1,4 +1,4 @@
-"""Directories and files appear whole or not at all, and manifests tell when they changed."""
+"""Directories and files appear complete or not at all, and manifests detect changes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The script of the first hour on a GPU keeps each step's outcome and goes on where it was cut."""
+"""The script of the first hour on a GPU keeps each step's outcome and resumes where it stopped."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The reference pages are those of the code: generated ones anew, others beside a run."""
+"""The reference pages match the code: generated ones exactly, others by a run."""
 
 import json
 import re

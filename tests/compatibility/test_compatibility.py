@@ -167,7 +167,7 @@ def _copied(written: Written, name: str, folder: Path) -> Path:
 
 
 def _resuming(written: Written, run: dict, directory: Path, folder: Path) -> list[str]:
-    """The command line of a run that goes on, whose dataset was moved meanwhile."""
+    """Returns the command line of a resumed run whose dataset was moved."""
     flags = [flag.format(written.folder) for flag in run["flags"]]
     own = [f"--save_checkpoint_path={directory}", f"--log_path={folder / 'log.json'}"]
     return [*flags, *own, "--resume"]

@@ -88,7 +88,7 @@ def test_a_flipped_bit_is_named_unless_nobody_wants_to_know(dataset, name, versi
         old_manifest(dataset)
     if (version, name) == (1, "manifest.json"):
         pytest.skip("manifests of version 1 have no checksum of themselves")
-    # The lowest bit of ids and numbers still makes valid ones; that of a label, too.
+    # Flipping the lowest bit of ids, numbers and labels gives valid ones.
     place = (dataset / name).stat().st_size // 2 if name in FACTS else 20
     flip(dataset / name, place)
     with pytest.raises(ValueError, match=name):

@@ -281,7 +281,7 @@ NAMES = {"model_size": "model_size.json", "config": "config.json", "manifest": "
 
 
 def read(kind, path):
-    """Reads the file as it is: what a case begins from is no error."""
+    """Reads the unmodified file, which is not an error."""
     content, reader = FORMATS[kind]
     content = content() if callable(content) else content
     if isinstance(content, dict):

@@ -55,7 +55,7 @@ def command(kind, arguments):
 
 
 def check(kind, arguments, folder, output, whole, older):
-    """Raises AssertionError unless the same command ends a killed one, whatever became of `output`.
+    """Raises AssertionError unless the same command completes a killed one, from any `output`.
 
     Args:
         kind, arguments: the command that was killed.

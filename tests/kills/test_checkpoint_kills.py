@@ -1,4 +1,4 @@
-"""A training run that is killed anywhere loses nothing: what is left is whole, and it goes on."""
+"""A training run killed anywhere loses nothing: its files are complete, and it can be resumed."""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""A training with rows in a store that is killed anywhere goes on with the same bits."""
+"""A training with rows in a store, killed anywhere, resumes with the same bits."""
 
 import random
 import shutil

@@ -73,7 +73,7 @@ def test_delong_agrees_with_a_bootstrap_of_ten_thousand():
 
 
 def test_clusters_widen_the_interval_as_repeated_rows_must():
-    """Every row four times over, as one cluster, says no more than the row once."""
+    """Four copies of every row, as one cluster, carry no more information than one."""
     one, _, labels = two_models(500)
     repeated, of_repeated, clusters = (np.repeat(a, 4) for a in (one, labels, np.arange(500)))
 

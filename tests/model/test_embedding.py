@@ -109,6 +109,6 @@ def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_default_device(layout):
     expected = layout({0: 7, 1: 5}, 3, seed=3).tables()
-    with torch.device("meta"):  # stands for a GPU: a CPU generator cannot fill its tensors either
+    with torch.device("meta"):  # in place of a GPU: a CPU generator cannot fill its tensors either
         tables = layout({0: 7, 1: 5}, 3, seed=3).tables()
     assert all(map(torch.equal, tables, expected))

@@ -1,4 +1,4 @@
-"""Every interaction has the width, the padding and the exported form that it says."""
+"""Every interaction has the width, the padding and the exported form that it declares."""
 
 import pytest
 import torch

@@ -81,7 +81,7 @@ class Traffic:
 
 
 class Emulator:
-    """The loaded library; `configure` says what device it is."""
+    """The loaded library; `configure` sets the kind of device."""
 
     def __init__(self, path: Path):
         torch.ops.load_library(path)
@@ -103,7 +103,7 @@ class Emulator:
     def configure(self, seed: int = 0, capability: int = 90, shared: int = SHARED) -> None:
         """Draws the order of threads and blocks from `seed`, unless it is 0.
 
-        Launches are numbered anew: those that follow are as a graph's that is replayed.
+        Restarts the numbers of launches, so that the next ones are like those of a replayed graph.
         """
         self._configure(seed, capability, shared)
 

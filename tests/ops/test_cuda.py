@@ -39,7 +39,7 @@ class Gpu:
         self.device, self._emulator = device, emulator
 
     def kind(self, **kind):
-        """Makes the emulated GPU one of another kind; there is no such test of a real one."""
+        """Changes the kind of the emulated GPU; real ones have no such test."""
         if self._emulator is None:
             pytest.skip("a GPU is of the kind that it is")
         self._emulator.configure(**kind)

@@ -11,7 +11,7 @@ from dlrm.ops.library import cuda_kernels_available, cuda_switches, why_not_cuda
 
 ROOT = Path(__file__).parents[2]
 
-# Runs every op on the same inputs; prints what the log said, and saves the values.
+# Runs every op on the same inputs; prints the log, and saves the values.
 SCRIPT = """
 import sys
 import torch

@@ -17,7 +17,7 @@ SHAPES = [  # rows, rows asked for, dim
 
 
 class Decay:
-    """One decay and its reference, called alike whatever state and numbers it has."""
+    """One decay and its reference, called alike with any state and parameters."""
 
     def __init__(self, name, state_shapes=(), **options):
         self.function = getattr(ops, f"{name}_")

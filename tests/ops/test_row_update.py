@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 class Update:
-    """One update and its reference, called alike whatever state it has."""
+    """One update and its reference, called alike with any state."""
 
     def __init__(self, name, state_shapes=(), **options):
         self.function = getattr(ops, f"{name}_")

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def java():
-    """Skips where there is no Java that the scripts accept."""
+    """Skips without a Java that the scripts accept."""
     found = subprocess.run(
         [ROOT / "preproc" / "check_java.sh"], capture_output=True, text=True, check=False
     )

@@ -99,7 +99,7 @@ def free_port():
 
 @contextmanager
 def spark_class(folder, name, *arguments):
-    """A process of a standalone cluster, as the README starts it; what it says goes to a file."""
+    """Starts a process of a standalone cluster, as in the README, with its output in a file."""
     import pyspark
 
     command = Path(pyspark.__file__).parent / "bin" / "spark-class"

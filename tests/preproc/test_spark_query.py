@@ -1,4 +1,4 @@
-"""Tables and queries of Spark: the same dataset as from files, and what the manifest says."""
+"""Tables and queries of Spark: the same dataset as from files, and their manifest."""
 
 from contextlib import nullcontext
 from pathlib import Path

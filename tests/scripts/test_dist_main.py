@@ -45,7 +45,7 @@ class Job:
 
 
 class Ranks(Job):
-    """Forks that find each other as the processes of a launcher do, which starts nothing anew."""
+    """Forks that find each other like the processes of a launcher, without starting processes."""
 
     def __init__(self, folder, module, *arguments, size=2):
         super().__init__(folder)
@@ -67,7 +67,7 @@ class Ranks(Job):
         return not all(process.is_alive() for process in self._processes)
 
     def wait(self):
-        """The exit code that is not 0, if there is one; whatever happens, no rank is left.
+        """Returns the exit code, one that is not 0 if there is any; no rank is left in any case.
 
         Once a rank fails, the others have to end by themselves.
         """
@@ -111,7 +111,7 @@ class Launched(Job):
         return self.process.poll() is not None
 
     def wait(self):
-        """The exit code; whatever happens, no process of the job is left."""
+        """Returns the exit code; no process of the job is left in any case."""
         try:
             return self.process.wait(SECONDS)
         finally:
@@ -319,7 +319,7 @@ def is_running(pid):
 
 
 def test_more_or_fewer_processes_go_on_from_the_same_checkpoint(start, tmp_path, command):
-    """One process goes on from what three saved, and three from what one saved."""
+    """One process resumes from the checkpoint of three, and three from that of one."""
     whole = command("--epochs=3", "--save_checkpoint_path=whole")
     arguments = ("--save_checkpoint_path=run", "--resume")
     assert start("--epochs=1", *arguments, size=3).wait() == 0

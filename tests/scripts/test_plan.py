@@ -1,4 +1,4 @@
-"""`dlrm.scripts.plan` says what a training takes, and a training takes what it says."""
+"""`dlrm.scripts.plan` predicts the memory that a training takes."""
 
 import os
 

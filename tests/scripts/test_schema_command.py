@@ -1,4 +1,4 @@
-"""`dlrm.scripts.schema` drafts what `dlrm.scripts.prepare` reads, and says how to go on."""
+"""`dlrm.scripts.schema` drafts a schema for `dlrm.scripts.prepare`, and prints the next command."""
 
 import os
 import re

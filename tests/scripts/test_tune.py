@@ -1,4 +1,4 @@
-"""`dlrm.scripts.tune` searches settings on training rows alone, and goes on after any end."""
+"""`dlrm.scripts.tune` searches settings on training rows only, and resumes after any end."""
 
 import json
 import shutil

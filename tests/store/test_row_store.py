@@ -115,7 +115,7 @@ def test_checkpoints_are_restored_from_the_newest_back(tmp_path):
         assert resumed.rows_equal(weights, sums)
         assert undo_numbers(resumed.store.directory)[-1] == entry["generation"]
         resumed.weights, resumed.sums = weights.clone(), sums.clone()
-        resumed.step()  # a run that goes on, and is killed again
+        resumed.step()  # a run that resumes, and is killed again
         resumed.store.prune([e for e, *_ in saved[:1]])
         resumed.store.close()
     resumed.store.restore(saved[0][0], resumed.fields)

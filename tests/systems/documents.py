@@ -1,7 +1,7 @@
 """Facts that the five source documents print: numbers of tables and prose, and commands.
 
 `documents.json` keeps it. Where the environment variable DLRM_SOURCES names a folder with the
-documents, a test reads it from them anew and compares.
+documents, a test reads it from them again and compares.
 """
 
 import json
@@ -41,7 +41,7 @@ def tables(text: str) -> list:
 
 
 def fenced(text: str) -> list[str]:
-    """Commands of the fenced blocks; help texts and logs stand in such blocks, too."""
+    """Returns the commands in fenced blocks, which also contain help texts and logs."""
     blocks = re.findall(r"^```\w*[ \t]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [f"{line.strip()} " for block in blocks for line in block.splitlines()]
     return [line.strip() for line in lines if _COMMAND.match(line)]

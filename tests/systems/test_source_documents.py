@@ -170,7 +170,7 @@ def test_every_command_belongs_to_a_row_or_is_named_as_none(source):
             rows = printed.get(reading, [])
             assert rows, f"no row is printed as {reading}"
             used.add(reading)
-            if source != "001":  # there a command stands for rows of several tables
+            if source != "001":  # there a command is for rows of several tables
                 own = [row for row in rows if not row.id.endswith(DERIVED)]
                 assert len(own) == lines[reading], reading
     swept = {text for text, rows in printed.items() if source != "001"} - used

@@ -1,4 +1,4 @@
-"""Checkpoints with further rows, or with rows that begin anew, go on as models built that way."""
+"""Checkpoints with further or reinitialized rows train like models built that way."""
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ def measured(world, scores, labels):
 
 
 def most_received(num_scores, num_ranks):
-    """The most scores that a rank can get, whatever they are and however they lie on the ranks.
+    """Returns the most scores that a rank can get, for any scores and their distribution.
 
     With a stride of m every range has as many samples as another, up to 4 of one value on each list
     (a rank has two, positives and negatives, and what has 2 m of a value is not sent), and each
@@ -54,7 +54,7 @@ def most_received(num_scores, num_ranks):
 
 
 def over(ranks, scores, labels, parts=None):
-    """The AUC of rows dealt to the ranks as `parts` says; all must find the same."""
+    """Returns the AUC of rows divided among ranks by `parts`; all must find the same."""
     if parts is None:
         parts = np.arange(len(scores)) % ranks.size
     own = [(scores[parts == rank], labels[parts == rank]) for rank in range(ranks.size)]
@@ -172,7 +172,7 @@ def test_what_one_rank_cannot_take_all_refuse_and_name(ranks, scores, labels, me
             assert isinstance(error, ValueError if rank == 1 else OtherRankError)
             if rank == 1:
                 assert re.match(rf"rank 1: \w+: {message}", str(error))
-    assert ranks.call(roc_auc_of, [good] * ranks.size) == [1.0] * ranks.size  # and it goes on
+    assert ranks.call(roc_auc_of, [good] * ranks.size) == [1.0] * ranks.size  # and it continues
 
 
 def roc_auc_of(world, scores, labels):

@@ -1,4 +1,4 @@
-"""The curve of a run: about fifty points, whatever is printed, that add up to the losses."""
+"""The curve of a run: about fifty points that add up to the losses, whatever is printed."""
 
 import pytest
 import torch

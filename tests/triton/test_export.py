@@ -379,7 +379,7 @@ def test_an_ensemble_takes_no_other_transform(export, trained, other_trained, tm
 
 
 def test_tables_beyond_2_gb_are_written(export, tmp_path):
-    """ONNX itself ends at 2 GB; the weights lie beside it."""
+    """ONNX files are limited to 2 GB; the weights are beside them."""
     from dlrm.model.dlrm import DLRM, DLRMConfig
     from dlrm.serving.exportable import ExportableDLRM
     from dlrm.serving.quantize import QuantizedTables

@@ -104,7 +104,7 @@ def ask_for(address, rows, seconds):
 
 
 def lying_and_wide(draw):
-    """A header and its binary data: shapes that lie, or rows that are wide."""
+    """A header and its binary data: false shapes, or wide rows."""
     shape, data = draw.choice(
         [
             ([2**62, 2], b"1\t"),
@@ -243,7 +243,7 @@ def random_tensor(draw, rows):
         ids = [draw.choice([0, 1, -1, 50, 2**63 - 1]) for _ in range(4 * count)]
         data = struct.pack(f"{4 * count}q", *ids)
         return tensor("input__1", [count, 4], "INT64", data), data
-    if choice == 3:  # a shape that lies, of any rank
+    if choice == 3:  # a false shape, of any rank
         data = draw.randbytes(draw.choice([1, 2, 4, 8, 12, 52]))
         shape = [draw.choice(SIZES[1:]) for _ in range(draw.randrange(1, 4))]
         return tensor(name, shape, kind, data), data

@@ -234,7 +234,7 @@ def test_a_label_other_than_0_and_1_is_named(binary):
         dataset.batch(1)
 
 
-# What is wrong with a directory is said when it is opened.
+# Opening a directory reports its errors.
 
 
 def test_a_label_byte_other_than_0_and_1_is_named(tmp_path):
@@ -351,7 +351,7 @@ def test_a_shuffled_epoch_has_every_batch_once_and_an_order_of_its_own():
 
 
 def test_the_shuffled_order_never_changes_between_versions():
-    # A run that is resumed under a newer numpy goes on in the same order.
+    # A run resumed under a newer numpy keeps its order.
     assert batch_order(8, epoch=1, seed=12345, shuffle=True).tolist() == [2, 6, 7, 0, 4, 1, 5, 3]
 
 

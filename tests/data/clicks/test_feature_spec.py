@@ -84,7 +84,7 @@ def test_validation_is_not_listed_but_found_by_its_folder(tmp_path):
     listed = yaml.safe_load(spec.path.read_text())["source_spec"]
     assert listed.keys() == {"train", "test"}  # NVIDIA's reader refuses any other
     assert FeatureSpec.load(tmp_path).splits == ["train", "test"]
-    (tmp_path / "validation").mkdir()  # an empty folder is no split
+    (tmp_path / "validation").mkdir()  # an empty folder is not a split
     assert FeatureSpec.load(tmp_path).splits == ["train", "test"]
     (tmp_path / "validation" / "cat_1.bin").touch()
     assert FeatureSpec.load(tmp_path) == spec
@@ -112,7 +112,7 @@ def test_a_listed_validation_split_is_taken_as_it_is(tmp_path):
     (tmp_path / "validation" / "y").touch()
     spec = FeatureSpec.load(path)
     assert spec.file("validation", "price") == tmp_path / "held_out" / "x"
-    spec.save()  # no folder says where it is
+    spec.save()  # no folder determines its location
     assert FeatureSpec.load(path) == spec
 
 

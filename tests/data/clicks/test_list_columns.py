@@ -125,7 +125,7 @@ def put(path, dtype, place, value):
     values.tofile(path)
 
 
-DAMAGE = [  # file, dtype, place, value, what is said
+DAMAGE = [  # file, dtype, index, value, message
     ("cat_0.lengths.bin", "<i2", 8500, -1, "row 8500: expected a length of 0 to 200, got -1"),
     ("cat_2.lengths.bin", "i1", 4097, 8, "row 4097: expected a length of 0 to 7, got 8"),
     (

@@ -55,7 +55,7 @@ def test_uniform_ids_cover_every_row_evenly(device):
 
 
 def test_uniform_ids_reach_both_ends_of_a_large_table(device):
-    # Single floats could not tell its rows apart. The chance of a miss is below 1e-17.
+    # Single floats could not distinguish its rows. The chance of a miss is below 1e-17.
     size = 2**31 - 2
     ids = make([size], device, num_samples=50_000, batch_size=50_000).batch(0).categorical.long()
     assert ids.min() < size // 1000

@@ -69,7 +69,7 @@ def test_dictionaries_are_those_of_a_plain_sort(tmp_path, monkeypatch, at_once, 
 
 
 def test_only_what_was_counted_is_read(tmp_path):
-    """A bucket's bytes are told by the index alone, whatever lies beside them."""
+    """Only the index determines a bucket's bytes, whatever is stored beside them."""
     from dlrm.preproc.stages.shuffle_files import read_bucket, total_counts
 
     counts = np.array([[1, 2], [0, 0], [5, 7]])

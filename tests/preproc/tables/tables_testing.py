@@ -25,7 +25,7 @@ class Inline:
 def prepare(
     schema, inputs, output, engine=None, others=(), replace=False, restart=False, **options
 ):
-    """Prepares files, given the facts of a schema and options; returns the lines that it says.
+    """Prepares files, given the facts of a schema and options; returns the printed lines.
 
     Args:
         schema: maps and lists, as in a file.

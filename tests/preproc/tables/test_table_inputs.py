@@ -40,7 +40,7 @@ def write(path, rows=2, **columns):
 
 
 def refusal(path, tmp_path, schema=SCHEMA, **options):
-    """Returns what the refusal of a file says; nothing is left at the output."""
+    """Returns the message that refuses a file, after checking that there is no output."""
     inputs = path if isinstance(path, list) else [path]
     with pytest.raises(REFUSED) as failed:
         prepare(schema, inputs, tmp_path / "dataset", **options)
@@ -51,7 +51,7 @@ def refusal(path, tmp_path, schema=SCHEMA, **options):
 
 
 def text_of_bytes(*texts):
-    """Texts that are no UTF-8, which Arrow does not look at."""
+    """Returns texts that are not UTF-8, which Arrow does not check."""
     ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
     buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(texts))]
     return pa.StringArray.from_buffers(len(texts), *buffers[1:])

@@ -143,7 +143,7 @@ def categorical_fields(draw, name):
 
 
 def as_list(separator, longest):
-    """Turns a value into a strategy of lists of them, of which CSV says the same as Parquet."""
+    """Returns a strategy of lists of values that CSV and Parquet represent alike."""
 
     def is_one_missing(values):
         return len(values) == 1 and text_of(values[0]) in ("", "NA", "-1", "1024", "007")

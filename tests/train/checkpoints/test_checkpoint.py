@@ -277,7 +277,7 @@ def test_changed_flags_are_all_named():
 
 
 def sealed(checkpoint):
-    """Writes the manifest anew, so that the checksums are those of the damaged files."""
+    """Rewrites the manifest, so that the checksums are those of the damaged files."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     facts = {
         k: v for k, v in manifest.items() if k not in ("kind", "version", "files", "own_crc32")

@@ -75,7 +75,7 @@ def saved(world, kind, folder, background=False, placement="balanced"):
 
 
 def reloaded(world, kind, folder, again, placement):
-    """Loads a checkpoint of whoever saved it and saves it anew, by the ranks of here."""
+    """Loads a checkpoint of any ranks and saves it again with these ranks."""
     run = CheckpointDirectory(folder, world=world)
     into = parameters(world, kind, placement, trained=False)
     progress = load_checkpoint(run.last(), into, resume=True, world=world)

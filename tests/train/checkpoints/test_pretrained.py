@@ -1,4 +1,4 @@
-"""`load_weights` names what is wrong with a file of weights, whatever is in it."""
+"""`load_weights` names the error of a file of weights, whatever its content."""
 
 import pytest
 import torch
