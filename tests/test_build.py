@@ -187,3 +187,14 @@ def test_a_source_distribution_has_every_native_source(project):
     with tarfile.open(archive) as opened:
         names = {str(Path(*Path(name).parts[1:])) for name in opened.getnames()}
     assert set(SOURCES) <= names
+
+
+def test_the_macros_of_torch_are_those_of_its_oldest_headers(root):
+    """A later name compiles with the torch installed here, and fails with the oldest supported."""
+    in_2_11 = {
+        *("STABLE_TORCH_LIBRARY", "STABLE_TORCH_LIBRARY_IMPL", "STD_TORCH_CHECK", "TORCH_BOX"),
+        "TORCH_ERROR_CODE_CHECK",
+    }
+    sources = [path for path in (root / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cu")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    assert set(re.findall(r"\b(?:STABLE_|STD_)?TORCH_[A-Z_]+", text)) == in_2_11
