@@ -31,7 +31,7 @@ from dlrm.documents import read_json, read_yaml
 from dlrm.manifest import read_manifest, sealed_json, write_manifest
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.preproc.logs.raw_log import Split, read_blocks
-from dlrm.scripts.checkpoint import describe
+from dlrm.scripts.checkpoint.description import describe
 from dlrm.serving.rows import RowTransform, text_of_fields
 from dlrm.train.checkpoints.checkpoint import checked_config, save_checkpoint
 from dlrm.train.checkpoints.state import Parameters, read_tensors

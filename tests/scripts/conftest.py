@@ -40,7 +40,7 @@ def checkpoint_tool(monkeypatch, capsys):
     """Runs `dlrm.scripts.checkpoint` in this process; returns what subprocess.run does."""
     from absl import flags
 
-    from dlrm.scripts import checkpoint as script
+    from dlrm.scripts.checkpoint import command as script
 
     def run(*words):
         monkeypatch.setattr(script, "FLAGS", flags.FlagValues())

@@ -17,7 +17,8 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.files import MANIFEST
 from dlrm.manifest import write_manifest
 from dlrm.model.dlrm import DLRM, DLRMConfig
-from dlrm.scripts.checkpoint import compare, describe, describe_run
+from dlrm.scripts.checkpoint.comparison import compare
+from dlrm.scripts.checkpoint.description import describe, describe_run
 from dlrm.serving.predictor import load_model
 from dlrm.train.checkpoints.checkpoint import Parameters, save_checkpoint
 from dlrm.train.checkpoints.diff import difference, statistics
@@ -464,6 +465,13 @@ def test_the_exit_codes_are_those_of_diff(tmp_path):
         done = forked.run("dlrm.scripts.checkpoint", "diff", *words, cwd=tmp_path)
         assert done.returncode == code, done.stderr
         assert done.stderr.startswith("error: ") if code == 2 else not done.stderr
+
+
+def test_the_help_lists_the_flags(tmp_path):
+    shown = forked.run("dlrm.scripts.checkpoint", "--help", cwd=tmp_path).stdout
+    assert "inspect DIR [--check]" in shown
+    for flag in ("--atol: diff:", "--output: convert, grow, evict:", "--[no]weights: inspect:"):
+        assert flag in shown
 
 
 def test_other_models_can_be_looked_at_but_not_converted(checkpoint_tool, tmp_path):

@@ -10,7 +10,8 @@ from small_dataset import MODEL, NUM_NUMERICAL, TABLE_SIZES
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts.checkpoint import compare, describe
+from dlrm.scripts.checkpoint.comparison import compare
+from dlrm.scripts.checkpoint.description import describe
 from dlrm.train.checkpoints.nvidia import read_nvidia
 from dlrm.train.checkpoints.saved_model import write_saved
 

@@ -7,7 +7,7 @@ from ranks import Ranks
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM, DLRMConfig
-from dlrm.scripts.checkpoint import compare
+from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.optim.base import set_learning_rate

@@ -9,7 +9,8 @@ from small_dataset import NUM_NUMERICAL, ROWS, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.model.dlrm import DLRM
-from dlrm.scripts import checkpoint as tool
+from dlrm.scripts.checkpoint.comparison import compare
+from dlrm.scripts.checkpoint.description import describe
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import load
 from dlrm.tasks.numerical_edges import ROWS as FITTED_ROWS
@@ -147,7 +148,7 @@ def test_inspect_and_diff_have_the_parts(command):
     command("--max_steps=2", "--save_checkpoint_path=run", *EVERYTHING)
     command("--max_steps=2", "--save_checkpoint_path=plain")
     one, other = find_checkpoint("run"), find_checkpoint("plain")
-    found = tool.describe(one)
+    found = describe(one)
     assert found["architecture"]["interaction_op"] == "dot,dcn"
     assert (found["architecture"]["wide"], found["architecture"]["numerical_bins"]) == (True, 6)
     assert [(t["rows"], t["dim"]) for t in found["tables"]] == [
@@ -155,7 +156,7 @@ def test_inspect_and_diff_have_the_parts(command):
         *((rows, 1) for rows in TABLE_SIZES),
     ]
     assert "numerical_embedding.edges" in found["dense"]
-    different = tool.compare(other, one)["architecture"]
+    different = compare(other, one)["architecture"]
     assert different["wide"] == [False, True]
     assert different["numerical_embedding"] == ["none", "piecewise"]
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from small_dataset import TABLE_SIZES, write_dataset
 
-from dlrm.scripts.checkpoint import compare
+from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.train.checkpoints.directory import last_checkpoint
 
 LARGER = (60, 200, 3, 140)
