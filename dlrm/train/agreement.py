@@ -22,7 +22,7 @@ def raise_device_errors(world: World) -> None:
 class Agreement:
     """Tells every rank at the same step what any of them, or all of them, reported.
 
-    The answer takes effect one step later, so that no rank blocks: it travels during a step.
+    With several ranks the answer takes effect one step later, so that no rank blocks.
 
     Args:
         world: the ranks.
@@ -36,7 +36,7 @@ class Agreement:
         """Reports whether this rank wants to stop and whether its files are written.
 
         Returns:
-            Whether any rank wanted to stop, and whether all had written, one step ago.
+            Whether any rank wanted to stop, and whether all had written.
         """
         if self._world.size == 1:
             return stop, written

@@ -1,11 +1,11 @@
-"""Exact ROC AUC of scores that one process holds, or that are spread over many.
+"""Exact ROC AUC of scores in one process or in many.
 
-Over many processes it is a sample sort. Every rank sorts its own positives and negatives; samples
-of these divide the scores into as many ranges as there are ranks; each rank receives the scores of
-its range and counts, in integers, the pairs there. Scores that very many rows share are counted and
-not sent, since no range boundary can divide them.
+Several processes use a sample sort. Every rank sorts its own positives and negatives; samples of
+these divide the scores into as many ranges as there are ranks; each rank receives the scores of its
+range and counts the pairs there in integers. Scores that very many rows share are counted and not
+sent, since no range boundary can divide them.
 
-Weighted rows are first added up by score, so that no score is frequent; pairs are then weights.
+The weights of rows, if any, are first summed by score, so that no score is frequent.
 """
 
 import math
@@ -36,9 +36,9 @@ def roc_auc(
     Args:
         scores: `[n]`, any floating dtype; logits and probabilities give the same.
         labels: `[n]`, 0 or 1.
-        world: the processes that have rows, each its own: any number of them, or none.
+        world: the processes; each has its own rows, any number of them or none.
         weights: `[n]`, 0 or more, on every rank or on none: a pair counts as the product of its
-            weights, which are added up in float64. None is 1 for each row.
+            weights, which are summed in float64. None is 1 for each row.
 
     Returns:
         The area, or NaN if there are only positives or only negatives.
@@ -126,7 +126,7 @@ def ordered_pairs(negatives: Tensor, positives: Tensor) -> int:
 def frequent_pairs(
     negatives: list[list[int]], positives: list[list[int]], num_positives: int
 ) -> int:
-    """Does the same as `ordered_pairs` for the pairs in which a frequent score occurs.
+    """Returns `ordered_pairs` of the pairs in which a frequent score occurs.
 
     Args:
         negatives: for each frequent score, ascending: the number of negatives below it, and the
@@ -257,7 +257,7 @@ def _dealt(columns: list[Tensor], places: list[int], world: World) -> list[Tenso
 
 
 def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World) -> float:
-    """Does the same as `roc_auc` for weighted rows."""
+    """Returns `roc_auc` of weighted rows."""
     problem, scores, sums = _added_up(scores, labels, weights)
     facts = gather((problem, sums.sum(0).tolist(), len(scores), scores.dtype), world)
     raise_problems("roc_auc", [fact[0] for fact in facts], world.rank)
@@ -269,7 +269,7 @@ def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World)
         stride = sample_stride(sum(fact[2] for fact in facts), world.size)
         places = _places(scores, _cuts([scores], stride, world))
         _, sums = _by_score(*_dealt([scores, sums], places, world))
-    sums = sums.cpu()  # a GPU would add up in a varying order
+    sums = sums.cpu()  # a GPU would sum in a varying order
     below = sums[:, 0].cumsum(0) - sums[:, 0] / 2
     mine = (*sums.sum(0).tolist(), float(below @ sums[:, 1]))
     ordered = begin = 0.0

@@ -13,7 +13,7 @@ from dlrm.step_clock import StepClock
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of each batch, and their statistics."""
+    """Statistics of the seconds that a batch takes, and the throughput."""
 
     mean: float
     p50: float
@@ -30,7 +30,7 @@ def measure_inference(
     warmup: int = 10,
     device: str = "cpu",
 ) -> Latency:
-    """Times `predict` on each batch, from batch in hand to answer in hand.
+    """Times each call of `predict` until the device has finished.
 
     Args:
         predict: the model.

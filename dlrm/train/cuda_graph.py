@@ -1,8 +1,8 @@
-"""Records what a function of a batch launches on a GPU, as one CUDA graph, and replays it.
+"""Records the kernels that a function launches for a batch as one CUDA graph, and replays it.
 
-The launches of a DLRM's step take the host longer than their work takes a large GPU; a graph is
-launched at once. Everything that the graph reads keeps its address, and everything that changes
-from step to step (batch, learning rate, loss scale, overflow) is read on the device.
+The host takes longer to launch the kernels of a DLRM's step than a large GPU takes to run them; a
+graph is a single launch. Everything that the graph reads keeps its address, and everything that
+changes from step to step (batch, learning rate, loss scale, overflow) is read on the device.
 """
 
 import warnings
@@ -17,21 +17,21 @@ from torch.optim import Optimizer
 from dlrm.distributed import World, agreed, check_same, gather
 
 T = TypeVar("T")
-CALLS_BEFORE = 3  # libraries then have chosen their kernels, and optimizers have their state
+CALLS_BEFORE = 3  # by then libraries have chosen kernels, and optimizers have their state
 
 
 class Recorder(Protocol):
     """Runs functions without arguments, and records them."""
 
     def run(self, function: Callable[[], T]) -> T:
-        """Runs a function in the place where it would be recorded."""
+        """Runs a function where it would be recorded."""
         ...
 
     def record(self, function: Callable[[], T]) -> tuple[Callable[[], object], T]:
         """Records a function without doing its work.
 
         Returns:
-            A function that does the work each time that it is called, and the place of its results.
+            A function that does the work each time it is called, and the place of its results.
         """
         ...
 
@@ -98,9 +98,9 @@ class GraphedCallable:
     Earlier calls, and calls with a batch of an unusual shape, such as the short last batch of an
     epoch, run the function itself. The results are the same.
 
-    Several ranks record and replay the same calls, since NCCL requires it of the transfers in them.
-    They verify this on the host before each call (0.2 ms, 2 ranks on 2 busy cores), without waiting
-    for a GPU.
+    All ranks record and replay the same calls, as NCCL requires for the transfers in them. They
+    verify this on the host before each call (0.2 ms, 2 ranks on 2 busy cores), without waiting for
+    a GPU.
 
     Args:
         function: batch -> tensor. Everything that it reads and writes besides the batch must keep

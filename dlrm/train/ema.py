@@ -12,7 +12,7 @@ class EMA:
     """Exponential moving average of weights: a <- decay * a + (1 - decay) * w after every step.
 
     It starts at the initial weights. Buffers, such as the statistics of batch norm, are averaged as
-    well; integer buffers are copied. The average is float32 if weights are narrower, which would
+    well; integer buffers are copied. The average of 16-bit weights is float32, since 16 bits would
     round small changes away.
 
     Args:
@@ -72,7 +72,7 @@ def _widened(value: Tensor) -> Tensor:
 def average_in_order(weights: Iterable[Mapping[str, Tensor]], decay: float) -> dict[str, Tensor]:
     """Returns V = decay * V + (1 - decay) * w over a series of weights; V starts as the first.
 
-    Integer buffers are taken from the last one; the average is float32 if weights are narrower.
+    Integer buffers are taken from the last one; the average of 16-bit weights is float32.
 
     Raises:
         ValueError: the series is empty, or `decay` is not in [0, 1).

@@ -67,7 +67,7 @@ class Evaluation:
         return step / self._steps_per_epoch >= self._config.test_after
 
     def is_due_at_end(self) -> bool:
-        """Returns whether to test the last step: not in a run that ends before any test is due."""
+        """Returns whether to test the last step: after a test, or an epoch and `test_after`."""
         progress = self._progress
         whole = progress.step / self._steps_per_epoch >= max(self._config.test_after, 1)
         untested = progress.tested_step < progress.step and self._test.num_samples > 0
@@ -112,7 +112,7 @@ class Evaluation:
         return True
 
     def is_stale(self) -> bool:
-        """Lowers the rate on a plateau, and returns True if it is time to stop."""
+        """Lowers the learning rate on a plateau; returns whether to stop the training early."""
         config, progress = self._config, self._progress
         if progress.step >= config.num_steps(self._steps_per_epoch):
             return False
@@ -130,7 +130,7 @@ class Evaluation:
         return True
 
     def _tests_since(self, step: float) -> int:
-        """Counts the tests that were due after a step, without the extra one of a short run."""
+        """Counts the tests that were due after a step, without the extra one at a run's end."""
         every = self._config.test_freq or self._steps_per_epoch
         tested = [e["step"] for e in self._progress.history if self._task.metric in e]
         return sum(after > step and after % every == 0 for after in tested)

@@ -51,8 +51,8 @@ class ExecutionConfig:
 def executable(model: nn.Module, config: ExecutionConfig) -> Callable[..., Any]:
     """Returns the callable of the model's forward pass; weights and buffers stay the model's.
 
-    The first call in training, and the first in evaluation, make a trace, which is used for inputs
-    of the same shapes; other shapes run op by op.
+    With "trace", the first call in training and the first in evaluation make a trace for inputs of
+    their shapes; other shapes run op by op.
     """
     if config.execution == "eager":
         return model
@@ -80,7 +80,7 @@ class Lazy:
     def __call__(self, *inputs: Tensor) -> Tensor:
         names, weights = zip(*self._module.named_parameters(), strict=True)
         grad = torch.is_grad_enabled()
-        # The device has no views in inference mode, whose end would enable gradients.
+        # The device has no views in inference mode; leaving that mode would enable gradients.
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
             moved = _ToLazy.apply(*weights, *inputs)
             own = dict(zip(names, moved, strict=False))
@@ -133,7 +133,7 @@ class _FromLazy(torch.autograd.Function):
         return grads[0].to("lazy")
 
 
-# Execution of a module without buffers; "graph" fails if that would take several graphs.
+# Execution of a module without buffers; "graph" fails if it would need several graphs.
 MODULE_EXECUTIONS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
     "eager": lambda module: module,
     "graph": functools.partial(torch.compile, fullgraph=True),
@@ -142,7 +142,7 @@ MODULE_EXECUTIONS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
 
 
 class _Traced:
-    """Traces of a model, one for each mode, input shapes and dtype."""
+    """Traces of a model, one for each mode, with the shapes and dtypes of its first inputs."""
 
     def __init__(self, model: nn.Module):
         self._model = model
@@ -174,8 +174,8 @@ class _Traced:
 def recompute(stages: Mapping[str, nn.Module]) -> None:
     """Makes each stage with weights keep only its input for the backward pass.
 
-    The backward pass recomputes the rest with the same random numbers, and counts statistics of
-    batch norm once.
+    The backward pass recomputes the rest with the same random numbers, and leaves the statistics of
+    batch norm as they are.
     """
     for stage in stages.values():
         if any(True for _ in stage.parameters()):
@@ -205,7 +205,7 @@ def _statistics_kept(norms: Iterable[_BatchNorm]) -> Iterator[None]:
 
 
 def keep_only(model: nn.Module, stages: Iterable[nn.Module], shared: Iterable[Tensor] = ()) -> None:
-    """Drops the weights and buffers of a model that none of some stages has.
+    """Drops the weights and buffers of a model that none of the given stages has.
 
     Args:
         model: its modules stay; dropped entries become None, and are missing in the state.

@@ -19,7 +19,7 @@ _BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start e
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, average: Mapping[str, Tensor], world: World) -> None:
-    """Gives every rank the mean of the statistics that the ranks counted for batch norm.
+    """Gives every rank the mean of the ranks' statistics of batch norm.
 
     Args:
         model: the model with norms; other buffers, such as edges of bins, are equal on all ranks.
@@ -46,7 +46,7 @@ class GradientSum:
 
     Every rank has the same parameters in the same order. Buckets are filled from the last parameter
     on, since its gradient comes first, and sent in that order on every rank. The last bucket waits
-    for the end of the backward pass, and carries the other numbers that the update needs of all
+    for the end of the backward pass, and carries the other numbers that the update needs from all
     ranks.
 
     Args:

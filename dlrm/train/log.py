@@ -1,4 +1,4 @@
-"""The reports of a run: console lines, a JSON-lines file as DLLogger's, a progress bar."""
+"""The reports of a run: console lines, a file in DLLogger's format, a progress bar."""
 
 import json
 import os
@@ -152,7 +152,7 @@ class Loader(Protocol):
 
 
 class Watched:
-    """A loader whose batches move a progress bar of their own, if standard error is a terminal.
+    """A loader whose batches advance a progress bar, if standard error is a terminal.
 
     Args:
         loader: the loader to read.

@@ -15,22 +15,23 @@ _ROWS_AT_ONCE = 1 << 20  # in float64
 def click_metrics(
     logits: Tensor, labels: Tensor, world: World = World(), weights: Tensor | None = None
 ) -> dict[str, float]:
-    """Returns the metrics of a test set; every rank returns those of all ranks' rows.
+    """Returns the metrics of a test set, over the rows of all ranks, on every rank.
 
     Args:
         logits: `[n]`.
         labels: `[n]`, 0 or 1.
-        world: the processes that have rows, each its own: any number of them, or none.
+        world: the processes; each has its own rows, any number of them or none.
         weights: `[n]`, 0 or more, on every rank or on none; None is 1 for each row.
 
     Returns:
         `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
         predicting the click rate (He et al., 2014); `calibration`, predicted over observed clicks.
-        All are NaN if a logit is NaN or infinite.
+        All are NaN without rows, or if a logit is NaN or infinite.
 
     Raises:
         ValueError: shapes differ, a label is neither 0 nor 1, a weight is not a number of 0 or
-            more, or all weights are 0; all ranks raise it.
+            more, or all weights are 0. Only the first such rank raises it.
+        OtherRankError: another rank raises it.
     """
     rows, loss, clicks, predicted = _sums_of_all("click_metrics", logits, labels, world, weights)
     if not rows or not math.isfinite(loss):
@@ -57,10 +58,10 @@ def fraction_metrics(
         weights: as in `click_metrics`.
 
     Returns:
-        `log_loss` in nats, the mean binary cross-entropy; NaN if a logit is NaN or infinite.
+        `log_loss` in nats, the mean binary cross-entropy; NaN as in `click_metrics`.
 
     Raises:
-        ValueError: shapes differ, or weights are invalid as in `click_metrics`; all ranks raise it.
+        ValueError, OtherRankError: shapes differ, or weights are invalid; see `click_metrics`.
     """
     rows, loss, *_ = _sums_of_all("fraction_metrics", logits, targets, world, weights)
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}

@@ -70,7 +70,7 @@ class PrecisionConfig:
         return _DTYPES[self.amp_dtype or half] if self.amp else torch.float32
 
     def cast_weights(self, model: nn.Module, device: str) -> None:
-        """Casts a model's weights to the dtype of their storage: half under "16.16", else float32.
+        """Casts a model's weights, except those of norms, to half precision under "16.16".
 
         Norms stay float32, since their sums would lose what half precision rounds away.
         """
@@ -152,7 +152,7 @@ class LossScaler:
         loss.backward(None if self.scale is None else self.scale.expand_as(loss))
 
     def of_tables(self, optimizers: Iterable[Optimizer], device: str) -> Tensor | None:
-        """Returns the numbers that ranks sum before `step`, about each rank's sparse gradients.
+        """Returns numbers about this rank's sparse gradients, which ranks sum before `step`.
 
         Args:
             optimizers: as for `step`; a rank may have none.
@@ -170,7 +170,7 @@ class LossScaler:
         overflow, squares = numbers.unbind()
         if self.scale is not None:
             values = [value for grad in rows if (value := grad._values()).numel()]
-            # Checks only their maximum: they are many, and the check writes what it reads.
+            # Check only their maximum: they are many, and the check writes what it reads.
             self._mark(torch._foreach_norm(values, math.inf) if values else [], overflow)
         if self.max_grad_norm is not None:
             own = _gradients(optimizers, self._counted_elsewhere)
@@ -180,7 +180,7 @@ class LossScaler:
         return numbers
 
     def step(self, optimizers: Iterable[Optimizer], tables: Tensor | None = None) -> None:
-        """Lets the optimizers update, unless a gradient is infinite or NaN on any rank.
+        """Lets the optimizers update, unless a scaled gradient is infinite or NaN on any rank.
 
         Args:
             optimizers: the optimizers; their dense gradients are the same on all ranks.
@@ -224,7 +224,7 @@ class LossScaler:
         torch._amp_foreach_non_finite_check_and_unscale_(values, overflow, self._one)
 
     def _norm(self, optimizers: list[Optimizer], squares: Tensor) -> Tensor:
-        """Returns the 2-norm of all gradients: dense ones once per part, and tables' `squares`."""
+        """Returns the 2-norm of the dense gradients of all parts and the tables' `squares`."""
         found = _gradients(optimizers, self._counted_elsewhere)
         grads = [grad.float() for grad in found if not grad.is_sparse]
         dense = torch.zeros_like(squares)  # torch's norm of no tensors is on the CPU

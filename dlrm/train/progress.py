@@ -105,7 +105,7 @@ class LossWindow:
         raise_device_errors(self._world)
         loss, _ = self._totals()
         self.check_finite(loss, "loss")
-        self._finite_step = self.progress.step - 1  # the last loss has judged its update
+        self._finite_step = self.progress.step - 1  # the last loss precedes its update
         return loss / max(self.progress.window_steps, 1)
 
     def clear(self) -> None:
@@ -133,7 +133,7 @@ class LossWindow:
         )
 
     def _restart(self) -> None:
-        """Leaves the sums with the first rank, so that a resumed run adds in the same order."""
+        """Keeps the sums on the first rank only, so that a resumed run adds in the same order."""
         saved = [self.progress.window_loss, self.progress.curve_loss]
         self._sums.copy_(torch.tensor([0.0, 0.0] if self._world.rank else saved))
 
@@ -185,7 +185,7 @@ class StepReport:
         self._throughput = Throughput(clock, config.benchmark_warmup_steps)
 
     def step(self, loss: Tensor, num_samples: int) -> None:
-        """Adds a step and prints a line if one is due; otherwise waits for no device.
+        """Adds a step and prints a line if one is due; otherwise does not wait for the device.
 
         Lines are numbered as NVIDIA's: line i comes after the step with index i, counted from 0.
         The last step of a run has a line of its own, which does not end the window of the mean.
@@ -227,7 +227,7 @@ class StepReport:
             self._log.step(epoch, step, named, done)
 
     def summary(self) -> dict[str, float]:
-        """Returns the last loss and the throughput; prints the number of skipped steps."""
+        """Returns the last printed loss and the throughput; prints the number of skipped steps."""
         if skipped := self._scaler.num_skipped():
             self._log.line(
                 f"note: {skipped} steps changed nothing, since their gradients overflowed; a "

@@ -20,8 +20,8 @@ class ScheduleConfig:
 
     Attributes:
         schedule: "nvidia" warms up, stays on a plateau and decays, at the steps of the next
-            fields; the others depend on the length of the run: "constant" stays at `lr`, "linear"
-            and "cosine" fall from it to `decay_end_lr` by the end of the run.
+            fields; the others warm up for `warmup`: "constant" then stays at `lr`, "linear" and
+            "cosine" fall to `decay_end_lr` by the end of the run.
         lr: the highest rate.
         warmup: length of the warm-up of the other schedules.
         warmup_unit: unit of `warmup`: "epochs", "steps" or "run", a share of the run.
@@ -140,8 +140,8 @@ def short_run_advice(config: ScheduleConfig, num_steps: int, by_default: bool) -
     Args:
         config: the schedule.
         num_steps: length of the run.
-        by_default: rate and optimizers are the defaults, which then do not fit either: on its
-            plateau the default rate ruins the weights within such a run.
+        by_default: rate and optimizers are the defaults, which do not fit a short run either: the
+            default rate ruins the weights on its plateau.
     """
     if config.schedule != "nvidia" or num_steps >= config.warmup_steps:
         return None
@@ -162,9 +162,9 @@ class CurveConfig:
         lr_schedule: with i of N steps done, lr is multiplied by 1 ("constant"); by
             (1 + cos(pi * i / N)) / 2 ("cosine", which ends at `lr_end`); by `lr_decay_rate` at
             each of `lr_num_decays` equally spaced points ("exponential"); by `lr_drop_rate` at
-            each of `lr_drops` ("stepped"). "poly" is NVIDIA's of BERT: step i of N, counted from
+            each of `lr_drops` ("stepped"). "poly" is NVIDIA's for BERT: step i of N, counted from
             1, has a rate of lr * i / W in the warm-up (i < W), and then lr * (1 - i / N)**p, which
-            is less than lr at once. "linear" goes from `lr_end` to lr in the warm-up, and back by
+            starts below lr. "linear" goes from `lr_end` to lr in the warm-up, and back by
             the end.
         lr: the rate that is multiplied.
         lr_warmup: length of the warm-up W, in which the rate of the other schedules is also
@@ -176,7 +176,7 @@ class CurveConfig:
         lr_drop_rate: factor of "stepped".
         lr_power: p of "poly".
         lr_end: final rate of "linear" and "cosine".
-        lr_update_every: "linear" keeps a rate for so many steps, in the warm-up and after it.
+        lr_update_every: "linear" keeps a rate for this many steps, in the warm-up and after it.
 
     Raises:
         ValueError: a value is impossible; the message names flag and value.

@@ -13,7 +13,7 @@ from dlrm.train.precision import LossScaler
 
 
 class Task(Protocol):
-    """The object of a training: a network, its loss and its evaluation.
+    """A training task: a network, its loss and its evaluation.
 
     Attributes:
         model: the network.
@@ -62,7 +62,7 @@ def one_after_another(
     scaler: LossScaler,
     before_last: Callable[[], object],
 ) -> Tensor:
-    """Adds up the gradients of micro-batches, one after the other; returns the sum of their losses.
+    """Accumulates the gradients of micro-batches one by one; returns the sum of their losses.
 
     Args:
         loss: the loss of a micro-batch.
@@ -91,14 +91,14 @@ class TrainConfig:
         test_freq: steps between evaluations; None: after every epoch.
         test_after: no evaluation before this many epochs.
         checkpoint_freq: steps between checkpoints; None: only the best and the last.
-        auc_threshold: stop when an evaluation reaches this metric.
-        plateau_patience: multiply the learning rate by `plateau_factor` after so many evaluations
+        auc_threshold: stop when the metric reaches this value in an evaluation.
+        plateau_patience: multiply the learning rate by `plateau_factor` after this many evaluations
             without a new best; None never does.
         plateau_factor: see `plateau_patience`.
-        early_stop: stop after so many evaluations without a new best; None never does.
-        benchmark_warmup_steps: steps that the throughput leaves out.
-        gradient_accumulation_steps: number of micro-batches into which a process splits its batch,
-            one after the other: less memory, the same gradients.
+        early_stop: stop after this many evaluations without a new best; None never does.
+        benchmark_warmup_steps: first steps that the throughput does not count.
+        gradient_accumulation_steps: number of micro-batches that a process splits its batch into
+            and processes in turn: less memory, the same gradients.
         verdict: report with each printed line the time of each part of the steps, and what bounds
             them.
 

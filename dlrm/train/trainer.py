@@ -47,7 +47,7 @@ class Trainer:
             recorder, optimizers have their learning rates on the device.
         pipelines: division of the network among the processes; None: each has the whole network.
         accumulate: computes the gradients of micro-batches; None: one after the other.
-        advice: suggestions for faster steps, by the part or the verdict that they are for; see
+        advice: suggestions for faster steps, by the part of the step that they are for; see
             `dlrm.train.reports.verdict`.
         after_save: called after each checkpoint from which a run can resume.
 
@@ -119,7 +119,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Trains to the end of the run and returns its summary.
 
-        At the end it evaluates on `validation` the best checkpoint, or the final weights if none is
+        At the end it evaluates the best checkpoint on `validation`, or the final weights if none is
         saved; the model then has these weights.
 
         Args:
@@ -182,7 +182,7 @@ class Trainer:
         return evaluation.is_enough(last.get(self.task.metric, math.nan)) or evaluation.is_stale()
 
     def _train(self, train: Loader, total: int, evaluation: Evaluation, report: StepReport) -> bool:
-        """Takes the remaining steps; returns whether to stop before the run is done."""
+        """Takes the remaining steps; returns whether a rank asked to stop."""
         reached = stopped = False
         while self.progress.step < total and not (reached or stopped):
             epoch, start = divmod(self.progress.step, len(train))
@@ -223,7 +223,7 @@ class Trainer:
         return loss
 
     def _compute_gradients(self, batch: Any) -> Tensor:
-        """Adds up the gradients of the micro-batches of a batch; returns its loss."""
+        """Accumulates the gradients of a batch's micro-batches; returns its loss."""
         parts = self.task.split(batch, self.config.gradient_accumulation_steps)
         return self._accumulate(parts, self.scaler, self._gradients.expect)
 
@@ -290,7 +290,7 @@ class Trainer:
     def _finish(
         self, evaluation: Evaluation, validation: Loader | None, report: StepReport
     ) -> dict[str, float]:
-        """Saves the last checkpoint, evaluates the one to keep, and sums the run up."""
+        """Saves the last checkpoint, evaluates the one to keep, and returns the run's summary."""
         finish_updates(self.optimizers)
         if evaluation.is_due_at_end():
             self._evaluate(evaluation)

@@ -23,9 +23,9 @@ _WAITING_IN = (*distributed.__path__, str(gradient_sum.__file__), str(agreement.
 class Watchdog:
     """Ends this process, after a report, when a rank has made no progress within the timeout.
 
-    A thread of each rank tells the others the time of its rank's last `beat`. Ranks that wait for
+    A thread of each rank tells the others the time since its last `beat`. Ranks that wait for
     others make no progress either, so the run ends when all ranks that answer have stopped. The
-    report names the ranks that do not answer, or have stopped without waiting in a transfer.
+    report names the ranks that do not answer, or that hang without waiting in a transfer.
 
     Args:
         world: the ranks; a single rank is not watched.
@@ -68,7 +68,7 @@ class Watchdog:
                 self._say()
                 if self._age() > self._timeout:
                     self._end_unless_one_gets_on(pause)
-        except dist.DistError:  # the store went with its process: the launcher ends the run
+        except dist.DistError:  # the store's process is gone: the launcher ends the run
             return
 
     def _age(self) -> float:

@@ -131,7 +131,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Reads a checkpoint into a model and, to resume, into its optimizers and torch's generators.
 
-    It changes nothing before all ranks have found everything to fit.
+    It changes nothing until all ranks have checked the checkpoint.
 
     Args:
         directory: the checkpoint.
@@ -139,7 +139,7 @@ def load_checkpoint(
         resume: also load optimizer and generator state.
         world: the ranks; their number may differ from that of the run that saved.
         finite: refuse weights that are NaN or infinite.
-        optimizers: load only the optimizers' state, for a training on other data.
+        optimizers: load the optimizers' state, without the generators', to train on other data.
 
     Returns:
         The `progress` of the checkpoint.
@@ -177,7 +177,7 @@ def load_checkpoint(
 
 
 def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
-    """Reads a checkpoint of ours, and compares the checksums of this rank's own tables."""
+    """Reads a checkpoint of ours, after verifying the checksums of the files this rank reads."""
     refuse_ensemble(directory, read_config(directory))
     read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own_tables))
     config = read_config(directory)
@@ -237,7 +237,7 @@ def _check_architecture(
 
 
 def _shape(tensor: Tensor) -> list[Any]:
-    """Returns the sizes of a tensor, with its dtype if it is not a real one."""
+    """Returns the sizes of a tensor, with its dtype unless that is a floating-point type."""
     return [*tensor.shape, *([] if tensor.is_floating_point() else [str(tensor.dtype)])]
 
 
@@ -338,7 +338,7 @@ def _load_random_state(directory: Path, world: World) -> None:
 
 
 def _read_rows(saved: Rows, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:
-    """Reads a part of a table, or of its state, into `rows` and, of halves, into `low`."""
+    """Reads a part of a table, or of its state, into `rows` and the lower halves into `low`."""
     for begin, block in _blocks(saved, part):
         own = slice(begin, begin + len(block))
         if low is None:

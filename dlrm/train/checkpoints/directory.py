@@ -44,7 +44,7 @@ class CheckpointDirectory:
         attached: a directory to keep in each, see `CheckpointWriter`.
         world: the ranks.
         in_background: write while the training continues.
-        beat: called as long as the files that the training waits for make progress.
+        beat: called while the files that the training waits for make progress.
 
     Raises:
         OSError: the directory cannot be written, or not all ranks see the same one.

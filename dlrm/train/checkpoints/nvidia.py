@@ -51,7 +51,7 @@ def read_nvidia(
     Args:
         path: the directory.
         feature_order: order of its vectors, one of `FEATURE_ORDERS`; None reads it from metadata.
-        any_order: assume the natural order if the metadata do not tell.
+        any_order: assume the natural order if the metadata do not name one.
 
     Returns:
         The model. Its `config` has under "nvidia" the order and its source, and all that is needed
@@ -351,7 +351,7 @@ def _sorted_by(rows: Sequence[int], feature_order: str) -> list[int]:
 
 
 def _interaction(path: Path, flags: dict[str, Any], num_tables: int, dim: int, width: int) -> str:
-    """Returns the interaction with so many columns; the flags decide between two candidates."""
+    """Returns the interaction with this many columns; the flags decide between candidates."""
     dots = dim + num_tables * (num_tables + 1) // 2
     fitting: list[str] = []
     if width - dots in (1, -dots % 8):
@@ -400,7 +400,7 @@ def _to_theirs(ours: Tensor, interaction: str, order: list[int], dim: int, paddi
 
 
 def _with_padding(target: Tensor, source: Tensor, begin: int) -> Tensor:
-    """Copies the columns of padding that both have: their inputs are zero, but none may be lost."""
+    """Copies the columns of padding that both have, so that they are kept; inputs are zero."""
     end = min(target.shape[1], source.shape[1])
     target[:, begin:end] = source[:, begin:end]
     return target

@@ -53,7 +53,7 @@ def load_bert_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) 
 
     Google's weights are read from torch files that were converted from TensorFlow, also under the
     names of its variables; those that end in "kernel" are transposed. A vocabulary that is padded
-    to a multiple of 8 is cut, and one that is not fills the first words of a padded model.
+    to a multiple of 8 is cut, and an unpadded one fills the first words of a padded model.
 
     Arguments, result and further errors are those of `load_weights`.
 
@@ -115,7 +115,7 @@ def _read(path: str) -> dict[str, Tensor]:
 
 
 def _what_else(value: Any) -> str | None:
-    """Returns what a value is if it is no dense tensor of real numbers."""
+    """Describes a value that is not a dense tensor of real numbers; None if it is one."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     if value.is_nested:

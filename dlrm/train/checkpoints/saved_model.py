@@ -79,8 +79,8 @@ def write_saved(
     """Writes a checkpoint of ours, without optimizer state; it appears whole, or not at all.
 
     Args:
-        saved: what to write.
-        directory: where to.
+        saved: the checkpoint to write.
+        directory: its directory.
         replace: see `staged_directory`.
 
     Raises:

@@ -27,7 +27,7 @@ def start_store(
     Args:
         parameters: parameters of the training.
         world: the processes.
-        beat: called as the rows make progress.
+        beat: called before each block of rows.
 
     Raises:
         ValueError, OSError: the store cannot be created.
@@ -62,8 +62,8 @@ def fields_of(parameters: Parameters) -> dict[str, Tensor]:
 def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_state: bool) -> None:
     """Makes the rows of a checkpoint available in the store of a model.
 
-    When a run resumes, its store returns to the checkpoint. If the store is this run's, or nothing
-    is trained, it shows the checkpoint's rows and changes none; otherwise it is created anew.
+    When a run resumes, its store returns to the checkpoint. If the store is open, or nothing is
+    trained, it shows the checkpoint's rows and changes none; otherwise it is created anew.
 
     Raises:
         ValueError, OSError: the rows cannot be read, or the store cannot be created.

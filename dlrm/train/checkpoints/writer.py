@@ -1,4 +1,4 @@
-"""Writes one checkpoint with all ranks, each its own tables, at once or while training runs."""
+"""Writes one checkpoint with all ranks, each its own tables, now or while training runs."""
 
 import json
 import math
@@ -45,7 +45,7 @@ class CheckpointWriter:
             if the file system allows it, otherwise copies.
         world: the ranks.
         in_background: copy the state in memory, and write while the training continues.
-        beat: called as long as the files that the training waits for make progress.
+        beat: called about once a second while `finish` waits for files.
 
     Raises:
         OSError: the checkpoint cannot be written.
@@ -186,7 +186,7 @@ class _Rows:
         self.rows, self.low, self.piece = rows, low, piece
 
     def write(self, path: Path) -> str | None:
-        """Returns the checksum of the file, or None if it has other pieces."""
+        """Writes the rows; returns the checksum of the file, or None if it has other pieces."""
         if self.piece is not None and not self.piece.is_whole:
             self._write_piece(path, self.piece)
             return None
@@ -203,7 +203,7 @@ class _Rows:
     def _write_piece(self, path: Path, piece: Piece) -> None:
         shape = piece.shape[: self.rows.ndim]
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            # Reserve space first: a memory map of the file fails badly on a full disk.
+            # Reserve space first: on a full disk, writing to a memory map crashes the process.
             os.posix_fallocate(file.fileno(), 0, max(4 * math.prod(shape), 1))
             whole = np.memmap(file, np.float32, "r+", shape=shape)
             for begin, block in self._blocks():

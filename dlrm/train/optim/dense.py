@@ -33,7 +33,7 @@ def dense_optimizer(
 class SGD(LossScaled, torch.optim.SGD):
     """torch's fused SGD without momentum, launched in half the host's time.
 
-    Checkpoints store it under the name of torch's.
+    Checkpoints store it under the name of torch's class.
     """
 
     @torch.no_grad()
@@ -63,7 +63,7 @@ class Adagrad(LossScaled, torch.optim.Adagrad):
     """torch's fused Adagrad of dense gradients, without a wait for the device.
 
     torch 2.11 has the CUDA kernel, but its class refuses to use it. Checkpoints store it under the
-    name of torch's, with the same state.
+    name of torch's class, with the same state.
     """
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ class Lamb(LossScaled, Optimizer):
     * "popart", Graphcore: no scaling and no correction, and a ratio for every tensor;
     * "paper", as timm reads the paper: another name of "nvlamb".
 
-    Moments are float32 even if weights are narrower.
+    Moments are float32 even if weights have 16 bits.
 
     Args:
         groups: weights, or groups of them, with `weight_decay`.

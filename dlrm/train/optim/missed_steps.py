@@ -31,7 +31,7 @@ class MissedSteps:
         return self._numbers[: self._count]
 
     def add(self, numbers: tuple[float, ...], rows: Tensor) -> None:
-        """Adds a step that the rows of its batch have had."""
+        """Adds a step, which the rows of its batch have already had."""
         if self._count == len(self._numbers):
             self._numbers = torch.cat([self._numbers, torch.empty_like(self._numbers)])
         self._numbers[self._count] = torch.tensor(numbers, dtype=self._numbers.dtype)

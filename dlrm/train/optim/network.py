@@ -29,7 +29,7 @@ class NetworkOptimizerConfig:
         adam_betas: decay rates of the moments of "adam", "adamw" and "lamb".
         lamb_flavour: one of `LAMB_FLAVOURS`.
         lamb_max_weight_norm: clamps the norm of weights that scales a step of "lamb"; None: none.
-        weight_decay: added to gradients times the weights, except for "adamw" and "lamb".
+        weight_decay: gradients grow by this times the weights, except for "adamw" and "lamb".
         decay_norm_and_bias: decay weights of norms and biases as well.
 
     Raises:

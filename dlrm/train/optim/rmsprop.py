@@ -16,7 +16,7 @@ class RMSpropTF(LossScaled, Optimizer):
     keeps the rate out of m.
 
     Args:
-        groups: weights, or groups of them, with `weight_decay`: g grows by it times the weight.
+        groups: weights, or groups of them; g grows by `weight_decay` times the weight.
         lr: learning rate, a scalar on the weights' device.
         decay: d.
         momentum: mu.

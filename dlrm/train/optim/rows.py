@@ -1,8 +1,8 @@
 """Optimizers of embedding tables: one-pass updates of their rows, or torch's sparse ones.
 
 The row optimizers take the gradient of `ops.joint_embedding` as it is, (rows, values) with repeated
-rows, and change in place only the rows that the batch touched. With an L2 term every step changes
-every row: a row gets the updates that it missed before the next time it is looked up.
+rows, and change in place only the rows that the batch touched. With an L2 term of all rows, every
+step changes every row: a row gets the updates that it missed before it is looked up again.
 """
 
 import math
@@ -35,14 +35,14 @@ def table_optimizer(
     Args:
         kind: one of `TABLE_OPTIMIZERS`.
         parameters: weights `[rows, dim]` with sparse gradients.
-        native: one of the row optimizers below; otherwise torch's own for sparse gradients.
+        native: return a row optimizer below; otherwise torch's own for sparse gradients.
         low: the lower halves (int16) of each bfloat16 weight; row optimizers change both.
         table_sizes: rows of the tables of a weight, if `RowOptimizer` may use them.
         l2: see `RowOptimizer`.
         l2_mode: see `RowOptimizer`.
 
     Raises:
-        ValueError: torch has no such optimizer for sparse gradients.
+        ValueError: torch has no such optimizer for sparse gradients, or none with `l2`.
     """
     parameters, chosen = list(parameters), TABLE_OPTIMIZERS[kind]
     if native:
@@ -122,7 +122,7 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
 
     @torch.no_grad()
     def before_look_up(self, rows: Tensor) -> None:
-        """Gives rows the updates of the steps that they have missed, if there are any.
+        """Applies to rows the updates of the steps that they have missed, if there are any.
 
         If a batch looks up at least as many rows as a weight has, repeats included, one pass over
         the weight replaces the search for late rows. The values are the same.
@@ -138,7 +138,7 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
 
     @torch.no_grad()
     def finish_updates(self) -> None:
-        """Gives all rows the updates of the steps that they have missed."""
+        """Applies to all rows the updates of the steps that they have missed."""
         for weight in self._missed:
             self._decay_all(weight)
 
@@ -169,7 +169,7 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
         return (float(group["lr"]),)
 
     def decay(self, weight: Tensor, missed: MissedSteps, rows: Tensor | None, group: dict) -> None:
-        """Gives rows, or all rows, the updates of the steps that they have missed."""
+        """Applies to rows, or all rows, the updates of the steps that they have missed."""
         raise NotImplementedError
 
     def _decay_all(self, weight: Tensor) -> None:

@@ -31,7 +31,7 @@ def draw_curves(
         metric: name of the test metric, such as "auc".
         loss_metric: name of the test loss, such as "log_loss".
         path: the picture to write, such as "curves.png".
-        title: title: the run and its data.
+        title: names the run and its data.
         schedule: step, counted from 1 -> learning rate.
         best_step: the best step, which is marked.
 

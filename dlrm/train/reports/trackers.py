@@ -18,7 +18,7 @@ _MLFLOW_PARAM = 500  # characters of a flag's value, accepted by servers of all 
 
 
 class Tracker(Protocol):
-    """Takes what a run reports."""
+    """Receives the reports of a run."""
 
     def flags(self, values: Mapping[str, Any]) -> None:
         """Takes the flags of the run."""

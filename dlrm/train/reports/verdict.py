@@ -28,8 +28,8 @@ def shares_of_ranks(seconds: Mapping[str, float], world: World) -> dict[str, flo
 def bound_by(shares: Mapping[str, float]) -> tuple[str, str]:
     """Returns the kind of bound of the steps, and the part of that kind that takes longest.
 
-    Waits overlap with the rest of a step, since batches are read and vectors sent meanwhile. The
-    longest remaining wait bounds the steps if it takes a quarter of them or more.
+    Batches are read and vectors sent while a step computes; only the time spent waiting for them is
+    measured. The longest wait bounds the steps if it takes a quarter of them or more.
     """
     wait = max(WAITS, key=lambda name: shares[name])
     if shares[wait] >= LEAST_WAIT:
