@@ -16,7 +16,7 @@ _OF_AN_ID = re.compile("embedding(_bag)?: id ")
 
 @contextmanager
 def bad_ids_named(datasets: Datasets, name: str) -> Iterator[None]:
-    """Adds to an error about an id outside its table where the dataset has that id.
+    """Names the row of the dataset in an error about an id outside its table.
 
     Raises:
         ValueError: instead of an operator's RuntimeError, if the dataset has such an id.

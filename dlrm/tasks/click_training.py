@@ -186,7 +186,7 @@ class ClickTraining:
         return EMA(task.model, self.ema_decay, dense)
 
     def batches(self, datasets: Datasets, task: Recommendation) -> SplitBatches:
-        """Returns the batches of datasets for a task, with the training's as configured."""
+        """Returns the batches of datasets for a task; those of training rows are as configured."""
         (train, test, validation), device = datasets, task.world.device
         trained, tested = (task.slots(trains) for trains in (True, False))
         batches = Batches(train, device, self.data.shuffle_batch_order, self.data.seed, trained)
@@ -245,7 +245,7 @@ def table_store(
             rows count. None skips this check.
 
     Raises:
-        ValueError: memory is too small, also for the rows that a batch may need, or tables in a
+        ValueError: memory is too small for the store or for the rows of a batch, or tables in a
             store do not work with another setting.
     """
     if config.table_memory is None:

@@ -46,7 +46,7 @@ def agree_that_tables_fit(
     fixed: Collection[str] = (),
     placement: Placement | None = None,
 ) -> None:
-    """Checks the memory of every process's device, all processes together.
+    """Checks the memory of every process's device, if known; all processes call it together.
 
     Args:
         config: the architecture.
@@ -125,7 +125,7 @@ def alternatives(
     hosts: Sequence[Memory],
     fixed: Collection[str] = (),
 ) -> Iterator[str]:
-    """Yields flags with which the tables would fit, each with its greatest value that fits.
+    """Yields flags with which the tables would fit, each with the smallest change that does.
 
     They leave a tenth of the free memory to the rest of the model and to a batch's activations.
 

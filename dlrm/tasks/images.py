@@ -152,7 +152,7 @@ class ImageClassification(NetworkTask):
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns top-1, top-5 (or top all, with fewer classes) and mean cross-entropy."""
+        """Returns top-1, top-5 (of all classes if fewer) and mean cross-entropy."""
         sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
         with self._tested(loader) as batches:
             for batch in batches:
@@ -175,7 +175,7 @@ class ImageClassification(NetworkTask):
 
 
 def _judge(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns sums over samples: of cross-entropy, of hits among the best 1 and 5, and of 1."""
+    """Returns sums over samples: cross-entropy, hits among the best 1 and 5, and their number."""
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices
     hits = (best == labels[:, None]).cumsum(dim=1).double()  # CUDA's float order varies
     loss = F.cross_entropy(logits, labels, reduction="sum").double()

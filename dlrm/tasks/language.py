@@ -27,7 +27,7 @@ Scorer = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 
 class LanguageTask(NetworkTask):
-    """A network of sequences. Batches without padding run without a mask, unless in a graph.
+    """A network for sequences. Batches without padding run without a mask, unless in a graph.
 
     Args:
         config: the architecture.
@@ -55,7 +55,7 @@ class LanguageTask(NetworkTask):
         return self._inputs(batch), lambda output: self._loss(output, batch)
 
     def _inputs(self, batch: TextBatch, is_first: bool = True) -> tuple[Tensor | None, ...]:
-        """Returns the inputs of the network and of each part; their layers make a mask of them."""
+        """Returns the inputs of the network or of each part; layers derive a mask from them."""
         lengths = batch.lengths if batch.padded or self._is_graph else None
         return batch.ids, batch.segments, lengths
 
@@ -65,7 +65,7 @@ class LanguageTask(NetworkTask):
 
 
 class PreTraining(LanguageTask):
-    """Prediction of masked tokens, and of whether B is what follows A (Devlin et al., 2018)."""
+    """Prediction of masked tokens, and of whether B follows A in the text (Devlin et al., 2018)."""
 
     network = BertForPreTraining
     metric = "masked_accuracy"
@@ -74,7 +74,7 @@ class PreTraining(LanguageTask):
         """Divides the network; see `NetworkTask.divide`.
 
         The first part, which looks words up, and the last, which decodes masked tokens, both hold
-        the table of words. Both update it by the sum of their gradients.
+        the table of words. Both update it with the sum of their gradients.
         """
         if "head" in splits:
             raise ValueError(
@@ -90,7 +90,7 @@ class PreTraining(LanguageTask):
         return *super()._inputs(batch), batch.masked_positions
 
     def _loss(self, output: tuple[Tensor, Tensor], batch: TextBatch) -> Tensor:
-        """Returns the sum of both mean cross-entropies of the global batch.
+        """Returns these rows' share of the sum of two mean cross-entropies of the global batch.
 
         One is the mean over its masked tokens, the other over its rows.
         """
@@ -146,8 +146,8 @@ class QuestionAnswering(LanguageTask):
 
     Args:
         config: the architecture.
-        scorer: computes metrics from the logits of all rows of a test set, in its order, with "f1"
-            and "exact_match" in percent. None compares the likeliest tokens with the true ones.
+        scorer: computes metrics from the logits of all rows of a test set, in its order, among them
+            "f1" and "exact_match" in percent. None compares the likeliest tokens to the true ones.
         others: see `LanguageTask`.
     """
 
@@ -159,16 +159,16 @@ class QuestionAnswering(LanguageTask):
         self.scorer = scorer
 
     def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
-        """Returns the mean cross-entropy over rows and over both ends.
+        """Returns these rows' share of the mean cross-entropy over rows and over both ends.
 
-        It covers a row's tokens without its padding. An end outside these counts as 0.
+        It covers a row's tokens without its padding. An end outside these adds 0.
         """
         return self._total(_without_padding(output, batch), batch) / batch.global_size
 
     def predict(self, batch: TextBatch) -> Tensor:
         """Returns the logits of being first and last token, `[rows, length, 2]`.
 
-        Logits of padding are minus infinity, so that it has no part in losses.
+        Logits of padding are minus infinity, so that padding does not affect losses.
         """
         return _without_padding(self._run(*self._inputs(batch)), batch)
 
@@ -221,7 +221,7 @@ def _spans(batch: TextBatch) -> Tensor:
 def _in_order(answers: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Puts rows that came as (indices, logits, spans) in the order of the test set.
 
-    Rows of shorter batches are filled up with logits of minus infinity.
+    Rows of shorter batches are padded with logits of minus infinity.
     """
     rows = sum(len(indices) for indices, *_ in answers)
     length = max(logits.shape[1] for _, logits, _ in answers)
@@ -255,7 +255,7 @@ class SequenceClassification(LanguageTask):
     metric = "accuracy_and_f1"
 
     def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
-        """Returns the mean cross-entropy of the global batch."""
+        """Returns these rows' share of the mean cross-entropy of the global batch."""
         return _cross_entropy(_widened(output), _labels(batch)) / batch.global_size
 
     def predict(self, batch: TextBatch) -> Tensor:

@@ -97,7 +97,7 @@ class NetworkTask:
     def accumulate(
         self, batches: Sequence[Any], scaler: LossScaler, before_last: Callable[[], object]
     ) -> Tensor:
-        """Adds up the gradients of micro-batches; see `dlrm.train.task.one_after_another`.
+        """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`.
 
         In a pipeline the loss is 0 on all ranks but the last.
         """
@@ -142,7 +142,7 @@ class NetworkTask:
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Iterator[Any]]:
-        """Yields the batches of a test to a network in evaluation mode."""
+        """Yields the batches of a test, with the network in evaluation mode."""
         with evaluation_mode(self.model), closing(loader.batches()) as batches:
             yield batches
 

@@ -13,7 +13,7 @@ from dlrm.distributed import World, agreed, from_first
 from dlrm.model.dlrm import DLRM
 from dlrm.model.numerical_embedding import Binned
 
-ROWS = 1 << 17  # training rows that fit the edges which the transform lacks
+ROWS = 1 << 17  # training rows from which missing edges are fitted
 
 
 def fit_edges(

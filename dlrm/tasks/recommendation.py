@@ -176,7 +176,7 @@ class Recommendation:
     def accumulate(
         self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
     ) -> Tensor:
-        """Adds up the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
+        """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
         merging: AbstractContextManager = nullcontext()
         if self.model.store is not None and len(batches) > 1:
             weights = [weight for weight, _ in self.table_parameters() if weight.requires_grad]
@@ -210,7 +210,7 @@ class Recommendation:
         return self._infer(batch)
 
     def weights_unchanged(self) -> AbstractContextManager:
-        """Returns a context that does once all work that depends only on weights; see `DLRM`."""
+        """Returns a context in which work that depends only on weights is done once; see `DLRM`."""
         # A recording would read the results of an earlier block.
         reads_anew = self.recorder or self.execution != "eager"
         return nullcontext() if reads_anew else self.model.weights_unchanged()
@@ -248,7 +248,7 @@ class Recommendation:
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:
-        """Yields the batches of a test to a model in evaluation mode."""
+        """Yields the batches of a test, with the model in evaluation mode."""
         with (
             evaluation_mode(self.model),
             self.weights_unchanged(),
@@ -280,8 +280,8 @@ class Recommendation:
     def updates_vary(self, config: OptimizerConfig) -> bool:
         """Returns whether rows' gradients are added in varying order, so that runs differ slightly.
 
-        That is the case on a GPU unless `torch.use_deterministic_algorithms` is on; see
-        `ops.row_sgd_`.
+        It depends on the GPU's kernels, the optimizer and the tables; see `dlrm.ops.row_update`.
+        `torch.use_deterministic_algorithms` is not considered.
         """
         if config.freeze_embeddings or not self.world.device.startswith("cuda"):
             return False
@@ -302,8 +302,8 @@ class Recommendation:
         Args:
             config: kinds of optimizers.
             one_look_up: every step's gradient is that of one look-up of one id per sample and
-                table: samples have no bags, and batches are not split into micro-batches. On a GPU
-                the small joint tables are then updated faster.
+                table: samples have no bags, and batches are not split into micro-batches. A GPU
+                then updates small joint tables faster.
         """
         groups, result = self.parameter_groups(), []
         if not config.freeze_embeddings:

@@ -30,15 +30,15 @@ class _Prepared(NamedTuple):
 
 
 class InOrderOfRecords:
-    """Gradients of slots that are added up as those of rows would be, while it is entered.
+    """Adds gradients of slots, within the block, in the order in which those of rows are added.
 
-    torch merges the sparse gradients of micro-batches by the numbers of their rows, and so in
-    another order where slots have taken the place of rows. Meanwhile a slot's number is the place
-    of its record among those of the batch.
+    torch merges the sparse gradients of micro-batches in the order of their rows' numbers, which
+    slots would change. Within the block, a slot's number is therefore the place of its record among
+    the batch's records in ascending order.
 
     Args:
-        store: whose last batch is the one that gradients are computed of.
-        weights: with a row for each slot.
+        store: the store, whose last batch is the one that gradients are computed for.
+        weights: the weights, which have a row for each slot.
     """
 
     def __init__(self, store: RowStore, weights: Sequence[Tensor]) -> None:
@@ -81,7 +81,7 @@ class Slots:
     def ahead(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
         """Yields batches whose rows are in memory until the next one is requested.
 
-        It adds the seconds that a batch waited for its rows to the store's `waited`. No thread
+        It adds the seconds of waiting for a batch's rows to the store's `waited`. No thread
         outlives the generator: exhaust it, or close it.
         """
         pending: deque[tuple[Future[Batch | None], Future[_Prepared | None]]] = deque()
@@ -110,7 +110,7 @@ class Slots:
                 submit()
             while True:
                 loaded, preparing = pending.popleft()
-                wait([loaded])  # which is no wait for the store
+                wait([loaded])  # not a wait for the store
                 began = perf_counter()
                 with part(STORE):
                     prepared = preparing.result()
@@ -118,7 +118,7 @@ class Slots:
                         return
                     slots, ticket = prepared.found or self.store.prepare_anyhow(prepared.records)
                 self.store.waited += perf_counter() - began
-                if lacking:  # the reader may set it meanwhile, which is not to be lost
+                if lacking:  # the reader may set it meanwhile, which must not be lost
                     lacking = any(_lacks(future) for _, future in pending)
                 submit()
                 if self.trains:

@@ -1,4 +1,4 @@
-"""Checkpoints with longer tables, or with rows that start anew.
+"""Checkpoints with longer tables, or with reinitialized rows.
 
 Both functions write a copy, in which unchanged files are hard links if the file system allows it.
 Checkpoints hold whole float32 tables, so a copy loads like the checkpoint that it was made from:
@@ -41,8 +41,8 @@ def grow_tables(
         directory: directory of the copy.
 
     Raises:
-        ValueError: a table would lose rows, the tables differ, or ids are hashed, so that they
-            would select other rows; the message names the table.
+        ValueError: a table would lose rows, the number of tables differs, ids are hashed, so that
+            they would select other rows, or the rows are in a store.
         OSError: the copy cannot be written.
     """
     before = _table_sizes(saved)
@@ -76,7 +76,7 @@ def grow_tables(
 def evict_rows(
     saved: SavedModel, rows: Mapping[int, Sequence[int]], directory: str | os.PathLike
 ) -> None:
-    """Writes a copy of a checkpoint in which some rows start anew, for other ids.
+    """Writes a copy of a checkpoint in which some rows are reinitialized, for other ids.
 
     They have the initial values of a new table of the same size, and optimizer state 0.
 
@@ -86,7 +86,7 @@ def evict_rows(
         directory: directory of the copy.
 
     Raises:
-        ValueError: the row or the table does not exist; the message names it.
+        ValueError: a row or table does not exist, or the rows are in a store.
         OSError: the copy cannot be written.
     """
     sizes = _table_sizes(saved)

@@ -27,7 +27,7 @@ class Workload:
         dense_optimizer: optimizer of the MLPs.
         lookups: average number of ids of a sample in each table; None is one in each.
         half: compute in half precision.
-        table_memory: for the tables of each rank, whose other rows are in a store, such as "8GB";
+        table_memory: memory for the tables of each rank, such as "8GB"; other rows are in a store.
             None: all rows are in memory.
     """
 
@@ -138,7 +138,7 @@ def stored_tables(placement: Placement, rank: int, workload: Workload) -> Stored
 
 
 def most_rows_of_batch(placement: Placement, rank: int, workload: Workload) -> int:
-    """Returns the most of a rank's rows that a batch needs, with the mean number of ids."""
+    """Returns the most rows of a rank that a batch with the mean number of ids may need."""
     return sum(
         most_rows((piece.num_rows,), workload.batch_size * workload.ids_of_tables[piece.table])
         for piece in placement.of_rank(rank)
@@ -243,7 +243,7 @@ def _traffic(placement: Placement, rank: int, workload: Workload) -> tuple[int, 
 
 
 def _copied_values(placement: Placement, rank: int, workload: Workload) -> int:
-    """Returns the values of copies' gradients, for distinct rows, that a rank sends to another."""
+    """Returns the number of 4-byte values of copies' gradients that a rank sends to another."""
     samples = _samples(workload, rank, placement.num_ranks)
     return sum(
         int(min(samples * workload.ids_of_tables[p.table], p.num_rows)) * (p.width + 2)
@@ -253,7 +253,7 @@ def _copied_values(placement: Placement, rank: int, workload: Workload) -> int:
 
 
 def _layers(config: DLRMConfig) -> list[tuple[int, int]]:
-    """Returns inputs and outputs of a sample's layers, k times for a packed ensemble."""
+    """Returns inputs and outputs of a sample's layers, those of the top MLP once per member."""
     bottom = (config.num_numerical_features, *config.bottom_mlp_sizes)
     top = (_features(config), *config.top_mlp_sizes)
     return [*pairwise(bottom), *[*pairwise(top)] * config.ensemble]

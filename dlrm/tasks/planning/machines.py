@@ -83,5 +83,5 @@ MACHINES = {
 
 
 def machine_of(device: str) -> Machine:
-    """Returns the machine whose constants are taken for a device of torch."""
+    """Returns the machine whose constants are used for a device of torch."""
     return MACHINES["cpu" if device == "cpu" else "h100"]

@@ -1,4 +1,4 @@
-"""Chooses the placement of tables: their pieces, the ranks of these, and copies on all ranks."""
+"""Chooses the placement of tables: their pieces, the pieces' ranks, and copies on all ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ def plan(workload: Workload, limits: Limits, machine: Machine) -> Placement:
 def mean_ids(data: Dataset) -> tuple[float, ...] | None:
     """Returns the average number of ids of a sample in each table, in the first batch.
 
-    None is one id in each.
+    None is one id in each, or no batch.
     """
     if data.one_id_each or not len(data):
         return None

@@ -14,9 +14,9 @@ class StoredTables:
     """The tables of a process, of which `memory` has room for a part.
 
     Attributes:
-        rows: of each table.
-        row_bytes: of a row and its optimizer's state.
-        memory: as `--table_memory` has it.
+        rows: rows of each table.
+        row_bytes: bytes of a row and its optimizer's state.
+        memory: the value of `--table_memory`.
     """
 
     rows: tuple[int, ...]
@@ -25,39 +25,39 @@ class StoredTables:
 
     @property
     def records(self) -> int:
-        """Rows in all."""
+        """Returns the number of all rows."""
         return sum(self.rows)
 
     @property
     def slots(self) -> int:
-        """Rows in memory."""
+        """Returns the number of rows in memory."""
         return slots_within(bytes_of(self.memory), self.row_bytes, self.records)
 
     @property
     def bytes_beside(self) -> int:
-        """Bytes of memory beside those of rows and states."""
+        """Returns the bytes of memory besides those of rows and states."""
         taken = memory_of(self.slots, self.row_bytes, self.records)
         return taken - self.slots * self.row_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of the file with all rows."""
+        """Returns the bytes of the file with all rows."""
         return record_size(self.row_bytes, self.records).file
 
     def least(self, batch_rows: int) -> int:
-        """Returns the bytes of memory that so many rows need."""
+        """Returns the bytes of memory that this many rows need."""
         return memory_of(batch_rows, self.row_bytes, self.records)
 
     def check_batch(self, flag: str, samples: int, trained: int = 0) -> None:
-        """Refuses batches of one id a table that may need more rows than there is memory for.
+        """Refuses batches, of one id per table, that may need more rows than fit in memory.
 
         Args:
-            flag: that tells the size of a batch.
-            samples: of the largest batch.
-            trained: samples of the batches of a training, between which these are tested.
+            flag: the flag that sets the batch size.
+            samples: samples of the largest batch.
+            trained: batch size of the training during which these batches are tested, or 0.
 
         Raises:
-            ValueError: they may; how much memory, and which size, would do is said.
+            ValueError: a batch may; the message proposes a memory size and a batch size.
         """
         held = most_rows(self.rows, trained)
 
@@ -82,20 +82,20 @@ class StoredTables:
 
 
 def most_rows(rows: tuple[int, ...], ids: float) -> int:
-    """Returns the most rows that a batch with so many ids of each table may need."""
+    """Returns the most rows that a batch with this many ids of each table may need."""
     return sum(min(count, int(ids)) for count in rows)
 
 
 def check_storable(flag: str, config: DLRMConfig, placement: Placement) -> None:
-    """Refuses tables that a store cannot have.
+    """Refuses tables that a store cannot hold.
 
     Args:
-        flag: that asks for the store, with its value.
+        flag: the flag that asks for the store, with its value.
         config: the architecture.
-        placement: of the tables.
+        placement: placement of the tables.
 
     Raises:
-        ValueError: they are other than fused, or divided or copied.
+        ValueError: the tables are not fused, or are divided or copied.
     """
     if config.embedding_type not in FUSED_TYPES:
         raise ValueError(f"{flag} needs --embedding_type joint_fused, got {config.embedding_type}")
