@@ -85,8 +85,8 @@ def from_first(value: T, world: World) -> T:
 def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
     """Raises an error on every rank if any rank raises one, so that no rank waits for the others.
 
-    The lowest rank with an error raises its own, and names the ranks with errors unless these are
-    rank 0 or all; the others raise `OtherRankError`.
+    The lowest rank with an error raises its own, and names the ranks with errors unless only rank 0
+    or all have one; the others raise `OtherRankError`.
 
     Args:
         world: the ranks, all of which enter the block.

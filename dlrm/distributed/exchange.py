@@ -45,8 +45,8 @@ def exchange(
 class _Transfer:
     """One exchange: destinations, pending transfers, and the order in which rows arrive.
 
-    Both ways a rank has one tensor of rows `[n, dim]`. The rows from or to other ranks are stored
-    by rank, then sample, then table of that rank.
+    In both directions a rank has one tensor of rows `[n, dim]`. Rows from or to other ranks are
+    stored by rank, then sample, then table of that rank.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ def _order(
 
 
 class _Start(torch.autograd.Function):
-    """Sends the vectors; backward it waits for their gradients."""
+    """Sends the vectors; its backward pass waits for their gradients."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, transfer: _Transfer) -> Tensor:
@@ -136,7 +136,7 @@ class _Start(torch.autograd.Function):
 
 
 class _Finish(torch.autograd.Function):
-    """Waits for the vectors and puts them in order; backward it sends their gradients."""
+    """Waits for the vectors and puts them in order; its backward pass sends their gradients."""
 
     @staticmethod
     def forward(ctx: Any, started: Tensor, transfer: _Transfer) -> Tensor:

@@ -1,4 +1,4 @@
-"""Runs the parts of a network in as many processes, which process several micro-batches at once.
+"""Runs each part of a network in a process of its own, on several micro-batches at once.
 
 The order of the work is that of torch.distributed.pipelining.
 """
@@ -15,7 +15,7 @@ from dlrm.distributed.world import World
 
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "sequential")
 
-# A part: the output of the part before it, or None, and what a batch gives it -> its own output.
+# A part: the output of the previous part, or None, and its input from a batch -> its own output.
 Run = Callable[[Tensor | None, Any], Any]
 
 
@@ -70,8 +70,8 @@ class Pipeline:
     def prepare(self, batches: Sequence[Any]) -> None:
         """Determines the shapes of the parts' messages, once for each number of micro-batches.
 
-        The network is in evaluation mode. torch's own inference of shapes would run the part in
-        training mode and count a micro-batch twice in the statistics of batch norm.
+        Call it in evaluation mode. torch's own inference of shapes would run the part in training
+        mode and count a micro-batch twice in the statistics of batch norm.
         """
         if len(batches) in self._schedules:
             return

@@ -117,7 +117,7 @@ class Placement:
         return tuple(sorted({piece.table for piece in own} - looked_up))
 
     def of_one_column(self) -> "Placement":
-        """Returns the placement of one-column tables, whose rows are with these first columns."""
+        """Returns the placement of one-column tables whose rows are where the first columns are."""
         pieces = (
             piece._replace(columns=(0, 1), shape=(piece.shape[0], 1))
             for piece in self.pieces
@@ -176,7 +176,7 @@ class Placement:
 def read_placement(
     path: str | os.PathLike, table_rows: Sequence[int], dim: int, num_ranks: int
 ) -> Placement:
-    """Reads a placement that `placement_text` describes.
+    """Reads a placement in the format of `placement_text`.
 
     Args:
         path: the file.

@@ -27,7 +27,7 @@ _OMPI = {  # variables that mpirun sets, by the names of torch's launchers
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run; the default is the only process of a run on one machine.
+    """The processes of a run; the default is a run of one process.
 
     With several processes, a process group of torch joins them.
 
@@ -151,10 +151,10 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
 
 
 def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> World:
-    """Joins the processes that a launcher has started; without one, this process is the world.
+    """Joins the processes that a launcher has started; without one, this process is alone.
 
     Args:
-        device: "cpu", or "cuda", of which each process of a machine takes its own.
+        device: "cpu", or "cuda", where each process of a machine takes a device of its own.
         backend: backend for tensors on CUDA; those on the CPU use gloo.
         timeout: seconds after which a rank counts as hung (`dlrm.train.watchdog`), a tenth of the
             limit of a transfer: one rank may write while the others wait.
@@ -195,7 +195,7 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
 
 
 def start_transfers(world: World, place: str | None = None) -> None:
-    """Does a first sum in each group of a world: NCCL's first sends must not be partial.
+    """Runs a first sum in each group of a world: NCCL's first transfer must include all ranks.
 
     Args:
         world: the processes, all of which call it.
@@ -235,11 +235,11 @@ def _connect(found: Launch, wait: timedelta) -> dist.Store:
 
 
 def _meet(store: dist.Store, found: Launch, wait: timedelta) -> dist.Store:
-    """Waits for all ranks and returns what of the store is theirs alone.
+    """Waits for all ranks and returns the part of the store that is theirs alone.
 
     A launcher's store outlives the processes that it restarts, and entries of dead processes must
     not be taken for those of living ones. Each rank therefore publishes a newly drawn number, and
-    rank 0 answers these.
+    rank 0 answers each.
     """
     mine = uuid.uuid4().hex
     if found.rank:
