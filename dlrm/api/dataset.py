@@ -155,7 +155,7 @@ def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
 
 
 def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeError:
-    """Returns the error for an argument that a function does not take, beside its options."""
+    """Returns the error for an argument that is neither a function's own nor one of its options."""
     parameters = inspect.signature(function).parameters.values()
     own = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
     known = list(dict.fromkeys([*own, *options]))

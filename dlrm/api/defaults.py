@@ -14,8 +14,8 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
     The batch size, between 32 and 32,768 samples, gives an epoch 600 to 1200 steps where possible.
     Fewer than 50,000 rows are read for up to four epochs: on UCI Adult (26,000 rows) four epochs
     instead of one raise the AUC from 0.903 to 0.906, the mean of three splits. Unless the caller
-    chose another schedule, Adam warms up for a twentieth of the run and decays linearly to 0 over
-    its second half.
+    chose another schedule, the learning rate warms up for a twentieth of the run and falls linearly
+    to 0 over its second half.
 
     Args:
         rows: number of training rows.

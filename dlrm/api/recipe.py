@@ -12,17 +12,17 @@ from dlrm.model.dlrm import FUSED_TYPES, NO_EMBEDDING
 from dlrm.train.schedule import OF_NVIDIA
 
 RECIPES = ("auto",)
-BATCH_SIZE = 4096  # of the reading of labels
+BATCH_SIZE = 4096  # for reading labels
 _FEWEST_ROWS = 100
 _FEW_ROWS = 60_000
 _STEPS_OF_AN_EPOCH, _STEPS = 200, 1000  # at least, where batches of 32 to 32,768 samples allow it
-_SAMPLES, _MOST_EPOCHS = 400_000, 10  # of a run, with a quarter of them in the rarer class or more
+_SAMPLES, _MOST_EPOCHS = 400_000, 10  # of a run, if the rarer class has a quarter of them or more
 # --embedding_l2 times rows. On 26,000 rows of UCI Adult, 100,000 of logs in Criteo's format and all
-# 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best were about this.
+# 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best value was about this.
 _L2, _MOST_L2 = 350, 0.02
-_MOST_LABELS = 1 << 20  # that are read for the share of clicks
-_FEW_LR, _PACKED_LR = 0.004, 0.008  # of few rows; docs/guide/tuning.md has the trials
-_BIG_ROWS = 30_000_000  # one epoch, without regularization, of NVIDIA's architecture
+_MOST_LABELS = 1 << 20  # read for the share of clicks
+_FEW_LR, _PACKED_LR = 0.004, 0.008  # for few rows; docs/guide/tuning.md has the trials
+_BIG_ROWS = 30_000_000  # or more: one epoch of NVIDIA's architecture without regularization
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
 _WIDTH = 96  # of the lines that list the settings
 _DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
 
     @classmethod
     def of(cls, train: Dataset) -> "Facts":
-        """Returns the facts of a dataset's training rows, in batches of `BATCH_SIZE`.
+        """Returns the facts of a dataset's training rows, read in batches of `BATCH_SIZE`.
 
         Raises:
             ValueError: the rows are too few, or all labels are the same.
@@ -136,7 +136,7 @@ def _of_few_rows(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:
-    """Returns whether a training cannot bring rows up to date that no batch looks up."""
+    """Returns whether the training cannot update rows that no batch looks up."""
     divides = given.get("placement", "balanced") not in _DIVIDES_NOTHING
     return divides or given.get("overlap") == "stale" or bool(given.get("table_store"))
 
@@ -174,7 +174,7 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
 
 
 def _click_rate(train: Dataset) -> float:
-    """Returns the share of label 1 in batches spread over the rows, or in all rows if few."""
+    """Returns the share of label 1 in batches spread over the rows, or more, until both occur."""
     step = max(len(train) * train.batch_size // _MOST_LABELS, 1)
     clicks = count = 0
     for first in range(step):

@@ -102,8 +102,8 @@ def fit(
         label: column of the label, when no schema is given.
         test, validation: tables with the rows of these splits; without them a fifth of the rows is
             used for testing. The model returned has the weights with the best AUC on the test rows.
-        save_checkpoint_path: a new directory for the best and the last checkpoint; None keeps only
-            the best, until the model is garbage-collected.
+        save_checkpoint_path: a new directory for the best and the last checkpoint; None uses a
+            temporary one, removed when the model is garbage-collected.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
             model returned is on the CPU.
         recipe: "auto" chooses the open settings from the rows, see `dlrm.api.recipe.auto`.
@@ -121,6 +121,7 @@ def fit(
     Raises:
         TypeError: an unknown setting.
         FileNotFoundError: the schema or the dataset does not exist.
+        FileExistsError: `save_checkpoint_path` has checkpoints of an earlier run.
         ValueError: data, schema and settings contradict each other; the message names column and
             row, or setting and value.
         FloatingPointError: the loss is NaN or infinite.
@@ -164,7 +165,7 @@ def fit(
 def _with_defaults(
     dataset: Dataset, recipe: str | None, chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None]:
-    """Returns all settings of a training, and a line about the choices of a recipe."""
+    """Returns all settings of a training, and lines about a recipe's choices, if any."""
     if recipe is None:
         return training_defaults(dataset.rows["train"], chosen), None
     if recipe not in RECIPES:
