@@ -1,4 +1,4 @@
-"""Bad values that kernels on a GPU found: the host asks for them when it waits anyway.
+"""Bad values that kernels on a GPU found; the host asks for them when it waits anyway.
 
 The kernels' side is in csrc/cuda/errors.h.
 """

@@ -44,7 +44,7 @@ def dot_interaction(dense: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def dot_interaction_reference(dense: Tensor, embeddings: Tensor) -> Tensor:
-    """Does the same in plain PyTorch: the fallback, the tests' oracle, and the exported form."""
+    """Does the same in plain PyTorch: the fallback and the tests' oracle."""
     vectors = torch.cat([dense.unsqueeze(1), embeddings], dim=1)
     num_vectors = vectors.shape[1]
     i, j = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=dense.device)

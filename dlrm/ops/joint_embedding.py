@@ -46,7 +46,7 @@ def joint_embedding(
 def joint_embedding_reference(
     weight: Tensor, ids: Tensor, table_offsets: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Does the same in plain PyTorch: the fallback, the tests' oracle, and the exported form."""
+    """Does the same in plain PyTorch: the fallback and the tests' oracle."""
     return F.embedding(ids + table_offsets[:-1], weight, sparse=True).to(dtype or weight.dtype)
 
 

@@ -31,8 +31,8 @@ def joint_embedding_bag(
 
     The gradient of `weight` is a sparse COO tensor, uncoalesced: its indices are the rows looked
     up, `[1, total]` int64, its values the gradient of each row's bag, times the id's sample weight
-    and, for a mean, over the bag's length. Autograd casts the values to the weight's dtype unless
-    `weight.grad_dtype = None`, as in `joint_embedding`.
+    and, for a mean, divided by the bag's length. Autograd casts the values to the weight's dtype
+    unless `weight.grad_dtype = None`, as in `joint_embedding`.
 
     Args:
         weight: all tables' rows, `[rows, dim]`, float32, bfloat16 or float16.
@@ -79,7 +79,7 @@ def joint_embedding_bag_reference(
     pooling: str = "sum",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Does the same in plain PyTorch: the fallback, the tests' oracle, and the exported form."""
+    """Does the same in plain PyTorch: the fallback and the tests' oracle."""
     bags = bags_of_ids(ids, lengths)
     rows = ids + table_offsets[:-1].repeat(lengths.shape[0])[bags]
     wide = torch.promote_types(weight.dtype, torch.float32)
@@ -121,7 +121,7 @@ def bags_of_ids(ids: Tensor, lengths: Tensor, name: str = "joint_embedding_bag")
 
 
 def check_bags(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor) -> None:
-    """Raises the errors of `joint_embedding_bag` about these arguments, in the name of `name`."""
+    """Raises the errors of `joint_embedding_bag` about these arguments, for the operator `name`."""
     _check_shapes(name, ids, lengths, table_offsets)
     if torch.compiler.is_compiling():
         return

@@ -30,8 +30,8 @@ def joint_embedding_pieces(
         dtype: the output's dtype, the weights' by default.
 
     Raises:
-        RuntimeError: an id is outside its table (the message names column, batch row and value), a
-            piece is outside its weight, or shapes or dtypes do not fit together.
+        RuntimeError: the compiled kernel found an id outside its table (the message names column,
+            batch row and value), a piece outside its weight, or a wrong shape or dtype.
     """
     if pieces_are_native(weights):
         return torch.ops.dlrm.joint_embedding_pieces(list(weights), ids, pieces, dtype=dtype)

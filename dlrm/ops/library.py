@@ -137,7 +137,7 @@ def _load_cuda() -> str | None:
 
 @functools.cache
 def _say_once_that_cuda_is_missing() -> None:
-    """Reports it at the first tensor on a GPU; earlier, nothing asks whether there is a GPU."""
+    """Reports it at the first tensor on a GPU; nothing asks earlier whether there is a GPU."""
     _say("native CUDA", str(_cuda_problem))
 
 
@@ -147,7 +147,7 @@ def _say(missing: str, problem: str) -> None:
     )
 
 
-# Of sparse gradients, which are made without checks on purpose.
+# Sparse gradients are made without checks on purpose.
 warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
 
 _FOLDER = Path(__file__).resolve().parent.parent

@@ -30,7 +30,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def matrix_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns the same for matrices, without a gradient; half precision uses oneDNN, too."""
+    """Returns the same without a gradient; bfloat16 uses oneDNN, too."""
     onednn = inputs.dtype in _ONEDNN_DTYPES and inputs.device.type == "cpu"
     if onednn and weight.numel():  # oneDNN refuses a layer without inputs
         if bias is not None and not bias.is_contiguous():

@@ -76,7 +76,7 @@ class _MLP(torch.autograd.Function):
     """The autograd node; takes the inputs, rounded parameters or none, weights and biases.
 
     After a product the processor's caches hold nothing of Python's, so each call costs tens of
-    microseconds; there is none here that could be omitted.
+    microseconds; none here can be omitted.
     """
 
     @staticmethod
@@ -139,7 +139,7 @@ def _padding(inputs: Tensor) -> tuple[int, int] | None:
 
 
 def _cast(grads: list[Tensor | None], dtypes: list[torch.dtype]) -> list[Tensor | None]:
-    """Gives gradients the dtypes of their parameters, all in one launch on a GPU."""
+    """Casts gradients to the dtypes of their parameters, all in one launch on a GPU."""
     result: list[Tensor | None] = []
     narrow: list[Tensor] = []
     wide: list[Tensor] = []

@@ -12,7 +12,7 @@ from dlrm.ops.library import below_autograd, has_native, native_available, regis
 
 
 def piecewise_linear(numerical: Tensor, edges: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns `[batch, fields, dim]`: bias, the weights of all bins below a value, and a share.
+    """Returns `[batch, fields, dim]`: the bias, plus the weights of all bins below, plus a share.
 
     The share is the part of the value's own bin that is below the value, times the bin's weight.
     Values beyond the edges are clamped, and bins without width add nothing.
@@ -36,7 +36,7 @@ def piecewise_linear(numerical: Tensor, edges: Tensor, weight: Tensor, bias: Ten
 def piecewise_linear_reference(
     numerical: Tensor, edges: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
-    """Does the same in plain PyTorch, also with a gradient of the values."""
+    """Does the same in plain PyTorch, also with a gradient for the values."""
     vectors, places = piecewise_tables(edges, weight, bias)
     bins = edges_up_to(numerical, edges).sub(1).clamp(0, weight.shape[1] - 1)
     first = torch.arange(len(edges), device=edges.device) * weight.shape[1]

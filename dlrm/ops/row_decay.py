@@ -1,13 +1,13 @@
 """Row decays: the L2 updates of all steps in which a row was not looked up, applied at once.
 
 If the loss has the term l2 / 2 * (sum of the squares of a weight), a dense optimizer updates every
-row at every step. A row optimizer updates only the rows of a batch. The functions here give rows
-the updates that they have missed, whose gradient is l2 times the row. Both lead to the same values.
+row at every step. A row optimizer updates only the rows of a batch. The functions here apply the
+updates that rows have missed, whose gradient is l2 times the row. Both lead to the same values.
 
 The optimizer counts steps from the moment when all rows were up to date. `steps` has the numbers of
 each step, `[steps, columns]` on the CPU, and `done`, `[R]` int32, the number of steps that each row
-has had. Adagrad and Adam give an element the same bits in however many parts the steps are applied;
-SGD and row-wise Adagrad round their factors once per part.
+has had. Adagrad and Adam give the same bits in however many parts the steps are applied; SGD and
+row-wise Adagrad round their factors once per part.
 
 The schemas are in csrc/schemas.h, the kernels in csrc/cpu/row_decay*. There is no kernel for GPUs,
 where plain torch runs.
@@ -37,7 +37,7 @@ def row_sgd_decay_(
 
     Args:
         weight: `[R, dim]`, float32, or bfloat16 with `low`; contiguous.
-        done: number of steps that each row has had, `[R]` int32; updated to all of them.
+        done: number of steps that each row has had, `[R]` int32; set to the number of all steps.
         steps: the sum of log(1 - lr * l2) over the steps up to each, `[steps, 1]` float64.
         rows: the rows, `[N]` int64, repeats allowed; None is all rows. Rows outside the weight are
             ignored; the look-up reports them.

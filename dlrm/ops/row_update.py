@@ -2,9 +2,9 @@
 
 Every update takes the gradient as `joint_embedding` returns it: N rows, repeats included, and a
 gradient for each. Repeated rows are first summed in batch order, so that the result is bitwise the
-same from run to run and for any number of threads. The only exception is `row_sgd_` of a float32
-weight of fewer than `ORDERED_COLUMNS` columns on a GPU: except for small tables, it adds gradients
-in arbitrary order unless `torch.use_deterministic_algorithms` is on. `grad` is divided by
+same from run to run and for any number of threads. On a GPU, plain torch is an exception, and so is
+`row_sgd_` for a float32 weight of fewer than `ORDERED_COLUMNS` columns, small tables excepted: they
+add in arbitrary order unless `torch.use_deterministic_algorithms` is on. `grad` is divided by
 `grad_scale` if that is given, and nothing changes if `found_inf` is not 0.
 
 A weight is float32, or bfloat16 with `low`, the lower halves of float32 values (`split_float32`):
@@ -279,7 +279,7 @@ def _update(
     table_sizes: Sequence[int] | None,
     **options: Any,
 ) -> None:
-    """Runs the native op if there is one for the tensors' device, otherwise checks and reference.
+    """Runs the native op if the tensors' device has one, otherwise the checks and the reference.
 
     Both take weight, states and inputs (rows, grad, lr and with Adam step) in this order.
     """
