@@ -1,4 +1,4 @@
-"""Interactions by name, several of which compose: `dot,dcn`."""
+"""Interactions by name, and compositions of several, such as `dot,dcn`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,7 +42,7 @@ def compose(names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cro
     """Returns the interaction of one name, or the composition of several.
 
     Args:
-        names: as `interaction_names` returns them; "cat" is not among them.
+        names: as `interaction_names` returns them; an empty list is "cat".
         num_vectors: number of vectors of a sample.
         dim: columns of each vector.
         cross: makes "dcn" from `num_vectors` and `dim`.

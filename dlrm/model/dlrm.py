@@ -179,7 +179,7 @@ class DLRMConfig:
 
     @property
     def poolings(self) -> tuple[str, ...]:
-        """Pooling of each table: how several rows of a sample become one vector."""
+        """Returns the pooling of each table, which makes one vector of several rows of a sample."""
         said = self.table_poolings or [None] * len(self.table_sizes)
         return tuple(one or self.pooling for one in said)
 
@@ -214,7 +214,7 @@ class DLRMConfig:
 
     @property
     def embedding_rows(self) -> tuple[int, ...]:
-        """Rows of each table as built: `table_sizes`, clipped to `max_table_size`."""
+        """Returns the rows of each table as built: `table_sizes`, at most `max_table_size`."""
         limit = self.max_table_size
         return tuple(size if limit is None else min(size, limit) for size in self.table_sizes)
 
@@ -438,9 +438,9 @@ class DLRM(nn.Module):
         """Looks rows up, and starts to exchange their vectors; see `forward`.
 
         Returns:
-            Two functions that wait for the vectors of this process's samples, one for the tables
-            and one for the wide term. Gradients flow to the rows looked up, even if their values
-            have changed in the meantime.
+            Functions that wait for the vectors of this process's samples, one for the tables and,
+            if any, one for the wide term. Gradients flow to the rows looked up, even if their
+            values have changed in the meantime.
         """
         categorical = self._hashed(categorical, lengths)
         bags = self._bags(categorical, lengths, id_weights)
@@ -469,7 +469,7 @@ class DLRM(nn.Module):
         bags: Bags,
         samples_by_rank: Sequence[int] | None,
     ) -> Callable[[], Tensor]:
-        """Looks up and starts to exchange; returns functions that wait for own samples' vectors."""
+        """Looks up and starts to exchange; returns a function that waits for own vectors."""
         if isinstance(tables, DividedEmbedding):
             return tables(bags, dtype, samples_by_rank)
         ids, lengths, weights, pooling = bags
@@ -501,7 +501,7 @@ class DLRM(nn.Module):
         return categorical.remainder(rows)
 
     def run_parts(self, run: Callable[[Any], Callable[..., Tensor]]) -> None:
-        """Replaces how the bottom MLP runs, and how the interaction with the top MLP runs.
+        """Replaces the bottom MLP, the numerical embedding, and the interaction with the top MLP.
 
         Look-ups and the exchange are unchanged: their operators report bad ids, send in the
         background, and return gradients in the dtype that the tables' optimizers take.
@@ -522,7 +522,7 @@ class DLRM(nn.Module):
 
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
-        """Does once, for all passes of the block, the work that depends only on MLP weights."""
+        """Does the work that depends only on MLP weights once for all passes of the block."""
         with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
             yield
 

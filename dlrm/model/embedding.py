@@ -1,7 +1,7 @@
 """Embedding tables of the categorical features: one row, or several pooled, for every sample.
 
-There are two layouts. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbedding` has
-one `nn.Embedding` per feature. Both give the same vectors for the same seed.
+There are two layouts here. `JointEmbedding` keeps all tables in one weight; `MultiTableEmbedding`
+has one `nn.Embedding` per feature. Both give the same vectors for the same seed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _ROWS_OF_A_STREAM = 1 << 20  # larger tables have several generators, which run 
 
 
 class _Tables(nn.Module):
-    """Base of both layouts: sizes and offsets of the tables of this process."""
+    """Base of all layouts: sizes and offsets of the tables of this process."""
 
     def __init__(self, tables: Mapping[int, int], dim: int, device: torch.device | str) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class JointEmbedding(_Tables):
 
 
 class MultiTableEmbedding(_Tables):
-    """One `nn.Embedding` per feature; takes the same arguments as `JointEmbedding`."""
+    """One `nn.Embedding` per feature, in float32; for the arguments see `JointEmbedding`."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ def _initialize(
     std: float | None,
     pieces: Sequence[Piece | None],
 ) -> None:
-    """Fills tables on any device from generators on the host, each in its own thread.
+    """Fills tables on any device from generators on the host, in several threads.
 
     A piece takes its values from the generators of the whole table. On the device "meta" nothing is
     drawn.

@@ -99,7 +99,7 @@ class _StripWiseDot(nn.Module):
         self.strips = [(start, min(start + _STRIP, num_vectors)) for start in starts]
 
     def columns(self, dim: int) -> list[int]:
-        """See `Interaction.exportable`."""
+        """Returns the list that `Interaction.exportable` describes."""
         columns = list(range(dim))
         for start, end in self.strips:
             for i in range(start, end):

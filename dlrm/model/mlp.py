@@ -37,7 +37,7 @@ def mlp_layers(
 ) -> list[nn.Module]:
     """Returns the layers of an MLP with their initial values.
 
-    With `batch_norm` each linear layer is normalised before its ReLU.
+    With `batch_norm` each linear layer is normalized before its ReLU.
 
     Weights are normal with variance 2 / (inputs + outputs), biases with variance 1 / outputs, as in
     NVIDIA's and Meta's DLRM; they depend only on the seed and the names.
@@ -63,7 +63,7 @@ class MLP(nn.Sequential):
         optimized: run `ops.mlp` instead of the modules one by one, with the same values up to the
             order of summation. The modules still run if they are of other types or have hooks, in
             compiled or traced models, and under torch.func. `ops.mlp` has no second derivatives;
-            the modules have.
+            the modules have them.
         dropout: share of each ReLU's outputs that training sets to 0; see `ops.dropout`.
     """
 

@@ -58,6 +58,6 @@ def mean_of_members(logits: Tensor) -> Tensor:
     Args:
         logits: logits of the members, `[samples, members]`.
     """
-    # ONNX has no stable logarithm of the sigmoid, which this is.
+    # -softplus(-x) is a stable logarithm of the sigmoid, which ONNX lacks.
     positive = torch.logsumexp(-F.softplus(-logits), dim=1, keepdim=True)
     return positive - torch.logsumexp(-F.softplus(logits), dim=1, keepdim=True)

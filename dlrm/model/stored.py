@@ -1,4 +1,4 @@
-"""Embedding tables that are partly in memory: weights have slots, which a store assigns to rows."""
+"""Embedding tables partly in memory: weights consist of slots, which a store assigns to rows."""
 
 from collections.abc import Iterator, Mapping
 

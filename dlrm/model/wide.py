@@ -30,7 +30,7 @@ def wide_term(
 
 
 def divided_wide_term(placement: Placement, world: World) -> DividedEmbedding:
-    """Returns the wide term of divided tables; a row's weight is with the row's first columns.
+    """Returns the wide term of divided tables; a row's weight is where its first columns are.
 
     Args:
         placement: placement of the tables.

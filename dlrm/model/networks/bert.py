@@ -1,7 +1,7 @@
-"""BERT (Devlin et al., 2018): an encoder of text under three heads, as named stages.
+"""BERT (Devlin et al., 2018): an encoder of text with one of three heads, as named stages.
 
 Parameters have the names of Hugging Face's models, so that public checkpoints load. The decoder of
-masked tokens shares the table of words, and has no second name.
+masked tokens shares the table of words, and has no name of its own.
 """
 
 from collections.abc import Mapping
@@ -113,7 +113,7 @@ class BertForPreTraining(nn.Module):
         materialize(self, device, seed, _draw_weight)
 
     def stages(self) -> dict[str, nn.Module]:
-        """Name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
+        """Returns name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
         return self.bert.stages() | {"head": self.cls}
 
     def run(
@@ -125,11 +125,11 @@ class BertForPreTraining(nn.Module):
         lengths: Tensor | None,
         masked_positions: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns the output of some stages in a row; the last two only together.
+        """Returns the output of consecutive stages; `pooler` and `head` only together.
 
         Args:
-            stages: of those of `stages`.
-            hidden: the output of the stage before them; None where they are the first.
+            stages: consecutive ones of `stages`.
+            hidden: the output of the previous stage; None if there is none.
             ids, segments, lengths, masked_positions: arguments of `forward`.
         """
         encoder = {name: stage for name, stage in stages.items() if name not in ("pooler", "head")}
@@ -174,7 +174,7 @@ class _OneHead(nn.Module):
         segments: Tensor,
         lengths: Tensor | None,
     ) -> Tensor:
-        """Returns the output of some stages in a row.
+        """Returns the output of consecutive stages.
 
         Arguments are those of `BertForPreTraining.run`.
         """
@@ -193,7 +193,7 @@ class BertForQuestionAnswering(_OneHead):
 
     Args:
         config: the encoder.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
     """
 
     def __init__(self, config: BertConfig = BertConfig(), seed: int = 0) -> None:
@@ -205,20 +205,20 @@ class BertForQuestionAnswering(_OneHead):
         materialize(self, device, seed, _draw_weight)
 
     def stages(self) -> dict[str, nn.Module]:
-        """Name -> module: `embeddings`, `layer0` and so on, `head`."""
+        """Returns name -> module: `embeddings`, `layer0` and so on, `head`."""
         return self.bert.stages() | {"head": self.qa_outputs}
 
 
 class BertForSequenceClassification(_OneHead):
-    """Classifies sequences, or pairs of them, by logits `[rows, num_labels]`.
+    """Classifies sequences, or pairs of them; returns logits `[rows, num_labels]`.
 
     Args:
         config: the encoder.
         num_labels: number of classes.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
 
     Raises:
-        ValueError: there is not one class.
+        ValueError: `num_labels` is below 1.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class BertForSequenceClassification(_OneHead):
         self._head = (nn.Sequential(self.dropout, self.classifier),)
 
     def stages(self) -> dict[str, nn.Module]:
-        """Name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
+        """Returns name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
         return self.bert.stages() | {"head": self._head[0]}
 
 
@@ -333,7 +333,7 @@ class _Layer(nn.Module):
 
 
 class _SelfAttention(nn.Module):
-    """Scaled dot-product attention of every token to those that `mask` `[rows, 1, 1, length]` has.
+    """Scaled dot-product attention of every token to those in `mask` `[rows, 1, 1, length]`.
 
     Queries, keys and values have separate matrices, as LAMB's ratios of norms require.
     """

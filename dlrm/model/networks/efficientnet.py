@@ -50,17 +50,16 @@ class EfficientNet(StagedNetwork):
         norm: "batch" or "group".
         groups: number of groups of group normalization; a divisor of all widths, such as 4 or 8.
         norm_eps: added to the variances; 1e-5 in timm's `efficientnet_*`.
-        norm_momentum: weight of the newest batch in batch normalisation's running averages.
-        group_dim: channels per group of the spatial convolutions; 1 is depthwise. Fewer remaining
-            channels form a smaller group, so that any width is allowed.
-        expand_ratio: ratio of the inner width to the input's, in all stages except the first, with
-            1.
+        norm_momentum: weight of the newest batch in batch normalization's running averages.
+        group_dim: channels per group of the spatial convolutions; 1 is depthwise. An inner width w
+            has max(w // group_dim, 1) groups, which must divide it.
+        expand_ratio: ratio of the inner width to the input's; 1 in the first stage.
         dropout: dropout probability before the last layer; None: the variant's, 0.2 or 0.4.
         drop_path: probability that training leaves out the last block's residual branch; linear in
             the block's index from 0 (Huang et al., 2016).
         width: factor of all channels, which are then rounded to multiples of 8; None: the
             variant's, 1.0 or 1.4.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
 
     Raises:
         ValueError: a value is impossible; the message names the flag.

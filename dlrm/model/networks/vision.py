@@ -1,4 +1,4 @@
-"""Shared parts of the image networks: normalization, memory format and initial weights."""
+"""Shared parts of the image networks: normalization, stages and initial weights."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -17,7 +17,7 @@ def norm_layers(norm: str, groups: int, eps: float, momentum: float) -> Callable
         norm: one of `NORMS`.
         groups: number of groups of group normalization.
         eps: added to the variance.
-        momentum: weight of the newest batch in the running averages of batch normalisation.
+        momentum: weight of the newest batch in the running averages of batch normalization.
 
     Raises:
         ValueError: there is no such norm or, from the function, the groups are of unequal size.
@@ -73,11 +73,11 @@ class StagedNetwork(nn.Module):
         hidden: torch.Tensor | None,
         images: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns the output of some stages in a row.
+        """Returns the output of consecutive stages.
 
         Args:
-            stages: of those of `stages`.
-            hidden: the output of the stage before them; None where they are the first.
+            stages: consecutive ones of `stages`.
+            hidden: the output of the previous stage; None if there is none.
             images: input of the first stage.
         """
         values = images if hidden is None else hidden
