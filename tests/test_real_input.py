@@ -179,7 +179,7 @@ def test_a_small_network_learns_pairs_by_heart(shared_data, tmp_path):
     pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
     link_texts(shared_data, tmp_path)
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    head, training, evaluation, *_ = bert_commands("Questions and pairs, learnt from scratch")
+    head, training, evaluation, *_ = bert_commands("Questions and pairs from scratch")
     for command in (head, training):
         run(["bash", "-c", command], tmp_path, one_thread)
     assert summary(tmp_path)["test_accuracy"] >= 0.99
@@ -204,7 +204,7 @@ def test_a_small_network_learns_answers_by_heart(shared_data, tmp_path):
     pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
     link_texts(shared_data, tmp_path)
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    *_, training, evaluation = bert_commands("Questions and pairs, learnt from scratch")
+    *_, training, evaluation = bert_commands("Questions and pairs from scratch")
     run(["bash", "-c", training], tmp_path, one_thread)
     assert summary(tmp_path)["test_f1"] >= 90
     run(["bash", "-c", evaluation], tmp_path, one_thread)
@@ -231,7 +231,7 @@ def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsy
     content = {"data": [{"paragraphs": [{"context": "The cat sat.", "qas": asked}]}]}
     (tmp_path / "train-v1.1.slice.json").write_text(json.dumps(content))
     monkeypatch.chdir(tmp_path)
-    for line in bert_commands("Questions and pairs, learnt from scratch"):
+    for line in bert_commands("Questions and pairs from scratch"):
         if line.startswith("head"):
             run(["bash", "-c", line], tmp_path)
             continue
