@@ -29,6 +29,7 @@ from absl import flags
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.sources.csv_columns import delimiter_hint
 from dlrm.data.tables.files import (
     CSV,
     KINDS,
@@ -537,6 +538,9 @@ def _take_tables(
             shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
             hint = "; where the file has no header, --columns names them"
             hint *= file.kind == CSV and not FLAGS.columns
+            if hint and text.header is not False:
+                delimiter = text.of(file.path).delimiter
+                hint = delimiter_hint(file.path, delimiter, missing[0]) or hint
             raise ValueError(
                 f"{file.path}: no column {missing[0]!r}; the columns are {shown}{hint}"
             )

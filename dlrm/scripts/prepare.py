@@ -25,6 +25,7 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.scripts.common import spark_flags, table_flags
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
 from dlrm.scripts.common.table_flags import define_text_flags, text_format
@@ -70,6 +71,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "seed of random choices and of the order of training rows")
     flags.DEFINE_enum("output_ordering", "total_random", ORDERINGS, "order of the training rows")
     define_text_flags()
+    flags.adopt_module_key_flags(table_flags)  # for --help
     flags.DEFINE_enum(
         "bad_lines",
         "fail",
@@ -94,6 +96,7 @@ def define_flags() -> None:
         "split_bytes", None, "bytes of input that one task reads; does not change the result"
     )
     define_spark_flags()
+    flags.adopt_module_key_flags(spark_flags)
     flags.DEFINE_boolean(
         "overwrite", False, "replace an earlier dataset once the new one is complete"
     )

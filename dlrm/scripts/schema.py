@@ -20,6 +20,7 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.schema import CategoricalField, Schema
 from dlrm.documents import brief
+from dlrm.scripts.common import table_flags
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.table_flags import define_text_flags, text_format
 
@@ -54,6 +55,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("rows", SAMPLE_ROWS, "maximum rows to read", lower_bound=1)
     flags.DEFINE_boolean("overwrite", False, "replace an earlier file")
     define_text_flags()
+    flags.adopt_module_key_flags(table_flags)  # for --help
 
 
 def main(argv: list[str]) -> int | None:

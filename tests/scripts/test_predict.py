@@ -156,6 +156,13 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
         f"{csv}: no column 'age'; the columns are x, 1, 30; where the file has no header, "
         "--columns names them" in done.stderr
     )
+    csv.write_text("city;clicked;age\nx;1;30\n")
+    for more in ([], ["--header"]):
+        done = predict(*words[1:], *more)
+        assert done.stderr.endswith("; try --delimiter ';'\n")
+        done = predict(*words[1:], *more, "--delimiter=;")
+        assert done.returncode == 0, done.stderr
+    csv.write_text("x,1,30\ny,0,40\n")
     done = predict(*words[1:], "--columns=city,clicked,years")
     assert done.stderr.endswith("the columns are city, clicked, years\n")
 

@@ -85,6 +85,44 @@ def test_mistakes_end_in_one_line(tmp_path):
     assert (tmp_path / "schema.yaml").read_text() == "mine"
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize(
+    ("delimiter", "shown"),
+    [(";", "';'"), ("|", "'|'"), ("\t", "$'\\t'")],
+    ids=["semicolon", "bar", "tab"],
+)
+def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
+    lines = [["age", "poutcome", "y"], *(["1", "none", "no"], ["2", "some", "yes"]) * 9]
+    joined = [delimiter.join(f"{quote}{cell}{quote}" for cell in line) for line in lines]
+    (tmp_path / "bank.csv").write_text("\n".join(joined) + "\n")
+    (tmp_path / "s.yaml").write_text("label: {column: y, positive: 'yes'}\nnumerical: [age]\n")
+    for command, *words in (
+        ("schema", "--label=y"),
+        ("prepare", "--schema=s.yaml", "--output=prepared", "--cores=1"),
+        ("transcode", "--output=dataset", "--label=y", "--numerical=age", "--positive=yes"),
+    ):
+        words = [f"dlrm.scripts.{command}", "--input=bank.csv", *words]
+        done = forked.run(*words, cwd=tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.rstrip().endswith(f"; try --delimiter {shown}"), done.stderr
+        done = forked.run(*words, f"--delimiter={delimiter}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+def test_no_separator_is_named_that_does_not_give_the_missing_column(tmp_path):
+    (tmp_path / "a.csv").write_text("age;x,kind\n1;2,a\n")
+    done = forked.run("dlrm.scripts.schema", "--input=a.csv", "--label=y", cwd=tmp_path)
+    assert "no column 'y'; the columns are age;x, kind (its header;" in done.stderr
+    assert "--delimiter" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["schema", "prepare"])
+def test_the_help_has_the_flags_of_csv(command):
+    done = forked.run(f"dlrm.scripts.{command}", "--help")
+    for flag in ("--columns", "--[no]header", "--delimiter"):
+        assert f"{flag}:" in done.stdout
+
+
 @pytest.mark.parametrize("flag", ["--test_fraction=0.1", "--columns=a,b", "--split_key=user"])
 def test_flags_of_tables_are_refused_for_logs(tmp_path, flag):
     arguments = ["--schema=criteo", f"--input={tmp_path}", "--output=out", flag]

@@ -16,6 +16,7 @@ import numpy as np
 
 from dlrm.data.sources.csv_cells import MOST_LISTED, BadCellError, Parser
 
+DELIMITERS = (",", ";", "\t", "|")
 _LONGEST_LINE = 1 << 24  # characters
 _MOST_LINES = 100  # lines of a record; a stray pair of quotes joins all rows between them
 
@@ -106,6 +107,40 @@ def not_utf_8(line: str) -> str | None:
     except UnicodeEncodeError as error:
         return f"character {error.start + 1}: not UTF-8 (byte {ord(line[error.start]) - 0xDC00:#x})"
     return None
+
+
+def delimiter_hint(path: Path, delimiter: str, column: str | None = None) -> str:
+    """Returns advice to pass another `--delimiter`, or "" if none of `DELIMITERS` fits better.
+
+    Args:
+        path: a CSV.
+        delimiter: the one that it was read with.
+        column: a missing column, which the first line must have; None expects a first line that is
+            one cell, or not CSV, and that another delimiter divides.
+    """
+    try:
+        with open_text(path) as file:
+            lines = iter(lambda: file.readline(_LONGEST_LINE), "")
+            line = next(filter(str.strip, lines), "")
+    except (EOFError, OSError, zlib.error):  # a damaged .gz or .zst
+        return ""
+    if column is None and len(_cells(line, delimiter)) > 1:
+        return ""
+    for other in DELIMITERS:
+        cells = _cells(line, other)
+        if other != delimiter and (len(cells) > 1 if column is None else column in cells):
+            shown = "$'\\t'" if other == "\t" else f"'{other}'"
+            return f"; try --delimiter {shown}"
+    return ""
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """Returns the cells of a line, without blanks around them; none if it is not CSV."""
+    try:
+        (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
+    except csv.Error:
+        return []
+    return [cell.strip() for cell in cells]
 
 
 class Columns:
@@ -222,6 +257,8 @@ def check_names(
     if missing := [name for name in wanted if name not in names]:
         source = "its header" if csv_format.header else "a file without a header"
         hint = "" if csv_format.columns else f" ({source}; --columns or --noheader say otherwise)"
+        if csv_format.header and not csv_format.columns:
+            hint = delimiter_hint(file, csv_format.delimiter, missing[0]) or hint
         raise ValueError(
             f"{file}: no column {missing[0]!r}; the columns are {_listed(names)}{hint}"
         )

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlrm.data.sources.csv_columns import CsvFormat, check_names, not_utf_8, open_text
+from dlrm.data.sources.csv_columns import (
+    CsvFormat,
+    check_names,
+    delimiter_hint,
+    not_utf_8,
+    open_text,
+)
 from dlrm.data.tables.parquet import (
     LINE,
     PROBLEM,
@@ -209,7 +215,12 @@ def chunks_of(
         wanted: columns of JSON lines whose cells are read, others being None; None is all.
     """
     if file.kind == CSV:
-        yield from text.of(file.path).chunks(file.path, problems)
+        csv_format = text.of(file.path)
+        try:
+            yield from csv_format.chunks(file.path, problems)
+        except ValueError as error:
+            hint = delimiter_hint(file.path, csv_format.delimiter)
+            raise ValueError(f"{error}{hint}") from error.__cause__
     else:
         yield from _json_lines(file.path, text.chunk_size, problems, lists, wanted)
 
