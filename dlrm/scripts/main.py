@@ -20,7 +20,7 @@ from dlrm.data.transform.table_transform import TableTransform
 from dlrm.distributed import World, agreed
 from dlrm.scripts.common import dlrm_flags, session
 from dlrm.scripts.common import run as driver
-from dlrm.scripts.common.auto_flags import with_recipe
+from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
 from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_setup import DLRMSetup, check, own_part, set_up, training
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
@@ -188,7 +188,8 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
         choices = {"lr", *dlrm_flags.ADAM_SWITCHES, *dlrm_flags.ADAM_SWITCHES.values()}
         by_default = not choices & values.given
         num_steps = chosen.train.num_steps(len(train))
-        if advice := short_run_advice(chosen.schedule, num_steps, by_default):
+        recipe = takes_recipe(values)
+        if advice := short_run_advice(chosen.schedule, num_steps, by_default, recipe):
             watch.log.line(f"note: {advice}")
 
     summary = driver.train(setup, watch, trainer, begin, train, test, validation)

@@ -2,7 +2,7 @@
 
     python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
     python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
-    python -m dlrm.scripts.main --mode train --dataset dataset
+    python -m dlrm.scripts.main --dataset dataset --recipe auto --save_checkpoint_path run
 
 Input is Parquet, CSV or JSON lines, in files or directories, or with `--engine spark` a table or
 query of Spark (`--spark_table`, `--spark_sql`). The schema defines the meaning of the columns;
@@ -11,6 +11,7 @@ query of Spark (`--spark_table`, `--spark_sql`). The schema defines the meaning 
 """
 
 import os
+import shlex
 from pathlib import Path
 
 from absl import flags
@@ -119,6 +120,8 @@ def main(argv: list[str]) -> int | None:
         prepare_tables(options, tables, output, _engine(output, query), **how)
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
+    command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(output), "--recipe", "auto"]
+    print(f"train on it with\n  {shlex.join([*command, '--save_checkpoint_path', 'run'])}")
     return None
 
 

@@ -132,7 +132,9 @@ def learning_rate(config: ScheduleConfig, step: int) -> float:
     return max(config.lr * left**config.decay_power, config.decay_end_lr)
 
 
-def short_run_advice(config: ScheduleConfig, num_steps: int, by_default: bool) -> str | None:
+def short_run_advice(
+    config: ScheduleConfig, num_steps: int, by_default: bool, recipe: bool = False
+) -> str | None:
     """Returns advice for a user whose run ends within the warm-up, or None.
 
     It names flags that fit: a twentieth of the run to warm up, the second half to decay.
@@ -142,6 +144,7 @@ def short_run_advice(config: ScheduleConfig, num_steps: int, by_default: bool) -
         num_steps: length of the run.
         by_default: rate and optimizers are the defaults, which do not fit a short run either: the
             default rate ruins the weights on its plateau.
+        recipe: the run can have `--recipe auto`, which is then named first.
     """
     if config.schedule != "nvidia" or num_steps >= config.warmup_steps:
         return None
@@ -149,7 +152,8 @@ def short_run_advice(config: ScheduleConfig, num_steps: int, by_default: bool) -
     return (
         f"this run has {num_steps} steps, fewer than --warmup_steps {config.warmup_steps}: its "
         f"learning rate ends at {learning_rate(config, max(num_steps, 1)):.4g}, short of --lr "
-        f"{config.lr:g}. Flags that fit: {_SMALL_RUN if by_default else ''}--warmup_steps {warmup} "
+        f"{config.lr:g}. {'--recipe auto chooses flags from the rows. ' if recipe else ''}"
+        f"Flags that fit: {_SMALL_RUN if by_default else ''}--warmup_steps {warmup} "
         f"--decay_start_step {half} --decay_steps {num_steps - half}"
     )
 

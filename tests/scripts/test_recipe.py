@@ -175,33 +175,10 @@ def test_big_data_have_one_epoch_and_nvidias_architecture():
     assert OptimizerConfig(embedding_optimizer=auto(FEW)["embedding_optimizer"])
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--preset=gaudi_medium"], "--recipe auto contradicts --preset gaudi_medium"),
-        (["--defaults=2021"], "--recipe auto contradicts --defaults 2021"),
-        (["--mode=test"], "--recipe auto contradicts --mode test"),
-        (["--dataset_type=synthetic_gpu"], "--recipe auto needs --dataset"),
-        (["--recipe=best"], "flag --recipe=best: value should be one of <auto>"),
-    ],
-)
-def test_contradictions_are_named(train, words, named):
-    with pytest.raises(ValueError, match=named):
-        train("refused", "--recipe=auto", *words)
-
-
-@pytest.mark.parametrize(
-    ("rows", "named"),
-    [
-        ({"train": 10, "test": 5}, "expected 100 training rows or more, got 10"),
-        ({"train": 150, "test": 5}, "both classes, got label 1 in all 150"),
-    ],
-)
-def test_rows_that_no_recipe_fits_are_named(tmp_path, rows, named):
-    folder = write_dataset(tmp_path / "dataset", rows)
-    (label,) = folder.glob("train/label.bin")
-    label.write_bytes(b"\1" * rows["train"])
-    with pytest.raises(ValueError, match=f"--recipe auto: .*{named}"):
-        dlrm.fit(folder, recipe="auto", verify_data="never")
-    with pytest.raises(ValueError, match="--recipe best: expected one of auto"):
-        dlrm.fit(folder, recipe="best", verify_data="never")
+@pytest.mark.parametrize(("words", "named"), [(["--lr=0.1"], True), (["--defaults=2021"], False)])
+def test_the_note_of_a_short_run_names_the_recipe_where_it_can_be_passed(
+    train, capsys, words, named
+):
+    train("run", "--warmup_steps=100", "--decay_start_step=100", *words)
+    note = re.search("note: this run has .*", capsys.readouterr().out)[0]
+    assert ("--recipe auto chooses flags from the rows. Flags that fit" in note) == named

@@ -30,6 +30,13 @@ def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
     prepared = forked.run(module, *flags, cwd=tmp_path, env=without_java)
     assert prepared.returncode == 0, prepared.stderr
     assert (tmp_path / "dataset" / "manifest.json").exists()
+    *_, before, command = prepared.stdout.splitlines()
+    assert before == "train on it with"
+    _, _, module, *flags = shlex.split(command)
+    trained = forked.run(module, *flags, "--max_steps=3", "--base_device=cpu", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert "--recipe auto, of 320 training rows" in trained.stdout
+    assert (tmp_path / "run").is_dir()
 
 
 SHOPS = {"label": "y", "numerical": ["n"], "categorical": ["a", "b"]}

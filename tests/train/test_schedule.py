@@ -63,6 +63,8 @@ def test_a_run_shorter_than_its_warmup_gets_flags_that_fit():
         "Flags that fit: --mlp_optimizer adam --embedding_optimizer adam "
         f"--embedding_init_scale 0.1 --lr 1e-3 {schedule}"
     )
+    advice = short_run_advice(ScheduleConfig(), 200, by_default=False, recipe=True)
+    assert ". --recipe auto chooses flags from the rows. Flags that fit: --warmup" in advice
     fits = ScheduleConfig(warmup_steps=10, decay_start_step=100, decay_steps=100)
     assert short_run_advice(fits, 200, by_default=True) is None
 

@@ -38,6 +38,17 @@ def with_recipe(values: Values) -> tuple[Values, str | None]:
     return filled, describe(facts, settings, given)
 
 
+def takes_recipe(values: Values) -> bool:
+    """Returns whether `--recipe auto` could be passed besides flags that have none."""
+    if values["recipe"] is not None:
+        return False
+    try:
+        _check(values)
+    except ValueError:
+        return False
+    return True
+
+
 def _check(values: Values) -> None:
     asked = f"--recipe {values['recipe']}"
     if values["mode"] != "train":
