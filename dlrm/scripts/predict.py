@@ -4,7 +4,7 @@ The input is a log in the format of the training data (`day_0`: a label, integer
 separated by tabs; "-" reads standard input), a table (Parquet, CSV or JSON lines, in a file or a
 directory), a table or query of Spark (`--spark_table`, `--spark_sql`), or a dataset's directory. It
 is read and scored some megabytes at a time, and the scores, float32, are written in the order of
-the rows.
+the rows, as a .npy file for `numpy.load`.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -105,7 +105,8 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "output",
         None,
-        "File to write the scores to, .npy; an earlier file is replaced",
+        "File to write the scores to, in NumPy's format, with a name that ends in .npy; an earlier "
+        "file is replaced",
         required=True,
     )
     flags.DEFINE_enum(
@@ -333,6 +334,8 @@ def _check_paths(query: SparkQuery | None) -> None:
         raise ValueError(f"--output {FLAGS.output!r}: expected a file for the scores")
     if output.exists() and not output.is_file():
         raise ValueError(f"--output {output}: expected a regular file, which is replaced")
+    if output.suffix != ".npy":
+        raise ValueError(f"--output {output}: expected a name that ends in .npy")
     if query is not None:
         return
     source = check_source(FLAGS.input)

@@ -169,7 +169,7 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
 
 @pytest.mark.parametrize("kind", ["input", "directory", "pipe"])
 def test_an_output_that_must_not_be_replaced_is_refused(trained, tmp_path, kind):
-    log = tmp_path / "day"
+    log = tmp_path / "day.npy"
     log.write_text(trained.log.read_text())
     output = {"input": log, "directory": tmp_path, "pipe": tmp_path / "pipe"}[kind]
     if kind == "pipe":
@@ -177,7 +177,17 @@ def test_an_output_that_must_not_be_replaced_is_refused(trained, tmp_path, kind)
     done = predict(*flags_of(trained, log, output))
     assert done.returncode == 1
     assert done.stderr.startswith("error: --output ")
+    assert "ends in .npy" not in done.stderr
     assert log.read_text() == trained.log.read_text()
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "scores"])
+def test_an_output_of_another_name_than_npy_is_refused(trained, tmp_path, name):
+    output = tmp_path / name
+    done = predict(*flags_of(trained, trained.log, output))
+    assert done.returncode == 1
+    assert done.stderr == f"error: --output {output}: expected a name that ends in .npy\n"
+    assert not output.exists()
 
 
 def test_an_output_that_is_a_link_stays_one(trained, tmp_path):

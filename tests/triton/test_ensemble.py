@@ -75,7 +75,7 @@ def test_resuming_adds_seeds_and_trains_no_other(ensemble, trained, by_member, t
 
 def test_commands_score_judge_and_copy_it(ensemble, by_member, tmp_path):
     where = [f"--checkpoint={ensemble.checkpoint}", f"--dataset={ensemble.dataset}"]
-    output = tmp_path / "scores"
+    output = tmp_path / "scores.npy"
     done = forked.run(
         "dlrm.scripts.predict", *where, f"--input={ensemble.log}", f"--output={output}"
     )
