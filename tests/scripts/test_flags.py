@@ -289,7 +289,7 @@ def test_flags_are_written_as_absl_has_them(tmp_path):
         ("--batch_size=0", "flag --batch_size=0: 0 is not a positive integer"),
         ("--lr=x", "flag --lr=x: could not convert string to float: 'x'"),
         ("--seed=-1", "flag --seed=-1: -1 is not an integer in the range [0, 9223372036854775807]"),
-        ("--flagfile=/nowhere", "ERROR:: Unable to open flagfile: "),
+        ("--flagfile=/nowhere", "Unable to open flagfile: "),
         ("train", "expected flags only, got ['train']"),
     ],
 )

@@ -16,7 +16,7 @@ def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
     try:
         return values(arguments)
     except flags.Error as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"--flagfile: expected text in UTF-8, got byte {error.start}") from None
     except RecursionError:
