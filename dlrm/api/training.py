@@ -315,6 +315,7 @@ def _recorded(
     flags = {name: own[name] for name in _OF_THE_TRAINING}
     for config in (*(own[name] for name in own if name not in flags), architecture):
         flags |= vars(config)
+    flags["dataset"] = os.path.abspath(flags["dataset"])
     return {"dlrm_version": dlrm.__version__, "flags": flags, "dataset": data}
 
 

@@ -14,6 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
 from dlrm.api.defaults import training_defaults
+from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROWS = 3000
@@ -238,6 +239,12 @@ def test_checkpoints_of_an_earlier_run_are_not_mixed(dataset, tmp_path):
     assert model.path.parent == tmp_path / "run"
     with pytest.raises(FileExistsError, match="step-000000002: from an earlier run"):
         dlrm.fit(dataset, **kept)
+
+
+def test_a_checkpoint_names_its_dataset_by_an_absolute_path(dataset, monkeypatch):
+    monkeypatch.chdir(dataset.path.parent)
+    model = dlrm.fit(dataset.path.name, base_device="cpu", max_steps=1, **SETTINGS)
+    assert read_config(model.path)["flags"]["dataset"] == str(dataset.path)
 
 
 def test_the_guide_example_runs(root, tmp_path, monkeypatch):
