@@ -3,7 +3,8 @@
     python triton/export.py --checkpoint DIR --save-dir REPO
 
 The architecture is read from the checkpoint. Before anything is written, the exported model scores
-real rows, and must agree with the checkpoint; `report.json` beside it has the differences.
+real rows, and must agree with the checkpoint; `report.json` beside it has the differences. A model
+whose dataset is gone, as that of `dlrm.fit` on a table in memory, is compared on generated rows.
 """
 
 import argparse
@@ -48,9 +49,12 @@ MAX_AUC_CHANGE = 1e-5
 
 
 class Reference(NamedTuple):
-    """Rows that an exported model is compared on, with their logits by the checkpoint."""
+    """Rows that an exported model is compared on, with their logits by the checkpoint.
 
-    dataset: str
+    Generated rows have no dataset, and their labels are all 0.
+    """
+
+    dataset: str | None
     split: str
     inputs: Inputs
     labels: np.ndarray
@@ -88,7 +92,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     flag(
         "dataset",
         type=Path,
-        help="dataset whose rows to compare the exported model on; default: that of the training",
+        help="dataset whose rows to compare the exported model on; default: that of the training, "
+        "or generated rows if it is gone and the checkpoint has its transform",
     )
     flag(
         "dataset-type",
@@ -247,8 +252,11 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
         threads=options.threads,
         keep_versions=options.triton_keep_versions,
     )
-    max_rows = max(options.verify_rows, 1)
-    reference = _reference(dataset, kind, predictor, serving, max_rows, options.allow_links)
+    if dataset is None:
+        reference = _generated(predictor, serving, options)
+    else:
+        max_rows = max(options.verify_rows, 1)
+        reference = _reference(dataset, kind, predictor, serving, max_rows, options.allow_links)
     _, _, lengths, weights = reference.inputs
     serving = replace(serving, lists=lengths is not None, weighted=weights is not None)
     if serving.lists and serving.dyn_batching_delay:
@@ -260,19 +268,38 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
     return Export(predictor, tables, serving, options, reference)
 
 
-def _rows_to_compare(path: Path, options: argparse.Namespace) -> tuple[str, str]:
-    """Returns the dataset to score and its type; by default those of the training."""
+def _rows_to_compare(path: Path, options: argparse.Namespace) -> tuple[str | None, str]:
+    """Returns the dataset to score, None if it is gone, and its type; by default the training's."""
     trained = read_config(path).get("flags", {})
     if options.dataset and not options.dataset.is_dir():
         raise ValueError(f"--dataset {options.dataset}: expected a dataset's directory, got none")
     dataset = options.dataset or trained.get("dataset")
     kind = options.dataset_type or trained.get("dataset_type")
-    if not dataset or kind not in ROWS_ON_DISK or not Path(dataset).is_dir():
+    is_there = dataset and kind in ROWS_ON_DISK and Path(dataset).is_dir()
+    return str(dataset) if is_there else None, kind
+
+
+def _generated(predictor: Predictor, serving: Serving, options: argparse.Namespace) -> Reference:
+    """Returns rows of normally distributed numericals and uniformly distributed ids.
+
+    Raises:
+        ValueError: only a dataset has what is needed: lists, or the AUC that quantizing costs.
+    """
+    config, transform = predictor.model.config, predictor.transform
+    needs_dataset = options.dataset or options.embedding_precision != "fp32"
+    if needs_dataset or transform is None or transform.longest:
+        trained = read_config(predictor.path).get("flags", {})
         raise ValueError(
             "--dataset: expected the directory of a dataset, whose real rows the exported model "
-            f"is judged by; {path} was trained on {dataset} ({kind}), which is not there"
+            f"is judged by; {predictor.path} was trained on {trained.get('dataset')} "
+            f"({trained.get('dataset_type')}), which is not there; "
+            "dlrm.Dataset.from_arrow(frame, schema, DIR) writes one from a table"
         )
-    return str(dataset), kind
+    rows, draw = max(options.verify_rows, 1), np.random.default_rng(0)
+    numerical = draw.normal(size=(rows, config.num_numerical_features)).astype(np.float16)
+    ids = draw.integers(0, config.table_sizes, (rows, len(config.table_sizes)))
+    inputs = Inputs(numerical.astype(serving.numerical_dtype), ids.astype(serving.ids_dtype))
+    return Reference(None, "", inputs, np.zeros(rows, np.float32), predictor.logits_of(inputs))
 
 
 def _reference(
@@ -453,10 +480,17 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
         "table_bytes": tables.num_bytes,
         "table_bytes_fp32": full,
     }
+    if reference.dataset is None:
+        rows, judged = "generated rows, since the dataset of the training is gone (--dataset)", ""
+        report = {name: report[name] for name in report if "auc" not in name and "loss" not in name}
+    else:
+        rows = f"rows of {reference.dataset} ({reference.split})"
+        judged = (
+            f" AUC {found.auc:.6f} (change {found.auc_change:+.1e}), log loss "
+            f"{found.log_loss:.6f} ({found.log_loss_change:+.1e}),"
+        )
     lines = [
-        f"agreement: on {found.rows:,} rows of {reference.dataset} ({reference.split}), AUC "
-        f"{found.auc:.6f} (change {found.auc_change:+.1e}), log loss {found.log_loss:.6f} "
-        f"({found.log_loss_change:+.1e}), greatest difference of a score "
+        f"agreement: on {found.rows:,} {rows},{judged} greatest difference of a score "
         f"{found.greatest_difference:.1e}",
         f"tables: {precision}, {tables.num_bytes:,} bytes, {tables.num_bytes / full:.3f} of fp32",
     ]

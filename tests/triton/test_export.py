@@ -9,6 +9,7 @@ import sys
 
 import forked
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import trained_model
@@ -31,6 +32,27 @@ def test_a_dataset_without_test_rows_is_judged_by_rows_of_another_split(export, 
     repository = export(made, tmp_path / "repository", "--verify-rows=300")
     report = json.loads((repository / "model" / "1" / "report.json").read_text())
     assert (report["split"], report["rows"]) == ("train", 300)
+
+
+def test_a_model_of_a_table_in_memory_is_judged_by_generated_rows(export, tmp_path, capsys):
+    table = {"bought": [i % 2 for i in range(600)], "shop": [i % 7 for i in range(600)]}
+    table["price"] = [float(i % 17) for i in range(600)]
+    schema = {"label": "bought", "numerical": ["price"], "categorical": ["shop"]}
+    model = dlrm.fit(pa.table(table), schema, base_device="cpu", max_steps=2, embedding_dim=4)
+    model.save(tmp_path / "saved")
+    saved = trained_model.Trained(None, tmp_path / "saved", None, None)
+    with pytest.raises(ValueError, match=r"^--dataset: expected .*Dataset\.from_arrow\(frame"):
+        export(saved, tmp_path / "refused", "--embedding-precision=int8")
+    repository = export(saved, tmp_path / "repository", "--verify-rows=300")
+    assert "on 300 generated rows, since the dataset of the" in capsys.readouterr().out
+    version = repository / "model" / "1"
+    report = json.loads((version / "report.json").read_text())
+    assert (report["dataset"], report["rows"]) == (None, 300)
+    assert "auc" not in report
+    assert report["greatest_difference"] < 1e-5 < report["greatest_score"]
+    found = platforms.open_onnx(version / "model.onnx")(np.float32([[0]]), np.int64([[1]]))
+    expected = model.model(torch.zeros(1, 1), torch.tensor([[1]])).detach().numpy()
+    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4)
 
 
 PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
