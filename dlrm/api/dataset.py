@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dlrm.api.defaults import TEST_FRACTION
 from dlrm.data.clicks import layout
@@ -42,6 +43,11 @@ class Dataset:
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
+        if self.path.is_file():
+            raise ValueError(
+                f"{self.path}: expected a table in memory or a dataset's directory, got a file; "
+                "read it into a table, or make a dataset with python -m dlrm.scripts.prepare"
+            )
         manifest = layout.read_dataset_manifest(self.path)
         if manifest is None:
             raise FileNotFoundError(f"{self.path}: no dataset here (expected {MANIFEST})")
@@ -87,12 +93,13 @@ class Dataset:
 
         Raises:
             TypeError: an unknown option.
-            ValueError: the schema does not fit the table, or a value cannot be read; the message
-                names column and row.
+            ValueError: the schema does not fit the table, a value cannot be read, or an option has
+                another type; the message names column and row, or the option.
             FileExistsError: `output` already exists.
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
+        check_types(options, (Division, TableOptions))
         temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
         path = Path(temporary.name, "dataset") if temporary else Path(output or "")
         splits = {"train": frame, "test": test, "validation": validation}
@@ -162,5 +169,29 @@ def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeErr
     similar = difflib.get_close_matches(name, known, 1)
     meant = f"; did you mean {similar[0]!r}?" if similar else ""
     return TypeError(
-        f"{function.__name__}(): expected arguments among {', '.join(known)}; got {name!r}{meant}"
+        f"{function.__name__}(): got {name!r}{meant}; expected arguments among {', '.join(known)}"
     )
+
+
+def check_types(settings: Mapping[str, Any], configs: Iterable[type]) -> None:
+    """Raises ValueError if a setting is not of the type that its field of a configuration has.
+
+    A whole number is accepted for a float, and a list for a tuple.
+    """
+    hints = {name: hint for config in configs for name, hint in get_type_hints(config).items()}
+    for name, value in settings.items():
+        if name in hints and not _is_of_type(value, hints[name]):
+            hint = hints[name]
+            expected = hint.__name__ if isinstance(hint, type) else hint
+            raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _is_of_type(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is UnionType:
+        return any(_is_of_type(value, one) for one in get_args(hint))
+    if get_origin(hint) is tuple:
+        is_list = isinstance(value, tuple | list)
+        return is_list and all(_is_of_type(one, get_args(hint)[0]) for one in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 import dlrm
-from dlrm.api.dataset import OPTIONS, Dataset, unexpected
+from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
 from dlrm.api.defaults import training_defaults
 from dlrm.api.recipe import BATCH_SIZE, RECIPES, Facts, auto, describe
 from dlrm.data.clicks import layout
@@ -130,6 +130,7 @@ def fit(
     chosen = {name: value for name, value in settings.items() if name in SETTINGS}
     if unknown := [name for name in settings if name not in options and name not in chosen]:
         raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
+    check_types(chosen, (*_CONFIGS, ClickTraining))
     check_schedule(chosen.get("schedule", "nvidia"), chosen)
     device = choose_device(base_device)
     if isinstance(data, Dataset | str | os.PathLike):
@@ -201,6 +202,7 @@ def judge_settings(
     """
     if unknown := [name for name in settings if name not in SETTINGS]:
         raise unexpected(judge_settings, unknown[0], SETTINGS)
+    check_types(settings, (*_CONFIGS, ClickTraining))
     check_schedule(settings.get("schedule", "nvidia"), settings)
     opened, device = Dataset(dataset), choose_device(base_device)
     values, _ = _with_defaults(opened, recipe, {"test_freq": _AT_THE_END} | settings)

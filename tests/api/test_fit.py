@@ -207,8 +207,28 @@ def test_nothing_is_printed_unless_asked(capfd):
     ("arguments", "error", "message"),
     [
         ({"embeding_dim": 1}, TypeError, "did you mean 'embedding_dim'"),
-        ({"learning_rate": 1}, TypeError, r"fit\(\): .*recipe, .*embedding_dim.* 'learning_rate'"),
+        (
+            {"learning_rate": 1},
+            TypeError,
+            r"fit\(\): got 'learning_rate'; expected .* recipe, .*embedding_dim",
+        ),
         ({"recipes": "auto"}, TypeError, "did you mean 'recipe'"),
+        ({"epoch": 1}, TypeError, r"^fit\(\): got 'epoch'; did you mean 'epochs'\?; expected arg"),
+        ({"epochs": "two"}, ValueError, "^epochs: expected int, got 'two'$"),
+        ({"epochs": 1.5}, ValueError, "^epochs: expected int, got 1.5$"),
+        ({"lr": "fast"}, ValueError, "^lr: expected float, got 'fast'$"),
+        ({"lr": None}, ValueError, "^lr: expected float, got None$"),
+        ({"lr": True}, ValueError, "^lr: expected float, got True$"),
+        ({"amp": "yes"}, ValueError, "^amp: expected bool, got 'yes'$"),
+        ({"amp_dtype": 1}, ValueError, r"^amp_dtype: expected str \| None, got 1$"),
+        ({"ema_decay": "0.9"}, ValueError, r"^ema_decay: expected float \| None, got '0.9'$"),
+        (
+            {"bottom_mlp_sizes": "64,8"},
+            ValueError,
+            r"^bottom_mlp_sizes: expected tuple\[int, \.\.\.\], got '64,8'$",
+        ),
+        ({"top_mlp_sizes": (8.0, 1)}, ValueError, r"^top_mlp_sizes: expected tuple\[int"),
+        ({"test_fraction": "0.1"}, ValueError, "^test_fraction: expected float, got '0.1'$"),
         ({"lr": -1.0}, ValueError, "--lr -1.0: expected"),
         ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal --embedding_dim 4"),
         ({"base_device": "gpu"}, ValueError, "--base_device gpu: expected"),
@@ -225,6 +245,17 @@ def test_arguments_that_do_not_fit_are_named(arguments, error, message):
     given = {"data": table(), "schema": SCHEMA, **SETTINGS, **arguments}
     with pytest.raises(error, match=message):
         dlrm.fit(given.pop("data"), given.pop("schema"), **given)
+
+
+def test_lists_and_whole_numbers_are_taken_for_tuples_and_floats(dataset):
+    settings = {**SETTINGS, "bottom_mlp_sizes": [8, 4], "lr": 1, "dropout": 0, "ema_decay": None}
+    assert "test_auc" in dlrm.fit(dataset, base_device="cpu", max_steps=1, **settings).results
+
+
+def test_a_file_is_not_a_dataset(tmp_path):
+    (tmp_path / "rows.csv").write_text("bought,price\n1,2\n")
+    with pytest.raises(ValueError, match=r"rows.csv: .* got a file; read it into a table, or make"):
+        dlrm.fit(tmp_path / "rows.csv", SCHEMA)
 
 
 def test_a_dataset_takes_no_schema_and_its_splits(dataset):

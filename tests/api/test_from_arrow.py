@@ -199,7 +199,7 @@ def test_a_temporary_dataset_goes_with_its_object():
 
 def test_arguments_that_do_not_exist_are_named(tmp_path):
     with pytest.raises(
-        TypeError, match=r"from_arrow\(\): .*overwrite, .*test_fraction, .*got 'frac"
+        TypeError, match=r"from_arrow\(\): got 'fraction'; .*overwrite, .*test_fraction, "
     ):
         dlrm.Dataset.from_arrow(table(50), SCHEMA, fraction=0.3)
     with pytest.raises(ValueError, match="schema: expected a Schema, the path of one or a dict"):
