@@ -1,4 +1,4 @@
-"""`dlrm.fit` trains what the command trains, and its model scores, is judged and is saved."""
+"""`dlrm.fit` trains as the command does; its model is scored, evaluated and saved."""
 
 import json
 import re
@@ -27,7 +27,7 @@ SETTINGS = {"embedding_dim": 4, "top_mlp_sizes": (16, 1), "epochs": 2, "batch_si
 
 
 def table() -> pa.Table:
-    """Rows whose best reachable AUC is about 0.79, with a shop and a price missing now and then."""
+    """Returns rows with some missing shops and prices; the best possible AUC is about 0.79."""
     draw = np.random.default_rng(1)
     shop, price = draw.integers(0, 20, ROWS), draw.normal(0, 1, ROWS)
     logit = 1.2 * np.sin(shop) + price - 0.5

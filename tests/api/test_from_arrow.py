@@ -1,4 +1,4 @@
-"""A table in memory becomes the dataset that the same rows in a Parquet file become."""
+"""A table in memory becomes the same dataset as its rows in a Parquet file."""
 
 import gc
 import subprocess
@@ -65,7 +65,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def of_parquet(tmp_path_factory):
-    """The files of the dataset that the rows become on disk, by another engine."""
+    """Returns the files of the dataset that another engine writes from Parquet."""
     folder = tmp_path_factory.mktemp("parquet")
     pq.write_table(table(), folder / "rows.parquet", row_group_size=7777)
     options = TableOptions(Schema.of_facts(SCHEMA), Division(0.2), report=False)
