@@ -1,22 +1,22 @@
-"""Writes the files of the present version that later versions must open.
+"""Writes files of the current version that later versions must open.
 
     python tests/compatibility/make_fixtures.py OUTPUT
 
-OUTPUT, a folder that does not exist yet, gets a dataset of each type, a run of each kind that was
-stopped half-way, an exported model, and in `expected.json` and `expected/` what they hold: rows,
-scores, and the results of the same runs when nothing stops them. All is packed beside it as
-OUTPUT.tar.xz; the one of version V is kept here as V.tar.xz. Every file comes from the package's
-own commands, which run in OUTPUT with relative paths, so that no file names this machine. On the
-same machine a version writes the same bytes again.
+OUTPUT, a folder that must not exist yet, receives a dataset of each type, a run of each kind
+stopped half-way, and an exported model. `expected.json` and `expected/` hold their rows, their
+scores, and the results of the same runs without interruption. All of it is packed beside OUTPUT as
+OUTPUT.tar.xz; the archive of version V is kept here as V.tar.xz. The package's own commands write
+every file. They run in OUTPUT with relative paths, so no file names this machine. A version writes
+the same bytes every time on the same machine.
 
-Files of a version that was published are never made again: that they stay as they were is their
-purpose. A new version, or a new kind of file, gets an archive beside the others.
+The files of a published version are never made again: they must stay as they were. A new version,
+or a new kind of file, gets an archive beside the others.
 
 The image network is EfficientNet-B0 with --expand_ratio 1, the smallest that the flags allow:
-0.8 million weights. It begins with weights from --init_checkpoint in which `ACTIVE` channels of
-each layer have a few distinct values and all other channels are zero. A channel that is zero in all
-its weights has no gradient, so training is real but sparse, and weights, momentum and average of
-the steps compress to some kilobytes.
+0.8 million weights. It starts from --init_checkpoint weights in which `ACTIVE` channels of each
+layer have a few distinct values and all other channels are zero. A channel whose weights are all
+zero has no gradient, so training is real but sparse, and weights, momentum and EMA compress to a
+few kilobytes.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = "work"  # inputs and uninterrupted runs: not packed
-ACTIVE = 6  # channels of a layer of the image network that are not zero
+ACTIVE = 6  # nonzero channels of each layer of the image network
 CLASSES = 2
 NUMERICAL, CATEGORICAL = 3, 5
 WORDS = ("who", "saw", "the", "red", "blue", "cat", "dog", "in", "house", "garden", "at", "night")
@@ -61,7 +61,7 @@ BERT = [
     *("--lr=0.01", "--batch_size=8", "--test_batch_size=16", "--print_freq=100", "--epochs=1"),
     *("--ema_decay=0.8", "--test_freq=4", "--keep_checkpoints=1"),
 ]
-# Run -> command, processes, the step it is stopped after, its flags; {} is the folder of all.
+# Run -> command, processes, the last step before it stops, flags; {} is the root folder.
 RUNS: dict[str, tuple[str, int, int, list[str]]] = {
     "single": (
         *("main", 1, 9),
@@ -82,7 +82,7 @@ RUNS: dict[str, tuple[str, int, int, list[str]]] = {
     "cnn": ("cnn", 1, 5, ["--dataset={}/images", *CNN]),
     "bert": ("bert", 1, 5, ["--dataset={}/shards", "--test_dataset={}/shards", *BERT]),
 }
-# Dataset -> its kind and how it is read; see `observations.read_rows`.
+# Dataset -> its kind and the options that read it; see `observations.read_rows`.
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "split": ("clicks", {}),
     "binary": ("clicks", {"dataset_type": "binary", "num_numerical_features": 2}),
@@ -121,7 +121,7 @@ def main(output: Path) -> None:
 
 
 def call(*words: object, **environment: str) -> None:
-    """Runs Python with some words, one thread and this repository's package."""
+    """Runs Python with arguments, one thread and this repository's package."""
     variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, *map(str, words)],
@@ -149,9 +149,9 @@ def make_log() -> None:
 
 
 def make_nvidia() -> None:
-    """Writes the rows of `split` as NVIDIA's software leaves them: columns and no manifest.
+    """Writes the rows of `split` as NVIDIA's software does: columns without a manifest.
 
-    That of 2021 has a specification, that of 2020 `model_size.json`.
+    The 2021 format has a specification, the 2020 format `model_size.json`.
     """
     for name, description in (("nvidia", "feature_spec.yaml"), ("nvidia_2020", "model_size.json")):
         for file in [Path("split", description), *Path("split").glob("*/*.bin")]:
@@ -162,7 +162,7 @@ def make_nvidia() -> None:
 
 
 def make_binary() -> None:
-    """Writes Parquet, and `binary`, rows of words of 4 bytes, of it."""
+    """Writes a Parquet file and converts it to `binary`, rows of 4-byte words."""
     import pyarrow
     import pyarrow.parquet
 
@@ -180,7 +180,7 @@ def make_binary() -> None:
 
 
 def make_csv() -> None:
-    """Writes a CSV with missing values, and `csv` of it."""
+    """Writes a CSV with missing values and makes `csv` from it."""
     random = np.random.default_rng(1)
     lines = ["city,clicked,age,income"]
     for _ in range(1200):
@@ -205,7 +205,7 @@ def make_synthetic() -> None:
 
 
 def make_images() -> None:
-    """Writes images of a pattern, and `images` of them."""
+    """Writes patterned images and makes `images` from them."""
     from PIL import Image
 
     rows, columns = np.mgrid[:32, :32]
@@ -221,7 +221,7 @@ def make_images() -> None:
 
 
 def make_text() -> None:
-    """Writes documents of a dozen words, and `shards` and `hdf5` of them."""
+    """Writes documents of a dozen words; makes `shards` and `hdf5` from them."""
     random = np.random.default_rng(2)
     tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, ".")
     Path(WORK, "vocab.txt").write_text("\n".join(tokens) + "\n")
@@ -237,7 +237,7 @@ def make_text() -> None:
 
 
 def sparse_weights() -> dict[str, torch.Tensor]:
-    """Weights of the image network: few channels of few values, the others zero."""
+    """Returns weights with few nonzero channels, which hold few values."""
     network = EfficientNet(num_classes=CLASSES, expand_ratio=1)
     weights = {}
     for index, (name, tensor) in enumerate(network.state_dict().items()):
@@ -257,14 +257,14 @@ def sparse_weights() -> dict[str, torch.Tensor]:
 
 
 def expect_rows() -> dict[str, tuple]:
-    """Stores all rows of the datasets; returns how they are read."""
+    """Stores all rows of the datasets; returns `DATASETS`."""
     for name, (kind, options) in DATASETS.items():
         np.savez_compressed(f"expected/{name}.npz", **read_rows(kind, Path(name), options))
     return DATASETS
 
 
 def expect_run(name: str) -> dict:
-    """Makes a run that stops half-way; returns what it and the uninterrupted one come to."""
+    """Makes a run that stops half-way; returns its results and the uninterrupted run's."""
     command, processes, stop, flags = RUNS[name]
     here = [flag.format(".") for flag in flags]
     launcher = ["torch.distributed.run", f"--nproc_per_node={processes}", "--standalone", "-m"]
@@ -301,7 +301,7 @@ def _step(checkpoint: Path | None) -> int:
 
 
 def expect_export() -> None:
-    """Exports the best checkpoint of `single`; stores its answers."""
+    """Exports the best checkpoint of `single`; stores its responses."""
     best = best_checkpoint("runs/single")
     assert best is not None
     assert best != last_checkpoint("runs/single"), "expected a run whose best is not its last"
@@ -311,13 +311,13 @@ def expect_export() -> None:
 
 
 def pack(output: Path) -> None:
-    """Packs all but the inputs, sorted, without owners and times."""
+    """Packs all files but the inputs, sorted, without owners or times."""
     archive = output.with_name(f"{output.name}.tar.xz")
     with tarfile.open(archive, "w:xz", preset=9) as tar:
         for path in sorted(output.rglob("*")):
             name = path.relative_to(output)
             if path.is_file() and name.parts[0] != WORK:
-                entry = tarfile.TarInfo(name.as_posix())  # hard links become files of their own
+                entry = tarfile.TarInfo(name.as_posix())  # hard links become separate files
                 entry.size, entry.mode = path.stat().st_size, 0o644
                 with open(path, "rb") as file:
                     tar.addfile(entry, file)

@@ -1,4 +1,4 @@
-"""Reads fixtures through the package's public names: what is stored, and what a test finds."""
+"""Reads fixtures through the package's public names, when they are stored and when tested."""
 
 import csv
 import json
@@ -24,11 +24,11 @@ from dlrm.scripts.common import dlrm_flags
 from dlrm.train.checkpoints.directory import last_checkpoint
 
 SPLITS = ("train", "test", "validation")
-# What a run measures that does not depend on the machine's speed.
+# Measures of a run that do not depend on the machine's speed.
 _MEASURES = ("auc", "loss", "top1", "top5", "accuracy", "epoch", "step")
 
-# Scores requests with an exported version and nothing else: its folder has its own `dlrm`.
-# The server's part, played: what a version's model.py is given, and gives back.
+# Scores requests with an exported version alone: its folder has its own `dlrm`.
+# The classes stand in for the server's, which model.py receives and returns.
 _ANSWER = """
 import json, sys, types
 from pathlib import Path
@@ -95,17 +95,17 @@ np.savez(sys.argv[3], raw=found[0].answer, ids=found[1].answer)
 
 
 def known(summary: dict[str, Any]) -> dict[str, float]:
-    """The measures of a summary that are the same from run to run."""
+    """Returns the measures of a summary that are the same in every run."""
     return {name: v for name, v in summary.items() if any(part in name for part in _MEASURES)}
 
 
 def read_rows(kind: str, dataset: Path, options: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns all rows of a dataset, as "train labels" and so on.
+    """Returns all rows of a dataset, by names like "train labels".
 
     Args:
         kind: "clicks", "images" or "text".
         dataset: a directory.
-        options: of `DataConfig`, or of `open_pretraining`.
+        options: keywords of `DataConfig` or `open_pretraining`.
     """
     if kind == "text":
         options = {n: v for n, v in options.items() if n != "check_crc"}  # a keyword of 0.1.0
@@ -140,16 +140,15 @@ def run(command: str, arguments: list[str]) -> dict[str, float]:
 def score(
     command: str, flags: list[str], directory: Path, folder: Path
 ) -> dict[str, dict[str, float]]:
-    """Tests a run's checkpoints by its own command; returns the measures of each.
+    """Tests a run's checkpoints with its own command; returns the measures of each.
 
-    That of a DLRM tests one checkpoint, here the last; the others test the average of the steps,
-    too.
+    The DLRM command tests one checkpoint, here the last; the other commands also test the EMA.
 
     Args:
         command: "main", "cnn" or "bert".
-        flags: that it was trained with.
-        directory: of the checkpoints.
-        folder: where the datasets are.
+        flags: flags of its training.
+        directory: holds the checkpoints.
+        folder: holds the datasets.
     """
     datasets = [flag.format(folder) for flag in flags if "dataset=" in flag]
     with tempfile.TemporaryDirectory() as scratch:
@@ -171,9 +170,9 @@ def score(
 
 
 def scores_of_rows(folder: Path, flags: list[str], directory: Path) -> dict[str, np.ndarray]:
-    """Returns logits by the best and the last checkpoint of a run of a DLRM.
+    """Returns the logits of a DLRM run's best and last checkpoints.
 
-    They are of raw rows where the checkpoint has a transform, else of the dataset's test rows.
+    Scores raw rows if the checkpoint has a transform, else the dataset's test rows.
     """
     (dataset,) = (flag.partition("=")[2].format(folder) for flag in flags if "dataset=" in flag)
     found = {}
@@ -192,7 +191,7 @@ def scores_of_rows(folder: Path, flags: list[str], directory: Path) -> dict[str,
 
 
 def answers(version: Path, folder: Path) -> dict[str, np.ndarray]:
-    """Returns requests to an exported version, and its answers."""
+    """Returns requests to an exported version and its responses."""
     lines = (folder / "expected" / "lines.tsv").read_text().splitlines()
     padded = np.array([line.encode() for line in lines])
     raw = padded.view(np.uint8).reshape(len(lines), -1)
@@ -204,7 +203,7 @@ def answers(version: Path, folder: Path) -> dict[str, np.ndarray]:
 
 
 def ask(version: Path, asked: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns an exported version's answers to requests of raw rows and of ids."""
+    """Returns an exported version's responses to requests with raw rows and with ids."""
     with tempfile.TemporaryDirectory() as scratch:
         np.savez(f"{scratch}/asked.npz", **asked)
         files = [f"{scratch}/asked.npz", f"{scratch}/found.npz"]

@@ -1,4 +1,4 @@
-"""Files of earlier versions open, score as before and resume; `make_fixtures` wrote them."""
+"""Files of earlier versions, written by `make_fixtures`, open, score as before and resume."""
 
 import functools
 import json
@@ -24,34 +24,34 @@ from dlrm.scripts.verify_dataset import verify
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
-# Logits are of order 1 and sums of some ten float32 products, each rounded to 6e-8 of its size in
-# an order that the processor chooses.
+# Logits are of order 1 and sum about ten float32 products, each rounded to 6e-8 of its size, in an
+# order that depends on the processor.
 SCORES = {"rtol": 1e-5, "atol": 1e-6}
-# After 7 to 12 more steps, each of which carries the roundings of those before it. Without AVX,
+# After 7 to 12 more steps, each of which carries earlier rounding errors on. Without AVX,
 # with AVX2, with 2 threads, or with 1 process instead of 2, losses differ by 2.4e-7 and logits by
-# 4.8e-7 at most. If the optimizer's state is forgotten, they differ by 5e-3 and 0.5; if the state
-# of the random generators is, losses differ by 3e-4.
+# 4.8e-7 at most. If the optimizer's state is lost, they differ by 5e-3 and 0.5; if the random
+# generators' state is lost, losses differ by 3e-4.
 RESUMED = {"rtol": 2e-5, "atol": 1e-5}
-# bfloat16 lookups: a value that is rounded to the other side changes by 2**-8 of its size.
+# bfloat16 lookups: a value that rounds the other way changes by 2**-8 of its size.
 RESUMED_BF16 = {"rtol": 1e-2, "atol": 1e-2}
-# AUCs are of 300 rows, of which two pairs that change places change 1e-4, or fewer.
+# AUCs are over about 300 rows, where two swapped pairs change the AUC by 1e-4 at most.
 COUNTED = {"rtol": 0, "atol": 1e-4}
 
 
 class Written(NamedTuple):
-    """Files that a version wrote, unpacked, and their entry in `expected.json`."""
+    """Holds the unpacked files of a version and the content of `expected.json`."""
 
     folder: Path
     expected: dict[str, Any]
 
     def entry(self, kind: str, name: str) -> Any:
-        """The entry of a dataset or a run; skips where that version did not write it yet."""
+        """Returns the entry of a dataset or run; skips if that version did not write it."""
         if name not in self.expected[kind]:
             pytest.skip(f"{self.folder.name} has no {name}")
         return self.expected[kind][name]
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """Expected arrays."""
+        """Returns expected arrays."""
         with np.load(self.folder / "expected" / f"{name}.npz") as arrays:
             return {key: arrays[key] for key in arrays.files}
 
@@ -110,7 +110,7 @@ def test_a_synthetic_dataset_is_a_split_one(written):
 
 
 def assert_measures(found, expected, tolerance):
-    """Measures of tests are the same, but for what another processor rounds otherwise."""
+    """Asserts that measures are equal, up to another processor's rounding."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         counted = any(part in name for part in ("auc", "top", "accuracy"))
@@ -167,7 +167,7 @@ def _copied(written: Written, name: str, folder: Path) -> Path:
 
 
 def _resuming(written: Written, run: dict, directory: Path, folder: Path) -> list[str]:
-    """Returns the command line of a resumed run whose dataset was moved."""
+    """Returns the command line that resumes a run whose dataset has moved."""
     flags = [flag.format(written.folder) for flag in run["flags"]]
     own = [f"--save_checkpoint_path={directory}", f"--log_path={folder / 'log.json'}"]
     return [*flags, *own, "--resume"]
@@ -179,7 +179,7 @@ def _says_resumed(run: dict, directory: Path) -> str:
 
 
 def _assert_ends(written: Written, name: str, directory: Path, summary: dict) -> None:
-    """The run ends where, and as, the one did that nothing stopped."""
+    """Asserts that the run ends like the uninterrupted one."""
     run = written.expected["runs"][name]
     tolerance = RESUMED_BF16 if name == "bf16" else RESUMED
     assert last_checkpoint(directory).name == f"step-{run['final_step']:09d}"
@@ -193,7 +193,7 @@ def _assert_ends(written: Written, name: str, directory: Path, summary: dict) ->
         found = observations.scores_of_rows(written.folder, run["flags"], directory)["last"]
         expected = written.arrays(f"scores-{name}")
         np.testing.assert_allclose(found, expected["final"], **tolerance)
-        assert abs(expected["final"] - expected["last"]).max() > 0.05  # it has learnt meanwhile
+        assert abs(expected["final"] - expected["last"]).max() > 0.05  # it has learned since
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -209,7 +209,7 @@ def test_a_checkpoint_is_inspected(written, name, monkeypatch, capsys):
 
 @pytest.fixture
 def ask():
-    """Asks an exported version, for which ONNX Runtime must be there."""
+    """Returns `observations.ask`; skips without ONNX Runtime."""
     pytest.importorskip("onnxruntime", reason="needs dlrm[serve]")
     return observations.ask
 
