@@ -48,7 +48,7 @@ def test_samples_may_be_dealt_in_any_numbers(ranks):
 
 
 class Copies(TorchDispatchMode):
-    """Notes the operators that make or move what only the host knows."""
+    """Records the operators that create or move data known only on the host."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Copies(TorchDispatchMode):
 
 
 def moved_by_passes(world, tables_by_rank):
-    """Returns the copies of three passes: the first, one of the same sizes, one of others."""
+    """Returns the copies of three passes: the first, one of equal sizes, one of other sizes."""
     found = []
     for batch in (23, 23, 27):
         with Copies() as copies:
@@ -164,7 +164,7 @@ def test_contradictions_of_a_launcher_are_named(change, message):
 
 
 def test_one_process_makes_the_gpu_it_is_given_the_current_one(monkeypatch):
-    """Generators, streams and waits of torch.cuda are those of the current device."""
+    """Generators, streams and waits of torch.cuda use the current device."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):

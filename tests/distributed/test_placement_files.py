@@ -1,4 +1,4 @@
-"""Placements: what they must cover, and the YAML that people read and edit."""
+"""Placements cover every table, and people can read and edit their YAML."""
 
 import pytest
 import yaml
