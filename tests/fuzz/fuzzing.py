@@ -1,7 +1,7 @@
 """Mutated files for readers, which must return or raise ValueError or OSError in time.
 
-Cases run in forks of this process, some in each, under a limit of memory and with an alarm each. A
-case depends on its seed alone, which the failure names.
+Forks of this process run several cases each, under a memory limit and an alarm per case. A case
+depends only on its seed, which the failure names.
 """
 
 import os
@@ -12,8 +12,8 @@ import signal
 import traceback
 from pathlib import Path
 
-CASES = 1000  # of each format
-SECONDS, MEMORY = 10, 1 << 30  # a case may take; beyond what the process has
+CASES = 1000  # per format
+SECONDS, MEMORY = 10, 1 << 30  # time for a case; memory beyond the process's own
 _PER_FORK = 50
 _TOKENS = [
     *(b"9" * 30, b"-1", b"1e999", b"nan", b"null", b"[", b"{", b"]", b'"', b"\n", b"\0"),
@@ -33,7 +33,7 @@ _TOKENS = [
 
 
 def mutated(content: bytes, seed: int) -> bytes:
-    """Returns a content with one to six changes: bits, pieces cut, copied, moved, or put in."""
+    """Returns content with one to six changes: bits flipped, pieces cut, copied or inserted."""
     chance, found = random.Random(seed), bytearray(content)
     for _ in range(chance.randint(1, 6)):
         begin = chance.randrange(len(found) + 1)
@@ -55,7 +55,7 @@ def mutated(content: bytes, seed: int) -> bytes:
 
 
 def write(content, path: Path, seed: int) -> None:
-    """Writes a mutated file, or a directory of which one file is mutated."""
+    """Writes a mutated file, or a directory with one mutated file."""
     if isinstance(content, bytes):
         path.write_bytes(mutated(content, seed))
         return
@@ -70,15 +70,15 @@ def write(content, path: Path, seed: int) -> None:
 def failures(
     read, content, path: Path, first: int = 0, cases: int = CASES, seconds: int = SECONDS
 ) -> list[str]:
-    """Runs cases; returns what each raised that it must not, or how it ended.
+    """Runs cases; returns the unexpected exception or exit status of each that failed.
 
     Args:
-        read: called with the path of a mutated file or directory.
-        content: of the file before; of a directory, those of its files by name.
-        path: where it is written; in a folder of its own.
+        read: function of the path of a mutated file or directory.
+        content: the unmodified file; for a directory, the contents by file name.
+        path: the file or directory to write, in its own folder.
         first: seed of the first case.
-        cases: how many.
-        seconds: that each may take.
+        cases: their number.
+        seconds: time limit of each.
     """
     found, seed, end = [], first, first + cases
     while seed < end:
@@ -91,7 +91,7 @@ def failures(
                 _run(read, content, path, range(seed, last), writer, seconds)
             except BaseException:
                 traceback.print_exc()
-            os._exit(1)  # the tests must not go on in a fork
+            os._exit(1)  # the fork must not continue the tests
         os.close(writer)
         with os.fdopen(reader) as stream:
             said = stream.read()
@@ -108,7 +108,7 @@ def failures(
 
 
 def _run(read, content, path: Path, seeds: range, writer: int, seconds: int) -> None:
-    """Runs cases in the child: writes the seed of each, and what must not be raised."""
+    """Runs cases in the child: writes the seed and any unexpected exception of each."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -125,4 +125,4 @@ def _run(read, content, path: Path, seeds: range, writer: int, seconds: int) -> 
         except BaseException:
             os.write(writer, f"\nseed {seed}: {traceback.format_exc()[-1500:]}".encode())
         signal.alarm(0)
-    os._exit(0)  # without what else the tests do at their end
+    os._exit(0)  # skips the exit handlers of the tests

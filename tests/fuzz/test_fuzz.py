@@ -1,4 +1,4 @@
-"""Mutated files of every format end in a value or an error of the user, in time and memory."""
+"""Mutated files of every format give a value or a user error, within time and memory limits."""
 
 import io
 import json
@@ -48,7 +48,7 @@ def csv_rows(path):
 
 
 def manifest(path):
-    """Reads a manifest whose own checksum, as a writer with a mistake would have it, fits."""
+    """Reads a manifest with a valid checksum, as a faulty writer would seal it."""
     entries = path.read_bytes()
     try:
         text = sealed_json(json.loads(entries))
@@ -122,7 +122,7 @@ def hdf5_file():
     return file.getvalue()
 
 
-EXAMPLE = b"\n\x0f\n\r\n\x05label\x12\x04\x1a\x02\x08\x07"  # of tf.train: label is [7]
+EXAMPLE = b"\n\x0f\n\r\n\x05label\x12\x04\x1a\x02\x08\x07"  # a tf.train.Example: label is [7]
 
 
 def tfrecord_file():
@@ -158,7 +158,7 @@ def score(folder):
 
 
 def checkpoint(path):
-    """Reads it as it is, and with a manifest that fits it, as a writer with a mistake has it."""
+    """Reads it as it is, then with a matching manifest, as a faulty writer would leave it."""
     problems = []
     for seals in (False, True):
         if seals:
@@ -281,7 +281,7 @@ NAMES = {"model_size": "model_size.json", "config": "config.json", "manifest": "
 
 
 def read(kind, path):
-    """Reads the unmodified file, which is not an error."""
+    """Reads the unmodified file, which must not raise."""
     content, reader = FORMATS[kind]
     content = content() if callable(content) else content
     if isinstance(content, dict):
@@ -329,7 +329,7 @@ def die():
 
 
 def only_even(act, *arguments):
-    """Returns a reader that acts in the cases of seeds 0 and 2."""
+    """Returns a reader that acts only in the cases of seeds 0 and 2."""
     even = {mutated(b"content", seed) for seed in (0, 2)}
 
     def reader(path):
