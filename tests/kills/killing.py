@@ -1,7 +1,7 @@
-"""Processes that are killed at call n of those that change files (shim.c).
+"""Kills processes at the nth call that changes files (shim.c).
 
-A function runs in a fork of a process that has imported everything already, so that a campaign of
-hundreds of kills takes seconds. The process that forks must have no threads.
+Each function runs in a fork of a process that has already imported everything, so a campaign of
+hundreds of kills takes seconds. The forking process must have no threads.
 """
 
 import ctypes
@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-LIMIT = 100  # seconds that forks may take together
-GRACE = 20  # seconds that the other forks may take once one was killed
+LIMIT = 100  # seconds for all forks together
+GRACE = 20  # seconds for the other forks after one was killed
 _SHIM = Path(__file__).with_name("shim.c")
 
 
@@ -33,11 +33,11 @@ class Call(NamedTuple):
     """A function to run in a fork.
 
     Attributes:
-        function: found by its name in a module.
-        arguments: of it.
-        below: the directory whose changes are counted; None counts nothing.
-        at: the call to be killed at, from 1 on; 0 counts only.
-        half: where that call is a write, half of its bytes are written first.
+        function: pickled by its name in a module.
+        arguments: its arguments.
+        below: directory whose changes are counted; None counts nothing.
+        at: number of the call to be killed at, from 1; 0 only counts.
+        half: if that call is a write, writes half of its bytes first.
     """
 
     function: Callable[..., Any]
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
     """Outcome of a fork.
 
     Attributes:
-        killed: whether by the shim.
+        killed: whether SIGKILL ended it.
         value: what the function returned.
         error: the traceback of what it raised, or "".
         calls: a letter for each call that changed files, as shim.c names them.
@@ -67,7 +67,7 @@ class Forks:
     """A process with the shim that runs calls in forks. Use it in a `with` block.
 
     Args:
-        modules: what it imports before it forks.
+        modules: names to import before forking.
     """
 
     def __init__(self, *modules: str):
@@ -109,21 +109,21 @@ class Forks:
         return self.together([Call(function, arguments, **kill)])[0]
 
     def result(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns what a call returns that is not to be killed."""
+        """Returns the value of a call without a kill."""
         outcome = self.run(function, *arguments)
         assert not outcome.error, outcome.error
         return outcome.value
 
 
 def kill_points(calls: str, every: int, seed: int, first: int = 1) -> list[tuple[int, bool]]:
-    """Returns where to kill, (call, by half): everywhere, or at one place in `every`; says so.
+    """Returns and prints the places to kill, (call, half): all, or one in `every`.
 
-    Not at a call of fsync: that leaves what a kill at the next call does.
+    Leaves out calls of fsync: a kill there leaves the same files as one at the next call.
 
     Args:
-        calls: of the uninterrupted run, as `Outcome` has them.
-        every: of how many places one is taken.
-        seed: of which.
+        calls: `Outcome.calls` of the uninterrupted run.
+        every: takes one of so many places.
+        seed: of the choice.
         first: the first call to kill at.
     """
     numbered = list(enumerate(calls, 1))[first - 1 :]
@@ -136,7 +136,7 @@ def kill_points(calls: str, every: int, seed: int, first: int = 1) -> list[tuple
 
 
 def report(what: str, kills: int, faults: Sequence[tuple[Any, str]], began: float) -> None:
-    """Prints how a campaign ended; raises AssertionError where a kill cost something."""
+    """Prints the result of a campaign; raises AssertionError if a kill lost something."""
     seconds = time.monotonic() - began
     print(f"{what}: {kills} kills, {kills - len(faults)} whole ({seconds:.0f} s)")
     shown = "\n".join(f"killed at {points}: {fault}" for points, fault in faults)
@@ -144,13 +144,13 @@ def report(what: str, kills: int, faults: Sequence[tuple[Any, str]], began: floa
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
-    """Returns the bytes of all files, and None for each directory, by their relative path."""
+    """Returns the bytes of each file and None for each directory, by relative path."""
     names = {path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*")}
     return {name: None if path.is_dir() else path.read_bytes() for name, path in names.items()}
 
 
 def difference(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Names what of two folders is not the same."""
+    """Names the entries that differ between folders."""
     missing = object()
     names = sorted(found.keys() | expected.keys())
     return [name for name in names if found.get(name, missing) != expected.get(name, missing)]
@@ -203,7 +203,7 @@ def _outcome(status: int, content: bytes) -> Outcome:
 
 
 def _fork(call: Call, shim: ctypes.CDLL) -> tuple[int, int]:
-    """Starts a call; returns its process and where it writes what came of it."""
+    """Starts a call; returns its process and the descriptor of its result."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:

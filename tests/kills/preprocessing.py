@@ -1,6 +1,6 @@
-"""Commands that prepare data, and what any kill must leave of them; run in forks, see killing.py.
+"""Commands that prepare data, and checks of the files after a kill; run in forks, see killing.py.
 
-Tasks run in the process itself: tests/preproc/test_resume.py kills those of a pool.
+Tasks run in the process itself: tests/preproc/test_resume.py kills pool tasks.
 """
 
 import multiprocessing.resource_tracker
@@ -12,7 +12,7 @@ from killing import contents, difference
 
 from dlrm.preproc import convert_to_binary, prepare_logs, prepare_text
 
-multiprocessing.resource_tracker.ensure_running()  # those with the shim can start no program
+multiprocessing.resource_tracker.ensure_running()  # the shim allows no new programs
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
@@ -55,14 +55,14 @@ def command(kind, arguments):
 
 
 def check(kind, arguments, folder, output, whole, older):
-    """Raises AssertionError unless the same command completes a killed one, from any `output`.
+    """Raises AssertionError unless rerunning completes a killed command, from any `output`.
 
     Args:
         kind, arguments: the command that was killed.
-        folder: what it wrote in, as the kill left it.
-        output: in `folder`, what the command writes.
-        whole: what is in `folder` after the command was not killed.
-        older: the same of another command.
+        folder: its folder, as the kill left it.
+        output: the command's output in `folder`.
+        whole: contents of `folder` after an uninterrupted run.
+        older: the same for another command.
     """
     standing, name = contents(output), output.relative_to(folder).as_posix()
     assert standing in ({}, _within(whole, name), _within(older, name)), "a part stands there"
@@ -85,7 +85,7 @@ def check(kind, arguments, folder, output, whole, older):
 
 
 def write(folder, files):
-    """Writes what `contents` read."""
+    """Writes files that `contents` read."""
     for name, content in files.items():
         path = folder / name
         (path if content is None else path.parent).mkdir(parents=True, exist_ok=True)

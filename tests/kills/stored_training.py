@@ -1,4 +1,4 @@
-"""A training whose rows are in a store, to be killed and compared; run in forks, see killing.py."""
+"""A training run with rows in a store, to kill and compare; runs in forks, see killing.py."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from dlrm.train.checkpoints.directory import last_checkpoint
 
 
 def train(folder, stored):
-    """Begins or resumes a run, and ends it."""
+    """Begins or resumes a run and completes it."""
     run = Run(folder, stored, optimizer="adam", slots=90)
     run.checkpoints.claim()
     last = last_checkpoint(folder / "run")

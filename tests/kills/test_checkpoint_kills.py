@@ -9,7 +9,7 @@ import training
 from killing import Call, Forks, contents, kill_points, report
 
 SEED = 20261122
-_SYNC, _BACKGROUND = (1, False), (2, True)  # how many are kept, in background
+_SYNC, _BACKGROUND = (1, False), (2, True)  # number kept, in background
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def forks():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Holds what checkpoints have attached."""
+    """Returns a folder with notes that checkpoints attach."""
     path = tmp_path_factory.mktemp("runs")
     (path / "notes").mkdir()
     (path / "notes" / "note.txt").write_text("kept in each")
@@ -28,13 +28,13 @@ def folder(tmp_path_factory):
 
 
 class Campaign:
-    """Kills of a run of one process, or of several, and what they must leave.
+    """Kills a run of one or several processes and checks the files.
 
     Args:
-        forks: run everything.
-        folder: for the runs.
-        kind: how many checkpoints are kept, and whether they are written in the background.
-        size: processes.
+        forks: run all calls.
+        folder: holds the runs.
+        kind: number of checkpoints kept, and whether the background writes them.
+        size: number of processes.
         victim: the rank that is killed.
     """
 
@@ -51,7 +51,7 @@ class Campaign:
         shutil.rmtree(final)
 
     def train(self, run, kind, at=0, half=False):
-        """Returns the outcomes of the ranks that train to the end, or are killed."""
+        """Returns the outcomes of the ranks, which train to the end or are killed."""
         store = (self.folder / f"store-{time.monotonic_ns()}").as_uri()
         calls = []
         for rank in range(self.size):
@@ -61,11 +61,11 @@ class Campaign:
         return self.forks.together(calls)
 
     def kill(self, *points):
-        """Kills a run at a point, the resumed one at the next, and so on; then lets it end."""
+        """Kills a run at each point in turn, resuming in between; then lets it finish."""
         run = self.folder / "killed"
         for at, half in points:
             outcome = self.train(run, self.kind, at, half)[self.victim]
-            # In the background calls come in no fixed order, and some are made or not.
+            # Background calls have no fixed order or number, so a kill may not happen.
             assert outcome.killed or not outcome.error, outcome.error
             self._check(points, training.check_left, run, self.every_step)
         if self.size == 1:
@@ -81,7 +81,7 @@ class Campaign:
         self._note(points, self.forks.run(function, run, *arguments, below=run).error)
 
     def _note(self, points, error):
-        if error and (not self.faults or self.faults[-1][0] != points):  # the first of each
+        if error and (not self.faults or self.faults[-1][0] != points):  # only the first of each
             self.faults.append((points, error.strip().splitlines()[-1]))
 
     def _succeed(self, outcomes):

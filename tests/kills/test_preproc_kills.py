@@ -1,4 +1,4 @@
-"""Preparing data, killed anywhere: the same command ends in the same bytes, and they are there."""
+"""After a kill anywhere while preparing data, the same command writes the same bytes."""
 
 import shutil
 import time
@@ -34,16 +34,16 @@ def of_logs(logs, mode, folder):
 
 
 class Campaign:
-    """Kills of a command.
+    """Kills a command and checks the files.
 
     Args:
-        forks: run everything.
-        folder: new; the command writes in it.
-        kind: of `preprocessing.COMMANDS`.
-        arguments: of the command.
-        output: what it writes.
-        other: a further argument, with which it writes another output.
-        over: whether the other output stands there before.
+        forks: run all calls.
+        folder: must not exist; the command writes in it.
+        kind: key of `preprocessing.COMMANDS`.
+        arguments: the command's.
+        output: its output.
+        other: an extra argument that changes the output.
+        over: whether the other output exists before.
     """
 
     def __init__(self, forks, folder, kind, arguments, output, other, over):
@@ -65,7 +65,7 @@ class Campaign:
         return found, outcome.calls
 
     def kill(self, at, half):
-        """Kills the command at a call, and checks what it left."""
+        """Kills the command at a call and checks the files."""
         self._folder.mkdir()
         preprocessing.write(self._folder, self.older if self._over else {})
         kill = {"below": self._folder, "at": at, "half": half}
@@ -81,7 +81,7 @@ class Campaign:
 
 
 def run_campaign(campaign, what, every=1, since=0.0):
-    """Kills at one place in `every`, from a share of all calls on."""
+    """Kills at one place in `every`, after a share of all calls."""
     began = time.monotonic()
     points = kill_points(campaign.calls, every, SEED, 1 + int(since * len(campaign.calls)))
     for point in points:

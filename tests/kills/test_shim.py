@@ -1,4 +1,4 @@
-"""The shim sees what Python, numpy and safetensors write, and kills where it is told to."""
+"""The shim sees what Python, numpy and safetensors write, and kills at the given call."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def python_writes(folder):
     with open(folder / "d" / "e", "r+b", buffering=0) as file:
         os.fsync(file.fileno())
         file.truncate(3)
-    shutil.rmtree(folder / "d")  # by descriptors of directories
+    shutil.rmtree(folder / "d")  # through directory descriptors
     os.chdir(folder)
     os.mkdir("f")
     Path("/proc/self/comm").read_text()
@@ -48,7 +48,7 @@ def safetensors_writes(folder):
     ("function", "calls"),
     [
         (python_writes, "owrlumowwstuum"),
-        (numpy_writes, "owwow"),  # one of them by libc's stdio
+        (numpy_writes, "owwow"),  # one of them through libc's stdio
         (safetensors_writes, "otwr"),
     ],
 )
@@ -59,7 +59,7 @@ def test_every_call_is_seen(forks, tmp_path, function, calls):
 
 
 def test_half_of_what_safetensors_write_is_left(forks, tmp_path):
-    """They write another name first, and Rust's library renames it without libc."""
+    """safetensors writes a temporary file; Rust renames it without libc."""
     assert forks.run(safetensors_writes, tmp_path, below=tmp_path, at=3, half=True).killed
     (unfinished,) = tmp_path.iterdir()
     content = unfinished.read_bytes()
@@ -68,7 +68,7 @@ def test_half_of_what_safetensors_write_is_left(forks, tmp_path):
     (written,) = tmp_path.iterdir()
     whole = written.read_bytes()
     half = len(whole) // 2
-    assert content == whole[:half] + bytes(len(whole) - half)  # the size was set before
+    assert content == whole[:half] + bytes(len(whole) - half)  # the size was set first
 
 
 def test_another_folder_is_not_counted(forks, tmp_path):

@@ -1,4 +1,4 @@
-"""A training with rows in a store, killed anywhere, resumes with the same bits."""
+"""A training run with rows in a store, killed anywhere, resumes bit for bit."""
 
 import random
 import shutil
@@ -18,14 +18,14 @@ def forks():
 
 @pytest.fixture
 def folder():
-    """In memory where it can be, since every checkpoint waits for the disk."""
+    """Returns a folder, in memory if possible: every checkpoint waits for the disk."""
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=base) as path:
         yield Path(path)
 
 
 def kill_and_compare(forks, folder, kills, seed):
-    """Kills runs at a write, each again once it is resumed, and lets them end."""
+    """Kills runs at random calls, each again after it resumes; then lets them finish."""
     forks.result(stored_training.train, folder / "whole", False)
     run, chosen = folder / "killed", random.Random(seed)
     outcome = forks.run(stored_training.train, run, True, below=run)
@@ -34,7 +34,7 @@ def kill_and_compare(forks, folder, kills, seed):
     points = kill_points(outcome.calls, 1, seed)
     killed = 0
     while killed < kills:
-        for _ in range(2):  # the second kill meets a run that goes back to its checkpoint
+        for _ in range(2):  # the second kill may hit a run that resumes
             at, half = chosen.choice(points)
             outcome = forks.run(stored_training.train, run, True, below=run, at=at, half=half)
             assert outcome.killed or not outcome.error, outcome.error

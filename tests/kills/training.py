@@ -1,7 +1,7 @@
-"""A small training run that changes its best and prunes, and what any kill must leave of it.
+"""A small training run whose best changes and which prunes, and checks of it after a kill.
 
-Steps 3, 6, 9 and 12 are saved, and those that are the best when they are tested: 2, 6 and 8. The
-functions run in forks, see killing.py.
+It saves steps 3, 6, 9 and 12, and each new best when tested: 2, 6 and 8. The functions run in
+forks, see killing.py.
 """
 
 import dlrm.environment  # noqa: F401  # first, as in the commands
@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch._dynamo  # which torch's optimizers import at their first step
+import torch._dynamo  # torch's optimizers import it at their first step
 import torch.distributed as dist
 from killing import contents, difference
 from tqdm import tqdm
@@ -37,9 +37,9 @@ from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 torch.set_num_threads(1)
-tqdm.get_lock()  # starts a process, which those with the shim cannot
+tqdm.get_lock()  # starts a process, which the shim forbids later
 
-SCORES = {2: 0.60, 4: 0.55, 6: 0.65, 8: 0.70, 10: 0.50, 12: 0.60}  # of the steps that are tested
+SCORES = {2: 0.60, 4: 0.55, 6: 0.65, 8: 0.70, 10: 0.50, 12: 0.60}  # by tested step
 SAVED = (2, 3, 6, 8, 9, 12)
 TABLE_SIZES = (7, 20, 3)
 ARCHITECTURE = {"embedding_dim": 4, "bottom_mlp_sizes": [4], "top_mlp_sizes": [8, 1]}
@@ -66,7 +66,7 @@ class Clicks:
 
 
 class Scored(Recommendation):
-    """Tests as it should, but for the score, which the step decides."""
+    """Evaluates as usual, except that the step determines the score."""
 
     trainer = None
 
@@ -77,7 +77,7 @@ class Scored(Recommendation):
 
 
 def train(run, keep, in_background, rank=0, size=1, store=None):
-    """Begins or resumes a run, as the command does, and ends it."""
+    """Begins or resumes a run, as the command does, and completes it."""
     world = World(rank, size)
     if size > 1:
         dist.init_process_group(
@@ -96,7 +96,7 @@ def train(run, keep, in_background, rank=0, size=1, store=None):
 
 
 def begin(run, config, keep, in_background=False, world=World(), beat=lambda step: None):
-    """Returns the trainer of a run that begins or is resumed, and its two sets of batches."""
+    """Returns the trainer of a new or resumed run and its training and test batches."""
     sizes = {name: tuple(v) if isinstance(v, list) else v for name, v in ARCHITECTURE.items()}
     task = Scored(DLRMConfig(TABLE_SIZES, 2, **sizes), world, seed=1)
     shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
@@ -121,7 +121,7 @@ def begin(run, config, keep, in_background=False, world=World(), beat=lambda ste
 
 
 def train_until(run, end):
-    """Trains, saves and prunes at every step until there is a file `end`."""
+    """Trains, saving and pruning at every step, until the file `end` exists."""
     config = TrainConfig(epochs=100_000, test_freq=2, checkpoint_freq=1)
 
     def stop_at_end(step):
@@ -136,7 +136,7 @@ def train_until(run, end):
 
 
 def read_again_and_again(run, reads, end):
-    """Loads the best model of a run that is training; returns what went wrong."""
+    """Loads the best model repeatedly while the run trains; returns the errors."""
     while last_checkpoint(run) is None:
         time.sleep(0.01)
     errors = []
@@ -150,11 +150,11 @@ def read_again_and_again(run, reads, end):
 
 
 def check_left(run, every_step):
-    """Raises AssertionError unless readers find a run as it was after a step, whole.
+    """Raises AssertionError unless readers find a run complete, as after some step.
 
     Args:
-        run: the directory that a kill left.
-        every_step: that of the same run, uninterrupted, with all checkpoints that it saved.
+        run: directory after a kill.
+        every_step: directory of the uninterrupted run, with every checkpoint it saved.
     """
     last = last_checkpoint(run)
     if last is None:
@@ -183,13 +183,13 @@ def check_left(run, every_step):
 
 
 def resume_and_check(run, every_step, whole, *arguments):
-    """Resumes, and compares with how an uninterrupted run ends."""
+    """Resumes and compares the result with an uninterrupted run."""
     train(run, *arguments)
     check_end(run, every_step, whole)
 
 
 def check_end(run, every_step, whole):
-    """Raises AssertionError unless a run ended as the uninterrupted one, with nothing left over."""
+    """Raises AssertionError unless a run ended like the uninterrupted one, without leftovers."""
     wrong = difference(contents(run), whole)
     assert not wrong, f"resumed, it ends otherwise than an uninterrupted run: {wrong}"
     check_left(run, every_step)
