@@ -13,7 +13,7 @@ from dlrm.metrics.grouped import all_groups, grouped_auc
 
 
 def of_each_group(scores, labels, groups, weights):
-    """(number, AUC, rows, clicks) of each group of both classes."""
+    """Yields (number, AUC, rows, clicks) of each group with both classes."""
     for number in sorted(set(groups.tolist())):
         here = groups == number
         weight, label = weights[here], labels[here]
@@ -46,7 +46,7 @@ def check(scores, labels, groups, weights=None):
     st.sampled_from([1, 1 << 40]),
 )
 def test_ties_cuts_and_groups_of_any_numbers(rows, at_once, spread):
-    """Groups and ties may go on over any number of the blocks that are counted at once."""
+    """Groups and ties may span any number of the blocks that are counted at once."""
     scores, labels, groups = (np.array([row[i] for row in rows]) for i in range(3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped, "_ROWS_AT_ONCE", at_once)

@@ -1,4 +1,4 @@
-"""Intervals: DeLong's published example, and bootstraps of 10,000 replicates."""
+"""Intervals match DeLong's published example and a bootstrap of 10,000 replicates."""
 
 import math
 
@@ -16,7 +16,7 @@ from dlrm.metrics.intervals import (
 )
 from dlrm.metrics.ranked import RankedRows
 
-# Patients with ovarian cancer (DeLong et al., 1988), as SAS's manual of PROC LOGISTIC prints them:
+# Ovarian cancer patients (DeLong et al., 1988), as printed in SAS's PROC LOGISTIC manual:
 # albumin, total protein, K-G score, and whether surgery helped.
 PATIENTS = """
 3.0 5.8 10 0 3.2 6.3 5 1 3.9 6.8 3 1 2.8 4.8 6 0 3.2 5.8 3 1 0.9 4.0 5 0 2.5 5.7 8 0 1.6 5.6 5 1
@@ -62,7 +62,7 @@ def test_delong_agrees_with_a_bootstrap_of_ten_thousand():
     aucs = np.array(found)
     areas, covariance = delong([ones, others])
     assert areas == pytest.approx([roc_auc_score(labels, one), roc_auc_score(labels, other)])
-    # 10,000 replicates know a deviation within 0.7 %; DeLong's differs by terms of 1 / rows.
+    # 10,000 replicates give a deviation within 0.7 %; DeLong's differs by terms of 1 / rows.
     np.testing.assert_allclose(np.cov(aucs.T), covariance, rtol=0.06)
     difference = delong_difference(ones, others)
     np.testing.assert_allclose(
@@ -73,7 +73,7 @@ def test_delong_agrees_with_a_bootstrap_of_ten_thousand():
 
 
 def test_clusters_widen_the_interval_as_repeated_rows_must():
-    """Four copies of every row, as one cluster, carry no more information than one."""
+    """A cluster of four copies of a row carries no more information than the row."""
     one, _, labels = two_models(500)
     repeated, of_repeated, clusters = (np.repeat(a, 4) for a in (one, labels, np.arange(500)))
 

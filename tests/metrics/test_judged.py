@@ -1,4 +1,4 @@
-"""Models judged on the same rows, and slices of the rows."""
+"""Models are evaluated on the same rows and on slices of them."""
 
 from datetime import datetime, timedelta, timezone
 
@@ -94,7 +94,7 @@ def test_scores_that_are_no_numbers_are_named():
 
 
 def test_days_are_those_of_utc_and_the_earliest_of_many_are_together():
-    first = datetime(1969, 12, 1, tzinfo=timezone.utc)  # negative numbers, too
+    first = datetime(1969, 12, 1, tzinfo=timezone.utc)  # also before 1970
     stamps = [first + timedelta(hours=7 * i) for i in range(200)]  # 59 days
     days = [stamp.strftime("%Y-%m-%d") for stamp in stamps]
     slices = by_day(np.array([int(stamp.timestamp()) * 10**6 for stamp in stamps]))

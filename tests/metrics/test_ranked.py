@@ -1,4 +1,4 @@
-"""Metrics of scored rows, with scikit-learn and plain Python as the oracles."""
+"""Metrics of scored rows match scikit-learn and plain Python."""
 
 import math
 
@@ -17,7 +17,7 @@ from dlrm.train.metrics import click_metrics
 
 
 def rows(count, levels=None, weighted=False, seed=0):
-    """Logits, labels and weights; `levels` distinct scores tie, and some weights are 0."""
+    """Returns logits, labels and weights; with `levels`, logits tie; some weights are 0."""
     random = np.random.default_rng(seed)
     logits = random.normal(-1, 1.5, count).astype(np.float32)
     if levels:
@@ -27,7 +27,7 @@ def rows(count, levels=None, weighted=False, seed=0):
 
 
 def gain_of(chances, labels, weights, top):
-    """The clicks among the highest scores, each group of ties spread evenly."""
+    """Returns the share of clicks among the top scores, spreading ties evenly."""
     left, clicks = top * weights.sum(), 0.0
     for score in sorted(set(chances.tolist()), reverse=True):
         here = chances == score
@@ -41,7 +41,7 @@ def gain_of(chances, labels, weights, top):
 
 
 def ece_of(chances, labels, weights):
-    """Bins by the middle of each score's rows in the order of the scores."""
+    """Computes the ECE, binning each score by the middle of its rows in score order."""
     bins, below = {}, 0.0
     for score in sorted(set(chances.tolist())):
         here = chances == score
