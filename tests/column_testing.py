@@ -1,4 +1,4 @@
-"""Columns of text and dictionaries of their numbers, in the plainest way."""
+"""Makes text columns and dictionaries of numbers in the simplest way."""
 
 from collections.abc import Iterable
 
@@ -9,12 +9,12 @@ from dlrm.data.transform.dictionaries import Counts
 
 
 def text_column(fields: Iterable[str | None]) -> TextColumn:
-    """Returns a column of strings, of which None and "" are missing."""
+    """Returns a column of strings, where None and "" are missing."""
     return TextColumn.from_bytes([(text or "").encode() for text in fields])
 
 
 def fit_dictionary(counts: Counts) -> np.ndarray:
-    """Returns the numbers that get the ids 1, 2, ...: the most frequent first, ties by the number.
+    """Returns the numbers with the ids 1, 2, ...: by falling frequency, ties by number.
 
     The array is uint32 where every number fits, else uint64.
     """

@@ -19,15 +19,15 @@ from ranks import Ranks
 
 ROOT = Path(__file__).parent.parent
 
-# No test fails for being slow: other programs may take the processor.
-# The same cases in every run; `--hypothesis-profile=explore` draws others.
+# No test fails for being slow: the machine may be busy.
+# Every run draws the same cases; `--hypothesis-profile=explore` draws others.
 untimed = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **untimed)
 settings.register_profile("explore", **untimed)
 settings.load_profile("same")
 
 
-# A file runs in one process: those that take longest begin first, so that none waits at the end.
+# Each file runs in one process, so the longest files start first and none finishes alone.
 LONGEST = (
     *("scripts/test_dist_main.py", "scripts/systems/test_systems.py", "test_real_input.py"),
     *("ops/test_row_update.py", "triton/test_export.py", "scripts/test_main.py"),
@@ -45,13 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository."""
+    """Returns the repository root."""
     return ROOT
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Device on which the test computes; tests of the operators have devices of their own."""
+    """Returns the device of a test; tests of the ops have their own `device`."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
     return request.param
@@ -59,15 +59,15 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """Sums the gradients of a row in a fixed order, which a GPU does not without being told."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # torch's own have no such order
+    """Sums the gradients of a row in a fixed order, which a GPU does only on request."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # some torch ops have no such order
     yield
     torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)
 def _full_float32() -> None:
-    """On a GPU a command lets float32 products round their inputs, also for the tests after its."""
+    """Disables TF32, which a command run on a GPU leaves enabled for later tests."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
@@ -84,9 +84,9 @@ _MATPLOTLIB: list[ModuleType] = []
 
 @pytest.fixture
 def curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests whose runs draw their curves."""
+    """Lets the runs of a test draw their curves."""
     monkeypatch.delitem(sys.modules, "matplotlib")
-    if _MATPLOTLIB:  # its own parts are still those that were imported with it
+    if _MATPLOTLIB:  # its submodules are still loaded and must match it
         monkeypatch.setitem(sys.modules, "matplotlib", _MATPLOTLIB[0])
     else:
         _MATPLOTLIB.append(pytest.importorskip("matplotlib"))
@@ -94,7 +94,7 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real rows, which the repository does not contain."""
+    """Returns the folder of real rows, which are not in the repository."""
     path = Path(os.environ.get("DLRM_SHARED_DATA", ROOT.parent / "shared" / "data"))
     if not path.is_dir():
         pytest.skip(f"no real rows: {path} is not there (DLRM_SHARED_DATA names the folder)")
@@ -103,25 +103,25 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> trained_model.Trained:
-    """A log, its dataset, and a checkpoint of a model that was trained on it."""
+    """Returns a log, its dataset, and a checkpoint of a model trained on it."""
     return trained_model.make(tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture(scope="session")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> listed_model.Listed:
-    """A table with lists, its dataset, and a checkpoint of a model that was trained on it."""
+    """Returns a table with lists, its dataset, and a checkpoint of a model trained on it."""
     return listed_model.make(tmp_path_factory.mktemp("listed"))
 
 
 @pytest.fixture(scope="session")
 def other_trained(tmp_path_factory: pytest.TempPathFactory) -> trained_model.Trained:
-    """The same of another log."""
+    """Returns the same as `trained` for another log."""
     return trained_model.make(tmp_path_factory.mktemp("other"), seed=1)
 
 
 @pytest.fixture(scope="session")
 def other_ids(trained: trained_model.Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of `trained`, with tables of the same sizes, whose ids mean other values."""
+    """Returns a dataset of the same log and table sizes whose ids mean other values."""
     lines = trained.dataset.with_name("day_0").read_text().splitlines()
     directory = tmp_path_factory.mktemp("ids") / "dataset"
     directory.mkdir()
@@ -130,7 +130,7 @@ def other_ids(trained: trained_model.Trained, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def ranks():
-    """Returns so many processes that have joined over gloo; see `ranks.Ranks`."""
+    """Returns a function from a size to that many gloo processes; see `ranks.Ranks`."""
     with contextlib.ExitStack() as stack:
         started: dict[int, Ranks] = {}
 

@@ -1,8 +1,8 @@
-"""A device whose tensors have a place and no values: shows what a step would mix up on a GPU.
+"""A device whose tensors have no values: finds operators that would mix devices on a GPU.
 
-torch's fake tensors are of any device, and an operator that is given those of two raises as on a
-GPU. Tensors of "cuda" have no backward pass where torch has no CUDA; those of "lazy", a device that
-nothing else uses, have one, and take the GPU's part.
+torch's fake tensors can be on any device, and an operator raises, as on a GPU, when its inputs are
+on two. Without CUDA in torch, "cuda" tensors have no backward pass. Tensors on "lazy", a device
+that nothing else uses, have one, and stand in for GPU tensors.
 """
 
 import contextlib
@@ -22,26 +22,26 @@ _ATEN = torch.ops.aten
 
 
 class FakeDevice(FakeTensorMode):
-    """Within the block tensors are fake ones, and numbers that are waited for are 1.
+    """Makes all tensors in the block fake; numbers read from the device are 1.
 
     Attributes:
         copies: whether tensors may be copied from one device to another.
     """
 
-    avoid_device_init = True  # else torch.tensor takes memory of it, where there is a GPU
+    avoid_device_init = True  # else torch.tensor allocates on a GPU, if there is one
 
     def __init__(self):
         super().__init__(allow_non_fake_inputs=True)
         self.copies = True
 
     def place(self, task):
-        """Moves a task made on the CPU, with everything that its network has registered."""
+        """Moves a task made on the CPU, with every parameter and buffer of its network."""
         with self:
             task.model.to(NAME)
         task.world = World(device=NAME)
         if hasattr(task.model, "world"):
             task.model.world = task.world
-        self.allow_non_fake_inputs = False  # nothing real from now on: it was not moved
+        self.allow_non_fake_inputs = False  # a real tensor from now on was not moved
 
     def batch(self, batch):
         with self:
@@ -59,7 +59,7 @@ class FakeDevice(FakeTensorMode):
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             places = {str(tensor.device) for tensor in tensors}
             assert len(places) == 1, f"{func} of tensors on {', '.join(sorted(places))}"
-        if fused:  # in place; few have a fake
+        if fused:  # in place; few have a fake kernel
             return None
         if func is _ATEN._to_copy.default and not self.copies:
             place, to = args[0].device, torch.device(kwargs.get("device") or args[0].device)
@@ -72,7 +72,7 @@ class FakeDevice(FakeTensorMode):
 
 @contextlib.contextmanager
 def fake_device():
-    """Gives a device that the package and torch's optimizers take for a GPU with our kernels."""
+    """Yields a device that the package and torch's optimizers use as a GPU with our kernels."""
     foreach = torch.utils._foreach_utils
     supported = [*foreach._get_fused_kernels_supported_devices(), "lazy"]
     with pytest.MonkeyPatch.context() as patch:

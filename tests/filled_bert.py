@@ -1,6 +1,6 @@
-"""Small BERTs with weights that a formula gives, and the logits that follow: the golden values.
+"""Small BERTs with weights from a formula, and their logits: the golden values.
 
-`tests/peers` shows that transformers' networks with the same weights give them too.
+`tests/peers` shows that the networks of transformers give the same logits.
 """
 
 import filled_networks
@@ -32,7 +32,7 @@ KINDS = {
     "question": BertForQuestionAnswering,
     "classification": BertForSequenceClassification,
 }
-# The last row's logits: of its second masked token and of the pair; of its token 3; of its classes.
+# Logits of the last row: its second masked token and the pair; its token 3; its classes.
 GOLDEN = {
     "pretraining": [
         *(0.750005744, -0.318029188, 0.981374832, 0.059360514, 1.100537163, 0.644405564),
@@ -45,7 +45,7 @@ GOLDEN = {
 
 
 def build(kind: str, dtype: torch.dtype = torch.float64, config: BertConfig = CONFIG) -> nn.Module:
-    """Returns a network of `KINDS` with weights that depend on their shape and place alone."""
+    """Returns a network of `KINDS` whose weights depend only on shape and position."""
     options = {"num_labels": NUM_LABELS} if kind == "classification" else {}
     with torch.device("meta"):
         network = KINDS[kind](config, **options)
@@ -53,7 +53,7 @@ def build(kind: str, dtype: torch.dtype = torch.float64, config: BertConfig = CO
 
 
 def inputs(kind: str) -> tuple[Tensor, ...]:
-    """Three rows of tokens, of 13, 5 and 8 tokens, with two of each masked; narrow integers."""
+    """Returns rows of 13, 5 and 8 tokens, two masked in each, as narrow integers."""
     places = torch.arange(len(LENGTHS) * LENGTH).view(len(LENGTHS), LENGTH)
     ids = (places * places * 7 + 3) % CONFIG.vocab_size
     segments = (places % LENGTH > 3).to(torch.int8)
@@ -64,7 +64,7 @@ def inputs(kind: str) -> tuple[Tensor, ...]:
 
 
 def shown(kind: str, outputs) -> list[float]:
-    """The logits that are in `GOLDEN`."""
+    """Returns the logits in `GOLDEN`."""
     if kind == "pretraining":
         return [*outputs[0][2, 1].tolist(), *outputs[1][2].tolist()]
     return outputs[2, 3].tolist() if kind == "question" else outputs[2].tolist()

@@ -1,6 +1,6 @@
-"""Networks with weights that a formula gives, and the logits that follow: the golden values.
+"""Networks with weights from a formula, and their logits: the golden values.
 
-`tests/peers` shows that torchvision's and timm's networks with the same weights give them too.
+`tests/peers` shows that the networks of torchvision and timm give the same logits.
 """
 
 import torch
@@ -10,10 +10,10 @@ from dlrm.model.networks.efficientnet import EfficientNet
 from dlrm.model.networks.resnet import ResNet
 
 PIXELS, CLASSES = 64, 7
-PEERS_NORM_EPS = 1e-5  # of torchvision's and timm's batch norms
+PEERS_NORM_EPS = 1e-5  # batch norm epsilon of torchvision and timm
 STILL = {"dropout": 0.0, "drop_path": 0.0}
 
-# What is built, and the logits of the second of two images in training mode.
+# Each network, and the logits of the second of two images in training mode.
 GOLDEN = {
     "resnet50": (
         ResNet,
@@ -97,18 +97,18 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def images(rows: int = 2, pixels: int = PIXELS, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Images of noise."""
+    """Returns noise images."""
     return _spread(rows * 3 * pixels * pixels, 0).view(rows, 3, pixels, pixels).to(dtype)
 
 
 def fill(network: nn.Module) -> nn.Module:
-    """Gives the tensors of a network's state values that depend on their shape and place alone."""
+    """Sets the state of a network to values that depend only on shape and position."""
     with torch.no_grad():
         for index, (name, tensor) in enumerate(network.state_dict().items()):
             if not tensor.is_floating_point():
                 continue
             values = _spread(tensor.numel(), index).view(tensor.shape)
-            if tensor.dim() > 1:  # a weight: outputs as large as inputs
+            if tensor.dim() > 1:  # a weight: keeps outputs as large as inputs
                 tensor.copy_(values * (3 / tensor[0].numel()) ** 0.5)
             elif name.endswith(("weight", "var")):
                 tensor.copy_(1 + 0.1 * values)
@@ -118,7 +118,7 @@ def fill(network: nn.Module) -> nn.Module:
 
 
 def _spread(count: int, start: int) -> Tensor:
-    """Numbers in [-1, 1) without a pattern, exact on any machine."""
+    """Returns irregular numbers in [-1, 1), equal on any machine."""
     bits = (torch.arange(count) * 2654435761 + (start + 1) * 2246822519) % 2**32
     bits = (bits ^ bits >> 15) * 1103515245 % 2**32
     return (bits ^ bits >> 13).double() * 2.0**-31 - 1

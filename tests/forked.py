@@ -1,7 +1,7 @@
-"""Processes that are forks of one that has imported torch: each starts in 0.1 s and not in 3.
+"""Runs processes as forks of one with torch imported: each starts in 0.1 s instead of 3.
 
-A command runs as by `python -m module`: with arguments, environment, folder, standard streams and
-exit code of its own. Only what a process sets before it loads torch has no effect.
+A command runs as under `python -m module`, with its own arguments, environment, folder, standard
+streams and exit code. Only settings that torch reads on import have no effect.
 """
 
 import atexit
@@ -17,7 +17,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "dlrm.environment",  # first, as in the commands
-        "torch._dynamo",  # which torch's optimizers import at their first step
+        "torch._dynamo",  # torch's optimizers import it at their first step
         "dlrm.data.clicks.datasets",
         "dlrm.serving.predictor",
         "dlrm.tasks.recommendation",
@@ -29,22 +29,22 @@ CONTEXT.set_forkserver_preload(
 def start(
     module, *arguments, stdout, stderr=None, stdin=os.devnull, cwd=None, env=None, curves=False
 ):
-    """Starts a command whose streams are files, to which it appends.
+    """Starts a command that appends its output to files.
 
     Args:
-        module: its name or, with the ending .py, the path of a script.
-        stderr: None: where `stdout` goes.
-        env: all its variables; None: those of this process.
-        curves: whether it may draw them, which takes seconds.
+        module: module name or path of a script that ends in .py.
+        stderr: file; None means `stdout`.
+        env: all its variables; None means this process's.
+        curves: whether it may draw curves, which takes seconds.
 
     Returns:
-        The process, as `multiprocessing` has it.
+        The `multiprocessing` process.
     """
     words = [str(module), *map(str, arguments)]
     streams = [os.fspath(path) for path in (stdin, stdout, stderr or stdout)]
     env = dict(os.environ if env is None else env)
     given = (words, streams, os.fspath(cwd or os.getcwd()), env, curves)
-    for path in streams[1:]:  # whoever waits for output need not wait for the file
+    for path in streams[1:]:  # readers need not wait for the files
         Path(path).touch()
     process = CONTEXT.Process(target=_run, args=given)
     process.start()

@@ -1,4 +1,4 @@
-"""A dataset with lists, as its rows are before anything is written of them."""
+"""Makes rows with lists, and datasets of such rows."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ MEAN = {"tags": "sum", "history": "mean"}
 
 
 class Rows(NamedTuple):
-    """`ids[table][row]` are the ids of a row, `factors` what each counts."""
+    """Rows in memory: `ids[table][row]` are ids, `factors` their weights."""
 
     labels: np.ndarray
     numerical: np.ndarray
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 def drawn(rows: int, seed: int, longest: dict[str, int] = LONGEST) -> Rows:
-    """Random rows: of each list some are empty, and the first is the longest."""
+    """Draws random rows; some lists are empty, and the first is the longest."""
     random = np.random.default_rng(seed)
     ids, factors = [], []
     for name, size in SIZES.items():
@@ -45,7 +45,7 @@ def drawn(rows: int, seed: int, longest: dict[str, int] = LONGEST) -> Rows:
 def write(
     directory: Path, splits: dict[str, Rows], weights: bool = False, poolings: dict = MEAN
 ) -> FeatureSpec:
-    """Writes a dataset of ours."""
+    """Writes them as a dataset."""
     lists = {
         name: ListField(longest, name == "history", poolings.get(name))
         for name, longest in LONGEST.items()
@@ -70,7 +70,7 @@ def write(
 
 
 def bags_of(ids: list[list[int]], factors: list[list[float]] | None = None) -> Bags:
-    """The bags of lists of Python."""
+    """Returns Python lists as bags."""
     flat = np.array([value for row in ids for value in row], np.int64)
     lengths = np.array([len(row) for row in ids], np.int64)
     if factors is None:

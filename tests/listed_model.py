@@ -1,4 +1,4 @@
-"""A table with lists, its dataset and a model that was trained on it, for the tests of serving."""
+"""A table with lists, its dataset and a model trained on it, for the serving tests."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ TRAINING = [
 
 
 class Listed(NamedTuple):
-    """Paths of the files, and the rows of the table, labels included."""
+    """Holds the paths and the rows of the table, with labels."""
 
     dataset: Path
     checkpoint: Path
@@ -33,7 +33,7 @@ class Listed(NamedTuple):
 
 
 def draw(rows: int = 2500, seed: int = 0) -> pa.Table:
-    """Rows whose clicks can be learnt from the lists; some lists are empty, or null."""
+    """Draws rows whose clicks depend on the lists; some lists are empty or null."""
     random = np.random.default_rng(seed)
     of_tag, of_item = np.random.default_rng(1).normal(0, 1, (2, 100))
     tags = [(20 * random.random(k) ** 2).astype(int) for k in random.integers(0, 7, rows)]
@@ -56,19 +56,19 @@ def draw(rows: int = 2500, seed: int = 0) -> pa.Table:
 
 
 def text_of(row: dict) -> str:
-    """A row as the line of a log, without its label."""
+    """Returns a row as a log line without its label."""
     return "\t".join(cell(row[name]) for name in row if name != "click")
 
 
 def cell(value: object) -> str:
-    """A value, or a list, as CSV has it."""
+    """Returns a value or list as CSV text."""
     if isinstance(value, list):
         return "|".join(map(str, value))
     return "" if value is None else str(value)
 
 
 def make(directory: Path) -> Listed:
-    """Makes table, dataset and checkpoint in a directory."""
+    """Makes the table, dataset and checkpoint in a directory."""
     table, source = draw(), directory / "rows.parquet"
     pq.write_table(table, source)
     schema, dataset, run = (directory / name for name in ("schema.yaml", "dataset", "run"))

@@ -1,4 +1,4 @@
-"""NVIDIA's reader of datasets of 2021 and later, by the description of its rules: an oracle."""
+"""NVIDIA's reader of datasets of 2021 and later, written from its rules as an oracle."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ import yaml
 
 
 def read_as_nvidia(directory):
-    """Returns split -> (labels, numbers, ids by table), or fails where NVIDIA's reader would.
+    """Returns split -> (labels, numbers, ids by table); fails where NVIDIA's reader would.
 
-    Rules: the mappings are train and test and no other; the channels are categorical, numerical and
-    label, which has one feature; a chunk is `split_binary` with one file; the numbers are in one
-    chunk in the order of their channel, as float16; each table is alone in its chunk, and the label
-    too, as bool; a mapping has each feature once.
+    Rules: the mappings are exactly train and test; the channels are categorical, numerical and
+    label, which has one feature; a chunk is `split_binary` with one file; one chunk has the numbers
+    in channel order, as float16; each table has its own chunk, and so does the label, as bool; a
+    mapping has each feature once.
     """
     directory = Path(directory)
     spec = yaml.safe_load((directory / "feature_spec.yaml").read_text())

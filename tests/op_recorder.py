@@ -1,9 +1,8 @@
 """Records a function's operators on the CPU as a CUDA graph would record its launches.
 
-Recording changes no memory, what would wait for the device is refused, and a replay runs the same
-operators on the same memory with the same numbers: values computed on the host are not computed
-again. Transfers between ranks are recorded and not made, as under capture, and so are the waits for
-them.
+Recording changes no memory and refuses operators that wait for the device. A replay runs the same
+operators on the same memory with the same numbers: it does not compute host values again. As under
+capture, transfers between ranks, and the waits for them, are recorded without being made.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ def _refuse(name):
 
 
 def _capturing():
-    """Answers the query of torch's optimizers as under capture."""
+    """Returns patches that tell torch's optimizers of a capture."""
     stream = mock.Mock(**{"is_capturing.return_value": True})
     device = torch.device("cuda")
     return (
@@ -51,8 +50,8 @@ class OpRecorder:
     """A `dlrm.train.cuda_graph.Recorder`.
 
     Attributes:
-        recordings: how many were made.
-        replays: how often one was replayed.
+        recordings: number made.
+        replays: number of replays.
     """
 
     def __init__(self):
@@ -84,7 +83,7 @@ class _Recording(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self._calls, self._before, self._made = [], {}, set()
-        self.underway = []  # transfers that nothing waits for yet
+        self.underway = []  # transfers not yet waited for
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -98,7 +97,7 @@ class _Recording(TorchDispatchMode):
         for part in (part for tensor in written for part in _parts(tensor)):
             self._keep(part)
         given = {_memory(part) for t in inputs for part in _parts(t)}
-        # An operator gives a sparse tensor that it writes to other indices and values.
+        # An operator replaces the indices and values of a sparse tensor it writes to.
         replaced = {id(t): (t, t._indices(), t._values()) for t in written if t.is_sparse}
         outputs = op(*args, **kwargs)
         self._made |= {_memory(p) for t in _tensors(outputs) for p in _parts(t)} - given
@@ -139,7 +138,7 @@ class _Recording(TorchDispatchMode):
 
 
 class _RecordedWork(FakeWork):
-    """Result of a recorded transfer."""
+    """Handle of a recorded transfer."""
 
     def __init__(self, waited):
         super().__init__()
@@ -150,12 +149,12 @@ class _RecordedWork(FakeWork):
         return True
 
     def finish(self):
-        """Waits for what a replay has started."""
+        """Waits for the transfer of a replay."""
         self.real.wait()
 
 
 def _again(op, args, kwargs, replaced, outputs):
-    """Calls an operator as it was called, and leaves its outputs where they were."""
+    """Repeats an operator's call and copies its outputs to their old memory."""
 
     def as_before(value):
         if id(value) not in replaced:
@@ -171,7 +170,7 @@ def _again(op, args, kwargs, replaced, outputs):
 
 
 def _written(op, args, kwargs):
-    """Returns the tensors that an operator writes to by its schema."""
+    """Yields the tensors that an operator writes to by its schema."""
     for position, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name)
@@ -185,7 +184,7 @@ def _tensors(tree):
 
 
 def _parts(tensor):
-    """The plain tensors that a tensor is made of."""
+    """Returns the plain tensors of a tensor."""
     return [tensor._indices(), tensor._values()] if tensor.is_sparse else [tensor]
 
 

@@ -1,4 +1,4 @@
-"""Processes that have joined over gloo and call what a test asks them to, until it ends."""
+"""Processes joined over gloo that call functions for the tests until closed."""
 
 import tempfile
 import time
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from forked import CONTEXT
 
-TIMEOUT = 120  # seconds for a call, after which a test fails and the processes are killed
+TIMEOUT = 120  # seconds until a call fails the test and the processes are killed
 
 
 class Ranks:
-    """`size` processes; `call` runs a function in each. Use it in a `with` block."""
+    """Starts `size` processes; `call` runs a function in each. Use it in a `with` block."""
 
     def __init__(self, size):
         self.size = size
@@ -43,7 +43,7 @@ class Ranks:
         return all(process.is_alive() for process in self._processes)
 
     def call(self, function, arguments=None):
-        """Returns `function(world, *arguments[rank])` of each rank, or the exception it raised."""
+        """Returns `function(world, *arguments[rank])`, or its exception, for each rank."""
         arguments = arguments or [()] * self.size
         for pipe, own in zip(self._pipes, arguments, strict=True):
             pipe.send((function, own))

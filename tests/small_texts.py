@@ -1,4 +1,4 @@
-"""Random tokens for every task of language, and the architecture of a small network."""
+"""Random tokens for every language task, and the architecture of a small network."""
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ def small(**options) -> BertConfig:
 
 
 class Rows:
-    """A `TextSource` of rows of 8 tokens or more; all have labels, spans and masked tokens."""
+    """A `TextSource` whose rows have 8 or more tokens, labels, spans and masked tokens."""
 
     def __init__(self, num_samples: int, seed: int = 0, padded: bool = True):
         random = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""A dataset of a table as its documentation describes it, in plain Python: the tests' oracle.
+"""Builds a table's dataset from its documentation, in plain Python: the tests' oracle.
 
-Rows are dicts of Python values, a schema is what `schema.yaml` holds, and nothing here calls the
-package: hashes, dictionaries, means, bins, shuffles and file formats are written a second time.
+Rows are dicts of Python values, and a schema is the content of `schema.yaml`. No code of the
+package is used: hashes, dictionaries, means, bins, shuffles and formats are written again.
 """
 
 import math
@@ -39,7 +39,7 @@ def hash_text(text):
 
 
 def text_of(value):
-    """Returns the text of any value: its form in CSV, stripped; None without a value."""
+    """Returns any value as stripped CSV text, "" for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -69,7 +69,7 @@ def microseconds(value, field):
 
 
 def in_zone(time, zone):
-    """A local time: the first if there are two, the microsecond before the gap if there is none."""
+    """Returns a local time: the first of two, or the microsecond before a gap that skips it."""
     before, after = (time.replace(tzinfo=zone, fold=fold).utcoffset() for fold in (0, 1))
     if after <= before:
         return time.replace(tzinfo=zone, fold=0)
@@ -87,12 +87,12 @@ def field_of(entry):
 
 
 class Oracle:
-    """Expected content of a dataset of rows.
+    """Computes the expected dataset of rows.
 
     Attributes:
-        files: relative name -> bytes, of every `.bin`.
-        facts: what is fitted, by column: (mean, deviation, edges, shares), or texts and integers.
-        sizes: rows of each table.
+        files: relative name -> bytes, for every `.bin`.
+        facts: fitted values by column: (mean, deviation, edges, shares), or dictionary values.
+        sizes: rows per table.
     """
 
     def __init__(self, schema, rows, division, file_of=(), file_splits=()):
@@ -109,7 +109,7 @@ class Oracle:
             self._write(file_splits)
 
     def _asked(self, file_splits):
-        """The splits that must not be empty."""
+        """Returns the splits that must not be empty."""
         asked, division = {"train", *file_splits}, self.division
         if division.get("test_fraction") or division.get("test_from"):
             asked.add("test")
@@ -181,7 +181,7 @@ class Oracle:
                     self.files[f"{name}/{starts}"] = starts_of(lengths.tolist())
 
     def _columns(self):
-        """Returns the bytes of each row, of any split, by file."""
+        """Returns the bytes of each row of all splits, by file."""
         schema, rows = self.schema, self.rows
         columns = {"label.bin": [bytes([self._is_positive(row)]) for row in rows]}
         numbers = [self._numbers(field_of(entry)) for entry in schema.get("numerical", ())]
@@ -222,7 +222,7 @@ class Oracle:
         return None if float(value) in self.missing_numbers else float(value)
 
     def _encoded(self, field, entry, categorical):
-        """The bytes of an encoding of a field, or of a cross."""
+        """Returns the bytes of an encoding of a field or cross."""
         entry = {"kind": entry} if isinstance(entry, str) else entry
         if "fields" in field:
             keys = self._combined(field, categorical)[0]
@@ -287,7 +287,7 @@ class Oracle:
         return [half(transformed(value)) for value in values]
 
     def _key(self, field, value):
-        """Returns the key of a value, and its sort key in the order of ids; None if missing."""
+        """Returns the key of a value, which also sorts it among ids; None if missing."""
         text = text_of(value)
         if text in self.missing_values:
             return None
@@ -296,7 +296,7 @@ class Oracle:
         return text.encode()
 
     def _dictionaries(self, fields):
-        """Column -> the keys with ids, in their order."""
+        """Returns column -> keys, in the order of their ids."""
         groups = {}
         for field in fields:
             shared = field.get("dictionary")
@@ -321,12 +321,12 @@ class Oracle:
         return found
 
     def _number_of(self, field, value):
-        """The key of a value as a number; None where missing."""
+        """Returns the key of a value as a number; None if missing."""
         key = self._key(field, value)
         return hash_text(key) if isinstance(key, bytes) else key
 
     def _combined(self, cross, categorical):
-        """The keys of combinations in all rows, None where one is missing, and their texts."""
+        """Returns each row's combined key, None if a part is missing, and the texts of keys."""
         fields = [next(f for f in categorical if f["column"] == name) for name in cross["fields"]]
         texts, keys = {}, []
         for row in self.rows:
@@ -341,7 +341,7 @@ class Oracle:
         return keys, texts
 
     def _crossed(self, cross, categorical):
-        """The ids of combinations in all rows, and what `struct` calls their type."""
+        """Returns each row's id of a combination, and the ids' `struct` code."""
         keys, texts = self._combined(cross, categorical)
         counts = Counter(keys[i] for i in self.training if keys[i] is not None)
         limit = cross.get("frequency_limit", math.inf)
@@ -376,7 +376,7 @@ class Oracle:
         return id_of, code
 
     def _lists(self, field, id_of, code, name):
-        """The bytes of each row of the files of a list field, but for the starts."""
+        """Returns each row's bytes in the files of a list field, without starts."""
         most, weighted = field["max_length"], "weights" in field
         found = {f"{name}.values.bin": [], f"{name}.lengths.bin": []}
         found |= {f"{name}.weights.bin": []} if weighted else {}
@@ -400,18 +400,18 @@ class Oracle:
 
 
 def values_of(field, row):
-    """The values of a field in a row: of a list, several or none."""
+    """Returns a row's values of a field: any number for a list."""
     value = row[field["column"]]
     return (value or []) if "max_length" in field else [value]
 
 
 def code_of(size):
-    """Returns the `struct` code of the narrowest type of numbers below a size."""
+    """Returns the `struct` code of the type that holds ids below a size."""
     return "b" if size < 127 else "h" if size < 32767 else "i"
 
 
 def starts_of(lengths):
-    """Returns where the values of rows 0, 4096, ... begin, and their number."""
+    """Returns the bytes of the starts of rows 0, 4096, ... and of the total."""
     ends = [0]
     for length in lengths:
         ends.append(ends[-1] + length)
@@ -423,13 +423,13 @@ def signed(key):
 
 
 def half(value):
-    """The float16 of a number; OverflowError where it has none."""
+    """Returns a number's float16 bytes; raises OverflowError if too large."""
     single = struct.unpack("<f", struct.pack("<f", value))[0]
     return struct.pack("<e", single)
 
 
 def scale(values):
-    """Mean and standard deviation, exact until they are rounded once."""
+    """Returns the exact mean and standard deviation, rounded once."""
     if not values:
         return 0.0, 1.0
     size = max(map(abs, values))
@@ -444,7 +444,7 @@ def scale(values):
 
 
 def bins_of(values, bins):
-    """Edges at quantiles of the values and of the distinct values, and the shares below them."""
+    """Returns edges at quantiles of all and of distinct values, and the shares below them."""
     if not values:
         return [], []
     ascending, distinct, inner = sorted(values), sorted(set(values)), bins - 1

@@ -1,4 +1,4 @@
-"""Fitted transforms of tables, made by hand."""
+"""Makes fitted table transforms by hand."""
 
 import json
 
@@ -17,7 +17,7 @@ def table_transform(
     positive=None,
     negatives=None,
 ):
-    """Returns the transform of columns: numerical -> mean and deviation, categorical -> values."""
+    """Returns a transform from numerical column -> scale and categorical column -> values."""
     schema = Schema(
         Label(label, positive, any_negative=positive is not None),
         tuple(NumericalField(name, numeric_transform) for name in scales),
@@ -30,7 +30,7 @@ def table_transform(
 
 
 def save_as_before(transform, directory, **changes):
-    """Writes a transform as versions did that had one of their own for CSV."""
+    """Writes a transform in the CSV format of earlier versions."""
     schema = transform.schema
     facts = {
         "version": 1,

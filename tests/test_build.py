@@ -1,4 +1,4 @@
-"""The build compiles what a change needs and no more, and the wheel holds what is in the sources.
+"""A build recompiles only what a change affects, and the wheel holds what is in the sources.
 
 The sources here are small; setup.py, the compilers and ninja are the real ones.
 """
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 
-SOURCES = {  # GCC takes headers of the same contents and time for one file
+SOURCES = {  # GCC treats headers of equal content and time as one file
     "csrc/tensors.h": "struct Tensors;\n",
     "csrc/library.cpp": '#include "tensors.h"\nint library() { return 1; }\n',
     "csrc/cpu/simd.h": "struct Simd;\n",
@@ -62,7 +62,7 @@ def setup(project, *command, **variables):
 
 
 def build(project, **variables):
-    """Returns the sources that were compiled, and the libraries that were linked."""
+    """Returns the compiled sources and the linked libraries."""
     done = setup(project, "build_ext", "--inplace", **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     commands = re.findall(r"^\[\d+/\d+\] (.*)$", done.stdout, re.MULTILINE)
@@ -190,7 +190,7 @@ def test_a_source_distribution_has_every_native_source(project):
 
 
 def test_the_macros_of_torch_are_those_of_its_oldest_headers(root):
-    """A later name compiles with the torch installed here, and fails with the oldest supported."""
+    """A newer macro compiles with the torch installed here but fails with the oldest supported."""
     in_2_11 = {
         *("STABLE_TORCH_LIBRARY", "STABLE_TORCH_LIBRARY_IMPL", "STD_TORCH_CHECK", "TORCH_BOX"),
         "TORCH_ERROR_CODE_CHECK",

@@ -1,11 +1,11 @@
-"""The contributors' documents name files that exist, and each decision is a whole record."""
+"""The contributors' documents name files that exist, and each decision is a full record."""
 
 import re
 
 import pytest
 
 PARTS = ["Decision", "Why", "What was rejected", "Consequence"]
-DESCRIPTIONS = ("README.md", "overview.md", "life-of-an-op.md")  # that record no decisions
+DESCRIPTIONS = ("README.md", "overview.md", "life-of-an-op.md")  # which record no decisions
 FOLDERS = ("csrc", "dlrm", "tests", "benchmarks", "docs", "examples", "preproc", "triton")
 _PATH = re.compile(
     rf"`((?:{'|'.join(FOLDERS)})/[^`\s]*|(?:setup|demo)\.py|[\w-]+\.(?:toml|txt|md))`"
@@ -14,7 +14,7 @@ _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
 def documents(root):
-    """`CONTRIBUTING.md` and what it links to, by name."""
+    """Returns `CONTRIBUTING.md` and the design documents by name."""
     return {
         str(path.relative_to(root)): path.read_text()
         for path in [root / "CONTRIBUTING.md", *sorted(root.glob("docs/design/*.md"))]
@@ -22,9 +22,9 @@ def documents(root):
 
 
 def exists(root, path):
-    """Returns True if there is such a file; `dlrm/ops/<name>.py` and `tests/*.py` stand for any."""
+    """Returns True if a file matches, also a pattern like `dlrm/ops/<name>.py` or `tests/*.py`."""
     pattern = re.sub(r"<[^>]+>", "*", path).rstrip("/")
-    # What is built is not in a clone.
+    # A clone has no built files.
     return path.endswith(".so") or any(root.glob(pattern))
 
 

@@ -1,8 +1,8 @@
-"""The Dockerfile calls what the Makefile has and installs what the README says."""
+"""The Dockerfile calls existing make targets and installs the README's packages."""
 
 import re
 
-IN_THE_IMAGE = {"python3-venv"}  # python:*-slim brings Python with venv
+IN_THE_IMAGE = {"python3-venv"}  # python:*-slim has Python with venv
 
 
 def packages(text):

@@ -1,8 +1,8 @@
-"""The commands and programs of README and guides run, at reduced size, or say why they are not run.
+"""The commands and programs of README and guides run at reduced size, or say why not.
 
-A page is a journey: its blocks run in order in one folder, where `places` has the data that
-the page takes for granted. A block after a comment `<!-- not run: why -->` is passed over, and so
-is one after `<!-- run by tests/... -->`, which other tests run.
+The blocks of a page run in order in one folder; `places` has the data that the page assumes. A
+block after a comment `<!-- not run: why -->` is skipped, and so is one after
+`<!-- run by tests/... -->`, which other tests run.
 """
 
 import json
@@ -26,7 +26,7 @@ from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
-# The others take minutes, or nothing of them is run here.
+# The other pages take minutes or run nothing here.
 QUICK = ("README", "click-logs", "click-models", "from-nvidia", "from-torchrec", "serving")
 MODEL = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
 TRAINING = [
@@ -34,7 +34,7 @@ TRAINING = [
     *("--synthetic_dataset_table_sizes=50,50", "--synthetic_dataset_num_entries=512"),
     "--print_freq=3",
 ]
-# What a command gets besides: later flags take precedence.
+# Flags added to a command: later flags take precedence.
 REDUCED = {
     "dlrm.scripts.evaluate": ["--bootstrap=5", "--importance_rows=50"],
     "dlrm.scripts.tune": ["--trials=3", "--rungs=2", "--processes=1"],
@@ -50,7 +50,7 @@ OF_ABSL = {"flagfile", "help"}
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its lines, and the comment before it."""
+    """Holds the language, lines and preceding comment of a fenced block."""
 
     language: str
     text: str
@@ -66,7 +66,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def statements(text: str) -> Iterator[str]:
-    """Yields the commands of a shell block, each with its continued lines or its document."""
+    """Yields the commands of a shell block, each with its continued lines or here-document."""
     lines = iter(text.replace("\\\n", " ").splitlines())
     for line in lines:
         if "<<END" in line:
@@ -79,14 +79,14 @@ def statements(text: str) -> Iterator[str]:
 
 
 def placed(text: str, places: dict[str, Path]) -> str:
-    """Replaces the names of data that a page takes for granted."""
+    """Replaces the names of data that a page assumes."""
     for name, path in places.items():
         text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w-])", str(path), text)
     return text
 
 
 def reduced(words: list[str]) -> list[str]:
-    """Returns the words of a command with flags that make it small."""
+    """Returns the words of a command, with flags that reduce it."""
     modules = [word for word in words if word.startswith("dlrm.scripts.")]
     module = modules[0] if modules else ""
     if module != "dlrm.scripts.main":
@@ -97,7 +97,7 @@ def reduced(words: list[str]) -> list[str]:
 
 
 def run(statement: str, folder: Path) -> None:
-    """Runs a command as a reader would, but for its size."""
+    """Runs a command as a reader would, at reduced size."""
     python = re.match(r"python (-m )?([\w./]+)", statement)
     if python:
         words = reduced(shlex.split(statement, comments=True))
@@ -113,12 +113,12 @@ def run(statement: str, folder: Path) -> None:
         options = {"capture_output": True, "text": True, "env": environment()}
         command = ["bash", "-ec", statement]
         done = subprocess.run(command, cwd=folder, check=False, **options)
-    expected = (0, 1) if "checkpoint diff" in statement else (0,)  # 1: they differ
+    expected = (0, 1) if "checkpoint diff" in statement else (0,)  # 1: the models differ
     assert done.returncode in expected, f"{statement}\n{done.stdout[-2000:]}{done.stderr}"
 
 
 def environment() -> dict[str, str]:
-    """Preprocessing runs without Spark here; other tests compare the bytes of both engines."""
+    """Returns variables; without Spark here, as other tests compare both engines."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     given = {
         "PYTHON": sys.executable,
@@ -141,7 +141,7 @@ def test_git_ignores_what_the_commands_of_the_readme_write():
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory):
-    """Days of a log with Criteo's columns."""
+    """Returns days of a log with Criteo's columns."""
     folder = tmp_path_factory.mktemp("days") / "days"
     simulate_logs.simulate(simulate_logs.Simulation(rows=1600, days=8), folder)
     return folder
@@ -149,7 +149,7 @@ def days(tmp_path_factory):
 
 @pytest.fixture
 def places(trained, days, tmp_path):
-    """Returns the paths that stand for the pages' names of data and runs."""
+    """Returns the paths that replace the pages' names of data and runs."""
     return {
         "/path/with/day_files/day_7": trained.log,
         "/path/with/day_files": days,
@@ -184,7 +184,7 @@ def write_adult(folder: Path) -> None:
 
 
 def write_tables(folder: Path) -> dict[str, Any]:
-    """Writes the tables of the pages, and returns those that their programs have in memory."""
+    """Writes the tables of the pages; returns those that their programs have in memory."""
     count = range(900)
     items = {
         "clicked": [i % 2 for i in count],
@@ -206,7 +206,7 @@ def write_tables(folder: Path) -> dict[str, Any]:
 
 
 def flags_file() -> str:
-    """Returns the command of the pages that writes `small.flags`."""
+    """Returns the pages' command that writes `small.flags`."""
     every = (block for page in PAGES for block in blocks(page))
     (text,) = (s for block in every for s in statements(block.text) if "small.flags <<END" in s)
     return text
@@ -227,7 +227,7 @@ def test_the_commands_of_a_page_run_in_order(page, places, trained, tmp_path, mo
     write_adult(tmp_path)
     frames = write_tables(tmp_path)
     run(flags_file(), tmp_path)
-    if not re.search(r"--save_checkpoint_path run\s", page.read_text()):  # else it is trained
+    if not re.search(r"--save_checkpoint_path run\s", page.read_text()):  # else the page trains it
         (tmp_path / "run").symlink_to(trained.checkpoint)
     if page.stem == "serving":
         places = {"/path/to/write/binary_dataset": trained.dataset, **places}
@@ -242,7 +242,7 @@ def test_the_commands_of_a_page_run_in_order(page, places, trained, tmp_path, mo
 
 
 def known_flags() -> dict[str, set[str]]:
-    """Returns the flags of each command, from the reference."""
+    """Returns the flags of each command in the reference."""
     text = (ROOT / "docs" / "reference" / "flags.md").read_text()
     _, *sections = re.split(r"^## (?:python -m )?(\S+)$", text, flags=re.M)
     found = dict(zip(sections[::2], sections[1::2], strict=True))

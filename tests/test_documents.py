@@ -1,4 +1,4 @@
-"""JSON and YAML that is too deep, too large or invalid is refused in one line, without delay."""
+"""JSON and YAML that is too deep, too large or invalid is refused quickly in one line."""
 
 import os
 import re

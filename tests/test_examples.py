@@ -1,4 +1,4 @@
-"""The examples run as they are printed in the documents, and learn what is in their data."""
+"""The examples run and learn what is in their data."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ def test_the_training_example_learns_and_scores(root, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     *_, rare, frequent, result = done.stdout.splitlines()
-    # Planted: 0.25 and 0.79. The best reachable AUC is about 0.74.
+    # Planted: 0.25 and 0.79. The best possible AUC is about 0.74.
     assert abs(float(rare.split()[-1]) - 0.25) < 0.1
     assert abs(float(frequent.split()[-1]) - 0.79) < 0.1
     assert float(re.fullmatch(r"test AUC: (0\.\d+)", result)[1]) > 0.72

@@ -177,7 +177,7 @@ def test_another_kind_or_version_is_refused(written):
 
 
 def manifest_naming(directory, name, size=0):
-    """Writes a manifest, sealed as ours are, of one file."""
+    """Writes a sealed manifest of one file."""
     entry = {"bytes": size, "crc32": "00000000"}
     text = sealed_json({"kind": "dataset", "version": 2, "files": {name: entry}})
     (directory / "manifest.json").write_text(text)

@@ -1,4 +1,4 @@
-"""Every file imports from lower floors only, and where torch is not needed it is not imported."""
+"""Every file imports only from lower floors, and torch is imported only where needed."""
 
 import ast
 import graphlib
@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-# Low to high; files of one line do not import each other's packages.
+# Low to high; packages of one line do not import each other.
 FLOORS = [
     ["dlrm.documents", "dlrm.environment", "dlrm.host_memory", "dlrm.step_clock"],
     ["dlrm.command_line", "dlrm.files", "dlrm.limits", "dlrm.pages"],
@@ -20,7 +20,7 @@ FLOORS = [
 ]
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
-# Packages, and modules of others, that neither import torch nor, unless they start it, Spark.
+# Packages and modules that import neither torch nor, unless they start it, Spark.
 TORCH_FREE = [
     "dlrm.api.dataset",
     "dlrm.api.defaults",
@@ -56,8 +56,8 @@ TORCH_FREE = [
     "dlrm.scripts.transcode",
     "dlrm.scripts.verify_dataset",
 ]
-MAX_MODULES = 16  # of a folder
-# Earlier paths that README documents; they only name what has moved.
+MAX_MODULES = 16  # in a folder
+# Former paths that README documents; they only re-export moved names.
 DOCUMENTED_PATHS = {
     f"dlrm/data/{name}.py" for name in ("augment", "loader", "log_lines", "pretraining")
 }
@@ -90,7 +90,7 @@ def test_files_import_from_lower_floors_only(root):
 
 def test_only_scripts_read_flags_and_the_environment(root):
     commands, wrong, seen = {root / "dlrm" / name for name in ("scripts", "preproc")}, [], 0
-    own = {  # of the launcher, and what is set for torch
+    own = {  # the launcher's variables, and those set for torch
         root / "dlrm" / "distributed" / "world.py",
         root / "dlrm" / "environment.py",
     }
@@ -108,7 +108,7 @@ def test_only_scripts_read_flags_and_the_environment(root):
 
 
 def modules_of(root, name):
-    """The module, or all modules of a package."""
+    """Returns the module, or all modules of a package."""
     path = root.joinpath(*name.split("."))
     if not path.is_dir():
         return [name]
@@ -139,7 +139,7 @@ def test_no_folder_has_more_modules_than_fit_the_eye(root):
 
 
 def test_packages_import_each_other_in_no_circle(root):
-    """Folders of `dlrm`, which may import what is beside and below them, but not in a circle."""
+    """Folders of `dlrm` may import siblings and subfolders, but not in a cycle."""
     imported: dict[str, set[str]] = {}
     folders = {path.parent for path in (root / "dlrm").rglob("*.py")}
     names = {".".join(folder.relative_to(root).parts) for folder in folders} - {"dlrm"}
@@ -153,14 +153,14 @@ def test_packages_import_each_other_in_no_circle(root):
 
 
 def folder_of(module, names):
-    """The innermost of the folders that a module is in."""
+    """Returns the innermost folder of a module."""
     parts = (module or "").split(".")
     ends = range(len(parts), 0, -1)
     return next((name for end in ends if (name := ".".join(parts[:end])) in names), None)
 
 
 def test_json_and_yaml_on_disk_are_read_in_one_place(root):
-    """All other JSON comes from a process, a request or a line of a log."""
+    """All other JSON comes from a process, a request or a log line."""
     readers = (
         r"json\.load\(|json\.loads\((\([^)]*\)|[^()\n])*\.read_|safe_load|yaml\.load|SafeLoader"
     )

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU runs all its parts, here on the CPU and with sizes that mean nothing."""
+"""The GPU benchmark runs all its parts, here on the CPU with tiny sizes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The script of the first hour on a GPU keeps each step's outcome and resumes where it stopped."""
+"""The first-hour GPU script records each step's outcome and resumes where it stopped."""
 
 import importlib.util
 import json
@@ -89,7 +89,7 @@ def test_a_step_beyond_its_limit_ends_with_all_its_processes(tmp_path):
 
 
 def test_commands_of_a_step_may_run_together(tmp_path):
-    """Each waits for the file that another one writes."""
+    """Each command waits for a file that another one creates."""
     places = [tmp_path / name for name in "abc"]
 
     def waiting(own, other):
@@ -111,7 +111,7 @@ def test_commands_of_a_step_may_run_together(tmp_path):
 
 
 def gone(pid):
-    """Returns True if a process has ended within some seconds, or is a zombie."""
+    """Returns True if a process ends or becomes a zombie within ten seconds."""
     for _ in range(100):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -141,7 +141,7 @@ def test_a_later_call_runs_what_is_not_recorded(tmp_path):
         trace.unlink(missing_ok=True)
         return code, written
 
-    assert call(minutes=2) == (1, "ab")  # c's limit exceeds what is left
+    assert call(minutes=2) == (1, "ab")  # c's limit exceeds the time left
     assert call() == (1, "c")
     assert call() == (1, "")
     made.unlink()
@@ -237,7 +237,7 @@ def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
     parts = [collected(root, command) for command in unkept]
     assert not recording & set().union(*parts)
     assert all(parts)
-    assert recording < collected(root, kept)  # and those of recorded steps
+    assert recording < collected(root, kept)  # and tests of recorded steps
 
 
 def test_a_recording_that_fails_has_a_process_of_its_own(tmp_path, root):
@@ -249,7 +249,7 @@ def test_a_recording_that_fails_has_a_process_of_its_own(tmp_path, root):
 
 
 def collected(root, command):
-    """The names of the tests that a step's command selects; each needs a GPU."""
+    """Returns the names of the tests that a step's command selects; all need a GPU."""
     words = command[command.index("pytest") + 1 :]
     done = forked.run("pytest", *words, "--collect-only", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -297,7 +297,7 @@ def test_all_steps_run_on_a_cpu(root, tmp_path):
     )
     assert done.returncode == 0, done.stdout + (tmp_path / "log.txt").read_text()
     found = states(tmp_path)
-    assert found.pop("sass") in ("absent", "done")  # it needs cuobjdump
+    assert found.pop("sass") in ("absent", "done")  # needs cuobjdump
     assert set(found.values()) == {"done"}
     sizes = json.loads((tmp_path / "gather.json").read_text())["sizes"]
     assert [size["gigabytes"] for size in sizes] == [0.001, 0.01]

@@ -1,4 +1,4 @@
-"""Reading of the kernel's files on memory, in all of their versions."""
+"""All versions of the kernel's memory files are read."""
 
 import pytest
 
@@ -42,7 +42,7 @@ NO_LIMIT = {**V1, "/sys/fs/cgroup/memory/memory.limit_in_bytes": "92233720368547
     ("groups", "free", "total"),
     [
         ({}, 6 + 1, 8),
-        (V2, 4 - 3 + 2 + 1, 4),  # a limit less what is used, but for files, and swap
+        (V2, 4 - 3 + 2 + 1, 4),  # limit - used + file cache + swap
         (V2_CACHES, 4 - 3 + 1 + 2 + 1, 4),
         (V2_WITHOUT_SWAP, 4 - 3 + 2, 4),
         (V1, 2 - 1 + 1, 2),

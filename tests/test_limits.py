@@ -1,4 +1,4 @@
-"""Claims of memory are compared with the free memory that the kernel reports."""
+"""Memory requests are compared with the free memory that the kernel reports."""
 
 import os
 

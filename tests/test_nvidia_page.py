@@ -1,4 +1,4 @@
-"""`docs/reference/nvidia.md` names flags and files that exist, and defaults as they are."""
+"""`docs/reference/nvidia.md` names existing flags and files and the actual defaults."""
 
 import re
 import shlex
@@ -11,9 +11,9 @@ import pytest
 from dlrm.scripts import dist_main
 from dlrm.scripts.common import dlrm_flags
 
-# NVIDIA's, which the page says are gone or refused.
+# NVIDIA's flags that the page lists as removed or refused.
 NOT_OURS = {"fp16", "nofp16", "self_interaction", "synthetic_dataset"}
-# Flags of programs that are not ours.
+# Flags of other programs.
 OF_OTHERS = {"use_env", "nproc_per_node", "load-model", "model-control-mode"}
 SOURCES = ("dlrm/scripts", "dlrm/preproc", "dlrm/data/clicks", "preproc", "triton", "dlrm/train")
 
@@ -24,7 +24,7 @@ def page(root):
 
 
 def rows(page, heading):
-    """The cells of the table whose first cell of the head is `heading`."""
+    """Returns the cells of the table whose header starts with `heading`."""
     lines = page[page.index(f"\n| {heading} |") + 1 :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
@@ -47,7 +47,7 @@ def test_flags_that_it_names_exist(root, page):
     paths = [path for folder in SOURCES for path in (root / folder).rglob("*.py")]
     text = "\n".join(path.read_text() for path in [*paths, root / "bind.sh"])
     known = set(dlrm_flags.parse([]))
-    # A flag of absl stands in quotes, and one of argparse or of a script with its dashes.
+    # absl flags are in quotes; those of argparse and scripts have dashes.
     known |= set(re.findall(r'"(?:--)?([\w-]+)"', text)) | set(re.findall(r"--([\w-]+)", text))
     assert not named - known
 

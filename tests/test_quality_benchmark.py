@@ -114,7 +114,7 @@ def test_boosting_learns_what_can_be_learned(quality, name):
 
 @pytest.fixture
 def in_this_process(quality, monkeypatch):
-    """Contends in this process, and returns the jobs that were done."""
+    """Runs contenders in this process; returns the jobs done."""
     done = []
 
     def contend(given):
@@ -207,7 +207,7 @@ def test_differences_are_paired_over_folds(quality):
     data = quality.Data("rows", Schema.of_facts(SCHEMA), [split, split])
     lines = quality.report(data, ["ours", "logistic"], results, "logistic")
     by_name = {line[:12].strip(): line.split() for line in lines}
-    assert by_name["ours"][1:4] == ["-0.00500", "±", "0.02121"]  # of 0.01 and -0.02
+    assert by_name["ours"][1:4] == ["-0.00500", "±", "0.02121"]  # mean of 0.01 and -0.02
     assert by_name["ours"][-3:] == ["1", "of", "2"]
     assert "0.76000 ± 0.07071" in "\n".join(lines)
     assert "0.87000 ± 0.07071" in "\n".join(lines)  # the mean of members

@@ -1,4 +1,4 @@
-"""Real rows through the whole path, as the README tells users to do it with their own."""
+"""Real rows pass through the whole pipeline, by the README's commands for users' own rows."""
 
 import io
 import json
@@ -36,20 +36,20 @@ def run(arguments, cwd, env=None) -> str:
 
 
 def summary(folder: Path) -> dict:
-    """The summary of the last run below a folder; a run's log is beside its checkpoints."""
+    """Returns the summary of the last run in a folder; logs are beside checkpoints."""
     log = max(folder.rglob("log.json"), key=lambda path: path.stat().st_mtime_ns)
     return json.loads(log.read_text().splitlines()[-1].removeprefix("DLLL "))["data"]
 
 
 def shell_block(heading: str) -> list[str]:
-    """The lines of the first shell block under a heading of the documents, each a whole command."""
+    """Returns the lines of the first shell block under a heading, with continuations joined."""
     text = "".join((ROOT / name).read_text() for name in DOCUMENTS)
     (_, section) = re.split(rf"^##+ {re.escape(heading)}$", text, flags=re.MULTILINE)
     return section.split("```bash\n")[1].split("```")[0].replace("\\\n", " ").splitlines()
 
 
 def documented_commands(heading: str) -> list[list[str]]:
-    """The same, split into words."""
+    """Returns the same, split into words."""
     lines = shell_block(heading)
     return [shlex.split(line, comments=True) for line in lines if line and line[0] != "#"]
 
@@ -113,7 +113,7 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     (tmp_path / "raw").mkdir()
     for day in range(3):
         rows = others[day::3]
-        for number, click in enumerate(clicks[day::3]):  # in both halves of the last day
+        for number, click in enumerate(clicks[day::3]):  # clicks in both halves of the last day
             rows.insert(30 * number, click)
         (tmp_path / "raw" / f"day_{day}").write_bytes(b"".join(rows))
     environment = {
@@ -138,13 +138,13 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
 
 
 def bert_commands(heading: str) -> list[str]:
-    """The lines of a shell block, with this Python's command."""
+    """Returns the lines of a shell block, run with this Python."""
     python = f"{shlex.quote(sys.executable)} -m dlrm.scripts.bert --base_device=cpu"
     return [line.replace("python -m dlrm.scripts.bert", python) for line in shell_block(heading)]
 
 
 def link_texts(shared_data: Path, directory: Path) -> None:
-    """Lays the real rows where the README's commands expect them."""
+    """Links the real rows where the README's commands expect them."""
     names = {"mrpc/train.tsv": "train.tsv", "mrpc/dev.tsv": "dev.tsv"}
     names["squad/train-v1.1.slice.json"] = "train-v1.1.slice.json"
     names["vocab/bert-base-uncased-vocab.txt"] = "vocab.txt"
@@ -153,7 +153,7 @@ def link_texts(shared_data: Path, directory: Path) -> None:
 
 
 def overlap_features(pairs: Pairs) -> np.ndarray:
-    """Returns shares of common words of two sentences, and their difference in length."""
+    """Returns shares of common words of two sentences, and their difference in size."""
     rows = []
     for sentences in zip(pairs.first, pairs.second, strict=True):
         one, two = (set(re.findall(r"\w+", sentence.lower())) for sentence in sentences)
@@ -262,7 +262,7 @@ def test_networks_learn_photographs_of_signs(shared_data, tmp_path, model, least
     tar = shared_data / "signdigits" / "signdigits_shared.tar"
     prepare, training = sign_commands(tar, model)
     assert "train 1,322  test 331 images of 10 classes" in run(prepare, tmp_path)
-    # Minutes on one core: tests run beside each other, and threads wait long for a busy core.
+    # Takes minutes on one core: tests run in parallel, and threads wait long for a busy core.
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     run([*training, "--base_device=cpu"], tmp_path, one_thread)
     assert summary(tmp_path)["test_top1"] >= least
@@ -317,7 +317,7 @@ def test_a_small_bert_learns_from_articles_of_wikipedia(shared_data, tmp_path):
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as above
     run([*training, "--base_device=cpu"], tmp_path, one_thread)
     found = summary(tmp_path)
-    assert found["test_masked_loss"] < 6.6  # which the tokens' frequencies alone do not reach
+    assert found["test_masked_loss"] < 6.6  # token frequencies alone do not reach it
     (curves,) = tmp_path.rglob("curves.png")
     assert curves.stat().st_size > 1000
 

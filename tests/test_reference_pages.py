@@ -15,7 +15,7 @@ def test_flags_and_python_api_are_up_to_date(root):
 
 
 def documented(root):
-    """Returns what matches the names of the page on log keys."""
+    """Returns patterns for the names on the page of log keys."""
     text = (root / "docs" / "reference" / "log.md").read_text()
     names = re.findall(r"`([^`]+)`", "".join(re.findall(r"(?m)^\| (.*?) \|", text)))
     kinds = {"<metric>": f"({'|'.join(METRICS)})", "<part>": r"\w+"}

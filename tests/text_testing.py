@@ -7,7 +7,7 @@ from dlrm.data.text.loader import NO_TOKEN, TextBatch
 
 
 class Numbered:
-    """Row i is full of i + 1 up to its length; it has one masked token, or two where i is odd."""
+    """Fills row i with i + 1 up to its length; odd rows have two masked tokens, others one."""
 
     def __init__(self, lengths, length, masked=True):
         self.num_samples, self.length = len(lengths), length
@@ -34,7 +34,7 @@ class Numbered:
 
 
 def assert_same(one, other):
-    """Compares batches bit for bit, what they lack included."""
+    """Compares batches bit for bit; the same fields must be None."""
     for a, b in zip(one, other, strict=True):
         assert (a is None) == (b is None)
         if a is not None:

@@ -34,10 +34,10 @@ class Points:
 
 
 class Line:
-    """y = w x + b with dropout, so that the state of torch's random generator matters."""
+    """A small network with dropout, so the state of torch's random generator matters."""
 
     metric, loss_metric = "score", "error"
-    batch_size = 4  # of Points
+    batch_size = 4  # that of Points
 
     def __init__(self, scores=(), dropout: float = 0.25, device: str = "cpu"):
         torch.manual_seed(7)
@@ -57,7 +57,7 @@ class Line:
         return len(batch[0])
 
     def evaluate(self, loader):
-        """The next of the given scores, or how well the line fits."""
+        """Returns the error, and the next given score or its own."""
         self.model.eval()
         with torch.no_grad():
             error = sum(float(self.loss(batch)) for batch in loader.batches()) / len(loader)

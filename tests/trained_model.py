@@ -1,4 +1,4 @@
-"""A small log with its dataset and a model that was trained on it, for the tests of serving."""
+"""A small log, its dataset and a model trained on it, for the serving tests."""
 
 import shutil
 from pathlib import Path
@@ -29,7 +29,7 @@ TRAINING = [
 
 
 class Trained(NamedTuple):
-    """Paths of the files; `lines` are the test rows of the log, labels included."""
+    """Holds the paths; `lines` are the test rows of the log, with labels."""
 
     dataset: Path
     checkpoint: Path
@@ -38,7 +38,7 @@ class Trained(NamedTuple):
 
 
 def write_log(path: Path, seed: int = 0) -> list[str]:
-    """Writes lines of a label, integers and hashes whose clicks can be learnt."""
+    """Writes lines of a learnable label, integers and hashes."""
     effects = [np.random.default_rng(1).normal(0, 1.2, size) for size in TABLES]
     random = np.random.default_rng(seed)
     lines = []
@@ -56,9 +56,9 @@ def write_log(path: Path, seed: int = 0) -> list[str]:
 def write_dataset(
     directory: Path, lines: list[str], other_ids: bool = False, rows: dict[str, int] = ROWS
 ) -> Path:
-    """Fits the transform on all lines and writes the dataset, as preprocessing does.
+    """Fits the transform on all lines and writes the dataset like preprocessing.
 
-    With `other_ids` its tables have the same sizes, and every id means another value.
+    With `other_ids`, tables have the same sizes but every id means another value.
     """
     columns = [text_column(c) for c in zip(*(x.split("\t") for x in lines), strict=True)]
     hashes = columns[1 + NUM_NUMERICAL :]
@@ -81,7 +81,7 @@ def write_dataset(
 
 
 def train(dataset: Path, checkpoints: Path, *flags: str) -> Path:
-    """Trains a small model and returns its best checkpoint's directory."""
+    """Trains a small model; returns its checkpoint directory."""
     words = [f"--dataset={dataset}", f"--save_checkpoint_path={checkpoints}", *MODEL, *TRAINING]
     log = f"--log_path={checkpoints.parent / 'log.json'}"
     done = forked.run("dlrm.scripts.main", *words, log, *flags)
@@ -90,9 +90,9 @@ def train(dataset: Path, checkpoints: Path, *flags: str) -> Path:
 
 
 def overflowing(trained: Trained, directory: Path) -> tuple[Path, int]:
-    """Copies the checkpoint; rows whose first and second id are 1 have no finite score.
+    """Copies the checkpoint so that rows whose first two ids are 1 have no finite score.
 
-    All its weights are finite.
+    All weights stay finite.
 
     Returns:
         The copy, and the first such row of the test split.
@@ -101,8 +101,8 @@ def overflowing(trained: Trained, directory: Path) -> tuple[Path, int]:
     for table in (0, 1):
         path = copy / "tables" / f"{table}.bin"
         rows = np.fromfile(path, np.float32).reshape(-1, 8)
-        rows[1] = 1e25  # alone it is no more than a large score
-        path.unlink()  # it may be a link to that of another checkpoint
+        rows[1] = 1e25  # one alone gives a large but finite score
+        path.unlink()  # it may be a link shared with another checkpoint
         rows.tofile(path)
     write_manifest(copy, "checkpoint")
     spec = FeatureSpec.load(trained.dataset)
@@ -111,7 +111,7 @@ def overflowing(trained: Trained, directory: Path) -> tuple[Path, int]:
 
 
 def make(directory: Path, seed: int = 0) -> Trained:
-    """Makes log, dataset and checkpoint in a directory."""
+    """Makes the log, dataset and checkpoint in a directory."""
     log = directory / "day_0"
     lines = write_log(log, seed)
     dataset = directory / "dataset"
