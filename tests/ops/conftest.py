@@ -1,4 +1,4 @@
-"""Devices and instruction sets of this processor on which these tests run the ops."""
+"""Fixtures for the devices and instruction sets on which these tests run the ops."""
 
 import shutil
 
@@ -14,7 +14,7 @@ INSTRUCTION_SETS = ["generic", "avx2", "avx512", "avx512_bf16"]
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), "emulated cuda"])
 def device(request):
-    """Device on which the op runs; an emulated GPU is one whose tensors are on the CPU."""
+    """Returns the device of the op; the tensors of an emulated GPU are on the CPU."""
     if request.param == "emulated cuda":
         with request.getfixturevalue("emulator").in_place_of_cpu():
             yield "cpu"
@@ -26,7 +26,7 @@ def device(request):
 
 @pytest.fixture(scope="session")
 def emulator():
-    """The CUDA kernels on the CPU; see emulated_cuda.py."""
+    """Returns the CUDA kernels on the CPU; see emulated_cuda.py."""
     if not ops.native_available():
         pytest.skip("the native ops are not built")
     if not any(map(shutil.which, ("g++", "c++", "clang++"))):
@@ -36,7 +36,7 @@ def emulator():
 
 @pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request):
-    """Runs the test with the kernels of one instruction set, the best one's after it."""
+    """Runs the test with the kernels of one instruction set; then restores the best."""
     if not ops.native_available():
         pytest.skip("the native ops are not built")
     chosen = ops.instruction_set(limit=request.param)
@@ -48,7 +48,7 @@ def instruction_set(request):
 
 @pytest.fixture
 def threads():
-    """Sets the number of threads: `threads(1)`. It is put back after the test."""
+    """Sets the number of threads: `threads(1)`. Restores it after the test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -56,7 +56,7 @@ def threads():
 
 @pytest.fixture
 def native(request):
-    """For a test of the compiled ops themselves."""
+    """Skips a test that needs the compiled ops."""
     if not ops.native_available():
         pytest.skip("the native ops are not built")
     if "device" in request.fixturenames and request.getfixturevalue("device") == "cuda":

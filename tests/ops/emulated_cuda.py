@@ -24,8 +24,8 @@ FLAGS = [
     "-ffp-contract=off",
     "-fsanitize=alignment",
     "-fsanitize-undefined-trap-on-error",
-    "-fsanitize=thread",  # calls the emulator at each access to memory; its library is not linked
-    "-U_FORTIFY_SOURCE",  # which takes fibers' jumps for errors
+    "-fsanitize=thread",  # calls the emulator at each memory access; its library is not linked
+    "-U_FORTIFY_SOURCE",  # it mistakes fibers' jumps for errors
     "-DDLRM_EMULATE_CUDA",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",
     f"-I{FOLDER}",
@@ -33,13 +33,13 @@ FLAGS = [
     "-Wno-unknown-pragmas",
 ]
 SECTOR = 32  # bytes
-SHARED = 227 * 1024  # bytes of shared memory that a block may have on the emulated device
+SHARED = 227 * 1024  # bytes of shared memory per block on the emulated device
 
 
 def library() -> Path:
     """Builds the library unless these sources have been built before.
 
-    They are compiled as one file, since most of the time goes into torch's headers.
+    Compiles them as one file, since torch's headers take most of the time.
     """
     compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))))
     sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), *sorted(FOLDER.glob("*.cpp"))]
@@ -49,7 +49,7 @@ def library() -> Path:
         digest.update(path.read_bytes())
     built = Path(tempfile.gettempdir(), f"dlrm-emulated-{digest.hexdigest()[:16]}.so")
     with open(built.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of the tests wait
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other test workers wait
         if not built.exists():
             torch_folder = Path(torch.__file__).parent
             all_sources = built.with_suffix(".cpp")
@@ -72,7 +72,7 @@ def run(command: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Launches of a kernel, and bytes of the sectors that it has reached."""
+    """Holds the launches of a kernel and the bytes of the sectors it accessed."""
 
     launches: int
     read: int
@@ -81,11 +81,11 @@ class Traffic:
 
 
 class Emulator:
-    """The loaded library; `configure` sets the kind of device."""
+    """Loads the library; `configure` sets the kind of device."""
 
     def __init__(self, path: Path):
         torch.ops.load_library(path)
-        for name in OPS:  # each is there: an override by none would be no test
+        for name in OPS:  # each must exist, or nothing would be tested
             getattr(torch.ops.dlrm_emulated, name)
         library = ctypes.CDLL(str(path))
         self._configure, self._fault = library.configure_emulator, library.emulate_fault
@@ -103,28 +103,28 @@ class Emulator:
     def configure(self, seed: int = 0, capability: int = 90, shared: int = SHARED) -> None:
         """Draws the order of threads and blocks from `seed`, unless it is 0.
 
-        Restarts the numbers of launches, so that the next ones are like those of a replayed graph.
+        Restarts launch numbers, so the next launches look like those of a replayed graph.
         """
         self._configure(seed, capability, shared)
 
     def fault(self, which: int) -> tuple[int, str]:
-        """Runs a kernel of faults.cpp; returns its sum or -1, and what was wrong."""
+        """Runs a kernel of faults.cpp; returns its sum or -1, and the message."""
         message = ctypes.create_string_buffer(1000)
         return self._fault(which, message, len(message)), message.value.decode()
 
     def sectors_of_additions(self) -> int:
-        """Sectors of 32 bytes that warps have reached by atomic additions since `configure`."""
+        """Counts 32-byte sectors that warps reached by atomic additions since `configure`."""
         return self._sectors()
 
     def count_accesses(self) -> None:
-        """Counts from now until `configure` what kernels read and write."""
+        """Counts kernel reads and writes from now until `configure`."""
         self._count()
 
     def traffic(self) -> dict[str, Traffic]:
-        """Returns the bytes that each kernel has moved since `count_accesses`, by its mangled name.
+        """Returns the bytes that each kernel moved since `count_accesses`, by mangled name.
 
-        Counted is memory of the device but for the word of errors. Each sector counts as often as
-        a warp reaches it by one instruction, as if there were no cache.
+        Counts all device memory except the error word. Each sector counts once for each warp
+        instruction that accesses it, as if there were no cache.
         """
         nm = subprocess.run(["nm", str(self._path)], capture_output=True, text=True, check=True)
         lines = (line.split() for line in nm.stdout.splitlines())
@@ -138,11 +138,11 @@ class Emulator:
 
     @contextlib.contextmanager
     def in_place_of_cpu(self):
-        """Meanwhile the ops run emulated CUDA kernels on CPU tensors."""
+        """Makes the ops run emulated CUDA kernels on CPU tensors."""
         overrides = torch.library.Library("dlrm", "IMPL", "CPU")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the kernels for the CPU are overridden, it says
+                warnings.simplefilter("ignore")  # it reports that CPU kernels are overridden
                 for name in OPS:
                     overrides.impl(name, getattr(torch.ops.dlrm_emulated, name).default)
             yield

@@ -1,10 +1,10 @@
-"""Comparisons that several tests of the ops share."""
+"""Comparisons shared by tests of the ops."""
 
 import torch
 
 
 def assert_as_close_as_reference(actual, reference, exact):
-    """Half precision: at most twice the reference's own error against float64, or one rounding."""
+    """Allows twice the reference's error against float64, or one half-precision rounding."""
     actual, reference, exact = actual.detach(), reference.detach(), exact.detach()
     if exact.numel() == 0:
         assert actual.shape == exact.shape

@@ -1,7 +1,7 @@
-"""Properties of the CUDA kernels alone; the tests of each op cover those shared with the CPU.
+"""Properties of the CUDA kernels alone; each op's tests cover those shared with the CPU.
 
-They run on a GPU where there is one, and on an emulated one (emulated_cuda.py), of which each test
-may choose the kind.
+They run on a GPU if there is one, and on an emulated GPU (emulated_cuda.py), whose kind each test
+may choose.
 """
 
 import pytest
@@ -27,25 +27,25 @@ INTERACTIONS = [  # batch, tables, dim
     (3, 12, 16),
     (3, 0, 5),
     (0, 26, 128),
-    (2, 60, 40),  # a block a sample
+    (2, 60, 40),  # one block per sample
     (2, 40, 100),
 ]
 
 
 class Gpu:
-    """A GPU, or an emulated one, whose tensors are on the CPU."""
+    """A GPU, or an emulated GPU with tensors on the CPU."""
 
     def __init__(self, device, emulator=None):
         self.device, self._emulator = device, emulator
 
     def kind(self, **kind):
-        """Changes the kind of the emulated GPU; real ones have no such test."""
+        """Changes the kind of an emulated GPU; skips the test on a real one."""
         if self._emulator is None:
             pytest.skip("a GPU is of the kind that it is")
         self._emulator.configure(**kind)
 
     def sectors_of_additions(self):
-        """See `Emulator`; after `kind`, of a launch or several."""
+        """See `Emulator`; counts one or several launches after `kind`."""
         return self._emulator.sectors_of_additions()
 
     def switch(self, tf32=False, deterministic=False):
@@ -56,7 +56,7 @@ class Gpu:
             torch.ops.dlrm_emulated.cuda_switches(tf32 + 2 * deterministic)
 
     def raised(self):
-        """The message of the error that the kernels have kept, once."""
+        """Returns the message of the kernels' kept error, which is raised once."""
         with pytest.raises(RuntimeError) as error:
             ops.raise_device_errors(self.device)
         ops.raise_device_errors(self.device)
@@ -65,7 +65,7 @@ class Gpu:
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def gpu(request):
-    """A GPU where new tensors are, whose switches are off before the test and after it."""
+    """Returns the GPU of new tensors; its switches are off before and after the test."""
     if request.param == "emulated":
         emulator = request.getfixturevalue("emulator")
         with emulator.in_place_of_cpu():
@@ -86,7 +86,7 @@ def gpu(request):
 
 
 class Random:
-    """Draws the same on every device."""
+    """Draws the same numbers on every device."""
 
     def __init__(self, seed):
         self._generator = torch.Generator("cpu").manual_seed(seed)
@@ -248,7 +248,7 @@ def test_bags_in_half_precision(dtype, weighted, gpu):
 def updated(function, seed=3, total_rows=40, count=9000, dim=12, dtype=torch.float32, **more):
     random = Random(seed)
     weight = random.normal(total_rows, dim)
-    # A row that most gradients are of, some that come often, and some that do not come.
+    # One row has most gradients, some rows occur often, and some do not occur.
     rows = random.integers(total_rows, count) // 2
     rows[random.uniform(count) < 0.6] = 7 % total_rows
     grad = random.normal(count, dim).to(dtype)
@@ -265,7 +265,7 @@ def test_long_and_short_runs_of_a_row_match_the_reference(total_rows, count, dim
     torch.testing.assert_close(
         updated(ops.row_adagrad_, **sizes),
         updated(ops.row_adagrad_reference, **sizes),
-        rtol=1e-3,  # thousands of gradients, in another order
+        rtol=1e-3,  # thousands of gradients in another order
         atol=1e-4,
     )
 
@@ -312,7 +312,7 @@ def updated_tables(function, sizes, batch, dim, **more):
 @pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam])
 @pytest.mark.parametrize("dim", [1, 16, 19, 128])
 def test_small_tables_repeat_their_bits_in_any_order_of_threads(dim, function, gpu):
-    # No other table is here, so that SGD adds in order without being asked to.
+    # There is no other table, so SGD adds in order without a switch.
     args = function, (3, 1, 16, 9), 1300, dim
     results = [updated_tables(*args) for _ in range(2)]
     if gpu.device == "cpu":
@@ -434,13 +434,13 @@ def test_a_bad_id_is_kept_row_0_is_read_and_nothing_is_updated(bad, seed, gpu):
     weight, offsets = torch.randn(117, 8), torch.tensor([0, 10, 17, 117])
     ids = torch.zeros(500, 3, dtype=torch.int64)
     ids[42, 1] = bad
-    ids[43:, 2] = 100  # later ones are not what is reported
+    ids[43:, 2] = 100  # only the first is reported
     if seed is not None:
         gpu.kind(seed=seed)
     output = ops.joint_embedding(weight, ids, offsets)
     assert torch.equal(output[42, 1], weight[0])
     assert torch.equal(output[42, 2], weight[17])
-    ops.joint_embedding(weight, ids.flip(0), offsets)  # nor those of a later launch
+    ops.joint_embedding(weight, ids.flip(0), offsets)  # nor one of a later launch
     before = weight.clone()
     rows, grad, lr = torch.tensor([1]), torch.ones(1, 8), torch.tensor(1.0)
     ops.row_sgd_(weight, rows, grad, lr)
@@ -529,14 +529,14 @@ def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
 )
 def test_a_row_of_another_table_is_kept(position, bad, expected, function, seed, gpu):
     sizes = (3, 9, 200, 0) if position == 63 else (3, 9, 200)
-    if position == 63:  # whose every row is bad
+    if position == 63:  # every row of this table is bad
         position = 3
     weight, rows, grad = table_inputs((3, 9, 200), 40, 8)
     if len(sizes) == 4:
         grad = torch.ones(160, 8)
         rows = torch.cat([rows.view(40, 3), torch.full((40, 1), bad)], dim=1).flatten()
     rows[position] = bad
-    rows[100:] = 300  # later ones are not what is reported
+    rows[100:] = 300  # only the first is reported
     if gpu.device == "cpu":
         gpu.kind(seed=seed)
     before, state = weight.clone(), torch.full_like(weight, 0.1)
@@ -670,8 +670,8 @@ def test_a_graph_replays_look_ups_products_and_updates(gpu):
 def test_gradients_are_masked_and_summed(shape, dtype, gpu):
     random = Random(2)
     grad, output = random.normal(*shape).to(dtype), random.normal(*shape).to(dtype).relu()
-    output[:1] *= -1  # a ReLU gives no -0, and where one comes it is shut
-    output[:, 5:9] = float("nan")  # which lets the gradient pass
+    output[:1] *= -1  # a ReLU never gives -0; here it masks the gradient
+    output[:, 5:9] = float("nan")  # NaN lets the gradient pass
     masked, bias = ops.relu_bias_backward(grad, output)
     expected, _ = ops.relu_bias_backward_reference(grad, output)
     assert torch.equal(masked, expected)

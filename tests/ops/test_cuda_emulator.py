@@ -1,4 +1,4 @@
-"""The emulator of CUDA itself: it finds the faults that it is there to find."""
+"""The CUDA emulator finds the faults that it is meant to find."""
 
 import re
 
@@ -54,7 +54,7 @@ def test_it_runs_after_a_fault(emulator):
 
 
 def gathered(emulator, weight, ids):
-    """Returns the bytes that the gather moves for ids of one table."""
+    """Returns the traffic of a gather with ids of one table."""
     with emulator.in_place_of_cpu():
         emulator.count_accesses()
         ops.joint_embedding(weight, ids[:, None], torch.tensor([0, len(weight)]))
@@ -70,12 +70,12 @@ def test_the_gather_moves_what_it_must(dtype, emulator):
     rows = len(ids) * 128 * dtype.itemsize
     assert traffic.launches == 1
     assert traffic.written == rows
-    warps = len(ids) // 32  # that read ids, and the two bounds of the table, a sector each
+    warps = len(ids) // 32  # each reads two table bounds, a sector each
     assert traffic.read == rows + ids.nbytes + warps * 2 * 32
 
 
 def test_strided_reads_show(emulator):
-    """Rows of 4 bytes: 32 lanes reach 4 sectors side by side, and 32 where rows are 8 apart."""
+    """With 4-byte rows, 32 lanes reach 4 adjacent sectors, or 32 if rows are 8 apart."""
     weight, ids = torch.randn(2048, 1), torch.arange(256)
     dense, strided = (gathered(emulator, weight, ids * step) for step in (1, 8))
     assert strided.read - dense.read == (256 - 256 // 8) * 32

@@ -1,6 +1,6 @@
-"""A GPU trains as the CPU does: losses, tables and MLPs of the same seed agree, step by step.
+"""A GPU trains as the CPU does: with the same seed, losses and final weights agree.
 
-Where there is no GPU, an emulated one stands for the kernels of ours (emulated_cuda.py).
+Without a GPU, an emulated one runs the project's kernels (emulated_cuda.py).
 """
 
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ SIZES, BATCH, STEPS = (50, 3, 200), 64, 20
 
 @pytest.fixture(params=["emulated cuda", pytest.param("cuda", marks=pytest.mark.gpu)])
 def gpu(request):
-    """The name of the device, and the block in which it computes."""
+    """Returns the name of the device and the context in which it computes."""
     if request.param == "emulated cuda":
         return "cpu", request.getfixturevalue("emulator").in_place_of_cpu
     if not torch.cuda.is_available():
@@ -31,7 +31,7 @@ def gpu(request):
 
 def batches(bags):
     for step in range(STEPS):
-        random = torch.Generator().manual_seed(step % 2)  # so few that they can be learnt
+        random = torch.Generator().manual_seed(step % 2)  # two batches, which can be learned
         shape = (BATCH, len(SIZES))
         lengths = torch.randint(4, shape, generator=random) if bags else None
         limits = torch.tensor(SIZES).expand(shape)
@@ -43,7 +43,7 @@ def batches(bags):
 
 
 def train(device, optimizer="sgd", bags=False, max_grad_norm=None, **changes):
-    """The loss of every step, and all weights after the last."""
+    """Returns the loss of every step and all final weights."""
     config = DLRMConfig(SIZES, 4, 8, (16, 8), (16, 16, 1), embedding_init_scale=3, **changes)
     task = Recommendation(config, World(device=device), seed=5)
     optimizers = task.optimizers(OptimizerConfig(optimizer, optimizer.removeprefix("row_wise_")))
@@ -84,10 +84,10 @@ def test_twenty_steps_agree_up_to_rounding(optimizer, bags, changes, gpu):
     with computing():
         actual = train(device, optimizer, bags, **changes)
     assert expected["losses"][-4:].mean() < expected["losses"][:4].mean() - 1e-3
-    # A sum of 64 has an error of up to 64 * 2**-24 of it, 4e-6, and 20 steps of 0.1 sum to 2.
+    # A sum of 64 has a relative error up to 64 * 2**-24 = 4e-6; 20 steps of 0.1 sum to 2.
     near = 1e-5
     if device == "cuda" and optimizer != "sgd":
-        near = 1e-3  # gradients near 0, of which the products' sums are other, move as far as all
+        near = 1e-3  # rounded gradients near 0 take full steps, too
     if device == "cuda" and "embedding_dtype" in changes:
-        near = 2e-3  # what is about half way between two of bfloat16 is rounded otherwise
+        near = 2e-3  # values near halfway may round to another bfloat16
     torch.testing.assert_close(actual, expected, atol=near, rtol=near)

@@ -17,8 +17,8 @@ SHAPES = [  # batch, tables, dim
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
-# Two orders of adding up some hundred products of up to about 16: each addition may lose half of
-# float32's 2**-23 of the sum so far, about 1e-6.
+# Two orders of adding a few hundred products of up to about 16: each addition may lose half of
+# 2**-23 of the sum so far, about 1e-6 in float32.
 SUMS = {"atol": 1e-4, "rtol": 1e-5}
 
 

@@ -58,7 +58,7 @@ def test_graphs_drop_as_many():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(lambda x: ops.dropout(x, 0.5), values, check_trace=False)
-    for _ in range(4):  # the first runs are of other kinds than the rest
+    for _ in range(4):  # the first runs differ in kind from the rest
         torch.manual_seed(1)
         expected = ops.dropout(values, 0.5)
         torch.manual_seed(1)

@@ -113,7 +113,7 @@ def test_gradient_matches_reference(shape, dtype, device):
 def test_gradient_is_the_rows_and_the_outputs_own_gradient(dtype, device, native):
     weight, ids, offsets = make_inputs(5, [4, 9], 16, device, id_dtype=torch.int8)
     weight.requires_grad_()
-    weight.grad_dtype = None  # without it autograd casts to the weight's dtype
+    weight.grad_dtype = None  # otherwise autograd casts to the weight's dtype
     output = ops.joint_embedding(weight, ids, offsets, dtype=dtype)
     grad = torch.randn_like(output)
     output.backward(grad)
@@ -147,7 +147,7 @@ def test_a_bad_id_is_named(bad, shown, id_dtype):
     weight, ids, offsets = make_inputs(50, [10, 7, 100], 8, id_dtype=id_dtype)
     limits = torch.iinfo(id_dtype)
     bad = {"least": limits.min, "most": limits.max}.get(bad, bad)
-    ids[45, 2] = -1  # a later one is not what is reported
+    ids[45, 2] = -1  # only the first is reported
     ids[42, 1] = bad
     message = rf"^joint_embedding: id {bad} of table 1 in batch row 42: expected 0 <= id < 7$"
     with pytest.raises(RuntimeError, match=message):

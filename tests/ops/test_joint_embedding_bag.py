@@ -38,7 +38,7 @@ def make_sample_weights(args):
 
 
 def pooled_one_by_one(weight, ids, lengths, offsets, sample_weights=None, mean=False):
-    """The definition, in float64: no index arithmetic in common with what is tested."""
+    """Pools one by one in float64, sharing no index arithmetic with the op."""
     output, position = [], 0
     for sample in lengths.tolist():
         for table, length in enumerate(sample):
@@ -109,7 +109,7 @@ def test_every_instruction_set_is_as_exact_as_the_reference(
                 torch.testing.assert_close(actual[0], exact.float(), atol=1e-4, rtol=1e-5)
             else:
                 assert_as_close_as_reference(actual[0], reference[0], exact)
-            # Gradients of repeated rows are rounded one by one and added in their dtype.
+            # Gradients of repeated rows are rounded one by one and summed in their dtype.
             rounding = 8 * max(torch.finfo(t).eps for t in (weight_dtype, output_dtype))
             for one, other in zip(actual[1:], reference[1:], strict=True):
                 scale = float(other.abs().max()) if other.numel() else 0.0
@@ -122,7 +122,7 @@ def test_large_gradients_that_bypass_the_caches_match_reference(instruction_set)
         torch.testing.assert_close(
             values_and_gradients(ops.joint_embedding_bag, args, pooling=pooling),
             values_and_gradients(ops.joint_embedding_bag_reference, args, pooling=pooling),
-            atol=2e-3,  # a row of the small table adds up thousands
+            atol=2e-3,  # a row of the small table sums thousands
             rtol=1e-4,
         )
 
@@ -289,7 +289,7 @@ def test_a_bad_id_is_named(bad, id_dtype):
     lengths[42, 1] = max(1, lengths[42, 1])
     position = int(lengths.flatten()[: 42 * 3 + 1].sum())
     ids = ids.new_zeros(int(lengths.sum()))
-    ids[position + 3 :] = -1  # later ones are not what is reported
+    ids[position + 3 :] = -1  # only the first is reported
     ids[position] = bad
     message = rf"^joint_embedding_bag: id {bad} of table 1 in batch row 42: expected 0 <= id < 7$"
     with pytest.raises(RuntimeError, match=message):

@@ -1,12 +1,12 @@
-"""Look-ups of pieces: the definition row by row, the native kernels and the reference."""
+"""Lookups in pieces: native kernels and reference match a row-by-row definition."""
 
 import pytest
 import torch
 
 from dlrm import ops
 
-# Weights of 19, 16 and 3 columns. Tables 0 and 1 have 10 and 40 rows; of table 2, of 7, rows 2 to 5
-# are here, and of table 3, of 90, the last 60.
+# Weights of 19, 16 and 3 columns. Tables 0 and 1 have 10 and 40 rows; the pieces of tables 2 and 3
+# hold rows 2 to 4 of 7 and the last 60 of 90.
 DIMS = (19, 16, 3)
 PIECES = [
     (0, 0, 0, 10, 10, 0),
@@ -31,7 +31,7 @@ def make_inputs(batch, dtype=torch.float32, ids=torch.int64):
 
 
 def defined(weights, ids):
-    """The vectors one by one."""
+    """Looks up vectors one by one."""
     samples = []
     for sample in ids.tolist():
         vectors = []
@@ -86,7 +86,7 @@ def test_rows_of_other_pieces_have_no_gradient(native):
     here = (ids[:, 2] >= 2) & (ids[:, 2] < 5)
     assert first._nnz() == 500 + here.sum()
     assert third._nnz() == 500 + (ids[:, 3] >= 30).sum()
-    # By sample, then piece: the order in which row optimizers add them.
+    # By sample, then piece: row optimizers add in this order.
     expected = [row for i, r in zip(ids[:, 0], ids[:, 2], strict=True)
                 for row in ([i] if not 2 <= r < 5 else [i, 10 + r - 2])]  # fmt: skip
     assert first._indices()[0].tolist() == [int(row) for row in expected]
@@ -95,7 +95,7 @@ def test_rows_of_other_pieces_have_no_gradient(native):
 def test_the_operator_keeps_what_torch_expects_of_it(native):
     weights, ids, pieces = make_inputs(7)
     weights = [weight.requires_grad_() for weight in weights]
-    # The gradients are sparse, and of as many rows as are here.
+    # The gradients are sparse, and their number of rows depends on the ids.
     checks = ("test_schema", "test_autograd_registration")
     torch.library.opcheck(
         torch.ops.dlrm.joint_embedding_pieces, (weights, ids, pieces), test_utils=checks

@@ -11,7 +11,7 @@ from dlrm.ops.library import cuda_kernels_available, cuda_switches, why_not_cuda
 
 ROOT = Path(__file__).parents[2]
 
-# Runs every op on the same inputs; prints the log, and saves the values.
+# Runs every op on the same inputs; prints the log and saves the values.
 SCRIPT = """
 import sys
 import torch
@@ -113,7 +113,7 @@ def test_a_library_of_another_machine_is_logged_and_left_alone(tmp_path, native)
 
 
 def test_torch_works_in_a_directory_with_a_triton_folder(tmp_path):
-    (tmp_path / "triton").mkdir()  # as our repository has: no Triton compiler
+    (tmp_path / "triton").mkdir()  # like the repository's: no Triton compiler
     code = (
         "import dlrm.ops, torch\n"
         "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)\n"

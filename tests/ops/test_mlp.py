@@ -43,7 +43,7 @@ def output_and_gradients(function, inputs, weights, biases):
 
 
 def in_dtype(dtype, function=ops.mlp):
-    """`ops.mlp` with float32 parameters, computing in `dtype`."""
+    """Returns `ops.mlp` for float32 parameters, computing in `dtype`."""
 
     def run(inputs, weights, biases):
         rounded = [t.detach().to(dtype) for t in (*weights, *biases)]
@@ -83,7 +83,7 @@ def test_outputs_of_any_shape_are_exact_but_for_roundings(batch, sizes, dtype):
     actual = in_dtype(dtype)(inputs, weights, biases)
     rounded = [[t.to(dtype).double() for t in some] for some in ([inputs], weights, biases)]
     exact = ops.mlp_reference(*rounded[0], *rounded[1:])
-    # Each layer rounds its output once, and carries the error of the one before on.
+    # Each layer rounds its output once and propagates earlier error.
     scale = max(1.0, float(exact.detach().abs().max())) if exact.numel() else 1.0
     roundings = 4 * len(sizes) * torch.finfo(dtype).eps * scale
     torch.testing.assert_close(actual, exact.to(dtype), atol=roundings, rtol=0)
@@ -91,7 +91,7 @@ def test_outputs_of_any_shape_are_exact_but_for_roundings(batch, sizes, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_gradients_are_as_exact_as_the_reference(dtype):
-    """All values are positive, so that no ReLU is shut for one and open for the other."""
+    """Uses positive values, so no ReLU is active for one and inactive for the other."""
     leaves = network((300, 13, (512, 256, 128)))
     inputs, weights, biases = (
         [t.detach().abs() for t in some] for some in ([leaves[0]], *leaves[1:])
@@ -112,7 +112,7 @@ def test_half_precision_gradients_are_as_exact_as_the_reference(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gpu_multiplies_rows_of_whole_16_bytes(dtype, monkeypatch):
-    """13 numerical fields in half precision; values and gradients stay those of 13."""
+    """Pads 13 half-precision fields to 16; values and gradients stay those of 13."""
     inputs, weights, biases = network((5, 13, (8, 4)))
     expected = output_and_gradients(in_dtype(dtype), inputs, weights, biases)
     widths = []
@@ -130,8 +130,8 @@ def test_a_gpu_multiplies_rows_of_whole_16_bytes(dtype, monkeypatch):
     module = sys.modules["dlrm.ops.mlp"]
     monkeypatch.setattr(module, "matrix_product", noted(matrix_product))
     monkeypatch.setattr(module, "_layer", noted(module._layer))
-    monkeypatch.setattr(torch, "_addmm_activation", with_relu)  # a CPU's knows fewer dtypes
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)  # in its place: nothing else looks at it
+    monkeypatch.setattr(torch, "_addmm_activation", with_relu)  # the CPU's supports fewer dtypes
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)  # stands in for a GPU: nothing else reads it
     actual = output_and_gradients(in_dtype(dtype), inputs, weights, biases)
     padded = 13 if dtype == torch.float32 else 16
     assert widths == [(padded, padded), (8, 8), (4, 4), (8, 8)]
@@ -146,7 +146,7 @@ def test_every_instruction_set_masks_and_sums(shape, dtype, instruction_set):
     random = torch.Generator().manual_seed(2)
     grad = torch.randn(shape, generator=random).to(dtype)
     output = torch.randn(shape, generator=random).to(dtype).relu()
-    output[:1] *= -1  # a ReLU gives no -0, and where one comes it is shut
+    output[:1] *= -1  # a ReLU never gives -0; here it masks the gradient
     masked, bias = ops.relu_bias_backward(grad, output)
     assert torch.equal(masked, torch.where(output > 0, grad, 0))
     assert (masked.dtype, bias.dtype) == (dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Piecewise-linear vectors: the definition in float64, the native kernels and the reference."""
+"""Piecewise-linear vectors: native kernels and reference match a definition in float64."""
 
 import pytest
 import torch
@@ -18,14 +18,14 @@ def make_inputs(batch, fields, bins, dim):
     random = torch.Generator().manual_seed(batch + dim)
     edges = torch.rand(fields, bins + 1, generator=random).sort(1).values
     edges[::3, bins // 2 :] = edges[::3, bins // 2, None]  # a field with fewer bins
-    numerical = torch.rand(batch, fields, generator=random) * 1.4 - 0.2  # beyond edges, too
+    numerical = torch.rand(batch, fields, generator=random) * 1.4 - 0.2  # also beyond the edges
     numerical[::4] = edges[:, bins // 2]  # on an edge
     weight = torch.randn(fields, bins, dim, generator=random)
     return numerical, edges, weight, torch.randn(fields, dim, generator=random)
 
 
 def defined(numerical, edges, weight, bias):
-    """The encoding's numbers one by one, and their product with the layer."""
+    """Computes the encoding bin by bin and its product with the layer."""
     x, low, high = numerical.unsqueeze(-1), edges[:, :-1], edges[:, 1:]
     width = high - low
     encoding = torch.where(width > 0, ((x - low) / width.clamp(min=1e-30)).clamp(0, 1), 0)
@@ -75,7 +75,7 @@ def test_values_have_a_gradient_where_they_ask_for_one():
     expected = torch.autograd.grad(defined(*inputs).sum(), inputs[0])[0].float()
     numerical.requires_grad_()
     (actual,) = torch.autograd.grad(ops.piecewise_linear(numerical, *others).sum(), numerical)
-    inside = torch.arange(6) % 4 > 0  # on an edge there are two slopes
+    inside = torch.arange(6) % 4 > 0  # an edge has two slopes
     torch.testing.assert_close(actual[inside], expected[inside], atol=1e-3, rtol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Steps that rows have missed: the native kernels, the references, and steps taken one by one."""
+"""Missed steps of rows: the native kernels match the references and step-by-step decay."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ SHAPES = [  # rows, rows asked for, dim
 
 
 class Decay:
-    """One decay and its reference, called alike with any state and parameters."""
+    """One decay and its reference, called the same way with any state and parameters."""
 
     def __init__(self, name, state_shapes=(), **options):
         self.function = getattr(ops, f"{name}_")
@@ -25,18 +25,18 @@ class Decay:
         self.name, self.state_shapes, self.options = name, state_shapes, options
 
     def tensors(self, rows, dim):
-        """A weight, and its state."""
+        """Returns a weight and its state."""
         random = torch.Generator().manual_seed(rows + dim)
         sizes = {"weight": (rows, dim), "rows": (rows,)}
         states = [torch.rand(sizes[kind], generator=random) * 0.1 for kind in self.state_shapes]
         tensors = [torch.randn(rows, dim, generator=random), *states]
-        for tensor in tensors:  # rows of zeros, as wide weights are at first, and tiny ones
+        for tensor in tensors:  # rows of zeros, like initial wide weights, and of tiny values
             tensor[::7] = 0
             tensor[1::7] *= 1e-30
         return tensors
 
     def steps(self, count):
-        """Returns `steps` of some steps, whose learning rate changes and is once 0."""
+        """Returns the `steps` argument for learning rates that change and start at 0."""
         rates = torch.linspace(0, 0.5, count, dtype=torch.float64)
         if self.name == "row_sgd_decay":
             return torch.log1p(-rates * L2).cumsum(0)[:, None]
@@ -67,13 +67,13 @@ def decay(request):
 
 
 def late(rows, steps):
-    """Returns the steps that each row has had: some none, some all, neighbours often as many."""
+    """Returns the number of steps done by each row: some none, some all."""
     random = torch.Generator().manual_seed(steps)
     return torch.randint(-3, steps + 1, (rows,), generator=random, dtype=torch.int32).clamp(min=0)
 
 
 def asked(rows, count):
-    """Rows of a batch, of which some come often."""
+    """Returns the rows of a batch; some occur often."""
     random = torch.Generator().manual_seed(count)
     found = torch.randint(max(rows, 1), (count if rows else 0,), generator=random)
     found[: count // 4] %= 5
@@ -104,7 +104,7 @@ def test_parts_of_the_steps_give_the_same_bits(decay, dim, instruction_set):
     expected = decay.run(decay.function, tensors, done, steps)
     for last in (1, 5, 6, 12):
         late_rows = asked(50, 20) if last == 5 else None
-        some = done <= last  # others have had more already
+        some = done <= last  # other rows have had more already
         run = decay.run(decay.function, tensors, done, steps[:last].contiguous(), late_rows)
         for tensor, after in zip([*tensors, done], run, strict=True):
             tensor[some] = after[some]
@@ -134,7 +134,7 @@ def test_threads_do_not_change_a_bit(decay, threads):
 
 def test_known_answer():
     weight, done = torch.tensor([[8.0], [8.0], [8.0]]), torch.tensor([0, 1, 2], dtype=torch.int32)
-    steps = torch.tensor([[0.5], [0.25]]).double().log()  # halved by the first step, then again
+    steps = torch.tensor([[0.5], [0.25]]).double().log()  # both steps halve the weight
     ops.row_sgd_decay_(weight, done, steps, torch.tensor([1, 0, 1, 7, -1]))  # 7 and -1: no rows
     assert weight.tolist() == [[2.0], [4.0], [8.0]]
     assert done.tolist() == [2, 2, 2]

@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 class Update:
-    """One update and its reference, called alike with any state."""
+    """One update and its reference, called the same way with any state."""
 
     def __init__(self, name, state_shapes=(), **options):
         self.function = getattr(ops, f"{name}_")
@@ -27,7 +27,7 @@ class Update:
         self.name = name
 
     def tensors(self, weight):
-        """A copy of the weight, and fresh state."""
+        """Returns a copy of the weight and fresh state."""
         sizes = {"weight": weight.shape, "rows": weight.shape[:1]}
         return [weight.clone(), *(torch.full(sizes[s], 0.1).to(weight) for s in self.state_shapes)]
 
@@ -55,7 +55,7 @@ def make_inputs(total_rows, count, dim, device="cpu", dtype=torch.float32):
     generator = torch.Generator().manual_seed(total_rows + count)
     weight = torch.randn(total_rows, dim, generator=generator)
     rows = torch.randint(total_rows, (count,), generator=generator)
-    rows[: count // 4] %= 5  # a few rows that come often
+    rows[: count // 4] %= 5  # a few rows occur often
     grad = torch.randn(count, dim, generator=generator)
     return weight.to(device), rows.to(device), grad.to(device, dtype)
 
@@ -65,7 +65,7 @@ def make_inputs(total_rows, count, dim, device="cpu", dtype=torch.float32):
 def test_matches_reference(update, shape, dtype, device):
     weight, rows, grad = make_inputs(*shape, device, dtype)
     actual = update.run(update.function, update.tensors(weight), rows, grad)
-    # Thousands of repeats are summed in another order there.
+    # The kernels sum thousands of repeats in another order.
     torch.testing.assert_close(
         actual,
         update.run(update.reference, update.tensors(weight), rows, grad),
@@ -77,7 +77,7 @@ def test_matches_reference(update, shape, dtype, device):
         assert torch.equal(tensor[untouched], before[untouched])
 
 
-# On a GPU tables of 1 or 17 to 32 columns are small up to 64 rows, those of 16 or 128 up to 16.
+# On a GPU, tables of 1 or 17 to 32 columns are small up to 64 rows, of 16 or 128 up to 16.
 TABLES = [  # sizes, batch, dim
     ((3, 200, 1, 16, 17, 64, 65, 5000, 10), 33, 128),
     ((3, 200, 1, 16, 17, 64, 65, 5000, 10), 1000, 16),
@@ -90,11 +90,11 @@ TABLES = [  # sizes, batch, dim
     ((0, 3, 0, 200), 0, 16),
     ((), 0, 16),
 ]
-ROUNDED = {"rtol": 6e-5, "atol": 1e-5}  # 1 - beta2 = 0.001 of a float32 beta2 is no more exact
+ROUNDED = {"rtol": 6e-5, "atol": 1e-5}  # float32 rounding of beta2 in 1 - beta2 = 0.001
 
 
 def make_tables(sizes, batch, dim, device="cpu", dtype=torch.float32):
-    """Whole numbers, whose sums are exact in any order; some rows do not occur."""
+    """Makes integer gradients, whose sums are exact in any order; some rows do not occur."""
     generator = torch.Generator().manual_seed(batch + dim)
     weight = torch.randn(sum(sizes), dim, generator=generator)
     begins = torch.tensor([0, *sizes]).cumsum(0)[:-1]
@@ -136,7 +136,7 @@ def test_rows_of_small_tables_that_do_not_occur_are_left_alone(device):
     touched = torch.zeros(212, dtype=torch.bool, device=device).index_fill(0, rows, True)
     assert 0 < touched[:12].sum() < 12
     assert torch.equal(weight.ne(before).all(1), touched)
-    assert torch.equal(weight[~touched], before[~touched])  # else 0 / 0
+    assert torch.equal(weight[~touched], before[~touched])  # otherwise 0 / 0
     assert torch.equal(state.ne(0).all(1), touched)
 
 
@@ -164,7 +164,7 @@ def test_table_sizes_that_do_not_fit_are_named(update, device):
     refused([3, 9, 201], sums + r"\[3, 9, 201\]")
     refused([3, 9], sums + r"\[3, 9\]")
     refused([-1, 213], sums + r"\[-1, 213\]")
-    refused([2**62, 2**62, 2**62, 2**62, 212], sums)  # whose sum has more than 64 bits
+    refused([2**62, 2**62, 2**62, 2**62, 212], sums)  # the sum exceeds 64 bits
     refused([], sums + r"\[\]")
     counts = r"_: expected as many rows of each of the 3 tables of table_sizes, got 119 rows"
     refused([3, 9, 200], counts, rows[:119], grad[:119])
@@ -294,7 +294,7 @@ def test_any_shape_matches_reference(index, total_rows, count, dim, dtype):
 
 
 def run_split(update, function, tensors, *args, **more):
-    """Runs with the weight in halves; returns the tensors with the weight joined again."""
+    """Runs with a split weight; returns the tensors with the weight joined."""
     high, low = ops.split_float32(tensors[0])
     after = update.run(function, [high, *tensors[1:]], *args, low=low, **more)
     return [ops.join_float32(high, low), *after[1:]]
@@ -349,9 +349,9 @@ def test_the_reference_gives_a_split_weight_the_bits_of_float32(
 def test_small_steps_are_not_lost_in_a_split_weight(device):
     high, low = ops.split_float32(torch.ones(1, 1, device=device))
     rows, grad = torch.tensor([0], device=device), torch.full((1, 1), -(2.0**-16), device=device)
-    for _ in range(2**8):  # each is 1/512 of what bfloat16 can tell from 1
+    for _ in range(2**8):  # each is 1/512 of bfloat16's spacing at 1
         ops.row_sgd_(high, rows, grad, torch.tensor(1.0, device=device), low=low)
-    assert high.item() == 1 + 2.0**-8 + 2.0**-8  # half way: 1 + 2**-8 lies between two bfloat16
+    assert high.item() == 1 + 2.0**-8 + 2.0**-8  # 1 + 2**-8 is halfway between two bfloat16
     assert ops.join_float32(high, low).item() == 1 + 2.0**-8
 
 
@@ -476,11 +476,11 @@ def test_compiles_as_one_graph(update, split, sizes, device):
     tensors, low = update.tensors(weight), {}
     if split:
         tensors[0], low["low"] = ops.split_float32(weight)
-    torch.compiler.reset()  # else there are more variants of `run` than it takes
+    torch.compiler.reset()  # otherwise `run` exceeds the limit of variants
     torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors, **low)
     if split:
         tensors[0] = ops.join_float32(tensors[0], low["low"])
-    # Not torch.equal: repeats are added to a float32 weight in any order on a GPU.
+    # Not torch.equal: a GPU adds repeats to a float32 weight in any order.
     expected = update.run(update.function, update.tensors(weight), rows, 2 * grad)
     torch.testing.assert_close(tensors, expected)
 

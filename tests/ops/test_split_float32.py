@@ -11,16 +11,16 @@ KNOWN = {  # bits -> (high, low), in hexadecimal digits
     0x00000000: (0x0000, 0),
     0x80000000: (0x8000, 0),
     0x3F800000: (0x3F80, 0),
-    0x3F807FFF: (0x3F80, 0x7FFF),  # just below half way
-    0x3F808000: (0x3F81, -0x8000),  # half way: away from 0, be the neighbour odd
-    0x3F818000: (0x3F82, -0x8000),  # or even
+    0x3F807FFF: (0x3F80, 0x7FFF),  # just below halfway
+    0x3F808000: (0x3F81, -0x8000),  # halfway: away from 0, to an odd neighbour
+    0x3F818000: (0x3F82, -0x8000),  # or an even one
     0xBF808000: (0xBF81, -0x8000),
     0xBF80FFFF: (0xBF81, -1),
     0x3FFF8000: (0x4000, -0x8000),  # the carry reaches the exponent
-    0x00008000: (0x0001, -0x8000),  # the smallest denormals too
+    0x00008000: (0x0001, -0x8000),  # also for the smallest denormals
     0x00007FFF: (0x0000, 0x7FFF),
     0x7F7F7FFF: (0x7F7F, 0x7FFF),
-    0x7F7FFFFF: (0x7F80, -1),  # the greatest float32 is nearer to what follows the last bfloat16
+    0x7F7FFFFF: (0x7F80, -1),  # the greatest float32 rounds past the last bfloat16
     0xFF7FFFFF: (0xFF80, -1),
     0x7F800000: (0x7F80, 0),
     0xFF800000: (0xFF80, 0),
@@ -32,7 +32,7 @@ def from_bits(bits):
 
 
 def known():
-    """The values, their high halves' bits as int16, and their low halves."""
+    """Returns the values, the bits of their high halves as int16, and their low halves."""
     high, low = zip(*KNOWN.values(), strict=True)
     return from_bits(list(KNOWN)), torch.tensor(high).to(torch.int16), torch.tensor(low)
 
@@ -48,7 +48,7 @@ def test_known_answers(device):
 
 def test_the_kernels_split_and_join_alike(instruction_set):
     values, high, low = known()
-    for size in (1, 3, 16, 37, 128):  # vectors and what is left of one
+    for size in (1, 3, 16, 37, 128):  # whole vectors and remainders
         rows = values.repeat(8)[:size].unsqueeze(0)
         weight, rest = ops.split_float32(rows)
         ops.row_sgd_(weight, torch.tensor([0]), torch.ones(1, size), torch.tensor(0.0), low=rest)
@@ -75,10 +75,10 @@ def test_any_float_is_joined_exactly_and_rounded_to_nearest(values):
     high, low = ops.split_float32(values)
     joined = ops.join_float32(high, low)
     assert torch.equal(joined.view(torch.int32), values.view(torch.int32))
-    to_even = values.bfloat16()  # rounds to nearest too; only halfway cases may differ
+    to_even = values.bfloat16()  # also rounds to nearest; only halfway cases may differ
     error = (high.double() - values.double()).abs()
     expected = (to_even.double() - values.double()).abs()
-    same = (error == expected) | (high == to_even)  # infinities have no error to compare
+    same = (error == expected) | (high == to_even)  # infinities have no comparable error
     assert same.all(), (values, high)
 
 
@@ -88,7 +88,7 @@ def test_every_low_half_of_one_value_is_joined():
     high, low = ops.split_float32(values)
     assert torch.equal(ops.join_float32(high, low), values)
     assert len(high.unique()) == 2
-    assert math.isclose(low.double().mean(), -0.5)  # no bias to either side
+    assert math.isclose(low.double().mean(), -0.5)  # no bias
 
 
 def test_views_and_empty_tensors_are_split():
