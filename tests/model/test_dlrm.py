@@ -1,4 +1,4 @@
-"""DLRM against a transcription of the paper (Naumov et al., 2019) that shares no code with it."""
+"""DLRM matches a transcription of the paper (Naumov et al., 2019) that shares no code with it."""
 
 import dataclasses
 
@@ -208,7 +208,7 @@ def test_hashed_ids_wrap_around_tables_of_limited_size(embedding_type, device):
     numerical, categorical = batch(SMALL, device)
     before = categorical.clone()
     logits = model(numerical, categorical)
-    assert torch.equal(categorical, before)  # the batch is not ours to change
+    assert torch.equal(categorical, before)  # the batch must not change
     rows = torch.tensor([7, 10, 3, 10], device=device)
     torch.testing.assert_close(logits, model(numerical, categorical % rows))
 
@@ -238,7 +238,7 @@ def test_half_precision_stays_close_and_answers_in_float32(device):
     half = built(device, dtype=torch.bfloat16, seed=1)(numerical, categorical)
     assert half.dtype == torch.float32
     assert not torch.equal(half, full)
-    torch.testing.assert_close(half, full, atol=0.05, rtol=0.05)  # bfloat16 has 8 bits
+    torch.testing.assert_close(half, full, atol=0.05, rtol=0.05)  # bfloat16 keeps 8 bits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""Tables are made where they will be, with values that are drawn on the host a part at a time."""
+"""Tables are created on their device, with values drawn on the host in parts."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,7 @@ from dlrm.distributed import World
 from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
 
-LARGE = DLRMConfig(  # the first table has four million values and the last has no row
+LARGE = DLRMConfig(  # the first table has four million values and the last has no rows
     table_sizes=(130_001, 5, 0),
     embedding_dim=33,
     bottom_mlp_sizes=(8, 33),
@@ -40,7 +40,7 @@ def test_a_table_has_the_values_of_one_draw(layout):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkeypatch):
-    """So that all threads fill it; the first stream is that of a smaller table."""
+    """Lets all threads fill it; the first stream is the one a smaller table would use."""
     monkeypatch.setattr("dlrm.model.embedding._ROWS_OF_A_STREAM", 1000)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -65,7 +65,7 @@ def drawn(name):
 
 
 class _HostTensors(TorchDispatchMode):
-    """Notes the bytes of the largest tensor of the host that an operator returns."""
+    """Records the size in bytes of the largest host tensor that an operator returns."""
 
     largest = 0
 
@@ -84,12 +84,12 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
     with _HostTensors() as host:
         model = DLRM(dataclasses.replace(LARGE, **layout), World(device="meta"))
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
-    assert 2 << 20 < host.largest <= 4 << 20  # and 17 MB has the first table
+    assert 2 << 20 < host.largest <= 4 << 20  # the first table has 17 MB
 
 
 @pytest.fixture
 def _one_thread():
-    """Modes and default devices are a thread's own."""
+    """Runs on one thread, as modes and default devices are per thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -109,6 +109,6 @@ def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_default_device(layout):
     expected = layout({0: 7, 1: 5}, 3, seed=3).tables()
-    with torch.device("meta"):  # in place of a GPU: a CPU generator cannot fill its tensors either
+    with torch.device("meta"):  # like a GPU's: a CPU generator cannot fill its tensors
         tables = layout({0: 7, 1: 5}, 3, seed=3).tables()
     assert all(map(torch.equal, tables, expected))

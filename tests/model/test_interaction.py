@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from dlrm.model.interaction import INTERACTIONS
 
-SHAPES = [(9, 8), (1, 4), (7, 3), (27, 16)]  # vectors of a sample, and their columns
+SHAPES = [(9, 8), (1, 4), (7, 3), (27, 16)]  # vectors per sample, and their width
 
 
 @pytest.fixture(params=INTERACTIONS)
@@ -42,7 +42,7 @@ def test_the_exportable_form_has_every_column(kind, num_vectors, dim):
         return
     assert {*columns} - {-1} == set(range(interaction.width - interaction.padding))
     known = torch.tensor(columns) >= 0
-    padded = F.pad(expected, (0, 1))  # column -1 is none
+    padded = F.pad(expected, (0, 1))  # column -1 is padding
     torch.testing.assert_close(found[:, known], padded[:, columns][:, known])
 
 

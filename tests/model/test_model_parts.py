@@ -1,4 +1,4 @@
-"""Numerical vectors, cross layers, the wide term and their compositions, against float64."""
+"""Numerical vectors, cross layers, the wide term and their compositions match float64."""
 
 import dataclasses
 import hashlib
@@ -21,7 +21,7 @@ SMALL = DLRMConfig(
     bottom_mlp_sizes=(16, 8),
     top_mlp_sizes=(32, 16, 1),
 )
-EDGES = [  # one field has as many bins as there may be, one a single edge, one a single bin
+EDGES = [  # two fields have all bins, one has a single edge, one a single bin
     np.array([-2.0, -0.5, 0.0, 0.25, 3.0]),
     np.array([1.0]),
     np.array([-1.0, 1.0]),
@@ -32,7 +32,7 @@ BINS = 4
 
 
 def encoding(values, edges):
-    """Equation 1 of Gorishniy et al. (2022), clamped: 1 for bins below, a share of its own."""
+    """Clamps equation 1 of Gorishniy et al. (2022): 1 for lower bins, a share of the own."""
     parts = [
         ((values - low) / (high - low)).clamp(0, 1)
         for low, high in zip(edges[:-1], edges[1:], strict=True)
@@ -41,7 +41,7 @@ def encoding(values, edges):
 
 
 def field_vectors(kind, weights, numerical):
-    """Float64 vectors of each field, `[samples, fields, dim]`."""
+    """Returns float64 vectors of each field, `[samples, fields, dim]`."""
     result = []
     for field, edges in enumerate(EDGES):
         values = numerical[:, field].double()
@@ -50,7 +50,7 @@ def field_vectors(kind, weights, numerical):
             code = encoding(values, torch.from_numpy(edges))
             result.append(weights["bias"][field] + code @ weight[: code.shape[1]])
         elif kind == "bins":
-            # The padded edges of a field repeat its greatest: values from there on have the last.
+            # Padding repeats a field's greatest edge: values from there on have the last row.
             count = torch.tensor([sum(edge <= v for edge in edges) for v in values.tolist()])
             rows = torch.where(count == len(edges), BINS, (count - 1).clamp(min=0))
             result.append(weight[rows])
@@ -62,7 +62,7 @@ def field_vectors(kind, weights, numerical):
 
 
 def crossed(weights, prefix, layers, first):
-    """Equation 1 of Wang et al. (2021): x' = x0 * (W x + b) + x, W = U V if it is of low rank."""
+    """Equation 1 of Wang et al. (2021): x' = x0 * (W x + b) + x, with W = U V for low rank."""
     x = first
     for layer in range(layers):
         matrix = weights[f"{prefix}.layers.{layer}.weights.0"]
@@ -73,7 +73,7 @@ def crossed(weights, prefix, layers, first):
 
 
 def member(weights, index, num_members):
-    """The weights of a packed ensemble's member as a model by itself; factors are of its own."""
+    """Returns the weights of one member of a packed ensemble, with its own factors."""
     own = {**weights, "adapters.factors": weights["adapters.factors"].chunk(num_members)[index]}
     for name in ("output.weight", "output.bias"):
         own[name] = weights[name][index : index + 1]
@@ -81,9 +81,9 @@ def member(weights, index, num_members):
 
 
 def oracle(config, weights, numerical, ids, lengths=None):
-    """The whole network in float64, from its weights by name; shares no code with it.
+    """Computes the network in float64 from its named weights; shares no code with it.
 
-    Of a packed ensemble it is one network for each member, `[samples, members]`.
+    A packed ensemble gives one logit per member, `[samples, members]`.
     """
     if config.ensemble > 1:
         alone = dataclasses.replace(config, ensemble=1)
@@ -151,8 +151,8 @@ def oracle(config, weights, numerical, ids, lengths=None):
 def batch(size=33, hotness=None):
     random = torch.Generator().manual_seed(1)
     numerical = torch.randn(size, 5, generator=random) * 2
-    numerical[:9] = torch.tensor(EDGES[0][[0, 1, 2, 3, 4, 0, 1, 2, 3]])[:, None]  # edges themselves
-    numerical[9:11] = torch.tensor([[-20.0], [20.0]])  # and what is beyond them
+    numerical[:9] = torch.tensor(EDGES[0][[0, 1, 2, 3, 4, 0, 1, 2, 3]])[:, None]  # on edges
+    numerical[9:11] = torch.tensor([[-20.0], [20.0]])  # and beyond them
     if hotness is None:
         ids = [torch.randint(n, (size,), generator=random) for n in SMALL.table_sizes]
         return numerical.half().float(), torch.stack(ids, 1)
@@ -175,7 +175,7 @@ def build(device="cpu", seed=3, **others):
 
 
 def doubles(model):
-    """The model's weights as float64 leaves, by name."""
+    """Returns the model's weights as float64 leaves, by name."""
     named = model.state_dict(keep_vars=True)
     return {k: v.detach().cpu().double().requires_grad_() for k, v in named.items()}
 
@@ -238,7 +238,7 @@ def test_half_precision_is_near(others):
 
 
 def test_the_default_network_is_bit_for_bit_what_it_was():
-    """Before it could have other parts: initial weights, and the operators by hand."""
+    """Matches the former initial weights, and the same operators called by hand."""
     model = DLRM(DLRMConfig((50, 7, 200), 13, 16, (32, 16), (24, 8, 1)), seed=11)
     state = model.state_dict()
     tables = state.pop("embeddings.weight").numpy()
@@ -409,7 +409,7 @@ def test_dropouts_gradient_is_that_of_what_it_kept(optimized):
     torch.manual_seed(3)
     output = model.top_mlp(inputs)
     found = torch.autograd.grad(output.sum(), list(model.top_mlp.parameters()))
-    torch.manual_seed(3)  # the same masks, which the oracle reads from the same operator
+    torch.manual_seed(3)  # draws the same masks, as the oracle uses the same operator
     x = inputs
     for linear in model.top_mlp[::2]:
         x = torch.relu(F.linear(x, linear.weight, linear.bias))
@@ -431,7 +431,7 @@ def test_batch_norm_is_torchs_and_takes_a_batch_of_one():
     torch.compiler.reset()
     graph = torch.compile(
         build(batch_norm=True).top_mlp, fullgraph=True, backend="aot_eager"
-    )  # as `--execution graph` makes it
+    )  # compiled as in `--execution graph`
     for rows in (20, 20, 5):
         inputs = torch.randn(rows, model.interact.width)
         expected = reference(inputs)

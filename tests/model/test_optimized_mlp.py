@@ -8,7 +8,7 @@ from dlrm.train.optim.dense import DENSE_OPTIMIZERS
 
 
 def plain(network: MLP, inputs, dtype=torch.float32):
-    """The same layers as torch runs them."""
+    """Runs the same layers in plain torch."""
     with torch.autocast(inputs.device.type, dtype, enabled=dtype != torch.float32):
         return nn.Sequential(*network)(inputs)
 
@@ -105,7 +105,7 @@ def test_kept_weights_are_rounded_once_and_let_go():
             kept = network(inputs)
         assert casts(profiler) == []
         assert torch.equal(kept, network(inputs))
-        network[0].weight.data.mul_(2)  # which torch's version counter does not see
+        network[0].weight.data.mul_(2)  # unseen by torch's version counter
         expected = plain(network, inputs, torch.bfloat16)
         torch.testing.assert_close(network(inputs), expected)
 

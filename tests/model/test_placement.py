@@ -1,4 +1,4 @@
-"""Assignment of tables to processes."""
+"""Tables are assigned to processes."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_no_rank_has_more_than_its_share_of_lookups_and_rows_follow(num_ranks):
     places = place_tables(CRITEO, num_ranks)
     assert max(map(len, places)) <= -(-26 // num_ranks)
     rows = [sum(CRITEO[table] for table in own) for own in places]
-    # No placement puts less on the fullest rank than a rank's share, or than the largest table.
+    # No placement gives the fullest rank less than an equal share, or than the largest table.
     assert max(rows) <= 1.2 * max(sum(CRITEO) / num_ranks, *CRITEO)
 
 

@@ -47,7 +47,7 @@ def test_parameters_are_the_published_ones(size, pretraining, padded, question, 
 def test_parameters_of_graphcores_flavour():
     assert count(BertForQuestionAnswering, "base_3layer", **POPART) == 44_999_426
     biased = count(BertForPreTraining, "base_3layer", vocab_size=30400)
-    # 3 layers of 4 matrices, and the one before the decoder
+    # 3 layers of 4 biases, and the one before the decoder
     assert biased - count(BertForPreTraining, "base_3layer", **POPART) == (3 * 4 + 1) * 768
 
 
@@ -67,7 +67,7 @@ def multiply_adds(kind, config, *inputs) -> float:
     ],
 )
 def test_multiply_adds_are_the_published_ones(size, length, published):
-    """Of the encoder, a pooler and heads of which the closed forms are simple."""
+    """Covers the encoder, a pooler, and heads with simple closed forms."""
     config = BertConfig(size)
     layers, width, _, inner = config.shape
     encoder = layers * (length * (4 * width**2 + 2 * width * inner) + 2 * length**2 * width)
@@ -82,7 +82,7 @@ def test_multiply_adds_are_the_published_ones(size, length, published):
 
 
 def plain(kind, weights, ids, segments, lengths, positions=None, config=CONFIG):
-    """The network once more, from the paper's formulas: no layer of torch is used."""
+    """Computes the network from the paper's formulas, without layers of torch."""
     heads, eps = config.shape.num_heads, config.norm_eps
 
     def dense(name, x):
@@ -136,7 +136,7 @@ def plain(kind, weights, ids, segments, lengths, positions=None, config=CONFIG):
 
 
 def total(outputs) -> torch.Tensor:
-    """A number that depends on every logit of what is no padding."""
+    """Returns a number that depends on every logit outside padding."""
     parts = outputs if isinstance(outputs, tuple) else (outputs,)
     if parts[0].shape[1:] == (LENGTH, 2):
         kept = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]

@@ -45,7 +45,7 @@ def test_parameters_and_multiply_adds_are_the_published_ones(
 def test_golden_logits(name, device):
     network = filled_networks.build(name, torch.float32).to(device)
     logits = network(filled_networks.images(dtype=torch.float32).to(device))[1]
-    # Float64 gives them; batch norm over few values makes up to 1.3e-3 of float32's rounding.
+    # From float64; batch norm over few values amplifies float32 rounding to 1.3e-3.
     assert logits.tolist() == pytest.approx(filled_networks.GOLDEN[name][2], abs=5e-3)
 
 
@@ -91,7 +91,7 @@ def test_dropout_and_drop_path_act_in_training_alone(images):
 
 def test_drop_path_leaves_blocks_out_and_keeps_the_mean():
     network = EfficientNet(drop_path=0.4, norm="group")
-    block = network.stages()["block6d"]  # the last residual block, 14 of 0 to 15
+    block = network.stages()["block6d"]  # the last residual block: index 14 of 0 to 15
     assert block.drop_path.drop == pytest.approx(0.4 * 14 / 15)
     torch.manual_seed(1)
     branch = block.drop_path(torch.ones(4000, 1, 1, 1))
@@ -112,8 +112,8 @@ def test_traced_and_compiled_give_the_same(network, images):
 @pytest.mark.parametrize(
     ("width", "stem", "outputs", "head"),
     [
-        (0.25, 8, [8, 8, 16, 24, 32, 48, 80], 320),  # 28 and 4 are rounded up, 10 to 16 as 8 < 9
-        (1.4, 48, [24, 32, 56, 112, 160, 272, 448], 1792),  # those of B4
+        (0.25, 8, [8, 8, 16, 24, 32, 48, 80], 320),  # 28 and 4 round up; so does 10, as 8 < 9
+        (1.4, 48, [24, 32, 56, 112, 160, 272, 448], 1792),  # the sizes of B4
     ],
 )
 def test_width_scales_all_channels(width, stem, outputs, head):

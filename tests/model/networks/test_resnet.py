@@ -39,7 +39,7 @@ def test_parameters_and_multiply_adds_are_the_published_ones(model, parameters, 
 def test_golden_logits(name, device):
     network = filled_networks.build(name, torch.float32).to(device)
     logits = network(filled_networks.images(dtype=torch.float32).to(device))[1]
-    # Float64 gives them; batch norm over few values makes up to 1.3e-3 of float32's rounding.
+    # From float64; batch norm over few values amplifies float32 rounding to 1.3e-3.
     assert logits.tolist() == pytest.approx(filled_networks.GOLDEN[name][2], abs=5e-3)
 
 
