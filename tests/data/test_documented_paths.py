@@ -1,4 +1,4 @@
-"""Import lines of the documents run; earlier import paths name the same objects as present ones."""
+"""Documented import lines run; former import paths name the same objects as current ones."""
 
 import importlib
 import re

@@ -1,7 +1,7 @@
-"""Batches are copied to a GPU ahead of their use: the order of things, of a GPU that is played.
+"""Batches are copied to a GPU ahead of use: a simulated GPU checks the order of operations.
 
-What is played: a stream does nothing until somebody waits for it, and a thread is on device 0 until
-it says otherwise. On a real one `clicks/test_datasets.py` compares the batches themselves.
+A simulated stream does nothing until it is waited for, and a thread is on device 0 until it sets
+another. On a real GPU, `clicks/test_datasets.py` compares the batches themselves.
 """
 
 import threading
@@ -19,7 +19,7 @@ DEVICE = torch.device("cuda", 1)
 
 
 class Stream:
-    """Work that is done when it is waited for."""
+    """Queue of work that is done when waited for."""
 
     def __init__(self, index):
         self.device, self.queue, self.done = torch.device("cuda", index), [], 0
@@ -38,7 +38,7 @@ class Stream:
 
 
 class Copied:
-    """A tensor on the GPU: garbage until its stream has come so far."""
+    """A tensor on the GPU: garbage until its stream reaches the copy."""
 
     def __init__(self, cuda, source):
         self.device, self.values = DEVICE, np.full(source.shape, -1, source.dtype)
@@ -63,7 +63,7 @@ class Pinned:
 
 
 class Cuda(threading.local):
-    """torch, as far as the reader has it, and torch.cuda."""
+    """Stands in for torch and torch.cuda in the reader."""
 
     def __init__(self, streams, main):
         self.cuda, self.device, self.Tensor = self, torch.device, torch.Tensor
@@ -102,7 +102,7 @@ class Cuda(threading.local):
 
 
 class Pair:
-    """A batch of two tensors, in no tuple."""
+    """A batch of two tensors that is no tuple."""
 
     def __init__(self, left, right):
         self.left, self.right = left, right
@@ -112,7 +112,7 @@ class Pair:
 
 
 class Numbers:
-    """A data set of which the earlier batches take longer to read."""
+    """A dataset in which every third batch takes longer."""
 
     def batch(self, index):
         time.sleep(0.01 * (index % 3 == 0))
@@ -123,7 +123,7 @@ class Numbers:
 
 @pytest.fixture
 def main_stream(monkeypatch):
-    """The caller's stream on a played GPU, and the other streams there."""
+    """Yields the caller's stream and the other streams of a simulated GPU."""
     main, streams = Stream(DEVICE.index), []
     monkeypatch.setattr(prefetching, "torch", Cuda(streams, main))
     prefetching._copying_stream.cache_clear()

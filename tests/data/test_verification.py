@@ -17,7 +17,7 @@ from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.verification import MEMORY, Verifier
 from dlrm.manifest import BLOCK_BYTES, crc32, sealed_json
 
-ROWS = BLOCK_BYTES // 2 + 1000  # of int32 ids: two blocks and the beginning of another
+ROWS = BLOCK_BYTES // 2 + 1000  # of int32 ids: two blocks and part of a third
 SMALL = 64
 
 
@@ -56,7 +56,7 @@ def flip(path, place, keep_time=False):
 
 
 def read_all(directory, **options):
-    """Reads every batch of every split, as a run does."""
+    """Reads every batch of every split, like a run."""
     options = {"batch_size": 50_000, "test_batch_size": 50_000, **options}
     datasets = open_datasets(DataConfig(dataset=str(directory), **options))
     for split in filter(None, datasets):
@@ -67,7 +67,7 @@ def read_all(directory, **options):
 
 
 def old_manifest(directory):
-    """Makes the manifest as versions before sums of blocks wrote it."""
+    """Rewrites the manifest as versions without block checksums did."""
     path = directory / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["own_crc32"]
@@ -88,7 +88,7 @@ def test_a_flipped_bit_is_named_unless_nobody_wants_to_know(dataset, name, versi
         old_manifest(dataset)
     if (version, name) == (1, "manifest.json"):
         pytest.skip("manifests of version 1 have no checksum of themselves")
-    # Flipping the lowest bit of ids, numbers and labels gives valid ones.
+    # Flipping the lowest bit of ids, numbers and labels keeps them valid.
     place = (dataset / name).stat().st_size // 2 if name in FACTS else 20
     flip(dataset / name, place)
     with pytest.raises(ValueError, match=name):
@@ -103,7 +103,7 @@ def test_a_block_is_compared_when_it_is_first_read(large, tmp_path):
     flip(copy / "train/cat_0.bin", BLOCK_BYTES + 4)
     train = open_datasets(DataConfig(dataset=str(copy), batch_size=1000)).train
     train.check_files()
-    train.batch(0)  # of the first block, which is whole
+    train.batch(0)  # in the first block, which is intact
     message = f"cat_0.bin: bytes {BLOCK_BYTES} to {2 * BLOCK_BYTES - 1}: expected CRC-32"
     with pytest.raises(ValueError, match=message):
         train.batch(BLOCK_BYTES // 4 // 1000 + 1)
@@ -120,9 +120,9 @@ def test_what_has_one_checksum_is_compared_before_the_first_batch(large, tmp_pat
 
 
 def test_what_was_compared_is_remembered_and_not_compared_again(dataset):
-    read_all(dataset)  # a run that has ended
+    read_all(dataset)  # a completed run
     assert (dataset / MEMORY).is_file()
-    flip(dataset / "train/cat_0.bin", 20, keep_time=True)  # which only reading would find
+    flip(dataset / "train/cat_0.bin", 20, keep_time=True)  # found only by reading
     read_all(dataset)
     with pytest.raises(ValueError, match="train/cat_0.bin"):
         read_all(dataset, verify_data="always")
@@ -134,7 +134,7 @@ def test_what_was_compared_is_remembered_and_not_compared_again(dataset):
 def test_a_file_that_changes_after_it_was_compared_is_compared_anew(dataset):
     datasets = read_all(dataset)
     flip(dataset / "train/cat_0.bin", 20)
-    del datasets  # the run ends, and remembers what it compared
+    del datasets  # the run ends and records what it compared
     with pytest.raises(ValueError, match="train/cat_0.bin"):
         read_all(dataset)
 
@@ -142,7 +142,7 @@ def test_a_file_that_changes_after_it_was_compared_is_compared_anew(dataset):
 def test_blocks_that_were_not_read_are_not_remembered(large, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(large, copy, ignore=shutil.ignore_patterns(MEMORY))
-    for index in (0, -1):  # two runs that each read an end of the data
+    for index in (0, -1):  # two runs, each reading one end of the data
         train = open_datasets(DataConfig(dataset=str(copy), batch_size=1000)).train
         train.batch(index % len(train))
         del train
@@ -170,7 +170,7 @@ def test_a_damaged_memory_is_as_none(dataset):
 def test_a_read_only_dataset_is_remembered_in_the_cache(dataset, tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.setenv("HOME", str(home))
-    (dataset / MEMORY).mkdir()  # which no file can replace
+    (dataset / MEMORY).mkdir()  # a file cannot replace it
     read_all(dataset)
     (remembered,) = home.rglob("*.json")
     assert "train/label.bin" in json.loads(remembered.read_text())
@@ -200,7 +200,7 @@ def test_a_file_that_is_replaced_before_it_was_read_is_named(dataset):
     train = open_datasets(DataConfig(dataset=str(dataset), batch_size=SMALL)).train
     path = dataset / "train/cat_0.bin"
     shutil.copy(path, dataset / "other")
-    (dataset / "other").replace(path)  # what is mapped is the file of before
+    (dataset / "other").replace(path)  # the old file stays mapped
     with pytest.raises(ValueError, match=r"cat_0\.bin: was replaced"):
         train.batch(0)
 

@@ -1,4 +1,4 @@
-"""Fields with several ids a row, from memory to the files of a dataset."""
+"""Fields with several ids per row, from memory to a dataset's files."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def drawn(rows: int, seed: int = 0) -> tuple[list[list[int]], list[list[int]], l
 
 
 def bags_of(rows, weights=None) -> Bags:
-    """The bags of lists of Python."""
+    """Returns Python lists as bags."""
     flat = [np.array([v for row in part or [] for v in row]) for part in (rows, weights)]
     lengths = np.array([len(row) for row in rows], np.int64)
     values = flat[0].astype(np.int64)

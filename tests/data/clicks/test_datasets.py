@@ -1,4 +1,4 @@
-"""Datasets on disk are read back as they were written, in any order, ahead of their use."""
+"""Datasets on disk are read back as written, in any order, and prefetched."""
 
 import json
 import threading
@@ -27,7 +27,7 @@ def samples(rows, seed, num_numerical=4, sizes=SIZES):
 
 
 def write_split_binary(directory, spec, split, data):
-    """Writes the files without any code of the package but their names."""
+    """Writes the files with no code of the package except their names."""
     (directory / split).mkdir(parents=True, exist_ok=True)
     data["labels"].tofile(directory / split / "label.bin")
     if data["numerical"].shape[1]:
@@ -38,7 +38,7 @@ def write_split_binary(directory, spec, split, data):
 
 
 def write_dataset(directory, splits, num_numerical=4, sizes=SIZES):
-    """Writes splits of the given rows and returns what was written."""
+    """Writes splits with the given numbers of rows; returns their content."""
     spec = FeatureSpec.default(directory, num_numerical, sizes, list(splits))
     written = {}
     for seed, (split, rows) in enumerate(splits.items()):
@@ -120,7 +120,7 @@ def test_a_dataset_may_lack_numericals_or_tables(tmp_path, num_numerical, sizes)
 
 def test_a_dataset_of_2020_is_read_with_the_widths_of_its_files(tmp_path):
     spec = FeatureSpec.default(tmp_path, 4, SIZES)
-    spec.feature_spec["cat_0.bin"]["dtype"] = "int16"  # wider than its cardinality asks for
+    spec.feature_spec["cat_0.bin"]["dtype"] = "int16"  # wider than its cardinality requires
     written = samples(20, 0)
     for split in ("train", "test"):
         write_split_binary(tmp_path, spec, split, written)
@@ -144,7 +144,7 @@ def test_a_subset_is_the_first_batches_of_the_training_split_only(tmp_path, subs
     assert_batches_are(datasets.train, written["train"], 10, range(batches))
 
 
-# Binary datasets: 160 bytes a row in NVIDIA's, 4 * (1 + numericals + tables) in general.
+# Binary datasets: 160 bytes per row in NVIDIA's, 4 * (1 + numericals + tables) in general.
 
 
 def write_binary(path, data):
@@ -234,7 +234,7 @@ def test_a_label_other_than_0_and_1_is_named(binary):
         dataset.batch(1)
 
 
-# Opening a directory reports its errors.
+# Errors on opening a directory.
 
 
 def test_a_label_byte_other_than_0_and_1_is_named(tmp_path):
@@ -356,16 +356,16 @@ def test_the_shuffled_order_never_changes_between_versions():
 
 
 def test_shuffling_is_even():
-    # First places over 4000 epochs: 4 batches, 1000 expected, deviation 27; five deviations.
+    # First batches of 4000 epochs: 1000 expected of each, deviation 27; five deviations.
     first = [batch_order(4, epoch, 0, shuffle=True)[0] for epoch in range(4000)]
     assert np.abs(np.bincount(first, minlength=4) - 1000).max() < 137
 
 
-# Reading ahead.
+# Prefetching.
 
 
 class Slow:
-    """Batches that hold their index; a lower index takes longer, and some fail."""
+    """Batches that hold their index; lower indices take longer, and some fail."""
 
     table_sizes, categorical_names, num_numerical = [1], ["a"], 0
     num_samples = batch_size = 1
@@ -445,7 +445,7 @@ def test_reading_goes_depth_batches_ahead_and_no_further():
     while len(dataset.started) < 4 and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
-    assert sorted(dataset.started) == [0, 1, 2, 3]  # the one in use and three ahead
+    assert sorted(dataset.started) == [0, 1, 2, 3]  # the batch in use and three ahead
     batches.close()
 
 
@@ -479,7 +479,7 @@ def test_lengths_arrive_where_they_are_wanted(device):
 
 @pytest.mark.parametrize("dataset_type", ["split", "synthetic_gpu"])
 def test_what_is_read_ahead_is_not_changed_by_what_is_computed(tmp_path, dataset_type, device):
-    """The memory of a batch is given to another one when nothing uses it any more."""
+    """The memory of a batch is reused only when nothing uses it any more."""
     if dataset_type == "split":
         write_dataset(tmp_path, {"train": 200, "test": 1})
     config = DataConfig(

@@ -1,4 +1,4 @@
-"""Feature specifications: what is accepted, and each rule broken once."""
+"""Valid feature specifications are accepted, and each broken rule is refused."""
 
 import copy
 import json
@@ -9,7 +9,7 @@ import yaml
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 
-SECTIONS = {  # names and files as no writer of ours chooses them; the numericals in the last chunk
+SECTIONS = {  # names and files unlike our writers'; the numericals are in the last chunk
     "feature_spec": {
         "clicked": {"dtype": "bool"},
         "user": {"dtype": "int64", "cardinality": 1000},
@@ -82,7 +82,7 @@ def test_validation_is_not_listed_but_found_by_its_folder(tmp_path):
     spec = FeatureSpec.default(tmp_path, 2, [3, 200], ["train", "test", "validation"])
     spec.save()
     listed = yaml.safe_load(spec.path.read_text())["source_spec"]
-    assert listed.keys() == {"train", "test"}  # NVIDIA's reader refuses any other
+    assert listed.keys() == {"train", "test"}  # NVIDIA's reader refuses others
     assert FeatureSpec.load(tmp_path).splits == ["train", "test"]
     (tmp_path / "validation").mkdir()  # an empty folder is not a split
     assert FeatureSpec.load(tmp_path).splits == ["train", "test"]
@@ -299,7 +299,7 @@ def test_an_unknown_split_or_feature_is_refused(tmp_path):
 
 
 def write_2020(directory, rows, num_numerical, tables, splits=("train", "test")):
-    """Writes a dataset as in 2020. `tables`: greatest id and the dtype its ids are stored in."""
+    """Writes a 2020 dataset. `tables`: greatest id and stored dtype of each."""
     sizes = {f"_c{14 + i}": greatest for i, (greatest, _) in enumerate(tables)}
     (directory / "model_size.json").write_text(json.dumps(sizes, indent=4))
     for split in splits:
@@ -313,7 +313,7 @@ def write_2020(directory, rows, num_numerical, tables, splits=("train", "test"))
 @pytest.mark.parametrize(
     ("greatest", "dtype"),
     [
-        # NVIDIA's writer of 2020 took the width from the greatest id, its reader from the
+        # NVIDIA's 2020 writer derived the width from the greatest id, its reader from the
         # cardinality, one more: at the boundary a dataset may have either.
         (126, np.int8),
         (126, np.int16),

@@ -14,7 +14,7 @@ from dlrm.manifest import sealed_json
     [
         (1, np.int8),
         (126, np.int8),
-        (127, np.int16),  # strictly less than the greatest, as in NVIDIA's writer
+        (127, np.int16),  # strictly below the maximum, as in NVIDIA's writer
         (128, np.int16),
         (32766, np.int16),
         (32767, np.int32),

@@ -1,4 +1,4 @@
-"""Batches of a dataset with lists are the rows that were written, or damage is named."""
+"""Batches of a dataset with lists hold the written rows, or damage is named."""
 
 import shutil
 
@@ -14,7 +14,7 @@ from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.prefetch import prefetch
 from dlrm.distributed import World
 
-ROWS = 9001  # two whole parts of 4,096 rows, and some
+ROWS = 9001  # two full parts of 4,096 rows and a rest
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def directory(rows, tmp_path_factory):
 
 
 def taken(batch: Batch) -> list[list[list[tuple[int, float]]]]:
-    """The ids of each table and row, with what each counts."""
+    """Returns the ids of each table and row with their weights."""
     ids = batch.categorical.tolist()
     factors = [1.0] * len(ids) if batch.id_weights is None else batch.id_weights.tolist()
     pairs = iter(zip(ids, factors, strict=True))

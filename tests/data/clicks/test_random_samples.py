@@ -1,4 +1,4 @@
-"""Random samples follow the rule of Meta's DLRM, computed here draw by draw."""
+"""Random samples follow the rule of Meta's DLRM, computed here one draw at a time."""
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ def opened(**changes):
 
 
 def bags_of(batch):
-    """The ids of each bag, in order."""
+    """Returns the ids of each bag in order."""
     return [bag.numpy() for bag in batch.categorical.split(batch.lengths.flatten().tolist())]
 
 
 def rule(num_bags, most, rows, seed=0):
-    """Bags by the published rule, one after another."""
+    """Yields bags by the published rule, one by one."""
     random = np.random.default_rng(seed)
     for _ in range(num_bags):
         drawn = int(np.round(max(1.0, random.random() * most)))
@@ -53,7 +53,7 @@ def test_bags_are_distributed_as_by_the_rule(most, rows):
 
 
 def test_bags_of_a_large_table_have_19_ids_on_average():
-    # max(1, 38 U) has the mean 19.01 and the deviation 10.9, over 4000 bags 0.17.
+    # max(1, 38 U) has mean 19.01 and deviation 10.9, or 0.17 over 4000 bags.
     lengths = opened().train.batch(0).lengths.numpy()
     assert abs(lengths.mean() - 19.01) < 0.7
     assert (lengths.min(), lengths.max()) == (1, HOTNESS)
@@ -63,7 +63,7 @@ def test_a_bag_has_no_id_twice_and_shrinks_instead():
     table = {"synthetic_dataset_table_sizes": (40,)}
     for bag in bags_of(opened(**table).train.batch(1)):
         assert len(bag) == len(set(bag.tolist()))
-    # 38 draws of 40 rows have 24.6 different ones on average.
+    # 38 draws from 40 rows have 24.6 distinct ones on average.
     lengths = opened(**table).train.batch(1).lengths.numpy()
     assert lengths.max() < HOTNESS
     assert lengths.mean() < 15
@@ -72,7 +72,7 @@ def test_a_bag_has_no_id_twice_and_shrinks_instead():
 def test_the_ends_of_a_table_are_drawn_half_as_often():
     ids = opened(synthetic_dataset_table_sizes=(5,), synthetic_dataset_hotness=(1,)).train.batch(0)
     counts = torch.bincount(ids.categorical, minlength=5)
-    # round(U * 4): 4000 draws, of which 500 and 1000 are expected; five deviations.
+    # round(U * 4) over 4000 draws: 500 and 1000 expected; five deviations.
     assert (counts - torch.tensor([500, 1000, 1000, 1000, 500])).abs().max() < 150
 
 

@@ -1,4 +1,4 @@
-"""Synthetic samples are fresh, cover whole tables and can be made again."""
+"""Synthetic samples are fresh, cover whole tables and are reproducible."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_shapes_types_and_ranges(device):
 
 
 @pytest.mark.parametrize("ids", ["uniform", "power_law"])
-@pytest.mark.parametrize("num_tables", [1, 2, 3, 26])  # random words are drawn two at a time
+@pytest.mark.parametrize("num_tables", [1, 2, 3, 26])  # random words are drawn in pairs
 def test_every_id_is_in_its_table(device, ids, num_tables):
     sizes = [1, 2, 100, 2**31 - 2][:num_tables] + [17] * max(0, num_tables - 4)
     ids = make(sizes, device, ids=ids, batch_size=4999).batch(1).categorical
@@ -55,7 +55,7 @@ def test_uniform_ids_cover_every_row_evenly(device):
 
 
 def test_uniform_ids_reach_both_ends_of_a_large_table(device):
-    # Single floats could not distinguish its rows. The chance of a miss is below 1e-17.
+    # float32 could not distinguish the rows. The chance of a miss is below 1e-17.
     size = 2**31 - 2
     ids = make([size], device, num_samples=50_000, batch_size=50_000).batch(0).categorical.long()
     assert ids.min() < size // 1000
@@ -208,7 +208,7 @@ def disk_config(directory, **changes):
     arguments = {
         "batch_size": 1000,
         "test_batch_size": 1000,
-        "synthetic_dataset_num_entries": 70_000,  # more than one chunk of writing
+        "synthetic_dataset_num_entries": 70_000,  # more than one written chunk
         "synthetic_dataset_table_sizes": [10, 1000, 100_000],
         "num_numerical_features": 2,
     } | changes
@@ -221,7 +221,7 @@ def test_the_rows_on_disk_are_all_fresh(tmp_path):
     train, test, _ = open_datasets(disk_config(tmp_path / "d"))
     assert (train.num_samples, test.num_samples) == (70_000, 70_000)
     ids = torch.cat([d.batch(i).categorical for d in (train, test) for i in range(len(train))])
-    # Of 10 * 1000 * 100,000 triples 140,000 draws repeat 10 by chance, deviation 3.
+    # 140,000 draws of 10 * 1000 * 100,000 triples repeat 10 by chance, deviation 3.
     assert len(ids.unique(dim=0)) > 139_970
     assert len(ids[:, 1].unique()) == 1000
     numerical = torch.cat([train.batch(i).numerical for i in range(len(train))])

@@ -14,7 +14,7 @@ PLAIN = {"random_crop": False, "horizontal_flip": False, "centre_crop": 1.0}
 
 
 class Noise:
-    """Images of smooth noise, 40 pixels wide; image i has the label i."""
+    """Smooth noise images, 40 pixels wide; image i has the label i."""
 
     num_classes, size = 1000, 40
 
@@ -79,7 +79,7 @@ def test_random_crops_lie_inside_and_have_the_asked_areas_and_ratios():
     assert ratios.max().item() == pytest.approx(4 / 3, abs=0.01)
     assert ratios.min().item() == pytest.approx(3 / 4, abs=0.01)
     assert ratios.log().mean().item() == pytest.approx(0, abs=0.01)
-    small = areas[areas < 0.7]  # where every ratio fits: uniform
+    small = areas[areas < 0.7]  # where every ratio fits, areas are uniform
     assert small.mean().item() == pytest.approx(0.475, abs=0.01)
 
 
@@ -120,7 +120,7 @@ def test_a_sample_is_augmented_the_same_in_any_world_and_split(mix, device):
         batch = one_batch(11, augmentation, World(rank, 3), device)
         parts += [augmentation.train(part) for part in batch.split(2)]
     assert len(parts) == 6
-    same = 0 if device == "cpu" else 1e-5  # a GPU chooses another product for fewer rows
+    same = 0 if device == "cpu" else 1e-5  # a GPU uses another matrix product for fewer rows
     for name, expected in whole._asdict().items():
         actual = torch.cat([getattr(part, name) for part in parts])
         torch.testing.assert_close(actual, expected, atol=same, rtol=same)
@@ -153,7 +153,7 @@ def test_shares_of_mixup_are_distributed_as_beta(alpha):
 
 
 def test_cutmix_pastes_one_box_from_two_rows_before(device):
-    cutting = Augmentation(image_size=40, cutmix_lambda=0.5, **PLAIN)  # never leaves one as it is
+    cutting = Augmentation(image_size=40, cutmix_lambda=0.5, **PLAIN)  # always cuts
     batch = one_batch(8, cutting, device=device)
     prepared, pure = cutting.train(batch), Augmentation(image_size=40, **PLAIN).train(batch)
     assert prepared.labels.tolist() == [[i, (i - 2) % 8] for i in range(8)]
@@ -171,11 +171,11 @@ def test_cutmix_pastes_one_box_from_two_rows_before(device):
 
 def test_cutmix_leaves_batches_as_often_as_its_rule_says():
     cutting = Augmentation(image_size=20, cutmix_lambda=0.85, **PLAIN)
-    draws = torch.rand(30_002, NUM_DRAWS, dtype=torch.float64)  # each row as if it were a batch
+    draws = torch.rand(30_002, NUM_DRAWS, dtype=torch.float64)  # treats each row as a batch
     images = torch.zeros(30_002, 3, 1, 1, dtype=torch.uint8)
     labels = torch.zeros(30_002, dtype=torch.int64)
     kept = cutting.train(ImageBatch(images, labels, draws, 30_000, 2)).weights[:, 0]
-    # What is pasted is -ln(u) / 4 of u uniform in [e**-4, 1), rounded to pixels.
+    # The pasted share is -ln(u) / 4, u uniform in [e**-4, 1), rounded to pixels.
     assert kept.mean().item() == pytest.approx(
         1 - (1 - 0.3575) * (1 - 5 * math.exp(-4)) / (1 - math.exp(-4)) / 4, abs=0.01
     )

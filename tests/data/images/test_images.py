@@ -22,7 +22,7 @@ SHARDS = [3, 0, 5]
 
 
 class Numbered(NamedTuple):
-    """A source whose image i is all i and has the label i."""
+    """A source of images; image i is all i, with label i."""
 
     num_samples: int
     num_classes: int = 1000
@@ -35,7 +35,7 @@ class Numbered(NamedTuple):
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Two classes; image i of the split is all i and has the label i % 2."""
+    """Writes two classes; image i is all i, with label i % 2."""
     (tmp_path / "train").mkdir()
     row = 0
     for shard, count in enumerate(SHARDS):
@@ -211,7 +211,7 @@ def test_generated_images_are_made_once_and_copied_for_each_row():
     assert images.shape == (3, 3, 64, 64)
     assert torch.equal(images[0], images[1])
     assert images[0].float().mean().item() == pytest.approx(127, abs=2)
-    assert images[0].float().std().item() == pytest.approx(57, abs=3)  # 60, cut off at 0 and 255
+    assert images[0].float().std().item() == pytest.approx(57, abs=3)  # 60 before clamping
     assert labels[0] == labels[2]
     assert set(source.read(np.arange(100))[1].tolist()) == set(range(7))
     images.zero_()

@@ -1,4 +1,4 @@
-"""Lines of logs: both parsers read what a plain one in Python reads, and stop where it stops."""
+"""Both log parsers read what a plain Python parser reads and stop where it stops."""
 
 import re
 
@@ -25,7 +25,7 @@ def parser(request, monkeypatch):
 
 
 def reference(text, log_format):
-    """Rows of (label, integers, hashes), None for a missing value; and where the bad line is."""
+    """Returns rows (label, integers, hashes), None if missing, and the bad line's offset."""
     rows, place = [], 0
     for line in re.findall(rb"[^\n]*\n|[^\n]+$", text):
         fields = re.sub(rb"\r?\n$|\r$", b"", line).split(b"\t")

@@ -1,4 +1,4 @@
-"""Drafted schemas: what an engineer would write for a table, with the reasons."""
+"""Drafted schemas are what an engineer would write for a table, with reasons."""
 
 import datetime
 
@@ -22,7 +22,7 @@ def table(**columns):
 
 
 def drafted(**columns):
-    """A draft of a table with a label y, a number x and some columns."""
+    """Drafts a table with a label y, a number x and more columns."""
     return draft([table(**columns)], "y")
 
 

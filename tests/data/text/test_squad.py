@@ -43,7 +43,7 @@ def text_of(tokenizer, ids):
 
 
 def one_hot(features, spans):
-    """Logits that are 1 at the spans' ends and 0 elsewhere."""
+    """Returns logits of 1 at the spans' ends and 0 elsewhere."""
     rows = np.arange(features.num_samples)
     start, end = np.zeros((2, features.num_samples, features.length), np.float32)
     start[rows, spans[:, 0]] = 1
@@ -99,7 +99,7 @@ def test_windows_are_those_of_the_definition(tokenizer, sizes, room, stride):
         ("x (1895-1943). y", "1895", "1895"),
         ("x (1895-1943). y", "1895-1943", "1895 - 1943"),
         ("x a's. b", "a", "a"),
-        ("b 1895.) c", "189", "1895 . )"),  # it ends within a token: the whole word
+        ("b 1895.) c", "189", "1895 . )"),  # it ends within a token: takes the whole word
         ("b cafés b", " cafés ", "cafe ##s"),
         ("a b\u202fc", "b", "b"),
         ("a 1895-1895 b", "1895-1895", "1895 - 1895"),
@@ -112,7 +112,7 @@ def test_answers_are_as_tight_as_tokens_allow(tokenizer, context, answer, tokens
 
 
 def best_by_definition(features, start_logits, end_logits):
-    """The rules of BERT's program, one pair after the other."""
+    """Applies the rules of BERT's program pair by pair."""
     windows_of, best = {}, {}
     for row, number in enumerate(features.question_of_window):
         windows_of.setdefault(number, []).append(row)
@@ -158,7 +158,7 @@ def test_predictions_are_those_of_the_definition(tokenizer, seed):
     length = [16, 24, 40, 60][seed]
     features = SquadFeatures(questions, tokenizer, length, 5 + 3 * seed, 4, training=False)
     shape = (2, features.num_samples, length)
-    start, end = random.integers(-4, 5, shape).astype(np.float32)  # with many equal sums
+    start, end = random.integers(-4, 5, shape).astype(np.float32)  # many equal sums
     start[:, ::3] += 4
     found = predict_answers(features, start, end)
     best = best_by_definition(features, start, end)
@@ -170,13 +170,13 @@ def test_predictions_are_those_of_the_definition(tokenizer, seed):
 
 
 def test_the_window_with_most_context_has_the_word(tokenizer):
-    """A hundredth of its length counts, too: token 223 has 22 beside it in the longer window."""
+    """Adds a hundredth of the length: token 223 has 22 neighbours in the longer window."""
     asked = question(" ".join("abcdefghij" * 30))
     features = SquadFeatures([asked], tokenizer, 250, 200, 1, training=False)
     assert features.window_lengths.tolist() == [246, 100]
     for token, window in [(199, 0), (222, 0), (223, 0), (224, 1), (245, 1)]:
         start, end = np.zeros((2, 2, 250), np.float32)
-        for row in (0, 1):  # each has an end of its own
+        for row in (0, 1):  # each has its own end
             place = token - features.window_starts[row] + features.first_places[row]
             start[row, place] = 1
             end[row, min(place + row, 248)] = 1
@@ -236,7 +236,7 @@ def test_answers_stand_as_in_the_context(tokenizer):
         ("\ufeffabc d", 3, "\ufeffabc"),
         ("d \u0301\u0302abc", 4, "\u0301\u0302abc"),
         ("a\u0301-b", 5, "b"),
-        ("(\u0301b", 4, "b"),  # a mark of the parenthesis
+        ("(\u0301b", 4, "b"),  # a mark on the parenthesis
     ],
 )
 def test_an_answer_keeps_the_marks_before_its_first_letter(tokenizer, context, place, answer):
@@ -373,7 +373,7 @@ def test_ids_that_are_there_twice_are_named(tmp_path):
 
 
 def scores_by_definition(prediction, gold):
-    """Exact match and F1 of two texts, from the sentences that define them."""
+    """Returns exact match and F1 of two texts from their published definitions."""
 
     def words(text):
         text = "".join(c for c in text.lower() if c not in string.punctuation)
@@ -431,7 +431,7 @@ def test_predictions_are_written_whole_or_not_at_all(tmp_path):
 
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (128, 64)])
 def test_real_questions_are_answered_from_their_own_spans(shared_data, length, stride):
-    """All but one of 1,089 gold answers: that one ends in the middle of a token."""
+    """Finds all but one of 1,089 gold answers: that one ends within a token."""
     tokenizer = load_tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     count, missed = 0, []
     for name in ("train-v1.1.slice.json", "xquad_en_shared.json"):
@@ -452,7 +452,7 @@ def test_real_questions_are_answered_from_their_own_spans(shared_data, length, s
 
 
 def normalised(text):
-    """BERT's basic tokens of a text of words, with spaces between them."""
+    """Returns BERT's basic tokens of words, separated by spaces."""
     result = ""
     for char in unicodedata.normalize("NFD", text.lower()):
         category = unicodedata.category(char)
@@ -463,7 +463,7 @@ def normalised(text):
 
 
 def aligned(tokens, words):
-    """Aligns tokens with words: their text is looked up in the normalized words."""
+    """Aligns tokens with words by finding their text in the normalized words."""
     text = " ".join(tokens).replace(" ##", "").removeprefix("##")
     begin = normalised(words).find(text)
     one, two = (
@@ -471,7 +471,7 @@ def aligned(tokens, words):
         for side in (normalised(words), words)
     )
     if begin < 0 or len(one) != len(two):
-        return None  # an unknown word, or a letter that has become two
+        return None  # an unknown word, or a letter that became two
     return words[two[one.index(begin)] : two[one.index(begin + len(text) - 1)] + 1]
 
 
@@ -496,4 +496,4 @@ def test_answers_are_what_aligning_tokens_with_words_gives(shared_data):
         tokens = [tokenizer.tokens[id] for id in rows.ids[number, begin:stop].tolist()]
         expected = aligned(tokens, " ".join(touched))
         differing += expected != " ".join(answers[asked.id].split()) and expected is not None
-    assert differing <= 2  # a letter of which the words have two: aligning takes the first
+    assert differing <= 2  # a letter that occurs twice: alignment takes the first

@@ -12,8 +12,8 @@ ALL = [  # shuffle, window
     (False, 0),
     (True, 0),
     (False, 3),
-    (True, 3),  # 21 batches of 5 in 7 windows, the last of which is short
-    (True, 4),  # and one that has whole batches beside a short one
+    (True, 3),  # 21 batches of 5 in 7 windows; the last batch is short
+    (True, 4),  # the last window has only the short batch
     (True, 1000),
 ]
 
@@ -84,7 +84,7 @@ def test_rows_of_a_window_are_sorted_by_length_into_batches():
     batches, mixed = indices(text.batches()), indices(unsorted.batches())
     for begin in range(0, 21, 4):
         window, same = batches[begin : begin + 4], sum(mixed[begin : begin + 4], [])
-        assert sorted(sum(window, [])) == sorted(same)  # of the rows that are there anyway
+        assert sorted(sum(window, [])) == sorted(same)  # of the same rows
         spans = sorted((LENGTHS[rows].min(), LENGTHS[rows].max()) for rows in window)
         assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
     longest = [[LENGTHS[rows].max() for rows in batches[b : b + 4]] for b in range(0, 20, 4)]
@@ -101,7 +101,7 @@ def test_ranks_get_like_shares_of_a_batch_of_sorted_rows():
         ).batches():
             totals[rank] += batch.lengths.sum()
     assert totals.sum() == lengths.sum()
-    assert abs(totals[0] / totals[1] - 1) < 0.05  # 1.2 were a rank to get the shorter halves
+    assert abs(totals[0] / totals[1] - 1) < 0.05  # 1.2 if one rank got the shorter halves
 
 
 def test_batches_are_cut_after_their_longest_row():
@@ -182,7 +182,7 @@ def test_drop_last_leaves_out_the_short_batch():
         assert [len(rows) for rows in batches] == [5] * 20
         left_out = set(range(103)).difference(*batches)
         unsorted = indices(loader(shuffle, drop_last=True).batches())
-        assert left_out == set(range(103)).difference(*unsorted)  # not the longest ones
+        assert left_out == set(range(103)).difference(*unsorted)  # not the longest
         assert len(left_out) == 3
         assert (len(text), text.num_samples) == (20, 100)
 

@@ -29,7 +29,7 @@ def names(tokenizer, text):
 
 
 def by_definition(text, limit=200):
-    """The tokens of a text as BERT's paper and program define them, a character at a time."""
+    """Returns a text's tokens as BERT's paper and program define them, by character."""
     spaced = ""
     for char in text:
         category = unicodedata.category(char)
@@ -109,7 +109,7 @@ def test_spans_are_the_characters_of_the_original(tokenizer):
 
 
 def test_many_texts_are_as_each_alone(tokenizer):
-    texts = ["a b", "", "unaffable", "日本"] * 1500  # 6000, more than are tokenized at once
+    texts = ["a b", "", "unaffable", "日本"] * 1500  # 6000, more than one tokenized batch
     encoded = tokenizer.encode(iter(texts))
     assert len(encoded) == len(texts)
     assert encoded.ids.dtype == np.int32

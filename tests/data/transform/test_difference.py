@@ -1,4 +1,4 @@
-"""Two fitted transforms: the same, or what is other in words."""
+"""Fitted transforms are equal, or the difference is named."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Sums, keys, bins and hashes against plain Python: exact, and the same in any order."""
+"""Sums, keys, bins and hashes are exact, as in plain Python, in any order."""
 
 import math
 from fractions import Fraction

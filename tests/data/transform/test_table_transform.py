@@ -1,4 +1,4 @@
-"""Schemas and fitted transforms: kept as they are, refused by name where they are not."""
+"""Schemas and fitted transforms are stored unchanged; invalid ones are refused by name."""
 
 import json
 
@@ -292,7 +292,7 @@ def test_damaged_dictionaries_are_named(saved, name):
 
 
 def places(value, path=()):
-    """Every entry of maps and lists in lists and maps, by its path."""
+    """Yields the path of every entry of nested maps and lists."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, one in items:
         yield (*path, key)
@@ -301,7 +301,7 @@ def places(value, path=()):
 
 
 def refusal(directory):
-    """Returns the error of loading a whole transform, or nothing if it loads."""
+    """Returns the error of loading a whole transform, or "" if it loads."""
     try:
         loaded = TableTransform.load(directory)
         for dictionary in range(len(loaded.dictionaries)):

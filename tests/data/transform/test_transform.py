@@ -91,11 +91,11 @@ def test_logarithms_of_the_source_document():
     expected = [math.log(a) for a in (2, 7, 1, 1, 1, 10**18 + 1)]
     assert result.dtype == np.float16
     assert result.tolist() == np.array(expected, np.float32).astype(np.float16).tolist()
-    assert clamped == 2  # -2 and -40; -1 has the argument 1
+    assert clamped == 2  # -2 and -40; -1 gives the argument 1
 
 
 def test_logarithm_is_rounded_to_float32_first():
-    """Rounding ln(10364) to float16 at once gives 9.24: the float32 in between is a tie."""
+    """Rounding ln(10364) directly to float16 gives 9.24: the float32 in between is a tie."""
     assert log_numerical(parsed(10362))[0].item() == 9.25
 
 
@@ -170,7 +170,7 @@ def test_known_answer(transform):
 
 
 def test_number_beyond_the_dictionary_is_unseen(transform):
-    """A key of 64 bits must not be cut to the 32 of its dictionary."""
+    """A 64-bit key must not be truncated to the dictionary's 32 bits."""
     assert transform.encode(0, parse_hexadecimal(column("100000005", "5"))).tolist() == [0, 1]
 
 

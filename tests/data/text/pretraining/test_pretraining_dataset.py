@@ -18,7 +18,7 @@ CLS, SEP, MASK = 1, 2, 3
 
 
 def made_up(count, length=LENGTH, predictions=PREDICTIONS, seed=0, vocab=VOCAB) -> Rows:
-    """Rows made one by one, with lists."""
+    """Makes rows one by one, with lists."""
     random = np.random.default_rng(seed)
     ids, facts, positions, masked = [], [], [], []
     for _ in range(count):
@@ -50,7 +50,7 @@ def write(directory, *shards, vocab_size=VOCAB, length=LENGTH, predictions=PREDI
 
 
 def assert_holds(batch, rows: Rows, indices) -> None:
-    """Compares a batch with rows, one by one."""
+    """Compares a batch with rows one by one."""
     assert batch.indices.tolist() == list(indices)
     for place, index in enumerate(indices):
         length, begin, number, label = rows.facts[index]
@@ -285,12 +285,12 @@ def test_a_smaller_vocabulary_makes_tokens_unknown(shards, rows):
 
 
 def write_popart(path, rows: Rows) -> None:
-    """Writes records word by word, as their format is described."""
+    """Writes records word by word, by the description of the format."""
     length, predictions = rows.ids.shape[1], rows.masked_ids.shape[1]
     with open(path, "wb") as file:
         for ids, facts, positions, masked in zip(*rows, strict=True):
             end, begin, number, label = facts
-            slots = [(0, length, 0)] * length  # padding: no token, and no position
+            slots = [(0, length, 0)] * length  # padding: no token or position
             rest = [i for i in range(end) if i not in positions[:number]]
             for slot, place in [*enumerate(positions[:number]), *enumerate(rest, predictions)]:
                 slots[slot] = (ids[place], place, int(place >= begin))
@@ -301,7 +301,7 @@ def write_popart(path, rows: Rows) -> None:
 
 
 def popart_rows(count, seed=0):
-    """Rows that have room for the masked slots in front, as PopART's need it."""
+    """Makes rows with room for PopART's masked slots in front."""
     rows = made_up(count, 20, seed=seed)
     fits = rows.facts[:, 0] - rows.facts[:, 2] + PREDICTIONS <= LENGTH
     assert fits.sum() > count / 2
@@ -337,7 +337,7 @@ def test_popart_files_of_other_sizes_are_named(tmp_path):
         open_pretraining(path)
     with pytest.raises(ValueError, match="wiki_00: truncated, or not of sequence length 24 and 4"):
         open_pretraining(path, "popart", 24, PREDICTIONS)
-    # 55 words are also the record of 15 tokens and 7 masked ones.
+    # 55 words can also be a record of 15 tokens and 7 masked ones.
     with pytest.raises(
         ValueError, match="wiki_00: row 0: not a record of sequence length 15 and 7"
     ):
@@ -347,7 +347,7 @@ def test_popart_files_of_other_sizes_are_named(tmp_path):
         open_pretraining(path, "popart", LENGTH, PREDICTIONS)
 
 
-# A record of 8 slots and 2 masked tokens: [CLS] 10 [SEP] [MASK] [SEP], of which 12 was masked.
+# A record of 8 slots, up to 2 masked: [CLS] 10 [SEP] [MASK] [SEP], where 12 was masked.
 RECORD = {
     "ids": [MASK, 0, CLS, 10, SEP, SEP, 0, 0],
     "positions": [3, 8, 0, 1, 2, 4, 8, 8],
@@ -398,7 +398,7 @@ def test_what_is_no_popart_record_is_named(tmp_path, changed, got):
 
 
 def write_nvidia(path, rows: Rows, **changed) -> None:
-    """Writes the fields of NVIDIA's files; `changed` replaces some, None leaves one out."""
+    """Writes the fields of NVIDIA's files; `changed` replaces some, None omits one."""
     h5py = pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
     column = np.arange(rows.ids.shape[1])
     length, begin, _, label = rows.facts.T

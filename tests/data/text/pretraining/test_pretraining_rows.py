@@ -29,7 +29,7 @@ def tokenizer(tmp_path_factory):
 
 
 def made_up(count=200, sentences=15, words=12, seed=0) -> tuple[Documents, list]:
-    """Documents, and the same as lists of sentences of tokens."""
+    """Returns documents, also as lists of sentences of tokens."""
     random = np.random.default_rng(seed)
     lists = [
         [
@@ -46,7 +46,7 @@ def made_up(count=200, sentences=15, words=12, seed=0) -> tuple[Documents, list]
 
 
 def removals(a, b, most) -> tuple[int, int]:
-    """Returns the tokens that A and B lose, one after the other: the longer one does, else B."""
+    """Returns how many tokens A and B lose; the longer loses each one, B on ties."""
     lost = [0, 0]
     while a + b > most:
         if a > b:
@@ -57,7 +57,7 @@ def removals(a, b, most) -> tuple[int, int]:
 
 
 def reference(lists, number, config, repetition):
-    """Pairs of a document with lists of tokens, from the same random numbers."""
+    """Makes a document's pairs with lists of tokens and the same random numbers."""
     seed = (config.seed << 96) | (repetition << 64) | (number << 8) | 1
     random = python_random.Random(seed).random
     below = lambda count: int(random() * count)  # noqa: E731
@@ -125,7 +125,7 @@ def test_half_the_second_segments_come_from_another_document():
     is_random = pairs[:, 4] == 1  # label 1, as in Google's and NVIDIA's programs
     assert np.array_equal(a != b, is_random)
     assert (pairs[~is_random, 1] <= pairs[~is_random, 2]).all()
-    # A tenth of the documents is cut into pieces of a sentence, in which B is always random.
+    # A tenth of the documents is cut into single sentences, where B is always random.
     assert 0.5 < is_random.mean() < 0.6
     spread = np.bincount(b[is_random], minlength=501)[1:]
     assert spread.min() >= 1
@@ -138,10 +138,10 @@ def test_a_tenth_of_the_documents_has_shorter_rows():
     lengths = []
     for document in np.flatnonzero(sentences > 25):
         a0, a1, b0, b1, is_random = segment_pairs(documents, document, document + 1, 0, CONFIG)[0]
-        if not is_random:  # at least what was aimed at, and at most a sentence more
+        if not is_random:  # at least the target, at most a sentence more
             lengths.append(a1 - a0 + b1 - b0)
     full = (np.array(lengths) == 61).mean()
-    # 5 of the 60 shorter lengths that are aimed at can also fill the row.
+    # 5 of the 60 shorter target lengths can also fill the row.
     assert full == pytest.approx(0.9 + 0.1 * 2.5 / 60, abs=0.03)
     assert min(lengths) < 15
 
@@ -191,7 +191,7 @@ def test_masked_tokens_are_mask_the_same_or_random(tokenizer):
     assert same.mean() == pytest.approx(0.1, abs=0.007)
     others = shown[~mask & ~same]
     assert len(others) / len(was) == pytest.approx(0.1, abs=0.007)
-    counts = np.bincount(others, minlength=VOCAB)  # of any token, special ones as well
+    counts = np.bincount(others, minlength=VOCAB)  # any token, also special ones
     assert counts[[0, 1, 2, 3, VOCAB - 1]].any()
     assert (counts > 0).sum() > 0.9 * VOCAB
 

@@ -111,7 +111,7 @@ def test_rows_hold_what_the_documents_say(vocabulary, text, documents, tmp_path)
 
 
 def test_any_number_of_processes_writes_the_same_bytes(vocabulary, tmp_path):
-    for number in range(30):  # 3.2 MB and 450,000 tokens, which are several tasks of each kind
+    for number in range(30):  # 3.2 MB and 450,000 tokens: several tasks of each kind
         lines = [f"{WORDS[number]} {WORDS[50 + document]} " * 25 for document in range(30)]
         (tmp_path / f"{number}.txt").write_text("\n".join(f"{line}\n" * 10 for line in lines))
     outputs = [tmp_path / str(processes) for processes in (1, 3)]
@@ -130,7 +130,7 @@ def test_any_number_of_processes_writes_the_same_bytes(vocabulary, tmp_path):
         batch.masked_ids == NO_TOKEN, ids[row, batch.masked_positions], batch.masked_ids
     )
     words = np.sort(np.where(ids < len(SPECIAL), 0, ids), axis=1)
-    distinct = (np.diff(words, axis=1) > 0).sum(axis=1)  # two words say the document
+    distinct = (np.diff(words, axis=1) > 0).sum(axis=1)  # two words identify the document
     assert (distinct[batch.labels == 0] == 2).all()
     assert (distinct[batch.labels == 1] > 2).all()
 
@@ -149,7 +149,7 @@ def test_rows_depend_on_the_seed_and_repetitions_differ(vocabulary, text, tmp_pa
 
 
 def test_rows_are_in_a_random_order(vocabulary, tmp_path):
-    lines = [f"{WORDS[i]} {WORDS[i]}" for i in range(100)]  # so that a row says its document
+    lines = [f"{WORDS[i]} {WORDS[i]}" for i in range(100)]  # each row identifies its document
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(lines))
     write_shards(config(vocabulary, dupe_factor=3), path, tmp_path / "out")
