@@ -122,7 +122,7 @@ def kill_points(calls: str, every: int, seed: int, first: int = 1) -> list[tuple
 
     Args:
         calls: `Outcome.calls` of the uninterrupted run.
-        every: takes one of so many places.
+        every: takes one in so many places.
         seed: of the choice.
         first: the first call to kill at.
     """

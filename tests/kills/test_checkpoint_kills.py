@@ -33,7 +33,7 @@ class Campaign:
     Args:
         forks: run all calls.
         folder: holds the runs.
-        kind: number of checkpoints kept, and whether the background writes them.
+        kind: number of checkpoints kept, and whether to write in the background.
         size: number of processes.
         victim: the rank that is killed.
     """

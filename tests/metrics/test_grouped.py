@@ -52,7 +52,7 @@ def test_ties_cuts_and_groups_of_any_numbers(rows, at_once, spread):
         patch.setattr(grouped, "_ROWS_AT_ONCE", at_once)
         arrays = scores.astype(np.float32), labels.astype(float), groups.astype(np.int64) * spread
         check(*arrays)
-        if len(rows):  # whole groups may weigh nothing
+        if len(rows):  # whole groups may have weight 0
             check(*arrays, np.array([1, *(index % 3 / 2 for index in range(1, len(rows)))]))
 
 

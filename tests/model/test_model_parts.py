@@ -32,7 +32,7 @@ BINS = 4
 
 
 def encoding(values, edges):
-    """Clamps equation 1 of Gorishniy et al. (2022): 1 for lower bins, a share of the own."""
+    """Equation 1 of Gorishniy et al. (2022), clamped: 1 for lower bins, a share for its own."""
     parts = [
         ((values - low) / (high - low)).clamp(0, 1)
         for low, high in zip(edges[:-1], edges[1:], strict=True)

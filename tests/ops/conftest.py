@@ -56,7 +56,7 @@ def threads():
 
 @pytest.fixture
 def native(request):
-    """Skips a test that needs the compiled ops."""
+    """Skips the test without the compiled ops."""
     if not ops.native_available():
         pytest.skip("the native ops are not built")
     if "device" in request.fixturenames and request.getfixturevalue("device") == "cuda":

@@ -65,7 +65,7 @@ class Gpu:
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def gpu(request):
-    """Returns the GPU of new tensors; its switches are off before and after the test."""
+    """Yields the GPU of new tensors; its switches are off before and after the test."""
     if request.param == "emulated":
         emulator = request.getfixturevalue("emulator")
         with emulator.in_place_of_cpu():

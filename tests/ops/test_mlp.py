@@ -22,7 +22,7 @@ SUMS = {"atol": 1e-4, "rtol": 1e-4}  # two orders of adding up hundreds of produ
 
 
 def network(shape, device="cpu", seed=0):
-    """Inputs, weights and biases in float32, as leaves that need gradients."""
+    """Returns float32 inputs, weights and biases that need gradients."""
     batch, width, sizes = shape
     random = torch.Generator().manual_seed(seed)
     inputs = torch.randn(batch, width, generator=random)
