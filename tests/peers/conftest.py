@@ -6,7 +6,7 @@ _schemas = torch.library.Library("torchvision", "DEF")
 
 @pytest.fixture(scope="session")
 def torchvision():
-    """torchvision, whose networks run without its operators, which the CPU wheel of torch lacks."""
+    """Imports torchvision; its networks need no operators, which are missing with CPU torch."""
     _declare_operators()
     return pytest.importorskip("torchvision", reason="no torchvision (extra peers)")
 
@@ -18,13 +18,13 @@ def timm(torchvision):
 
 @pytest.fixture(scope="session")
 def transformers():
-    """transformers, whose BERT imports torchvision where there is one."""
+    """Imports transformers, whose BERT imports torchvision if installed."""
     _declare_operators()
     return pytest.importorskip("transformers", reason="no transformers (extra peers)")
 
 
 def _declare_operators() -> None:
-    """torchvision fails to import where operators that it extends are not declared."""
+    """Declares the operators without which torchvision fails to import."""
     if not hasattr(torch.ops.torchvision, "nms"):
         _schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -12,7 +12,7 @@ def torchvision_network(name: str, torchvision, norm=None) -> nn.Module:
 
 
 def assert_equal_logits_and_gradients(ours: nn.Module, theirs: nn.Module) -> None:
-    """In training mode, both in float64, and in evaluation with the averages that leaves."""
+    """Compares both in training, then the logits in evaluation with updated statistics."""
     images = filled_networks.images()
     weights = filled_networks.images(2, 8).flatten()[: 2 * CLASSES].view(2, CLASSES)
     gradients = []

@@ -24,7 +24,7 @@ CLASSES = {
 
 
 def theirs_of(transformers, kind: str, config: BertConfig = CONFIG, dtype=torch.float64):
-    """transformers' network of the same architecture."""
+    """Returns transformers' equivalent network."""
     layers, width, heads, inner = config.shape
     network = getattr(transformers, CLASSES[kind])(
         transformers.BertConfig(
@@ -37,7 +37,7 @@ def theirs_of(transformers, kind: str, config: BertConfig = CONFIG, dtype=torch.
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             layer_norm_eps=config.norm_eps,
-            pad_token_id=None,  # else the first word's vector is never trained
+            pad_token_id=None,  # else the first word's vector is not trained
             num_labels=NUM_LABELS if kind == "classification" else 2,
             attn_implementation="sdpa",
         )
@@ -46,7 +46,7 @@ def theirs_of(transformers, kind: str, config: BertConfig = CONFIG, dtype=torch.
 
 
 def outputs_of(kind: str, network: nn.Module, inputs) -> tuple[torch.Tensor, ...]:
-    """transformers' logits as ours are."""
+    """Returns transformers' logits."""
     ids, segments, lengths, *rest = (tensor.long() for tensor in inputs)
     mask = (torch.arange(LENGTH) < lengths[:, None]).long()
     out = network(input_ids=ids, attention_mask=mask, token_type_ids=segments)
@@ -59,8 +59,8 @@ def outputs_of(kind: str, network: nn.Module, inputs) -> tuple[torch.Tensor, ...
 
 
 def loss_of(outputs) -> torch.Tensor:
-    """Mean cross-entropy of labels that a formula gives, as the heads' own losses are."""
-    if outputs[0].shape[1:] == (LENGTH, 2):  # where an answer begins and ends
+    """Returns the mean cross-entropy of synthetic labels, computed as in the heads."""
+    if outputs[0].shape[1:] == (LENGTH, 2):  # start and end of an answer
         kept = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
         logits = outputs[0].masked_fill(~kept[..., None], -100.0).transpose(1, 2).flatten(0, 1)
         return F.cross_entropy(logits, torch.arange(len(logits)) % min(LENGTHS))
@@ -72,7 +72,7 @@ def loss_of(outputs) -> torch.Tensor:
 
 
 def copy_weights(ours: nn.Module, theirs: nn.Module) -> None:
-    """Into transformers'; the decoder, which is the table of words, has no weight of its own."""
+    """Copies our weights into transformers' network; the decoder shares the word embeddings."""
     missing, unexpected = theirs.load_state_dict(ours.state_dict(), strict=False)
     assert not unexpected
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
@@ -164,7 +164,7 @@ def test_twenty_steps_of_lamb_equal_timms(flavour, decay, timm):
         LossScaler().step([optimizer])
         oracle.step()
     for one, other in zip(ours.parameters(), weights, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)  # our rates are float32
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)  # our rate is float32
 
 
 def test_the_linear_schedule_is_transformers(transformers):

@@ -1,4 +1,4 @@
-"""WordPiece beside transformers' BertTokenizer, with a real vocabulary."""
+"""WordPiece against transformers' BertTokenizer, on a real vocabulary."""
 
 import json
 
