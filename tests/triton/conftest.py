@@ -1,4 +1,4 @@
-"""The scripts of `triton/`, which are run by path, and a real server."""
+"""Fixtures that run the scripts of `triton/` and a real server."""
 
 import signal
 import socket
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import pytest
 
 SCRIPTS = Path(__file__).parent.parent.parent / "triton"
-STARTS_WITHIN = 60  # seconds; it takes 4 to 8 on an idle machine
+STARTS_WITHIN = 60  # seconds; 4 to 8 on an idle machine
 
 
 class Running(NamedTuple):
-    """A server: its repository, its addresses, and the process that started it."""
+    """A server: its repository, its addresses and the process that started it."""
 
     repository: Path
     http: str
@@ -28,7 +28,7 @@ class Running(NamedTuple):
 
 @pytest.fixture(scope="session")
 def export():
-    """Exports in this process: returns the lines that are printed."""
+    """Exports in this process; returns the repository's path."""
     for package in ("tritonclient.grpc", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason="needs dlrm[serve]")
     sys.path.insert(0, str(SCRIPTS))
@@ -45,7 +45,7 @@ def export():
 
 @pytest.fixture(scope="session")
 def serve():
-    """Runs `triton/server.py` on free ports of 127.0.0.1 while a block lasts."""
+    """Runs `triton/server.py` on free ports of 127.0.0.1 within a block."""
 
     @contextmanager
     def run(repository: Path, log: Path, *flags: str) -> Iterator[Running]:

@@ -1,4 +1,4 @@
-"""`--seeds` trains several models whose mean of logits is one model, scored and served as any."""
+"""`--seeds` trains an ensemble that averages logits and is scored and served like one model."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ SEEDS = (1, 2, 5)
 
 @pytest.fixture(scope="module")
 def ensemble(trained, tmp_path_factory):
-    """As `trained`, with the ensemble as its checkpoint."""
+    """`trained` with an ensemble as its checkpoint."""
     path = tmp_path_factory.mktemp("ensemble") / "run"
     trained_model.train(trained.dataset, path, "--seeds=1-2,5", "--wide")
     return trained._replace(checkpoint=path)

@@ -1,4 +1,4 @@
-"""`triton/export.py`: a model repository that agrees with the checkpoint, or nothing."""
+"""`triton/export.py` writes a repository that agrees with the checkpoint, or none."""
 
 import importlib
 import json
@@ -59,7 +59,7 @@ PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
 
 
 def config_of(directory):
-    """Reads `config.pbtxt` by Triton's schema."""
+    """Parses `config.pbtxt` by Triton's schema."""
     from google.protobuf import json_format, text_format
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -69,7 +69,7 @@ def config_of(directory):
 
 @pytest.fixture(scope="module")
 def exported(export, trained, tmp_path_factory):
-    """A repository with the model as it is exported without flags; not to be changed."""
+    """A repository with the model, exported without flags; tests must not change it."""
     return export(trained, tmp_path_factory.mktemp("exported"))
 
 
@@ -99,7 +99,7 @@ def test_every_platform_agrees_with_the_checkpoint(export, trained, tmp_path, pl
 def test_what_nvidia_saved_is_exported(export, exported, trained, tmp_path):
     theirs = tmp_path / "theirs"
     write_nvidia(read_saved(find_checkpoint(trained.checkpoint)), theirs)
-    shutil.rmtree(theirs / "transform")  # which NVIDIA's program does not save
+    shutil.rmtree(theirs / "transform")  # NVIDIA's program saves none
     found = export(trained._replace(checkpoint=theirs), tmp_path, f"--dataset={trained.dataset}")
     reports = [
         json.loads((repository / "model" / "1" / "report.json").read_text())
@@ -295,7 +295,7 @@ def test_int8_costs_little_on_adult(export, shared_data, tmp_path):
     report = json.loads((repository / "model" / "1" / "report.json").read_text())
     assert report["auc"] > 0.9
     assert abs(report["auc_change"]) <= 0.0005
-    assert report["table_bytes"] < 0.32 * report["table_bytes_fp32"]  # 20 bytes a row of 64
+    assert report["table_bytes"] < 0.32 * report["table_bytes_fp32"]  # 20 of 64 bytes a row
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "", ".", ".."])
@@ -401,7 +401,7 @@ def test_an_ensemble_takes_no_other_transform(export, trained, other_trained, tm
 
 
 def test_tables_beyond_2_gb_are_written(export, tmp_path):
-    """ONNX files are limited to 2 GB; the weights are beside them."""
+    """ONNX files are limited to 2 GB; weights go in a second file."""
     from dlrm.model.dlrm import DLRM, DLRMConfig
     from dlrm.serving.exportable import ExportableDLRM
     from dlrm.serving.quantize import QuantizedTables

@@ -1,4 +1,4 @@
-"""Models of encodings and crosses are served with the numbers that preprocessing gave test rows."""
+"""Models with encodings and crosses are served with the numbers that preprocessing computed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Models of lists are exported and served with the scores of the checkpoint."""
+"""Models with lists are exported and served with the checkpoint's scores."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ TYPES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "uint8": "UINT8"
 
 @pytest.fixture(scope="module")
 def exported(export, listed, tmp_path_factory):
-    """A repository with the model as it is exported without flags; not to be changed."""
+    """A repository with the model, exported without flags; tests must not change it."""
     return export(listed, tmp_path_factory.mktemp("exported"))
 
 
@@ -92,12 +92,12 @@ def test_a_dataset_without_lists_is_refused(export, listed, trained, tmp_path):
 
 @pytest.fixture(scope="module")
 def server(export, serve, listed, tmp_path_factory):
-    """Serves the model, and the ensemble of its transform and itself."""
+    """Serves the model, and an ensemble of its transform and model."""
     if importlib.util.find_spec("pytriton") is None:
         pytest.skip("nvidia-pytriton is not installed")
     directory = tmp_path_factory.mktemp("triton")
     repository = export(listed, directory / "repository")
-    # The bundled server has no ONNX backend: the scoring step of the ensemble is our python one.
+    # The bundled server has no ONNX backend, so our Python backend is the ensemble's scoring step.
     export(listed, repository, "--triton-model-name=steps", "--onnx")
     shutil.rmtree(repository / "steps")
     export(listed, repository, "--triton-model-name=steps", "--no-raw")
@@ -107,7 +107,7 @@ def server(export, serve, listed, tmp_path_factory):
 
 @pytest.fixture
 def ask(server):
-    """Asks the server; returns its scores."""
+    """Queries the server; returns its scores."""
     import tritonclient.grpc as grpc
 
     client = grpc.InferenceServerClient(server.grpc)

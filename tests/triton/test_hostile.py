@@ -1,7 +1,7 @@
-"""Hostile clients beside ordinary ones: every valid request of a real server is answered right.
+"""Hostile clients beside ordinary ones: a real server answers every valid request correctly.
 
-All load goes to a server of this machine, bounded in number and time. What the server's own binary
-(Triton 2.51) does not survive is not sent: chunked bodies, and JSON data with a shape beyond it.
+All load goes to a local server and is bounded in number and time. Requests that crash the server's
+own binary (Triton 2.51) are not sent: chunked bodies, and JSON data with a larger shape.
 """
 
 import http.client
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 class Rows(NamedTuple):
-    """Rows of the test split without label, and their logits."""
+    """Rows of the test split without labels, and their logits."""
 
     lines: list[bytes]
     logits: np.ndarray
@@ -52,7 +52,7 @@ def server(export, serve, trained, tmp_path):
 
 
 def post(connection, header, body=b"", path=INFER, length=None):
-    """Sends a header of JSON, or of any bytes, and binary data; returns status and answer."""
+    """Sends a JSON or raw header and binary data; returns the status and the answer."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     size = len(text) if length is None else length
     connection.request("POST", path, text + body, {"Inference-Header-Content-Length": str(size)})
@@ -61,13 +61,13 @@ def post(connection, header, body=b"", path=INFER, length=None):
 
 
 def tensor(name, shape, kind, data):
-    """An input of binary data, as the header has it."""
+    """Returns the header's entry for a binary input."""
     size = {"binary_data_size": len(data)}
     return {"name": name, "shape": shape, "datatype": kind, "parameters": size}
 
 
 def ask(client, rows, first, count):
-    """Sends rows and compares the answer; returns the seconds that it took."""
+    """Sends rows and checks the answer; returns the latency in seconds."""
     padded = np.array(rows.lines[first : first + count])
     data = padded.view(np.uint8).reshape(len(padded), -1)
     sent = grpc.InferInput("raw__0", list(data.shape), "UINT8")
@@ -80,7 +80,7 @@ def ask(client, rows, first, count):
 
 
 def ask_for(address, rows, seconds):
-    """Asks as 8 clients do, 20 times a second each; returns latencies and failures."""
+    """Runs 8 clients at 20 requests a second each; returns latencies and failures."""
     latencies, failures, end = [], [], time.monotonic() + seconds
 
     def work(number):
@@ -104,7 +104,7 @@ def ask_for(address, rows, seconds):
 
 
 def lying_and_wide(draw):
-    """A header and its binary data: false shapes, or wide rows."""
+    """Returns a header and its data: false shapes or wide rows."""
     shape, data = draw.choice(
         [
             ([2**62, 2], b"1\t"),
@@ -130,7 +130,7 @@ def lying_and_wide(draw):
 
 
 def attack(address, seed, seconds, answered):
-    """Sends one request after another; counts them."""
+    """Sends hostile requests; counts those answered."""
     draw, end = random.Random(seed), time.monotonic() + seconds
     connection = http.client.HTTPConnection(address, timeout=30)
     while time.monotonic() < end:
@@ -143,7 +143,7 @@ def attack(address, seed, seconds, answered):
 
 
 def memory(process):
-    """Bytes of a process and all that it has started, shared ones divided among them."""
+    """Returns the proportional set size of a process and its descendants, in bytes."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -216,7 +216,7 @@ PARAMETERS = [
 
 
 def fields(draw, rows):
-    """A raw row whose bytes are changed here and there."""
+    """Returns a raw row with random bytes inserted."""
     line = bytearray(draw.choice(rows.lines))
     for _ in range(draw.randrange(4)):
         line.insert(draw.randrange(len(line) + 1), draw.choice([0, 9, 10, 13, 45, 255, 48, 102]))
@@ -224,13 +224,13 @@ def fields(draw, rows):
 
 
 def random_tensor(draw, rows):
-    """An input, or what is none, and its binary data."""
+    """Returns an input, often invalid, and its data."""
     kind, name = draw.choice(KINDS), draw.choice(NAMES)
     choice = draw.randrange(6)
-    if choice == 0:  # a raw row that may be good
+    if choice == 0:  # a possibly valid raw row
         data = fields(draw, rows)
         return tensor("raw__0", [1, len(data)], "UINT8", data), data
-    if choice == 1:  # random bytes of an honest shape
+    if choice == 1:  # random bytes of the stated shape
         shape = [draw.randrange(1, 6), draw.randrange(1, 300)]
         data = draw.randbytes(shape[0] * shape[1])
         return tensor(draw.choice(["raw__0", name]), shape, "UINT8", data), data
@@ -247,7 +247,7 @@ def random_tensor(draw, rows):
         data = draw.randbytes(draw.choice([1, 2, 4, 8, 12, 52]))
         shape = [draw.choice(SIZES[1:]) for _ in range(draw.randrange(1, 4))]
         return tensor(name, shape, kind, data), data
-    if choice == 4:  # JSON, whose shape is small: the server would make room for what it says
+    if choice == 4:  # JSON of small shapes: the server allocates what the shape says
         data = [draw.choice([0, 1, -5, 2**70, 1.5, "a", None, [1], {}]) for _ in range(3)]
         shape = draw.choice([[1, 3], [3], [3, 1], [1, 4]])
         return {"name": name, "shape": shape, "datatype": kind, "data": data}, b""
@@ -259,7 +259,7 @@ def random_tensor(draw, rows):
 
 
 def random_request(draw, rows):
-    """Arguments of `post`."""
+    """Draws `post` arguments."""
     pairs = [random_tensor(draw, rows) for _ in range(draw.choice([0, 1, 1, 1, 2, 2, 3]))]
     header = {"inputs": [one for one, _ in pairs]}
     if draw.random() < 0.2:

@@ -1,6 +1,6 @@
-"""A real Triton server answers raw rows as testing scores them, whatever else it is sent.
+"""A real Triton server gives raw rows the scores of testing, whatever else it receives.
 
-The server is that of the pip package nvidia-pytriton, started by `triton/server.py`.
+The pip package nvidia-pytriton brings the server; `triton/server.py` starts it.
 """
 
 import importlib.util
@@ -30,12 +30,12 @@ ANSWERS_WITHIN = 60  # seconds
 
 @pytest.fixture(scope="module")
 def server(export, serve, trained, tmp_path_factory):
-    """Serves four models, and looks for changes in the repository every second."""
+    """Serves four models and polls the repository for changes every second."""
     directory = tmp_path_factory.mktemp("triton")
     repository = export(trained, directory / "repository")
     export(trained, repository, "--triton-model-name=waits", "--triton-dyn-batching-delay=300")
     export(trained, repository, "--triton-model-name=swapped")
-    # The bundled server has no ONNX backend: the scoring step of the ensemble is our python one.
+    # The bundled server has no ONNX backend, so our Python backend is the ensemble's scoring step.
     export(trained, repository, "--triton-model-name=steps", "--onnx")
     shutil.rmtree(repository / "steps")
     export(trained, repository, "--triton-model-name=steps", "--no-raw")
@@ -195,12 +195,12 @@ def test_a_bad_request_is_told_what_is_wrong(server, trained, expected, request_
     client = grpc.InferenceServerClient(server.grpc)
     with pytest.raises(grpc.InferenceServerException, match=message):
         ask(client, request_)
-    answer = ask(client, raw(unlabelled(trained)[:2]))  # and the next one is answered
+    answer = ask(client, raw(unlabelled(trained)[:2]))  # the next one is answered
     np.testing.assert_allclose(scores(answer), expected[:2], rtol=1e-4, atol=1e-5)
 
 
 def test_one_bad_id_fails_its_own_request_only(server):
-    """The model waits for more requests, so that these are scored together."""
+    """The model waits for more requests, so these are scored together."""
     before = batches(server)
     requests = [ids([i, 0, 0, 0]) for i in range(6)]
     requests[3]["input__1"][0, 2] = -5
@@ -221,11 +221,11 @@ def test_one_bad_id_fails_its_own_request_only(server):
     assert "row 0, table 2 (categorical 2): expected an id from 0" in str(answers.pop(3))
     alone.pop(3)
     np.testing.assert_allclose(np.concatenate(answers), np.concatenate(alone), rtol=1e-5)
-    assert batches(server) - before < len(requests)  # they did meet
+    assert batches(server) - before < len(requests)  # some merged
 
 
 def batches(server):
-    """Batches that the model "waits" has scored."""
+    """Counts the batches of the model "waits"."""
     client = grpc.InferenceServerClient(server.grpc)
     statistics = client.get_inference_statistics("waits", as_json=True)["model_stats"][0]
     return int(statistics.get("execution_count", 0))
@@ -259,7 +259,7 @@ def test_a_new_version_comes_without_a_gap(server, export, trained, expected):
         end = time.monotonic() + ANSWERS_WITHIN
         while time.monotonic() < end and not (answers and answers[-1][0] == "2"):
             time.sleep(0.1)
-        time.sleep(1)  # of requests to the new version alone
+        time.sleep(1)  # requests reach only the new version
     finally:
         stop.set()
         for thread in threads:
@@ -271,7 +271,7 @@ def test_a_new_version_comes_without_a_gap(server, export, trained, expected):
     for version, logits in (("1", expected[:100]), ("2", new)):
         for one in found[version]:
             np.testing.assert_allclose(one, logits, rtol=1e-4, atol=1e-5)
-    assert 1e-4 < np.abs(new - expected[:100]).max() < 0.1  # int8 tables, and no others
+    assert 1e-4 < np.abs(new - expected[:100]).max() < 0.1  # int8 tables
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -304,7 +304,7 @@ def test_own_restrictions_replace_those_of_the_script(monkeypatch):
         "--grpc-restricted-protocol",
     ]
     assert all("=shared-memory,model-repository,trace,logging:dlrm-admin=" in f for f in both)
-    assert script.restrictions([]) != both  # the key is drawn
+    assert script.restrictions([]) != both  # random keys
     (left,) = script.restrictions(["--http-restricted-api", "trace:a=b"])
     assert left.startswith("--grpc-restricted-protocol=")
 
@@ -316,7 +316,7 @@ def test_own_restrictions_replace_those_of_the_script(monkeypatch):
 def test_shapes_that_lie_are_refused_and_others_answered(server, trained, expected, shape, size):
     client = http.InferenceServerClient(server.http)
     tensor = http.InferInput("raw__0", shape, "UINT8")
-    tensor._raw_data = b"1" * size  # the client's own check would refuse it
+    tensor._raw_data = b"1" * size  # bypasses the client's check
     tensor._parameters["binary_data_size"] = size
     with pytest.raises(InferenceServerException, match="raw__0: expected .rows, width. of up to"):
         client.infer("model", [tensor])
