@@ -27,7 +27,7 @@ def ranks_of_each_size(request):
 
 
 def measured(world, scores, labels):
-    """The AUC, and the most scores that a rank had after an exchange."""
+    """Returns the AUC and the number of scores that this rank received."""
     received = [0]
     exchange = auc._exchange
 
@@ -44,17 +44,17 @@ def measured(world, scores, labels):
 
 
 def most_received(num_scores, num_ranks):
-    """Returns the most scores that a rank can get, for any scores and their distribution.
+    """Returns the most scores that a rank can receive, for any distribution of scores.
 
-    With a stride of m every range has as many samples as another, up to 4 of one value on each list
-    (a rank has two, positives and negatives, and what has 2 m of a value is not sent), and each
-    list has fewer than m scores in the range beyond those that its samples stand for.
+    With stride m, ranges have equally many samples, give or take up to 4 of one value per list (a
+    rank has two, positives and negatives; values that occur 2 m times are not sent), and each list
+    has fewer than m scores in a range beyond those that its samples represent.
     """
     return num_scores // num_ranks + 6 * num_ranks * sample_stride(num_scores, num_ranks) + 1
 
 
 def over(ranks, scores, labels, parts=None):
-    """Returns the AUC of rows divided among ranks by `parts`; all must find the same."""
+    """Returns the AUC of rows divided among ranks by `parts`; checks that all agree."""
     if parts is None:
         parts = np.arange(len(scores)) % ranks.size
     own = [(scores[parts == rank], labels[parts == rank]) for rank in range(ranks.size)]
@@ -63,7 +63,7 @@ def over(ranks, scores, labels, parts=None):
         assert isinstance(result, tuple), result
     areas, received = zip(*results, strict=True)
     assert len(set(map(str, areas))) == 1
-    assert str(areas[0]) == str(roc_auc(scores, labels))  # the same bits as of one process
+    assert str(areas[0]) == str(roc_auc(scores, labels))  # the same bits as one process
     assert max(received) <= most_received(len(scores), ranks.size)
     return areas[0]
 
@@ -172,7 +172,7 @@ def test_what_one_rank_cannot_take_all_refuse_and_name(ranks, scores, labels, me
             assert isinstance(error, ValueError if rank == 1 else OtherRankError)
             if rank == 1:
                 assert re.match(rf"rank 1: \w+: {message}", str(error))
-    assert ranks.call(roc_auc_of, [good] * ranks.size) == [1.0] * ranks.size  # and it continues
+    assert ranks.call(roc_auc_of, [good] * ranks.size) == [1.0] * ranks.size  # ranks go on
 
 
 def roc_auc_of(world, scores, labels):
@@ -196,7 +196,7 @@ def test_all_metrics_are_those_of_one_process(ranks):
 
 
 def test_counts_are_exact_far_above_the_integers_of_a_float64():
-    # Four thousand million rows, half of them positive, all of one score: half of the pairs
+    # Four billion rows, half of them positive, all with one score: half of the pairs
     half = 2 * 10**9
     assert frequent_pairs([[0, half]], [[0, half]], half) == half * half > 2**61
     # a third value above: its positives are above all negatives of the others

@@ -1,4 +1,4 @@
-"""A recorded step does what the step does; on the CPU operators are recorded, not CUDA's launches.
+"""A recorded step equals the eager one; on the CPU, operators are recorded, not CUDA launches.
 
 See tests/op_recorder.py; with a GPU the same tests record CUDA graphs.
 """
@@ -47,7 +47,7 @@ def train(
     parts=None,
     **config,
 ):
-    """Two epochs of 12 batches and a short one; what was printed, the weights, skipped steps."""
+    """Trains two epochs of 12 batches and a short one; returns history, weights, skipped steps."""
     data = DataConfig(
         dataset_type="synthetic_gpu",
         batch_size=BATCH,
@@ -124,7 +124,7 @@ def test_a_recorded_run_is_the_run(device, recorder, case):
         )
     history, weights, _ = train(World(device=device), **case)
     recorded_history, recorded_weights, _ = train(World(device=device), recorder, **case)
-    same = 0 if device == "cpu" else 1e-5  # a GPU adds gradients in no order
+    same = 0 if device == "cpu" else 1e-5  # GPUs vary the order of sums
     assert len(history) == len(recorded_history) > 24
     for entry, recorded in zip(history, recorded_history, strict=True):
         assert entry.keys() == recorded.keys()
@@ -136,7 +136,7 @@ def test_a_recorded_run_is_the_run(device, recorder, case):
 
 
 def test_steps_that_overflow_change_nothing(device, recorder):
-    """Gradients times the scale are near the greatest number of float16."""
+    """Scaled gradients are near the largest number of float16."""
     half = {"dtype": torch.float16, "scale": 22000.0, "max_grad_norm": 1.0}
     history, weights, skipped = train(World(device=device), **half)
     recorded_history, recorded_weights, recorded_skipped = train(
@@ -152,7 +152,7 @@ OVERFLOWING = {"dtype": torch.float16, "scale": 22000.0, "max_grad_norm": 1.0}
 
 
 def train_both_ways(world, case, own_group):
-    """Returns results of a rank's eager and recorded runs, and counts of records and replays."""
+    """Returns a rank's eager and recorded results, and counts of recordings and replays."""
     if own_group:
         world = replace(world, gradients=dist.new_group())
     recorder = OpRecorder()
@@ -181,7 +181,7 @@ def test_ranks_record_the_steps_that_they_take(ranks, size, case):
 
 
 def one_unlike_the_others(world, how):
-    """Calls a function of which rank 1 has something else."""
+    """Calls a function that differs on rank 1."""
 
     def function(batch):
         total = batch.numerical.sum()
@@ -290,10 +290,10 @@ def test_recording_what_waits_for_the_device_fails(device, recorder):
 
 
 class Streams:
-    """Streams of a GPU that is not there; a capture of them that cannot be ended, as after a wait.
+    """Streams of a simulated GPU whose capture cannot end, as after a wait for the device.
 
     Attributes:
-        current: the stream that launches would go to.
+        current: the stream that launches would use.
     """
 
     def __init__(self, monkeypatch):

@@ -1,4 +1,4 @@
-"""The curve of a run: about fifty points that add up to the losses, whatever is printed."""
+"""The curve of a run: up to 51 points that average the losses, whatever is printed."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ class Clock:
 
 
 def trained(steps, print_freq, losses, save_at=()):
-    """The progress after steps of the given losses, and the lines that were printed."""
+    """Runs steps with the given losses; returns the progress and the printed lines."""
     from dlrm.distributed import World
     from dlrm.train.precision import LossScaler
 

@@ -1,4 +1,4 @@
-"""Averages of weights, against the sums they stand for."""
+"""Averages of weights against explicit sums."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Graphs and recomputation: the same loss, other memory."""
+"""Graphs and recomputation leave the loss unchanged."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ class Network(nn.Module):
 
 
 def losses(model, forward, steps=4, size=3):
-    """Trains, and returns the losses, the last in evaluation."""
+    """Trains; returns the losses, the last in evaluation mode."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     random = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
@@ -76,7 +76,7 @@ def test_a_trace_gives_the_losses_of_eager(device):
 
 
 def same(device):
-    """cuDNN adds the gradients of a convolution's weight in no order."""
+    """Allows for cuDNN's unordered sums of weight gradients."""
     return 1e-6 if device == "cpu" else 1e-4
 
 
@@ -111,7 +111,7 @@ def test_recomputation_changes_neither_losses_nor_statistics(device):
 
 def test_recomputation_keeps_less_for_the_backward_pass():
     def kept(model):
-        """Bytes that autograd keeps, each memory counted once, but for weights."""
+        """Bytes saved by autograd: each storage once, weights excluded."""
         held = {}
         weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -194,7 +194,7 @@ def test_the_lazy_device_gives_values_and_gradients_of_eager():
         assert actual.grad.device.type == "cpu"
         torch.testing.assert_close(actual.grad, expected.grad)
     with torch.no_grad():
-        deferred[2].bias += 1  # what is updated on the CPU is what runs next
+        deferred[2].bias += 1  # the next run uses CPU updates
         torch.testing.assert_close(run(outside[0]), eager(outside[0]) + 1)
 
 
@@ -208,7 +208,7 @@ def test_the_lazy_backend_runs_one_graph_forward_and_one_backward():
         run(x + pass_).sum().backward()
         counted = {name: metrics.counter_value(name) for name in metrics.counter_names()}
         assert (counted[counter], counted["MarkStep"]) == (2, 2)
-        assert not [name for name in counted if name.startswith("aten::")]  # run op by op
+        assert not [name for name in counted if name.startswith("aten::")]  # eager ops
         assert "lazy::addmm" in counted
 
 

@@ -1,4 +1,4 @@
-"""Sums and averages over ranks of a dense network."""
+"""Sums and averages of a dense network over ranks."""
 
 import math
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_gradients_are_the_sum_of_all_ranks(ranks, size, micro_batches):
 
 
 def sent(world, scaled, own_group):
-    """Returns the transfers of a step: numbers of each sum, and its process group."""
+    """Returns the all-reduces of a step (size, own group), weights and skips."""
     world = replace(world, gradients=dist.new_group()) if own_group else world
     tables, dense = nn.Parameter(torch.ones(5, 2)), nn.Parameter(torch.ones(3))
     optimizers = [torch.optim.SGD([dense], lr=1.0, fused=True)]
@@ -81,7 +81,7 @@ def sent(world, scaled, own_group):
 @pytest.mark.parametrize("own_group", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_the_update_waits_for_one_sum_that_has_the_overflow_of_all_ranks(ranks, scaled, own_group):
-    """Rank 0's table overflows, and no other rank's gradient does."""
+    """Only the gradient of rank 0's table overflows."""
     for found, dense, skipped in ranks(3).call(sent, [(scaled, own_group)] * 3):
         assert found == [(3 + 2, True)]
         assert dense == ([1.0] * 3 if scaled else [1.0 - 3 * 2.0] * 3)
@@ -89,14 +89,14 @@ def test_the_update_waits_for_one_sum_that_has_the_overflow_of_all_ranks(ranks, 
 
 
 def clipped(world):
-    """A step of weights whose gradients, of all ranks together, have too great a norm."""
+    """Takes a step whose gradients, over all ranks, exceed the maximum norm."""
     tables, dense = nn.Parameter(torch.zeros(5, 2)), nn.Parameter(torch.zeros(3))
     optimizers = [RowSGD([tables], torch.tensor(1.0))]
     optimizers.append(torch.optim.SGD([dense], lr=1.0, fused=True))
     sums, scaler = GradientSum([dense], world), LossScaler(max_grad_norm=0.5)
     sums.expect()
     (dense * 2).sum().backward()
-    ids = torch.tensor([[1], [1]])  # a row twice, whose gradients add up
+    ids = torch.tensor([[1], [1]])  # one row twice: gradients add up
     (ops.joint_embedding(tables, ids, torch.tensor([0, 5])).sum() * (world.rank + 1)).backward()
     scaler.step(optimizers, sums.wait(scaler.of_tables(optimizers, "cpu")))
     return tables.detach(), dense.detach()
@@ -104,7 +104,7 @@ def clipped(world):
 
 def test_gradients_are_clipped_by_the_norm_of_all_ranks(ranks):
     size = 3
-    of_tables = [2.0 * (rank + 1) for rank in range(size)]  # of each of a row's two columns
+    of_tables = [2.0 * (rank + 1) for rank in range(size)]  # for each of a row's 2 columns
     norm = math.sqrt(3 * (2.0 * size) ** 2 + sum(2 * value**2 for value in of_tables))
     for value, (tables, dense) in zip(of_tables, ranks(size).call(clipped), strict=True):
         expected = torch.zeros(5, 2)

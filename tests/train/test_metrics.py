@@ -65,7 +65,7 @@ def test_the_loss_of_fractions_is_their_cross_entropy(device):
     logits, targets = random.normal(0, 2, 5000), random.random(5000)
     rows = (torch.tensor(values, device=device) for values in (logits, targets))
     chances = 1 / (1 + np.exp(-logits))
-    # A fraction is as many clicks and as many rows without one.
+    # A target t counts as t clicks and 1 - t rows without one.
     both = np.repeat([1, 0], 5000), np.tile(chances, 2)
     expected = log_loss(*both, sample_weight=np.concatenate([targets, 1 - targets]))
     assert fraction_metrics(*rows) == {"log_loss": pytest.approx(expected, rel=1e-12)}

@@ -1,4 +1,4 @@
-"""The learning rate of every step, against what NVIDIA published."""
+"""Learning rates of every step, against NVIDIA's published ones."""
 
 import math
 
@@ -169,7 +169,7 @@ def test_the_exponential_decays_at_equally_spaced_points():
 
 
 def test_poly_by_hand():
-    """NVIDIA's of BERT, whose warm-up ends at lr and is followed by less at once."""
+    """NVIDIA's schedule for BERT, whose rate drops as soon as the warm-up ends."""
     rates = curve(lr_schedule="poly", lr_warmup=0.25, lr_warmup_unit="run", num_steps=8)
     # 2 * 1/2 in the warm-up of 2 steps, then 2 * sqrt(1 - i/8)
     expected = [1, 2 * 0.75**0.5, 2 * 0.625**0.5, 2 * 0.5**0.5, 2 * 0.375**0.5, 1]

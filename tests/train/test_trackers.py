@@ -1,4 +1,4 @@
-"""Trackers: what they are given, and that nothing of theirs stops or delays a run."""
+"""Trackers: what they receive; a failing or slow one neither stops nor delays a run."""
 
 import sys
 import threading
@@ -15,7 +15,7 @@ from dlrm.train.reports.trackers import Background, MLflow, TensorBoard, open_tr
 
 
 class Kept:
-    """A tracker that keeps what it is given; `fails_at` is the call that raises."""
+    """A tracker that records its calls; the call with index `fails_at` raises."""
 
     def __init__(self, fails_at=None, gate=None):
         self.calls, self._fails_at, self._gate = [], fails_at, gate
@@ -94,7 +94,7 @@ def test_no_step_waits_for_a_tracker(tmp_path, monkeypatch):
     report(slow, tmp_path, steps=100)
     assert time.perf_counter() - began < 2
     gate.set()
-    slow._thread.join(10)  # it fails now, when it was named already
+    slow._thread.join(10)  # fails after it was named
     assert said == [
         "note: slow: it has not taken everything within 0.05 s; the run goes on without it"
     ]
@@ -208,7 +208,7 @@ def test_the_real_mlflow_keeps_a_run(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_without_a_server(trained, tmp_path):
-    """Without MLflow, and without a server, the run prints one note and succeeds."""
+    """Without MLflow or a server, the run prints one note and succeeds."""
     done = trained_model.forked.run(
         "dlrm.scripts.main",
         *(f"--dataset={trained.dataset}", *trained_model.MODEL, *trained_model.TRAINING),

@@ -1,4 +1,4 @@
-"""The loop: exact counts, what is reported when, what is saved, and that a run can go on."""
+"""The training loop: exact step counts, reports, checkpoints and resuming."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def test_a_run_takes_exactly_the_steps_asked_for(config, steps):
     run, data = trainer(**config), Points()
     run.fit(data, Points(2))
     assert run.progress.step == steps
-    assert data.open == 0  # readers are closed, also in the middle of an epoch
+    assert data.open == 0  # readers are closed, even mid-epoch
 
 
 def test_steps_equal_a_plain_loop(device):
@@ -128,7 +128,7 @@ def test_the_best_weights_are_kept_and_judged_once_on_validation(tmp_path):
     task = Line(scores=[0.5, 0.9, 0.7, 0.66])
     checkpoints = CheckpointDirectory(tmp_path / "run")
     summary = trainer(task, checkpoints=checkpoints, epochs=3).fit(Points(), Points(2), Points(3))
-    assert task.evaluations == [0.5, 0.9, 0.7, 0.66]  # the last one is validation's
+    assert task.evaluations == [0.5, 0.9, 0.7, 0.66]  # the last is of validation
     assert (summary["best_score"], summary["best_epoch"]) == (0.9, 2.0)
     assert (summary["test_score"], summary["validation_score"]) == (0.9, 0.66)
     assert [p.name for p in sorted((tmp_path / "run").glob("step-*"))] == [
@@ -183,7 +183,7 @@ def test_a_test_that_fails_loses_no_training(tmp_path):
     task = Line(scores=[0.7])
     run = trainer(task, checkpoints=checkpoints)
     run.resume(checkpoints.last())
-    assert run.fit(Points(), Points(2))["best_score"] == 0.7  # the test that was due is made up for
+    assert run.fit(Points(), Points(2))["best_score"] == 0.7  # the overdue test is run
 
 
 def test_without_checkpoints_the_last_weights_are_judged():
@@ -278,12 +278,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, kind, s
         Line(device=device), checkpoints=checkpoints, kind=kind, **config, max_steps=stop
     )
     first.fit(*data)
-    torch.manual_seed(1234)  # the state of the generator is the checkpoint's
+    torch.manual_seed(1234)  # resuming restores the generator
     second = trainer(Line(device=device), checkpoints=checkpoints, kind=kind, **config)
     torch.rand(5, device=device)
     second.resume(checkpoints.last())
     assert second.progress.step == stop
-    second.checkpoints = None  # so that the final report is of the last weights here, too
+    second.checkpoints = None  # as in `whole`, the report uses the last weights
     second_summary = second.fit(*data)
     assert all(map(torch.equal, second.task.weights(), whole.task.weights()))
     extra = {stop} - {e["step"] for e in whole.progress.history if "loss" in e}

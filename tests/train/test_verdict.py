@@ -1,4 +1,4 @@
-"""Report of the time of steps and of its bound; the rest of a run is as without it."""
+"""The report on where step time goes and what bounds it leaves the run unchanged."""
 
 import json
 import time
@@ -18,7 +18,7 @@ def shares(**given):
 
 
 class SlowPoints(Points):
-    """Points that take a while to read."""
+    """Points that are slow to read."""
 
     def batches(self, epoch=0, start=0):
         for batch in super().batches(epoch, start):
@@ -27,7 +27,7 @@ class SlowPoints(Points):
 
 
 class Stored(Line):
-    """A line whose weights come from elsewhere, in evaluations as well."""
+    """A line that waits for a store, in evaluation as well."""
 
     def loss(self, batch):
         with part("store"):
