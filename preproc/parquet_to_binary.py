@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turns Parquet into rows of NVIDIA's binary format: NVIDIA's name of `convert_to_binary.py`."""
+"""Converts Parquet to NVIDIA's binary rows; NVIDIA's name for `convert_to_binary.py`."""
 
 import sys
 from pathlib import Path
