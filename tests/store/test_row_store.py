@@ -1,4 +1,4 @@
-"""Rows in a store are those of an array in memory, through evictions, checkpoints and damage."""
+"""Rows in a store equal those in memory through evictions, checkpoints and damage."""
 
 import contextlib
 import errno
@@ -44,7 +44,7 @@ def blocks(weights, at_once=100):
 
 
 class Trained:
-    """A store whose rows change in steps, beside the same in plain tensors."""
+    """A store whose rows change in steps, mirrored in plain tensors."""
 
     def __init__(self, path, slots=300, checkpoints=None):
         self.store = limited_store(config(path, slots), TABLES, ROW_BYTES, checkpoints=checkpoints)
@@ -115,7 +115,7 @@ def test_checkpoints_are_restored_from_the_newest_back(tmp_path):
         assert resumed.rows_equal(weights, sums)
         assert undo_numbers(resumed.store.directory)[-1] == entry["generation"]
         resumed.weights, resumed.sums = weights.clone(), sums.clone()
-        resumed.step()  # a run that resumes, and is killed again
+        resumed.step()  # a run that resumes and is killed
         resumed.store.prune([e for e, *_ in saved[:1]])
         resumed.store.close()
     resumed.store.restore(saved[0][0], resumed.fields)
@@ -196,7 +196,7 @@ def test_rows_of_a_run_that_was_moved_are_not_replaced(tmp_path):
     run = Trained(tmp_path / "store", checkpoints=folder).create()
     run.store.checkpoint()
     run.store.close()
-    # The checkpoint has not appeared: the run was killed before.
+    # The run was killed before its checkpoint appeared.
     again = Trained(tmp_path / "store", checkpoints=folder).create()
     entry = again.store.checkpoint()
     again.store.prune([entry])
@@ -253,7 +253,7 @@ def test_no_room_at_the_start_is_said_before_any_work(tmp_path):
 
 @contextlib.contextmanager
 def unprivileged():
-    """Runs as another user where root does, who may write anywhere."""
+    """Runs as another user if root, who may write anywhere."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)
@@ -264,7 +264,7 @@ def unprivileged():
 
 
 def test_a_read_only_store_is_read_and_neither_made_nor_trained():
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own is not for other users
+    with tempfile.TemporaryDirectory() as folder:  # pytest's is closed to other users
         os.chmod(folder, 0o755)
         run = Trained(Path(folder, "store")).create()
         entry, weights, sums = run.store.checkpoint(), run.weights.clone(), run.sums.clone()
