@@ -1,7 +1,7 @@
-"""Facts that the five source documents print: numbers of tables and prose, and commands.
+"""Facts that the five source documents print: numbers in tables and prose, and commands.
 
-`documents.json` keeps it. Where the environment variable DLRM_SOURCES names a folder with the
-documents, a test reads it from them again and compares.
+`documents.json` stores them. If the environment variable DLRM_SOURCES names a folder with the
+documents, a test extracts the facts again and compares.
 """
 
 import json
@@ -27,7 +27,7 @@ def extracted(folder: Path) -> dict:
 
 
 def tables(text: str) -> list:
-    """Heading and cells of each line of a table, column titles included."""
+    """Returns heading and cells of each table line, column titles included."""
     heading, lines = "", []
     for line in text.splitlines():
         if line.startswith("#"):

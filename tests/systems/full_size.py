@@ -1,4 +1,4 @@
-"""Rows at their full size, on the meta device, which holds no values."""
+"""Rows at full size on the meta device, which holds no values."""
 
 import functools
 
@@ -18,7 +18,7 @@ _TASKS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceC
 
 
 def resolved(row: System):
-    """The values of a network's row, recipe included, and how its global batch is computed."""
+    """Returns the flag values of a network's row, recipe included, and its batch plan."""
     if row.command == "cnn":
         values = cnn_flags.parse(row.arguments())
         plan = network_flags.batch_plan(values, row.processes)
@@ -31,7 +31,7 @@ def resolved(row: System):
 
 @functools.cache
 def image_network(config: NetworkConfig):
-    """Its stages, and how many parameters it has."""
+    """Returns its stages and parameter count."""
     with torch.device("meta"):
         model = config.build()
     return model.stages(), sum(p.numel() for p in model.parameters())
@@ -39,14 +39,14 @@ def image_network(config: NetworkConfig):
 
 @functools.cache
 def language_network(task: str, config: BertConfig):
-    """Its stages, and how many parameters it has."""
+    """Returns its stages and parameter count."""
     with torch.device("meta"):
         made = _TASKS[task](config, world=World(device="meta"))
     return made.stages(), sum(p.numel() for p in made.model.parameters())
 
 
 def language_parameters(task: str, config: BertConfig) -> int:
-    """Parameters by the formulas of the architecture, with PopART's biases or BERT's."""
+    """Counts parameters by the architecture's formulas, with PopART's or BERT's biases."""
     layers, width, _, inner = config.shape
     bias = width if config.attention_bias else 0
     embeddings = (config.vocab_size + config.max_position_embeddings + 2 + 2) * width
@@ -62,7 +62,7 @@ def language_parameters(task: str, config: BertConfig) -> int:
 
 
 def click_values(row: System):
-    """The values of a DLRM's row."""
+    """Parses a DLRM row's flags."""
     from dlrm.scripts.dist_main import DEFAULTS
 
     defaults = DEFAULTS if row.command == "dist_main" else None

@@ -137,12 +137,12 @@ def test_initial_weights_of_the_medium_configuration_are_metas():
     for layer in layers:
         outputs, inputs = layer.weight.shape
         values = layer.weight.numel()
-        within = 5 / (2 * values) ** 0.5  # five deviations of a measured deviation
+        within = 5 / (2 * values) ** 0.5  # five standard errors
         assert abs(layer.weight.std() / (2 / (inputs + outputs)) ** 0.5 - 1) < within
         if outputs > 1:
             biases = layer.bias.std() * outputs**0.5
             assert abs(biases - 1) < 5 / (2 * outputs) ** 0.5
-    # A uniform draw of the last layer would end at 1 / sqrt(1000).
+    # Uniform values of the last layer would end at 1 / sqrt(1000).
     last = layers[-1]
     assert last.weight.abs().max() > 2.5 * (2 / 1001) ** 0.5
     others = [DLRM(config, seed=seed).output.bias.item() for seed in range(2, 8)]

@@ -1,4 +1,4 @@
-"""Every row is a configuration, and its network builds at full size with its parameters."""
+"""Every row is a configuration whose network builds at full size with known parameters."""
 
 import pytest
 from full_size import (
@@ -129,7 +129,7 @@ def test_rates_and_batches_are_those_of_the_inventory(name, global_batch, lr, le
 @pytest.mark.parametrize(
     ("name", "steps", "top"),
     [
-        # The greatest rate: with p = step / N, poly is lr * p / w before w and then lr * sqrt(1-p).
+        # The highest rate: with p = step / N, poly is lr * p / w before w and then lr * sqrt(1-p).
         ("gaudi/bert-large/pretrain-p1-fp32-wiki", 7038, 6e-3 * 2000 / (0.2843 * 7038)),
         ("gaudi/bert-large/pretrain-p2-fp32-wiki", 1563, 4e-3 * 200 / (0.128 * 1563)),
     ],

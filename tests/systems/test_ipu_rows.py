@@ -1,4 +1,4 @@
-"""The rows of IPUs: they are the documents' commands, configurations, and start at a small size."""
+"""IPU rows match the documents' commands and configurations, and start at reduced size."""
 
 import os
 import re
@@ -23,7 +23,7 @@ _COMMANDS = documents.saved()["commands"]
 PRINTED = [*_COMMANDS["003"], *_COMMANDS["004"]]
 DOCUMENTS = ("003-ipu-cnn-benchmarks.md", "004-ipu-bert-benchmarks.md")
 VALIDATION, WRONG_LENGTH = "ipu/cnn/validate-checkpoints", "ipu/bert-large/pretrain-384-pod64-b"
-# Of the inventory: global batch, rate, and stages that begin a part, or layers of the parts.
+# From the inventory: global batch, rate, and first stages or layers of the parts.
 _RN50 = ("b1/2/relu", "b2/3/relu", "b3/3/relu")
 _G16, _G1 = ("block2c", "block4c", "block6a"), ("block2b", "block4b", "block6c")
 TRAININGS = {
@@ -80,7 +80,7 @@ def test_the_curves_of_pretraining_reach_their_top_and_fall():
 
 def test_every_row_of_the_inventory_is_here():
     sources = Counter(row.source for row in ROWS.values())
-    numbered = [*range(1, 12), *range(13, 44)]  # C12 is how all trainings go to the end
+    numbered = [*range(1, 12), *range(13, 44)]  # C12 trains all rows to the end
     assert {f"003 C{i}" for i in (*numbered, "6'", "7'")} <= sources.keys()
     assert sum("C12" in source for source in sources) == 13
     titled = ("5'", "7'", "9'", "10'", "11'")
@@ -99,7 +99,7 @@ def test_every_row_of_the_inventory_is_here():
 def test_every_printed_command_is_a_rows():
     assert len(PRINTED) == 27
     assert set(PRINTED) <= {row.printed for row in ROWS.values()}
-    # A row with another command is of a sweep: its batch size alone is another.
+    # A row with another command belongs to a sweep of batch sizes.
     size = re.compile(r"(--(?:micro-)?batch-size) \d+")
     swept = {size.sub(r"\1 N", command) for command in PRINTED}
     for row in ROWS.values():
@@ -129,7 +129,7 @@ def test_a_training_to_the_end_lacks_the_flags_of_a_benchmark():
         assert long["epochs"] == epochs > short["epochs"]
         assert (long["ckpts_per_epoch"], long["save_checkpoint_path"]) == (1, "checkpoints")
         assert short["no_validation"]
-        assert long["no_validation"] == row.printed.startswith("poprun")  # by validation.py then
+        assert long["no_validation"] == row.printed.startswith("poprun")  # by validation.py
         left_out = {"epochs", "ckpts_per_epoch", "save_checkpoint_path", "no_validation"}
         assert all(long[flag] == short[flag] for flag in long.keys() - left_out)
 
@@ -189,7 +189,7 @@ def test_it_starts_at_reduced_size(name, run, tmp_path, capsys):
         assert latencies == sorted(latencies)
         return
     assert ("the global batch stays" in out) == (row.processes > 1)
-    # Of 1,000 classes ln 1000 = 6.9; of 120 words and two sentences ln 240 = 5.5.
+    # ln 1000 = 6.9 for 1,000 classes; ln 240 = 5.5 for 120 words and two orders.
     chance = 7.6 if row.command == "cnn" else np.log(240)
     assert summary["training_loss"] == pytest.approx(chance, rel=0.15)
     assert summary["average_train_throughput"] > 0

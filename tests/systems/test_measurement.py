@@ -1,4 +1,4 @@
-"""Rules of measurement."""
+"""Measurement rules."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Flags that make a row small: for rows of any source, from the row's flags alone."""
+"""Flags that shrink a row of any source, derived from the row's flags alone."""
 
 import pytest
 

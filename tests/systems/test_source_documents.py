@@ -1,4 +1,4 @@
-"""The catalogue has what the documents print: every number of a table, every command."""
+"""The catalogue has every table number and command that the documents print."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from dlrm.systems.catalogue import CATALOGUE, select
 
 FACTS = documents.saved()
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-# Commands that no row is: they set up, prepare data, or choose how Spark runs.
+# Commands without a row: they set up, prepare data or configure Spark.
 NO_ROWS = {
     "git clone https://github.com/NVIDIA/DeepLearningExamples": "setup",
     "cd DeepLearningExamples/PyTorch/Recommendation/DLRM": "setup",
@@ -36,7 +36,7 @@ MACHINES = {"DGX A100": "dgx-a100", "DGX-1": "dgx-1", "DGX-2": "dgx-2"}
 
 
 def figures(source, quantity, **of):
-    """(value, system) -> rows that publish it."""
+    """Maps each (value, system) to its rows."""
     found = {}
     for row in select(source):
         for figure in row.published:
@@ -69,7 +69,7 @@ def lines_of(title):
 
 
 def results_of(title):
-    """Machine, GPUs and model of each line, and its numbers."""
+    """Yields machine, GPUs, model and numbers of each line."""
     for heading, cells in lines_of(title):
         if cells[0].isdigit():
             machine = next(name for words, name in MACHINES.items() if words in heading)
@@ -170,7 +170,7 @@ def test_every_command_belongs_to_a_row_or_is_named_as_none(source):
             rows = printed.get(reading, [])
             assert rows, f"no row is printed as {reading}"
             used.add(reading)
-            if source != "001":  # there a command is for rows of several tables
+            if source != "001":  # there, tables share commands
                 own = [row for row in rows if not row.id.endswith(DERIVED)]
                 assert len(own) == lines[reading], reading
     swept = {text for text, rows in printed.items() if source != "001"} - used
@@ -188,5 +188,5 @@ def test_the_parts_have_as_many_rows_as_the_inventory():
     assert len(titled) == 7
     in_003 = [n for n in CATALOGUE if CATALOGUE[n].source[:3] == "003" and "/full" not in n]
     in_004 = [n for n in CATALOGUE if CATALOGUE[n].source[:3] == "004"]
-    assert len(in_003) == 42 + 2  # its C12 is how any training goes to its end: the rows "/full"
+    assert len(in_003) == 42 + 2  # its C12 trains rows to the end: the rows "/full"
     assert len(in_004) == 18 + 5

@@ -1,4 +1,4 @@
-"""Command lines of Graphcore's programs, as ours: every flag is accounted for, none is added."""
+"""Graphcore's command lines as ours: every flag is accounted for, and none is added."""
 
 import shlex
 
@@ -20,7 +20,7 @@ INFERENCE = "python bert.py --task SQUAD --inference --generated-data"
 
 
 def named(translation: Translation, name: str):
-    """The records of a flag."""
+    """Returns a flag's records."""
     return [record for record in translation.records if record.name == name]
 
 
